@@ -1,0 +1,67 @@
+# `make help` lists the targets.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TYPING := build/typing
+CHECKED := $(wildcard tests examples benchmarks)
+
+.PHONY: help venv train test lint types pytest format soak bench clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; v >= (3, 11) or sys.exit(f"flowmx needs Python 3.11 or newer, and $(PYTHON) is {v[0]}.{v[1]}: name another one with make PYTHON=...")'
+	$(PYTHON) -m venv --clear $(VENV)
+
+# One stamp per set of extras, written last: a step that failed leaves none and is done again.
+$(VENV)/.examples: pyproject.toml setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[examples]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[dev,examples]'
+	@touch $(VENV)/.examples $@
+
+venv: $(VENV)/.dev ## make .venv with everything that development needs
+
+train: $(VENV)/.examples ## train the digits example
+	$(BIN)/python examples/train_digits.py
+
+test: lint types pytest ## lint, types and tests
+
+lint: $(VENV)/.dev ## check the format and the rules of ruff
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+format: $(VENV)/.dev ## put the source into ruff's format
+	$(BIN)/ruff check --fix --select I .
+	$(BIN)/ruff format .
+
+# mypy sees devices/, ops/ and comm/ where they are installed, under flowmx/, through links that are made anew each
+# time; sed turns its paths back into those of the repository.
+types: $(VENV)/.dev ## run mypy --strict
+	@rm -rf $(TYPING) && mkdir -p $(TYPING)/flowmx
+	@ln -s $(CURDIR)/flowmx/* $(CURDIR)/devices $(CURDIR)/ops $(CURDIR)/comm $(TYPING)/flowmx/
+	@ln -s $(CHECKED:%=$(CURDIR)/%) $(TYPING)/
+	cd $(TYPING) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache \
+		flowmx $(CHECKED) | sed -E 's#^flowmx/(devices|ops|comm)/#\1/#'
+
+pytest: $(VENV)/.dev ## run the tests alone
+	$(BIN)/pytest
+
+soak: $(VENV)/.dev ## run the long random tests
+	$(BIN)/pytest -m soak --timeout 3600
+
+bench: $(VENV)/.examples ## run the benchmarks
+	$(BIN)/python -m benchmarks
+
+clean: ## remove what the targets above made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

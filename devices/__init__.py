@@ -1,0 +1,87 @@
+"""Devices: actors and memory (installed as ``flowmx.devices``).
+
+:func:`get` finds the device of a context; devices are made at first use and live as long as the process.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flowmx import engine as _engine
+from flowmx.devices.context import Context, cpu, cpu_pinned, current_context, gpu
+from flowmx.devices.cpu_device import CPUDevice
+from flowmx.devices.device import Device
+from flowmx.devices.generator import Generator
+from flowmx.engine.actor import Actor
+from flowmx.errors import DeviceError
+
+__all__ = [
+    "CPUDevice", "Context", "Device", "Generator", "cpu", "cpu_pinned", "current_context", "get", "gpu", "in_use",
+    "num_gpus", "register_device_type",
+]  # fmt: skip
+
+_types: dict[str, Callable[[Context], Device]] = {
+    "cpu": CPUDevice,
+    "cpu_pinned": CPUDevice,
+    "cpu_shared": CPUDevice,
+}
+_devices: dict[Context, Device] = {}
+_lock = threading.Lock()
+
+
+def register_device_type(device_type: str, make: Callable[[Context], Device]) -> None:
+    """Say how devices of a type are made (what a CUDA or simulated device does when it is imported)."""
+    _types[device_type] = make
+
+
+def get(context: Context) -> Device:
+    """The device of a context.
+
+    Raises:
+        DeviceError: this machine has no such device.
+    """
+    device = _devices.get(context)
+    if device is not None:
+        return device
+    make = _types.get(context.device_type)
+    if make is None:
+        raise DeviceError(
+            f"{context} was asked for, but this installation has only devices of type {sorted(_types)}; "
+            "use mx.cpu() here"
+        )
+    with _lock:
+        if context not in _devices:
+            _devices[context] = make(context)
+        return _devices[context]
+
+
+def in_use() -> list[Device]:
+    """The devices made so far."""
+    return list(_devices.values())
+
+
+def num_gpus() -> int:
+    """How many GPUs can be used."""
+    return 0
+
+
+def _actor_of(device: Any) -> Actor:
+    """The actor that an engine ``device=`` argument means."""
+    if isinstance(device, Actor):
+        return device
+    if device is None:
+        device = current_context()
+    if isinstance(device, Context):
+        device = get(device)
+    if isinstance(device, Device):
+        return device.compute
+    raise TypeError(f"device is {device!r}, expected a context such as mx.cpu(0)")
+
+
+# Floating-point warnings are NumPy's habit, not MXNet's: infinities and NaNs are values like others.
+_engine.engine.guard = lambda: np.errstate(all="ignore")
+_engine.install_devices(_actor_of)

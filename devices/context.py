@@ -1,0 +1,96 @@
+"""Names of devices: ``mx.cpu(0)``, ``mx.gpu(1)``, and the current one of a task (``with mx.cpu(1):``)."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from typing import ClassVar
+
+from flowmx.errors import DeviceError
+
+
+class Context:
+    """The name of a device: a type and a number. Equal contexts are the same object.
+
+    Args:
+        device_type: ``"cpu"``, ``"gpu"``, ``"cpu_pinned"``, ``"cpu_shared"``, ``"sim"``, or a context.
+        device_id: which of them, from 0.
+
+    Raises:
+        DeviceError: an unknown type or a negative number.
+
+    Example:
+        >>> with mx.Context("cpu", 1):
+        ...     a = mx.nd.zeros((2, 3))
+        >>> a.context
+        cpu(1)
+    """
+
+    devtype2str: ClassVar[dict[int, str]] = {1: "cpu", 2: "gpu", 3: "cpu_pinned", 5: "cpu_shared", 9: "sim"}
+    devstr2type: ClassVar[dict[str, int]] = {name: number for number, name in devtype2str.items()}
+    _known: ClassVar[dict[tuple[str, int], Context]] = {}
+
+    device_type: str
+    device_id: int
+    _tokens: list[Token[Context]]
+
+    def __new__(cls, device_type: str | Context, device_id: int = 0) -> Context:
+        if isinstance(device_type, Context):
+            return device_type
+        key = (device_type, device_id)
+        known = cls._known.get(key)
+        if known is None:
+            if device_type not in cls.devstr2type:
+                raise DeviceError(
+                    f"device type is {device_type!r}, expected one of {sorted(cls.devstr2type)}"
+                )
+            if not isinstance(device_id, int) or device_id < 0:
+                raise DeviceError(f"device id is {device_id!r}, expected a whole number from 0")
+            known = super().__new__(cls)
+            known.device_type, known.device_id, known._tokens = device_type, device_id, []
+            known = cls._known.setdefault(key, known)
+        return known
+
+    @property
+    def device_typeid(self) -> int:
+        """MXNet's number for the device type (1: cpu, 2: gpu, ...)."""
+        return self.devstr2type[self.device_type]
+
+    def __enter__(self) -> Context:
+        self._tokens.append(_current.set(self))
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        token = self._tokens.pop()
+        try:
+            _current.reset(token)
+        except ValueError:  # another task's token came out first: both set the same context
+            _current.set(token.old_value if isinstance(token.old_value, Context) else cpu(0))
+
+    def __reduce__(self) -> tuple[type[Context], tuple[str, int]]:
+        return Context, (self.device_type, self.device_id)
+
+    def __repr__(self) -> str:
+        return f"{self.device_type}({self.device_id})"
+
+
+def cpu(device_id: int = 0) -> Context:
+    """The CPU as a device. Each number is an actor of its own with its own queue."""
+    return Context("cpu", device_id)
+
+
+def gpu(device_id: int = 0) -> Context:
+    """The GPU of that number."""
+    return Context("gpu", device_id)
+
+
+def cpu_pinned(device_id: int = 0) -> Context:
+    """Host memory that a GPU can copy from at full speed (the same as :func:`cpu` where there is none)."""
+    return Context("cpu_pinned", device_id)
+
+
+_current: ContextVar[Context] = ContextVar("flowmx_context", default=Context("cpu", 0))
+
+
+def current_context() -> Context:
+    """The device on which arrays are made when none is named."""
+    return _current.get()

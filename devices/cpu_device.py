@@ -1,0 +1,57 @@
+"""The CPU as a device: ``mx.cpu(0)``, ``mx.cpu(1)``, ... are separate actors over the same memory."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from flowmx import settings
+from flowmx.devices import threads
+from flowmx.devices.context import Context
+from flowmx.devices.device import Device
+from flowmx.devices.generator import Generator
+from flowmx.engine.actor import Actor, ThreadActor
+
+
+class CopyActor(ThreadActor):
+    """Brings bytes to one device; beside the compute actor, so that copies and operators overlap."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, slots=1)
+
+
+class CPUDevice(Device):
+    """One CPU actor: ``FLOWMX_CPU_WORKER_NTHREADS`` operations at a time, each on the kernels' threads.
+
+    Operations with a priority above 0 may use ``FLOWMX_CPU_PRIORITY_NTHREADS`` more threads.
+    """
+
+    xp = np
+
+    def __init__(self, context: Context) -> None:
+        config = settings.get()
+        self.context = context
+        threads.apply(config)
+        self.compute = ThreadActor(
+            repr(context), slots=config.cpu_worker_nthreads, urgent_slots=config.cpu_priority_nthreads
+        )
+        self.generator = Generator(repr(context))
+        self._copies = CopyActor(f"copy to {context}")
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        return np.empty(shape, dtype)
+
+    def copy_actor(self, source: Device) -> Actor:
+        return self._copies
+
+    def copy(self, source: Any, target: Any) -> None:
+        np.copyto(target, source, casting="unsafe")
+
+    def to_host(self, array: Any) -> Any:
+        return array
+
+    def memory_info(self) -> tuple[int, int]:
+        page = os.sysconf("SC_PAGE_SIZE")
+        return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")

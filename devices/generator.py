@@ -1,0 +1,35 @@
+"""Random numbers: a generator whose state is an engine variable, so that runs repeat exactly.
+
+Sampling operators name their device's generator among the variables that they write: they then draw in
+the order pushed, whatever the engine kind, and two of them never draw at once.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+import numpy as np
+
+from flowmx import settings
+from flowmx.engine.scheduler import Variable
+
+
+class Generator(Variable):
+    """A device's random generator (NumPy's SFC64, seeded from the seed and the device's number)."""
+
+    __slots__ = ("bits", "salt")
+
+    def __init__(self, name: str, seed: int | None = None) -> None:
+        super().__init__(f"generator {name}")
+        self.salt = zlib.crc32(name.encode())
+        self.reseed(seed)
+
+    def reseed(self, seed: int | None, salted: bool = True) -> None:
+        """Start the stream anew; ``salted`` gives each device a stream of its own. None: from the system."""
+        if seed is None:
+            seed = settings.get().seed
+        entropy = [int.from_bytes(os.urandom(8), "little")] if seed is None else [seed]
+        if salted:
+            entropy.append(self.salt)
+        self.bits = np.random.Generator(np.random.SFC64(np.random.SeedSequence(entropy)))

@@ -1,0 +1,39 @@
+"""The one owner of thread counts: engine workers, BLAS, OpenMP and oneDNN share the same cores.
+
+A worker's kernel may use every core as long as it is the only worker; with more workers each gets its
+part. ``FLOWMX_CPU_KERNEL_NTHREADS`` overrules that.
+"""
+
+from __future__ import annotations
+
+import os
+
+from flowmx.settings import Settings
+
+_applied: int | None = None
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def kernel_threads(config: Settings) -> int:
+    """How many threads one kernel may use."""
+    return config.cpu_kernel_nthreads or max(1, cores() // max(1, config.cpu_worker_nthreads))
+
+
+def apply(config: Settings) -> None:
+    """Give the libraries in this process their thread counts (once for each count)."""
+    global _applied
+    count = kernel_threads(config)
+    if count == _applied:
+        return
+    _applied = count
+    if count == cores():
+        return  # what the libraries do by themselves
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:
+        return
+    threadpool_limits(limits=count)

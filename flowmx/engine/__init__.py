@@ -1,0 +1,236 @@
+"""The dependency engine (``mx.engine``): push any work, tagged with what it reads and writes.
+
+Example:
+    >>> log = mx.engine.Variable("log")
+    >>> op = mx.engine.push(lambda: print("hello"), writes=[log])
+    >>> op.wait()
+    hello
+
+A coroutine function runs on the engine's own loop; a plain function on a device's worker thread.
+Both may be given the variables of arrays: ``reads=[array]`` stands for the array's storage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import inspect
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from flowmx import settings
+from flowmx.engine import bulking as _bulking
+from flowmx.engine.actor import Actor, LoopActor, ThreadActor
+from flowmx.engine.origin import Origin, capture, current_layer, layer_scope, user_frame
+from flowmx.engine.runtime import BlockingInCoroutineWarning, Engine, engine, new_event_loop, run
+from flowmx.engine.scheduler import Operation, Scheduler, State, Variable
+from flowmx.errors import EngineError
+
+__all__ = [
+    "Actor", "BlockingInCoroutineWarning", "Engine", "EngineError", "Handle", "LoopActor", "Operation", "Origin",
+    "Scheduler", "State", "ThreadActor", "Variable", "bulk", "capture", "current_layer", "delete_variable", "engine",
+    "layer_scope", "new_event_loop", "push", "room", "run", "set_bulk_size", "stats", "user_frame", "using",
+    "waitall", "waitall_async",
+]  # fmt: skip
+
+
+class HasVariable(Protocol):
+    """Anything that stands for a variable, such as an array."""
+
+    @property
+    def variable(self) -> Variable:
+        """The tag of its content."""
+
+
+class Handle(Operation):
+    """A pushed operation: ``await`` it for the function's result, or wait, cancel and look at it.
+
+    Cancelling a task that awaits it abandons the wait; :meth:`cancel` ends the operation itself.
+    """
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        yield from engine.wait_async(self)
+        return self._outcome()
+
+    def wait(self) -> Any:
+        """Block until it is complete; returns the function's result or raises its error."""
+        engine.wait(self)
+        return self._outcome()
+
+    def done(self) -> bool:
+        """True when it is complete, well or not."""
+        return self.state == State.DONE
+
+    def cancel(self) -> bool:
+        """Do not run it any more; True when that was still possible.
+
+        What it would have written carries :class:`flowmx.errors.OperationCancelled` from then on, until
+        it is written again. A coroutine that runs already is cancelled at its next await; a plain
+        function that runs is not stopped (False).
+        """
+        return engine.cancel(self)
+
+    def _outcome(self) -> Any:
+        if self.failure is not None:
+            self.failure.throw()
+        return self.result
+
+
+# How the frontends above tell which actor a device argument means; installed by flowmx.devices.
+_actor_of: Callable[[Any], Actor] | None = None
+
+
+def install_devices(actor_of: Callable[[Any], Actor]) -> None:
+    """Say how a ``device=`` argument (None: the current device) becomes an actor."""
+    global _actor_of
+    _actor_of = actor_of
+
+
+def push(
+    function: Callable[[], Any] | Callable[[], Coroutine[Any, Any, Any]],
+    reads: Iterable[Variable | HasVariable] = (),
+    writes: Iterable[Variable | HasVariable] = (),
+    device: Any = None,
+    priority: int = 0,
+    name: str | None = None,
+) -> Handle:
+    """Push any work to the engine; returns its handle at once.
+
+    Args:
+        function: called without arguments when all that it depends on is done. A coroutine function is
+            awaited on the engine's loop.
+        reads: variables (or arrays) whose content it reads.
+        writes: variables (or arrays) whose content it writes or updates.
+        device: the device whose actor runs it (default: the current device; a coroutine: the network).
+        priority: higher runs earlier among what is ready.
+        name: what messages and profiles call it (default: the function's name).
+
+    Raises:
+        TypeError: ``function`` is not callable, or a tag is neither a variable nor an array.
+        EngineError: a variable has been deleted.
+
+    Inside ``function`` the arrays that it names may be read and written in place, for example by
+    ``numpy.from_dlpack(array)``.
+    """
+    if not callable(function):
+        raise TypeError(f"push: function is {function!r}, expected something callable without arguments")
+    is_coroutine = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004  (the method itself is wanted: is it a coroutine function?)
+    )
+    if isinstance(function, functools.partial):
+        is_coroutine = inspect.iscoroutinefunction(function.func)
+    read_tags, write_tags = _tags("reads", reads), _tags("writes", writes)
+    if is_coroutine and device is None:
+        actor: Actor = engine.network
+    elif _actor_of is None:
+        raise EngineError("no devices are installed: import flowmx, not flowmx.engine alone")
+    else:
+        actor = engine.network if is_coroutine else _actor_of(device)
+    context = contextvars.copy_context()
+    work = (
+        functools.partial(_await_in, context, function)
+        if is_coroutine
+        else functools.partial(context.run, function)
+    )
+    op = Handle(
+        work, (), read_tags, write_tags, actor, name or getattr(function, "__name__", type(function).__name__),
+        capture(), priority, is_coroutine=is_coroutine, bulkable=False,
+    )  # fmt: skip
+    engine.enqueue(op)
+    return op
+
+
+async def _await_in(context: contextvars.Context, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return await asyncio.get_running_loop().create_task(function(), context=context)
+
+
+def _tags(argument: str, items: Iterable[Variable | HasVariable]) -> tuple[Variable, ...]:
+    tags = []
+    for item in items:
+        variable = item if isinstance(item, Variable) else getattr(item, "variable", None)
+        if not isinstance(variable, Variable):
+            raise TypeError(f"push: {argument} holds {item!r}, expected engine variables or arrays")
+        if variable.deleted:
+            raise EngineError(f"push: {variable!r} in {argument} has been deleted: make a new variable")
+        tags.append(variable)
+    return tuple(dict.fromkeys(tags))
+
+
+def delete_variable(
+    variable: Variable | HasVariable, on_delete: Callable[[], object] | None = None
+) -> Handle:
+    """Delete a variable once the work pushed on it so far is done; ``on_delete`` is called then.
+
+    Pushing on it is refused from now on.
+    """
+    handle = push(on_delete or (lambda: None), writes=[variable], name="delete_variable")
+    (variable if isinstance(variable, Variable) else variable.variable).deleted = True
+    return handle
+
+
+def bulk(size: int) -> AbstractContextManager[None]:
+    """Inside the ``with`` block, operators are pushed in groups of up to ``size`` as one operation each."""
+    return _bulking.bulk(engine, size)
+
+
+def set_bulk_size(size: int) -> int:
+    """Kept for MXNet's scripts: bulking here is by :func:`bulk` scopes alone. Returns 0, the size so far."""
+    if size < 0:
+        raise ValueError(f"set_bulk_size: size is {size}, expected at least 0")
+    return 0
+
+
+def waitall() -> None:
+    """Block until everything pushed so far is done; raises the first error that nobody has seen yet."""
+    engine.wait_all()
+
+
+class _Awaitable:
+    def __init__(self, wait: Callable[[], Generator[Any, None, None]]) -> None:
+        self._wait = wait
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self._wait()
+
+
+def waitall_async() -> _Awaitable:
+    """``await mx.engine.waitall_async()``: the awaited form of :func:`waitall`."""
+    return _Awaitable(engine.wait_all_async)
+
+
+def room() -> _Awaitable:
+    """``await mx.engine.room()``: go on when the run-ahead is below half its limits."""
+    return _Awaitable(engine.room)
+
+
+def stats() -> dict[str, Any]:
+    """Counts: operations pushed, completed, failed, pending, and each actor's queue."""
+    return engine.stats()
+
+
+class using:
+    """A ``with`` block in which the engine runs with other settings, for tests and debugging.
+
+    Example:
+        >>> with mx.engine.using(engine_type="NaiveEngine"):
+        ...     train()
+    """
+
+    def __init__(self, **values: Any) -> None:
+        self._override = settings.override(**values)
+        self._before: settings.Settings | None = None
+
+    def __enter__(self) -> Engine:
+        self._before = engine.config
+        self._override.__enter__()
+        engine.configure(settings.get())
+        return engine
+
+    def __exit__(self, *error: Any) -> None:
+        self._override.__exit__(*error)
+        assert self._before is not None
+        engine.configure(self._before)

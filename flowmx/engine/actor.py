@@ -1,0 +1,315 @@
+"""The actors that the runtime hands ready operations to.
+
+An :class:`Actor` is a mailbox and a coroutine that consumes it, one for each device, copy stream and the
+network. The coroutine runs on the engine's loop. What it does with an operation is the device's affair:
+:class:`LoopActor` awaits it as a task on that loop, :class:`ThreadActor` supervises worker threads that
+take ready operations straight from the mailbox, so that a busy worker never hops back to the loop.
+
+Every method whose docstring says *locked* is called with the engine's lock held.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING
+
+from flowmx.engine.scheduler import DONE, RUNNING, Operation
+
+if TYPE_CHECKING:
+    from flowmx.engine.runtime import Engine
+
+
+class Mailbox:
+    """Ready operations: higher priority first, and in the order pushed among equals."""
+
+    __slots__ = ("_ranked", "plain")
+
+    def __init__(self) -> None:
+        self.plain: deque[Operation] = deque()
+        self._ranked: list[tuple[int, int, Operation]] = []
+
+    def put(self, op: Operation) -> None:
+        """Add an operation (priority 0, the usual, costs one append)."""
+        if op.priority == 0:
+            self.plain.append(op)
+        else:
+            heapq.heappush(self._ranked, (-op.priority, op.serial, op))
+
+    def take(self, light: bool = False) -> Operation | None:
+        """Remove and return the next operation; with ``light`` only where that one is light."""
+        while True:
+            ranked, plain = self._ranked, self.plain
+            if ranked and (ranked[0][0] < 0 or not plain):
+                if light and not ranked[0][2].light:
+                    return None
+                op = heapq.heappop(ranked)[2]
+            elif plain:
+                if light and not plain[0].light:
+                    return None
+                op = plain.popleft()
+            else:
+                return None
+            if op.state != DONE:  # a cancelled one
+                return op
+
+    def urgent(self) -> bool:
+        """True when an operation of a priority above 0 waits."""
+        return bool(self._ranked) and self._ranked[0][0] < 0
+
+    def __len__(self) -> int:
+        return len(self.plain) + len(self._ranked)
+
+
+class Actor(ABC):
+    """One device's mailbox and the coroutine that consumes it.
+
+    Attributes:
+        name: as in messages and profiles, for example ``cpu(0)``.
+        may_lend: True when a thread that waits may run this actor's operations itself.
+    """
+
+    may_lend = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.mailbox = Mailbox()
+        self.engine: Engine | None = None
+        self.executed = 0
+
+    @abstractmethod
+    def accept(self, op: Operation) -> None:
+        """Take a ready operation into the mailbox and see that somebody will run it (locked)."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Consume the mailbox until :meth:`stop`; runs on the engine's loop."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Make :meth:`run` return soon; what has not started stays undone (locked)."""
+
+    def claim(self) -> bool:
+        """Take one of the actor's slots for the calling thread, if one is free (locked)."""
+        return False
+
+    def release(self) -> None:
+        """Give a slot back (locked)."""
+
+    def proceed(self, parking: threading.Lock) -> Operation | None:
+        """The next operation for a worker that has just finished one, or None: it is parked (locked)."""
+        raise NotImplementedError(f"{type(self).__name__} has no worker threads")
+
+    def cancel_running(self, op: Operation) -> bool:
+        """Try to stop an operation that runs already; True when it will end early (locked)."""
+        return False
+
+    def reset(self) -> None:
+        """Forget threads and queued work, in the child of a fork."""
+        self.mailbox = Mailbox()
+        self.engine = None
+
+
+class ThreadActor(Actor):
+    """An actor whose operations run on worker threads of its own, at most ``slots`` at a time.
+
+    A thread that waits for an operation may claim a free slot and run ready operations itself: that
+    saves the hop to a worker and back. Operations of a priority above 0 may also use ``urgent_slots``
+    further threads, so that a long queue of ordinary work does not hold them up.
+    """
+
+    may_lend = True
+
+    def __init__(self, name: str, slots: int = 1, urgent_slots: int = 0) -> None:
+        super().__init__(name)
+        self.slots = slots
+        self.urgent_slots = urgent_slots
+        self.running = 0
+        self._waking = 0
+        self._parked: list[threading.Lock] = []
+        self._stopped = False
+        self._finished: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def accept(self, op: Operation) -> None:
+        self.mailbox.put(op)
+        if self.running + self._waking < self.slots or (
+            op.priority > 0 and self.running + self._waking < self.slots + self.urgent_slots
+        ):
+            self._wake()
+
+    def claim(self) -> bool:
+        if self.running >= self.slots or self._stopped:
+            return False
+        self.running += 1
+        return True
+
+    def release(self) -> None:
+        self.running -= 1
+        if self.running + self._waking < self.slots and len(self.mailbox):
+            self._wake()
+
+    def yield_slot(self) -> None:
+        """The calling worker is about to wait inside its operation: let another take its place (locked)."""
+        self.slots += 1
+        if len(self.mailbox) and self.running + self._waking < self.slots:
+            self._wake()
+
+    def regain_slot(self) -> None:
+        """Undo :meth:`yield_slot` (locked); for a moment there may be one runner too many."""
+        self.slots -= 1
+
+    def _wake(self) -> None:
+        """Bring one more worker to the mailbox (locked)."""
+        if self._stopped:
+            return
+        self._waking += 1
+        if self._parked:
+            self._parked.pop().release()
+        else:
+            assert self.engine is not None
+            self.engine.start_worker(self)
+
+    def begin(self, parking: threading.Lock) -> Operation | None:
+        """The next operation for a worker that has just come, or None: then it is parked (locked)."""
+        self._waking -= 1
+        op = None
+        if self.running < self.slots or (
+            self.mailbox.urgent() and self.running < self.slots + self.urgent_slots
+        ):
+            op = self.mailbox.take()
+        if op is None:
+            self._parked.append(parking)
+            return None
+        self.running += 1
+        op.state = RUNNING
+        return op
+
+    def proceed(self, parking: threading.Lock) -> Operation | None:
+        op = None
+        if self.running <= self.slots or self.mailbox.urgent():
+            op = self.mailbox.take()
+        if op is None:
+            self.running -= 1
+            self._parked.append(parking)
+        else:
+            op.state = RUNNING
+        return op
+
+    def serve(self) -> None:
+        """A worker thread's life: run what is ready, park, until stopped."""
+        engine = self.engine
+        assert engine is not None
+        lock = engine.lock
+        parking = threading.Lock()
+        parking.acquire()
+        engine.here.actor = self
+        with engine.guard():
+            while True:
+                with lock:
+                    if self._stopped:
+                        return
+                    op = self.begin(parking)
+                while op is not None:
+                    op = engine.execute(op, self, parking)
+                parking.acquire()
+
+    async def run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._finished = asyncio.Event()
+        await self._finished.wait()
+
+    def stop(self) -> None:
+        self._stopped = True
+        while self._parked:
+            self._parked.pop().release()
+        if self._loop is not None and self._finished is not None:
+            self._loop.call_soon_threadsafe(self._finished.set)
+
+    def reset(self) -> None:
+        super().reset()
+        self.running = self._waking = 0
+        self._parked = []
+        self._stopped = False
+        self._finished = self._loop = None
+
+
+class LoopActor(Actor):
+    """An actor that awaits coroutine operations as tasks on the engine's loop: the network, files, timers."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self._tasks: dict[Operation, asyncio.Task[None]] = {}
+        self._signalled = False
+        self._wakeup: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = False
+
+    def accept(self, op: Operation) -> None:
+        self.mailbox.put(op)
+        if self._loop is not None and not self._signalled:
+            self._signalled = True
+            assert self._wakeup is not None
+            self._loop.call_soon_threadsafe(self._wakeup.set)
+
+    async def run(self) -> None:
+        engine = self.engine
+        assert engine is not None
+        wakeup = asyncio.Event()
+        with engine.lock:
+            self._loop, self._wakeup = asyncio.get_running_loop(), wakeup
+        while not self._stopped:
+            with engine.lock:
+                self._signalled = False
+                wakeup.clear()
+                while (op := self.mailbox.take()) is not None:
+                    op.state = RUNNING
+                    task = asyncio.get_running_loop().create_task(engine.run_coroutine(op), name=op.name)
+                    self._tasks[op] = task
+            await wakeup.wait()
+        for task in list(self._tasks.values()):
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    def forget(self, op: Operation) -> None:
+        """The operation's task has ended (locked)."""
+        self._tasks.pop(op, None)
+
+    def cancel_running(self, op: Operation) -> bool:
+        task = self._tasks.get(op)
+        if task is None or self._loop is None:
+            return False
+        self._loop.call_soon_threadsafe(task.cancel)
+        return True
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._loop is not None and self._wakeup is not None:
+            self._loop.call_soon_threadsafe(self._wakeup.set)
+
+    def reset(self) -> None:
+        super().reset()
+        self._tasks = {}
+        self._signalled = self._stopped = False
+        self._wakeup = self._loop = None
+
+
+class InlineActor(Actor):
+    """The naive engine's actor: operations run on the thread that pushes them, at the push."""
+
+    may_lend = True
+
+    def accept(self, op: Operation) -> None:
+        self.mailbox.put(op)
+
+    def claim(self) -> bool:
+        return True
+
+    async def run(self) -> None:
+        return None
+
+    def stop(self) -> None:
+        return None

@@ -1,0 +1,52 @@
+"""An error on its way from the operation that failed to the place that waits for it (Law 3)."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import NoReturn
+
+from flowmx.engine.origin import Origin
+from flowmx.engine.scheduler import Operation
+
+
+class Failure:
+    """The original exception of a failed operation, with notes that say where it came from.
+
+    The variables that the operation writes hold the one Failure, and so do those of every operation that
+    was skipped because it read them.
+
+    Attributes:
+        exception: the original exception object.
+        seen: True once somebody has been told (a wait raised it).
+    """
+
+    __slots__ = ("exception", "seen", "traceback")
+
+    def __init__(self, exception: BaseException, op: Operation) -> None:
+        self.exception = exception
+        self.seen = False
+        # The engine's own frame on top says nothing to the reader.
+        top = exception.__traceback__
+        self.traceback: TracebackType | None = (
+            top.tb_next if top is not None and top.tb_next is not None else top
+        )
+        for note in notes_for(op):
+            exception.add_note(note)
+
+    def throw(self) -> NoReturn:
+        """Raise the original exception, with the traceback of the operation itself."""
+        self.seen = True
+        raise self.exception.with_traceback(self.traceback)
+
+
+def notes_for(op: Operation) -> list[str]:
+    """What an exception's notes say of the operation that raised it."""
+    origin = op.origin
+    notes = [
+        f"flowmx: raised by operation {op.name!r} (#{op.serial}) on {getattr(op.actor, 'name', op.actor)}"
+    ]
+    if isinstance(origin, Origin):
+        if origin.layer:
+            notes.append(f"flowmx: in layer {origin.layer!r}")
+        notes.append(f"flowmx: enqueued at {origin.describe()}")
+    return notes

@@ -1,0 +1,101 @@
+"""Where an operation came from: the user's file and line, and the layer.
+
+Captured at every push, so it must cost little: what is kept is the code object and the position in it
+(0.3 µs); the line and its text are looked up only when an error is reported.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import sys
+from collections.abc import Iterator
+from contextvars import ContextVar
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import NamedTuple
+
+_ROOTS = tuple(
+    str(Path(__file__).resolve().parents[2] / folder) + "/" for folder in ("flowmx", "devices", "ops", "comm")
+)
+# Standard-library wrappers through which flowmx itself is called; never the user's line.
+_THROUGH = ("contextlib.py", "functools.py")
+
+_internal: dict[str, bool] = {}
+_layer: ContextVar[str | None] = ContextVar("flowmx_layer", default=None)
+_layers_in_use = False
+
+
+class Origin(NamedTuple):
+    """A place in the user's code and the layer that was being computed there."""
+
+    code: CodeType | None
+    position: int
+    layer: str | None
+
+    def lookup(self) -> tuple[str, int, str] | None:
+        """File, line and function name of the place, or None where it is not known."""
+        if self.code is None:
+            return None
+        line = self.code.co_firstlineno
+        for start, stop, number in self.code.co_lines():
+            if start <= self.position < stop and number is not None:
+                line = number
+                break
+        return self.code.co_filename, line, self.code.co_name
+
+    def describe(self) -> str:
+        """For a message: ``file:line in function: text of the line``."""
+        place = self.lookup()
+        if place is None:
+            return "an unknown place"
+        filename, line, function = place
+        text = linecache.getline(filename, line).strip()
+        return f"{filename}:{line} in {function}" + (f": {text}" if text else "")
+
+
+def _is_internal(filename: str) -> bool:
+    known = _internal[filename] = filename.startswith(_ROOTS) or filename.endswith(_THROUGH)
+    return known
+
+
+def user_frame(depth: int = 1) -> FrameType | None:
+    """The innermost frame of the caller's stack that is not flowmx's own."""
+    frame: FrameType | None = sys._getframe(depth)
+    internal = _internal
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        known = internal.get(filename)
+        if known is None:
+            known = _is_internal(filename)
+        if not known:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def capture(depth: int = 2) -> Origin:
+    """The user's place and layer, seen from ``depth`` frames up (2: the caller of the caller)."""
+    frame = user_frame(depth)
+    layer = _layer.get() if _layers_in_use else None
+    if frame is None:
+        return Origin(None, 0, layer)
+    return Origin(frame.f_code, frame.f_lasti, layer)
+
+
+@contextlib.contextmanager
+def layer_scope(name: str) -> Iterator[None]:
+    """Operations pushed inside belong to the layer ``name``; scopes nest as ``outer/inner``."""
+    global _layers_in_use
+    _layers_in_use = True
+    outer = _layer.get()
+    token = _layer.set(f"{outer}/{name}" if outer else name)
+    try:
+        yield
+    finally:
+        _layer.reset(token)
+
+
+def current_layer() -> str | None:
+    """The layer that operations pushed here would belong to."""
+    return _layer.get()

@@ -1,0 +1,737 @@
+"""The asyncio runtime: drives actors with what the scheduler says may run.
+
+One :class:`Engine` serves the process. Pushing happens on the caller's thread under one lock and never
+waits for work (Law 2). Actors are coroutines on the engine's own loop, in its own thread; the CPU's actors
+own worker threads. A thread that waits lends itself: where the operation it waits for has not started and
+its actor has a free slot, the thread runs the actor's ready operations instead of sleeping, which is what
+makes push-and-wait cost microseconds and not a thread hop.
+
+The lock is re-entrant because a finaliser or a signal handler may push from the middle of anything.
+A ``KeyboardInterrupt`` may strike between any two bytecodes of the main thread: whatever the main thread
+was doing to an operation then ends with that operation failed, never with one that nobody completes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import contextlib
+import logging
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Coroutine, Generator
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from typing import Any
+
+from flowmx import settings
+from flowmx.engine.actor import Actor, InlineActor, LoopActor, ThreadActor
+from flowmx.engine.failure import Failure
+from flowmx.engine.origin import user_frame
+from flowmx.engine.scheduler import DONE, READY, RUNNING, WAITING, Operation, Scheduler, Variable
+from flowmx.errors import EngineError, OperationCancelled, UndeclaredWriteError
+
+_log = logging.getLogger("flowmx.engine")
+
+# Every so many awaits that needed no wait, yield to the loop all the same, so that a task which awaits
+# tiny operations in a loop does not starve its neighbours (64 of them take about half a millisecond).
+_YIELD_EVERY = 64
+_PRIVATE_FRAMES_HIDDEN = 2
+
+
+class BlockingInCoroutineWarning(UserWarning):
+    """A blocking read was used inside a coroutine, where an awaited one belongs."""
+
+
+class _Here(threading.local):
+    """What the engine knows of the calling thread: the actor whose worker it is, if any."""
+
+    actor: Actor | None = None
+
+
+class Engine:
+    """Schedules operations by the variables they read and write, and runs them on actors.
+
+    Args:
+        config: the settings to use (default: those of the process).
+    """
+
+    def __init__(self, config: settings.Settings | None = None) -> None:
+        self.config = config or settings.get()
+        self.lock = threading.RLock()
+        self.here = _Here()
+        self.scheduler = Scheduler()
+        self.pending = self.scheduler.pending
+        self.pending_bytes = 0
+        self.failed = 0
+        self.failures: list[Failure] = []
+        self.actors: dict[str, Actor] = {}
+        self.network = LoopActor("network")
+        self._inline = InlineActor("naive")
+        self._pool = ThreadActor("pool", slots=max(2, self.config.cpu_worker_nthreads))
+        self._poisoned = False
+        self._room_waiters: list[Callable[[], None]] = []
+        self._awaits = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop_thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
+        self.bulk_scope: ContextVar[Any] | None = None
+        """Set once anybody has used :func:`flowmx.engine.bulk`."""
+        self._warned: set[tuple[str, int]] = set()
+        self.guard: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+        """A context in which every operation runs, entered once for a worker's life or a lent thread's turn."""
+        self._closed = False
+        self._switch_interval_set = False
+        self.configure(self.config)
+
+    def configure(self, config: settings.Settings) -> None:
+        """Use other settings from here on; waits for what is pending where the engine's kind changes."""
+        self.config = config
+        self.max_ops = config.engine_max_ops
+        self.max_bytes = config.engine_max_bytes
+        self.checking = config.engine_check
+        kind = {"ThreadedEnginePooled": "ThreadedEngine"}.get(config.engine_type, config.engine_type)
+        if getattr(self, "kind", kind) != kind:
+            self.wait_all(throw=False)
+        self.kind = kind
+        self._naive = kind == "NaiveEngine"
+        self._route: Actor | None = {"NaiveEngine": self._inline, "ThreadedEngine": self._pool}.get(kind)
+        self._plain = self._route is None and not self.checking
+
+    # -- pushing ---------------------------------------------------------------------------------------
+
+    def enqueue(self, op: Operation) -> None:
+        """Push an operation: it runs when its dependencies are met. Returns at once."""
+        if len(self.pending) >= self.max_ops or self.pending_bytes + op.nbytes > self.max_bytes:
+            self._make_room(op)
+        if not self._plain:
+            self._adapt(op)
+        actor = op.actor
+        if actor.engine is not self:
+            self._adopt(actor)
+        if self.bulk_scope is not None and op.bulkable and not self._naive:
+            scope = self.bulk_scope.get()
+            if scope is not None:
+                scope.add(op)
+                return
+        try:
+            with self.lock:
+                self.pending_bytes += op.nbytes
+                if self.scheduler.push(op):
+                    actor.accept(op)
+        except BaseException as error:
+            self._abandon(op, error)
+            raise
+        if self._naive:
+            self._run_inline(op)
+
+    def _adapt(self, op: Operation) -> None:
+        """What engine kinds other than per-device, and the checking mode, change in an operation."""
+        if self._route is not None and op.actor.may_lend:
+            op.actor = self._route
+        if self.checking and not op.is_coroutine:
+            op.function, op.arguments = _checked, (op.function, op.arguments, op.reads, op.writes)
+
+    def _adopt(self, actor: Actor) -> None:
+        """First use of an actor: start its coroutine on the engine's loop."""
+        if self._closed:
+            raise EngineError("the engine has been shut down: nothing can be pushed any more")
+        with self.lock:
+            if actor.engine is self:
+                return
+            actor.engine = self
+            self.actors[actor.name] = actor
+            if not self._switch_interval_set:
+                self._switch_interval_set = True
+                if self.config.switch_interval and sys.getswitchinterval() > self.config.switch_interval:
+                    sys.setswitchinterval(self.config.switch_interval)
+            if not isinstance(actor, InlineActor):
+                loop = self._ensure_loop()
+                loop.call_soon_threadsafe(self._supervise, actor)
+
+    def _supervise(self, actor: Actor) -> None:
+        """Start an actor's coroutine (on the loop); where that ends by an error, its work fails loudly."""
+        task = asyncio.get_running_loop().create_task(actor.run(), name=f"actor {actor.name}")
+
+        def ended(task: asyncio.Task[None]) -> None:
+            if task.cancelled() or task.exception() is None:
+                return
+            _log.error("actor %s died", actor.name, exc_info=task.exception())
+            error = EngineError(f"actor {actor.name} died: {task.exception()!r}")
+            for op in list(self.pending):
+                if op.actor is actor:
+                    self._abandon(op, error)
+
+        task.add_done_callback(ended)
+
+    def _ensure_loop(self) -> asyncio.AbstractEventLoop:
+        """The engine's loop, started in a thread of its own at first use (locked)."""
+        if self._loop is None:
+            self._loop = new_event_loop(self.config.uvloop)
+            self._loop_thread = threading.Thread(
+                target=_run_loop, args=(self._loop,), name="flowmx-engine", daemon=True
+            )
+            self._loop_thread.start()
+        return self._loop
+
+    def start_worker(self, actor: ThreadActor) -> None:
+        """Start one more worker thread for an actor (locked)."""
+        thread = threading.Thread(
+            target=actor.serve, name=f"flowmx-{actor.name}-{len(self._threads)}", daemon=True
+        )
+        self._threads.append(thread)
+        thread.start()
+
+    def _make_room(self, op: Operation) -> None:
+        """Law 4: at the run-ahead limit the pushing thread waits until half of it has drained.
+
+        Inside an operation there is no waiting (it could wait for itself).
+        """
+        if self.here.actor is not None or threading.current_thread() is self._loop_thread:
+            return
+        if self.bulk_scope is not None:
+            self._flush_bulk()
+        gate = threading.Lock()
+        gate.acquire()
+        with self.lock:
+            if self._has_room(op.nbytes):
+                return
+            self._room_waiters.append(gate.release)
+        gate.acquire()
+
+    def _has_room(self, nbytes: int = 0) -> bool:
+        return not self.pending or (
+            len(self.pending) <= self.max_ops // 2
+            and self.pending_bytes + nbytes <= max(self.max_bytes // 2, nbytes)
+        )
+
+    def room(self) -> Generator[Any, None, None]:
+        """Await until the run-ahead is below half its limits (what a loop that pushes in a coroutine awaits)."""
+        while not self._has_room():
+            with self.lock:
+                oldest = next(iter(self.pending), None)
+            if oldest is not None:
+                yield from self.wait_async(oldest)
+
+    def _flush_bulk(self) -> None:
+        scope = self.bulk_scope.get() if self.bulk_scope is not None else None
+        if scope is not None:
+            scope.flush()
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def execute(self, op: Operation, actor: Actor, parking: threading.Lock | None) -> Operation | None:
+        """Run an operation on this thread and complete it.
+
+        A worker, which brings its ``parking`` lock, gets the actor's next operation or is parked (None).
+        A thread that only lends itself brings None and gets None.
+        """
+        failure: Failure | None = None
+        interrupt: BaseException | None = None
+        try:
+            if self._poisoned:
+                failure = carried(op)
+            if failure is None:
+                op.result = op.function(*op.arguments)
+        except BaseException as error:
+            if parking is None and isinstance(error, KeyboardInterrupt):
+                interrupt, error = error, _interrupted(op)
+            failure = Failure(error, op)
+        with self.lock:
+            waiters = self._finish(op, failure)
+            following = actor.proceed(parking) if parking is not None else None
+        if waiters is not None:
+            for waiter in waiters:
+                waiter()
+        # Dropped outside the lock: a finaliser of what the operation held may do anything.
+        op.function = _nothing
+        op.arguments = op.reads = op.writes = ()
+        if interrupt is not None:
+            raise interrupt
+        return following
+
+    async def run_coroutine(self, op: Operation) -> None:
+        """Run a coroutine operation to its end, as a task on the engine's loop."""
+        failure = carried(op) if self._poisoned else None
+        if failure is None:
+            try:
+                op.result = await op.function(*op.arguments)
+            except asyncio.CancelledError:
+                failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled while it ran"), op)
+            except BaseException as error:
+                failure = Failure(error, op)
+        with self.lock:
+            if isinstance(op.actor, LoopActor):
+                op.actor.forget(op)
+            waiters = self._finish(op, failure)
+        for waiter in waiters or ():
+            waiter()
+        op.function = _nothing
+        op.arguments = op.reads = op.writes = ()
+
+    def _finish(self, op: Operation, failure: Failure | None) -> list[Callable[[], None]] | None:
+        """Complete an operation and hand on what it makes ready (locked); returns whom to tell."""
+        if op.state == DONE:
+            return None
+        if failure is not None:
+            self._poison(op, failure)
+        elif self._poisoned and not isinstance(op.arguments, SettledArguments):
+            for variable in op.writes:
+                variable.failure = None
+        self.pending_bytes -= op.nbytes
+        op.actor.executed += 1
+        for ready in self.scheduler.complete(op):
+            ready.actor.accept(ready)
+        waiters, op.waiters = op.waiters, None
+        if self._room_waiters and self._has_room():
+            waiters = (waiters or []) + self._room_waiters
+            self._room_waiters = []
+        return waiters
+
+    def _poison(self, op: Operation, failure: Failure) -> None:
+        """Law 3: what a failed operation writes carries its error (locked)."""
+        self._poisoned = True
+        op.failure = failure
+        self.failed += 1
+        if failure not in self.failures[-8:]:
+            self.failures.append(failure)
+            del self.failures[:-64]
+        for variable in op.writes:
+            variable.failure = failure
+
+    def settle(self, op: Operation) -> None:
+        """Run one part of a bulk: its own error poisons its own variables, at once."""
+        failure = carried(op) if self._poisoned else None
+        if failure is None:
+            try:
+                op.result = op.function(*op.arguments)
+            except Exception as error:
+                failure = Failure(error, op)
+        if failure is not None:
+            with self.lock:
+                self._poison(op, failure)
+        elif self._poisoned:
+            for variable in op.writes:
+                variable.failure = None
+
+    def _abandon(self, op: Operation, error: BaseException) -> None:
+        """End an operation that can not be run: it fails with ``error``."""
+        if isinstance(error, KeyboardInterrupt):
+            error = _interrupted(op)
+        with self.lock:
+            if op not in self.pending:
+                return
+            waiters = self._finish(op, Failure(error, op))
+        for waiter in waiters or ():
+            waiter()
+
+    def _run_inline(self, op: Operation) -> None:
+        """The naive engine: run what is ready here and now, then see the pushed operation complete."""
+        with self.guard():
+            while True:
+                with self.lock:
+                    ready = self._inline.mailbox.take()
+                    if ready is None:
+                        break
+                    ready.state = RUNNING
+                self.execute(ready, self._inline, None)
+        if (
+            op.state != DONE
+            and self.here.actor is None
+            and threading.current_thread() is not self._loop_thread
+        ):
+            self._block(op)
+
+    def cancel(self, op: Operation) -> bool:
+        """Cancel an operation that has not started (or a coroutine that runs); True when it will not end well."""
+        with self.lock:
+            if op.state in (WAITING, READY):
+                error = OperationCancelled(f"operation {op.name!r} was cancelled before it ran")
+                waiters = self._finish(op, Failure(error, op))
+            elif op.state == RUNNING:
+                return op.actor.cancel_running(op)
+            else:
+                return False
+        for waiter in waiters or ():
+            waiter()
+        return True
+
+    # -- waiting ---------------------------------------------------------------------------------------
+
+    def wait(self, op: Operation) -> None:
+        """Block this thread until an operation is complete (without raising its error)."""
+        if op.state == DONE:
+            return
+        if asyncio._get_running_loop() is not None:
+            self._blocking_in_coroutine(op)
+        self._wait(op)
+
+    def _wait(self, op: Operation) -> None:
+        if self.bulk_scope is not None:
+            self._flush_bulk()
+        inside = self.here.actor
+        if isinstance(inside, ThreadActor):
+            with self.lock:
+                inside.yield_slot()
+            try:
+                self._lend(op)
+                self._block(op)
+            finally:
+                with self.lock:
+                    inside.regain_slot()
+            return
+        self._lend(op)
+        if op.state != DONE:
+            self._block(op)
+
+    def _lend(self, op: Operation, light: bool = False) -> None:
+        """Run ready operations of ``op``'s actor on this thread until ``op`` is done or nothing is ready."""
+        actor = op.actor
+        if not actor.may_lend:
+            return
+        with self.lock:
+            if op.state == DONE or not actor.claim():
+                return
+        current: Operation | None = None
+        try:
+            with self.guard():
+                while op.state != DONE:
+                    with self.lock:
+                        current = actor.mailbox.take(light)
+                        if current is None:
+                            return
+                        current.state = RUNNING
+                    self.execute(current, actor, None)
+        except BaseException as error:
+            if current is not None and current.state != DONE:
+                self._abandon(current, error)
+            raise
+        finally:
+            with self.lock:
+                actor.release()
+
+    def _block(self, op: Operation) -> None:
+        gate = threading.Lock()
+        gate.acquire()
+        with self.lock:
+            if op.state == DONE:
+                return
+            op.waiters = [*(op.waiters or ()), gate.release]
+        gate.acquire()
+
+    def wait_async(self, op: Operation) -> Generator[Any, None, None]:
+        """Await an operation (``yield from`` in an ``__await__``); cancelling abandons only the wait."""
+        self._awaits += 1
+        if self._awaits % _YIELD_EVERY == 0:
+            yield
+        if op.state == DONE:
+            return
+        if self.bulk_scope is not None:
+            self._flush_bulk()
+        if op.light:
+            self._lend(op, light=True)
+            if op.state == DONE:
+                return
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+
+        def wake() -> None:
+            try:
+                loop.call_soon_threadsafe(_resolve, future)
+            except RuntimeError:  # the waiter's loop is closed: nobody waits any more
+                pass
+
+        with self.lock:
+            if op.state == DONE:
+                return
+            op.waiters = [*(op.waiters or ()), wake]
+        try:
+            yield from future
+        finally:
+            if not future.done() or future.cancelled():
+                with self.lock:
+                    if op.waiters and wake in op.waiters:
+                        op.waiters.remove(wake)
+
+    def wait_variable(self, variable: Variable) -> None:
+        """Block until the writes pushed on a variable so far are done; raises what poisoned it."""
+        writer = variable.writer
+        if writer is not None:
+            self.wait(writer)
+        if variable.failure is not None:
+            variable.failure.throw()
+
+    def wait_variable_async(self, variable: Variable) -> Generator[Any, None, None]:
+        """The awaited form of :meth:`wait_variable`."""
+        writer = variable.writer
+        if writer is not None:
+            yield from self.wait_async(writer)
+        if variable.failure is not None:
+            variable.failure.throw()
+
+    def wait_all(self, throw: bool = True) -> None:
+        """Block until everything pushed so far is complete; raises the first error nobody has seen."""
+        with self.lock:
+            waiting = list(self.pending)
+        if waiting and asyncio._get_running_loop() is not None:
+            self._blocking_in_coroutine(waiting[-1])
+        # The last first: when it is done, most are.
+        for op in reversed(waiting):
+            if op.state != DONE and not self._is_own(op):
+                self._wait(op)
+        if throw:
+            self._throw_unseen()
+
+    def wait_all_async(self) -> Generator[Any, None, None]:
+        """The awaited form of :meth:`wait_all`."""
+        with self.lock:
+            waiting = list(self.pending)
+        for op in reversed(waiting):
+            if op.state != DONE:
+                yield from self.wait_async(op)
+        self._throw_unseen()
+
+    def _is_own(self, op: Operation) -> bool:
+        """True for an operation that runs on this very thread (waiting for it would never end)."""
+        return self.here.actor is not None and op.state == RUNNING
+
+    def _throw_unseen(self) -> None:
+        with self.lock:
+            unseen = [failure for failure in self.failures if not failure.seen]
+            self.failures.clear()
+        if unseen:
+            for failure in unseen:
+                failure.seen = True
+            unseen[0].throw()
+
+    def _blocking_in_coroutine(self, op: Operation) -> None:
+        """Law 2: a blocking read inside a coroutine warns once per place, or is an error."""
+        if threading.current_thread() is self._loop_thread:
+            if op.actor is self.network:
+                raise EngineError(
+                    f"a coroutine operation would block the engine's own loop until {op.name!r} is complete, which "
+                    "runs on that loop: await it instead"
+                )
+            return
+        mode = self.config.blocking_in_loop
+        if mode == "allow" or _in_notebook():
+            return
+        frame = user_frame(_PRIVATE_FRAMES_HIDDEN)
+        place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("?", 0)
+        message = (
+            f"a blocking read inside a coroutine waits for {op.name!r} and holds up the event loop: "
+            "write `await array` first (or `await mx.nd.waitall_async()`), then read it"
+        )
+        if mode == "error":
+            raise EngineError(f"{place[0]}:{place[1]}: {message}")
+        if place in self._warned:
+            return
+        self._warned.add(place)
+        warnings.warn_explicit(message, BlockingInCoroutineWarning, place[0], place[1])
+
+    # -- endings ---------------------------------------------------------------------------------------
+
+    def drain(self, timeout: float) -> bool:
+        """Wait at most ``timeout`` seconds for all pending work; True when nothing is left."""
+        if self.bulk_scope is not None:
+            self._flush_bulk()
+        idle = threading.Event()
+        with self.lock:
+            last = list(self.pending)
+            left = [len(last)]
+
+            def one_less() -> None:
+                with self.lock:
+                    left[0] -= 1
+                    if left[0] <= 0:
+                        idle.set()
+
+            for op in last:
+                op.waiters = [*(op.waiters or ()), one_less]
+        return not last or idle.wait(timeout)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Finish pending work (at most ``timeout`` seconds), then stop every thread. Used at exit."""
+        if self._closed:
+            return
+        timeout = self.config.exit_timeout if timeout is None else timeout
+        if self.pending and not self.drain(timeout):
+            _log.warning(
+                "exit: %d operations were still pending after %g s and are given up, the oldest %r "
+                "(FLOWMX_EXIT_TIMEOUT sets how long to wait)",
+                len(self.pending), timeout, next(iter(self.pending), None),
+            )  # fmt: skip
+        unseen = [failure for failure in self.failures if not failure.seen]
+        if unseen:
+            first = unseen[0].exception
+            _log.warning(
+                "exit: %d operations failed and nobody waited for them; the first: %s: %s\n%s",
+                self.failed, type(first).__name__, first, "\n".join(getattr(first, "__notes__", ())),
+            )  # fmt: skip
+        self._closed = True
+        self._stop_threads(join=1.0)
+
+    def _stop_threads(self, join: float) -> None:
+        """Stop the actors and the loop, and join their threads for at most ``join`` seconds each."""
+        with self.lock:
+            for actor in self.actors.values():
+                actor.stop()
+            threads, self._threads = self._threads, []
+            loop, loop_thread = self._loop, self._loop_thread
+            self._loop = self._loop_thread = None
+        for thread in threads:
+            if thread is not threading.current_thread():
+                thread.join(join)
+        if loop is not None and loop_thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            loop_thread.join(join)
+        for actor in self.actors.values():
+            actor.reset()
+
+    def before_fork(self) -> None:
+        """Finish what can be finished and stop the threads, so that both processes start from quiet."""
+        if (
+            not self._closed
+            and self.here.actor is None
+            and threading.current_thread() is not self._loop_thread
+        ):
+            self.drain(self.config.exit_timeout)
+            if not self.pending:
+                self._stop_threads(join=1.0)
+        self.lock.acquire()
+
+    def after_fork_in_parent(self) -> None:
+        """Go on; actors start again at their next operation."""
+        self.lock.release()
+
+    def after_fork_in_child(self) -> None:
+        """The child has none of the threads: start anew; what was still pending fails with a reason."""
+        for actor in self.actors.values():
+            actor.reset()
+        self._threads = []
+        self._room_waiters = []
+        self._loop = self._loop_thread = None
+        self.here = _Here()
+        self.lock.release()
+        for op in list(self.pending):
+            self._abandon(
+                op, EngineError(f"operation {op.name!r} was still pending in the parent when it forked")
+            )
+        self.failures.clear()
+
+    # -- looking ---------------------------------------------------------------------------------------
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of what the engine has done and holds now."""
+        with self.lock:
+            return {
+                "kind": self.kind,
+                "pushed": self.scheduler.serial,
+                "completed": self.scheduler.completed,
+                "failed": self.failed,
+                "pending": len(self.pending),
+                "pending_bytes": self.pending_bytes,
+                "actors": {
+                    name: {"queued": len(actor.mailbox), "executed": actor.executed}
+                    for name, actor in self.actors.items()
+                },
+            }
+
+
+class SettledArguments(tuple[Any, ...]):
+    """The arguments of an operation that has settled the failures of its variables itself (a bulk)."""
+
+
+def carried(op: Operation) -> Failure | None:
+    """The failure that an operation inherits from what it reads, if any."""
+    if isinstance(op.arguments, SettledArguments):
+        return None
+    for variable in op.reads:
+        if variable.failure is not None:
+            return variable.failure
+    return None
+
+
+def _checked(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    reads: tuple[Variable, ...],
+    writes: tuple[Variable, ...],
+) -> Any:
+    """The checking mode: run an operation and see that what it declared as read has not changed."""
+    only_read = [variable for variable in dict.fromkeys(reads) if variable not in writes]
+    before = [variable.fingerprint() for variable in only_read]
+    result = function(*arguments)
+    for variable, old in zip(only_read, before, strict=True):
+        if variable.fingerprint() != old:
+            raise UndeclaredWriteError(
+                f"the operation changed {variable!r}, which it declared as read: name it in `writes` "
+                "(an operator's workspace, a generator's state and a running mean are written too)"
+            )
+    return result
+
+
+def new_event_loop(use_uvloop: bool = True) -> asyncio.AbstractEventLoop:
+    """A new event loop: uvloop's where it is installed and wanted, asyncio's elsewhere."""
+    if use_uvloop:
+        try:
+            import uvloop
+        except ImportError:
+            pass
+        else:
+            loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+            return loop
+    return asyncio.new_event_loop()
+
+
+def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run a coroutine from plain code to its end, on uvloop where it is there; returns its result."""
+    config = settings.get()
+    with asyncio.Runner(loop_factory=lambda: new_event_loop(config.uvloop)) as runner:
+        return runner.run(coroutine)
+
+
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        tasks = asyncio.all_tasks(loop)
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    finally:
+        loop.close()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _nothing(*_: Any) -> None:
+    """What the function of a completed operation is replaced by, so that nothing is kept alive."""
+
+
+def _interrupted(op: Operation) -> BaseException:
+    return OperationCancelled(f"operation {op.name!r} was interrupted by KeyboardInterrupt")
+
+
+def _in_notebook() -> bool:
+    """True inside an IPython kernel or shell, where a loop always runs and blocking reads are normal."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None
+
+
+engine = Engine()
+"""The engine of this process."""
+
+atexit.register(engine.shutdown)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=engine.before_fork,
+        after_in_parent=engine.after_fork_in_parent,
+        after_in_child=engine.after_fork_in_child,
+    )

@@ -1,0 +1,266 @@
+"""The dependency scheduler: a pure state machine.
+
+Events go in (:meth:`Scheduler.push`, :meth:`Scheduler.complete`), operations that may start now come
+out. There is no asyncio, no thread, no clock and no I/O in this module, so that a test can drive millions
+of interleavings without a loop; whoever calls it from several threads brings a lock.
+
+How it works
+------------
+A variable remembers its last pending *writer* and the pending *readers* pushed since. A pushed operation
+waits for
+
+* the pending writer of each variable that it reads,
+* the pending readers of each variable that it writes, or where there are none, its pending writer
+
+(the readers wait for the writer themselves, so naming them is enough). ``Operation.blockers`` counts what
+an operation still waits for; when an operation completes, each of its ``dependents`` counts one down.
+
+That is Law 1: each variable sees its reads and writes in the order pushed, and reads between two writes
+may run together. Both lists only ever name operations pushed earlier, so there can be no cycle.
+
+Completed readers stay in a variable's list until a writer or a prune clears them: a reader then costs one
+append when pushed and nothing when it completes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flowmx.engine.failure import Failure
+
+_PRUNE_AT = 32
+
+
+class State(IntEnum):
+    """Where an operation is in its life; it only moves forward."""
+
+    WAITING = 0
+    READY = 1
+    RUNNING = 2
+    DONE = 3
+
+
+# Plain ints: an enum member costs a dictionary look-up each time it is used.
+WAITING, READY, RUNNING, DONE = (int(state) for state in State)
+
+
+class Variable:
+    """A tag for anything that can be read or written: an array's storage, a generator's state, a file.
+
+    Args:
+        name: what error messages and ``repr`` call it.
+        fingerprint: for the checking mode, a function that returns a value which changes when the
+            variable's content changes (a checksum, a version).
+
+    Attributes:
+        version: how many writes have been pushed so far.
+        failure: what poisoned it, or None.
+        deleted: True after :func:`flowmx.engine.delete_variable`; pushing on it is then refused.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "_fingerprint",
+        "deleted",
+        "failure",
+        "name",
+        "prune_at",
+        "readers",
+        "version",
+        "writer",
+    )
+
+    def __init__(self, name: str = "", fingerprint: Callable[[], object] | None = None) -> None:
+        self.name = name
+        self.version = 0
+        self.writer: Operation | None = None
+        self.readers: list[Operation] = []
+        self.prune_at = _PRUNE_AT
+        self.failure: Failure | None = None
+        self.deleted = False
+        self._fingerprint = fingerprint
+
+    def fingerprint(self) -> object:
+        """A value that changes with the content (None where nothing is known of it)."""
+        return self._fingerprint() if self._fingerprint is not None else None
+
+    def pending(self) -> Iterator[Operation]:
+        """The pushed operations on this variable that have not completed and that a writer would wait for."""
+        if self.writer is not None and self.writer.state != DONE:
+            yield self.writer
+        yield from (reader for reader in list(self.readers) if reader.state != DONE)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name or hex(id(self))} version {self.version}>"
+
+
+class Operation:
+    """A piece of work with the variables it reads and writes, the actor that runs it, and its origin.
+
+    ``function(*arguments)`` is called when every dependency is met; where it is a coroutine function, it
+    is awaited on the engine's loop. The object is also the handle of the pushed work: ``await`` it, or
+    call its methods, in the form that :func:`flowmx.engine.push` returns (:class:`flowmx.engine.Handle`).
+    """
+
+    __slots__ = (
+        "__weakref__", "actor", "arguments", "blockers", "bulkable", "dependents", "failure", "function", "is_coroutine",
+        "light", "name", "nbytes", "origin", "priority", "reads", "result", "serial", "state", "waiters", "writes",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        reads: tuple[Variable, ...],
+        writes: tuple[Variable, ...],
+        actor: Any,
+        name: str,
+        origin: Any = None,
+        priority: int = 0,
+        nbytes: int = 0,
+        light: bool = False,
+        is_coroutine: bool = False,
+        bulkable: bool = True,
+    ) -> None:
+        self.function = function
+        self.arguments = arguments
+        self.reads = reads
+        self.writes = writes
+        self.actor = actor
+        self.name = name
+        self.origin = origin
+        self.priority = priority
+        self.nbytes = nbytes
+        self.light = light
+        self.is_coroutine = is_coroutine
+        self.bulkable = bulkable
+        self.state = WAITING
+        self.blockers = 0
+        self.dependents: list[Operation] = []
+        self.waiters: list[Callable[[], None]] | None = None
+        self.failure: Failure | None = None
+        self.result: Any = None
+        self.serial = 0
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r} #{self.serial} {State(self.state).name.lower()}>"
+
+
+class Scheduler:
+    """Resolves operations by the variables that they read and write. Not locked: the caller's business."""
+
+    __slots__ = ("completed", "pending", "serial")
+
+    def __init__(self) -> None:
+        self.pending: dict[Operation, None] = {}
+        """Every operation pushed and not complete, oldest first."""
+        self.serial = 0
+        """How many operations were pushed."""
+        self.completed = 0
+        """How many operations have completed."""
+
+    def push(self, op: Operation, hold: int = 0) -> bool:
+        """Add an operation; True when it may start now.
+
+        Args:
+            op: the operation, in state WAITING.
+            hold: extra blockers, for an operation that is to wait for :meth:`unhold` too.
+        """
+        self.serial = op.serial = self.serial + 1
+        self.pending[op] = None
+        op.blockers = hold
+        self.tag(op, op.reads, op.writes)
+        if op.blockers:
+            return False
+        op.state = READY
+        return True
+
+    def tag(self, op: Operation, reads: tuple[Variable, ...], writes: tuple[Variable, ...]) -> None:
+        """Make ``op`` the newest reader and writer of these variables, waiting for the ones before it."""
+        blockers = 0
+        for variable in reads:
+            writer = variable.writer
+            if writer is not None and writer.state != DONE and writer is not op:
+                writer.dependents.append(op)
+                blockers += 1
+            readers = variable.readers
+            if len(readers) >= variable.prune_at:
+                variable.readers = readers = [reader for reader in readers if reader.state != DONE]
+                variable.prune_at = max(_PRUNE_AT, 2 * len(readers))
+            readers.append(op)
+        for variable in writes:
+            if variable.readers:
+                for reader in variable.readers:
+                    if reader.state != DONE and reader is not op:
+                        reader.dependents.append(op)
+                        blockers += 1
+                variable.readers = []
+            else:
+                writer = variable.writer
+                if writer is not None and writer.state != DONE and writer is not op:
+                    writer.dependents.append(op)
+                    blockers += 1
+            variable.writer = op
+            variable.version += 1
+        op.blockers += blockers
+
+    def unhold(self, op: Operation) -> bool:
+        """Take away one extra blocker; True when the operation may start now."""
+        op.blockers -= 1
+        if op.blockers == 0 and op.state == WAITING:
+            op.state = READY
+            return True
+        return False
+
+    def start(self, op: Operation) -> None:
+        """Say that a ready operation runs now."""
+        op.state = RUNNING
+
+    def complete(self, op: Operation) -> list[Operation]:
+        """Say that an operation has ended, well or not; returns those that may start now, in push order."""
+        op.state = DONE
+        self.completed += 1
+        self.pending.pop(op, None)
+        for variable in op.writes:
+            if variable.writer is op:
+                variable.writer = None
+        dependents = op.dependents
+        if not dependents:
+            return dependents
+        op.dependents = []
+        ready = []
+        for dependent in dependents:
+            dependent.blockers -= 1
+            if dependent.blockers == 0 and dependent.state == WAITING:
+                dependent.state = READY
+                ready.append(dependent)
+        return ready
+
+    def check_invariants(self) -> None:
+        """Raise AssertionError where the state contradicts itself (for tests; walks everything pending)."""
+        counted: dict[Operation, int] = dict.fromkeys(self.pending, 0)
+        serials = [op.serial for op in self.pending]
+        assert serials == sorted(serials), "pending operations must stand in push order"
+        for op in self.pending:
+            assert op.state != DONE, f"{op} is complete and still pending"
+            for dependent in op.dependents:
+                assert dependent.serial > op.serial, f"{dependent} waits for the later {op}"
+                assert dependent in counted, f"{dependent} waits for {op} but is not pending"
+                counted[dependent] += 1
+        for op, blockers in counted.items():
+            assert op.blockers >= blockers, f"{op} counts {op.blockers} blockers, {blockers} name it"
+            assert (op.state == WAITING) == (op.blockers > 0), f"{op} has {op.blockers} blockers"
+        running = [op for op in self.pending if op.state in (READY, RUNNING)]
+        assert running or not self.pending, "operations are pending and none may run"
+        written: set[Variable] = set()
+        touched: set[Variable] = set()
+        for op in running:
+            writes, reads = set(op.writes), set(op.reads) - set(op.writes)
+            assert not (writes & touched) and not (reads & written), (
+                f"{op} may run beside one it conflicts with"
+            )
+            written |= writes
+            touched |= writes | reads

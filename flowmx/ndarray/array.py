@@ -1,0 +1,556 @@
+"""``mx.nd.NDArray``: an array on a device, computed asynchronously by the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, SupportsIndex, cast
+
+import numpy as np
+
+from flowmx import devices
+from flowmx.devices import Context
+from flowmx.engine import capture
+from flowmx.engine.runtime import engine
+from flowmx.engine.scheduler import Operation
+from flowmx.errors import ShapeError
+from flowmx.ndarray import core, indexing, recording
+from flowmx.ndarray.core import BaseArray, Storage, allocate, invoke, refuse_in_place
+from flowmx.ndarray.recording import Entry, Leaf
+from flowmx.ops.dtypes import DType, as_dtype
+from flowmx.ops.registry import Operator, Shape, lookup
+
+Scalar = float | int | bool | np.generic
+
+_scalar_types = (float, int, bool, np.generic)
+
+
+class NDArray(BaseArray):
+    """An array of one element type on one device.
+
+    Every operation on it returns at once; its content is computed by the engine. ``await array`` goes on
+    when the content is there; ``asnumpy()``, ``asscalar()`` and ``wait_to_read()`` block until then.
+
+    Made by functions such as :func:`flowmx.nd.array` and :func:`flowmx.nd.zeros`, not by its class.
+
+    Example:
+        >>> a = mx.nd.ones((2, 3))
+        >>> (a * 2).asnumpy()
+        array([[2., 2., 2.],
+               [2., 2., 2.]], dtype=float32)
+    """
+
+    __slots__ = ()
+    __array_priority__ = 1000.0
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    def dtype(self) -> Any:
+        """The element type, as NumPy's type object."""
+        return self._dtype.type
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self._shape)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return len(self._shape)
+
+    @property
+    def ctx(self) -> Context:
+        """The device that it lives on."""
+        return self._storage.device.context
+
+    @property
+    def stype(self) -> str:
+        """The storage type: always ``default`` (dense)."""
+        return "default"
+
+    @property
+    def T(self) -> NDArray:
+        """The array with its axes reversed."""
+        return self._call("transpose")
+
+    @property
+    def grad(self) -> NDArray | None:
+        """The gradient buffer that :meth:`attach_grad` made, or None."""
+        leaf = self._entry.node if self._entry is not None else None
+        return cast("NDArray | None", leaf.grad) if isinstance(leaf, Leaf) else None
+
+    def __len__(self) -> int:
+        if not self._shape:
+            raise TypeError("len() of a 0-d array")
+        return self._shape[0]
+
+    def __repr__(self) -> str:
+        """The content (this waits for it), the shape and the device."""
+        try:
+            engine.wait_variable(self._storage)
+        except Exception as error:
+            return f"<NDArray {'x'.join(map(str, self._shape))} @{self.context}, failed: {type(error).__name__}: {error}>"
+        return f"\n{self._host()}\n<NDArray {'x'.join(map(str, self._shape))} @{self.context}>"
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def _host(self) -> Any:
+        """The content as a NumPy array that shares memory where it can (after a wait)."""
+        storage = self._storage
+        if storage.array is None:
+            storage.ensure()
+        return storage.device.to_host(self._read())
+
+    def asnumpy(self) -> np.ndarray[Any, Any]:
+        """A copy of the content as a NumPy array; blocks until it is there.
+
+        Inside a coroutine, ``await array`` first.
+        """
+        engine.wait_variable(self._storage)
+        return np.array(self._host())
+
+    def asscalar(self) -> Any:
+        """The only element, as a NumPy scalar; blocks until it is there.
+
+        Raises:
+            ValueError: the array has not exactly one element.
+        """
+        if self.size != 1:
+            raise ValueError(f"asscalar: the array has shape {self._shape}, expected exactly one element")
+        return self.asnumpy().reshape(())[()]
+
+    def item(self) -> Any:
+        """The only element, as a Python number."""
+        return self.asscalar().item()
+
+    def tolist(self) -> Any:
+        """The content as nested lists."""
+        return self.asnumpy().tolist()
+
+    def __float__(self) -> float:
+        return float(self.asscalar())
+
+    def __int__(self) -> int:
+        return int(self.asscalar())
+
+    def __index__(self) -> int:
+        value = self.asscalar()
+        if not np.issubdtype(self._dtype, np.integer):
+            raise TypeError(f"only arrays of a whole-number dtype can be an index, this one is {self._dtype}")
+        return int(value)
+
+    def __bool__(self) -> bool:
+        if self.size == 0:
+            return False
+        if self.size != 1:
+            raise ValueError(
+                f"the truth of an array of shape {self._shape} is ambiguous: use .sum() or compare first"
+            )
+        return bool(self.asscalar())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        host = self.asnumpy()
+        return host if dtype is None else host.astype(dtype)
+
+    def __iter__(self) -> Iterator[NDArray]:
+        if not self._shape:
+            raise TypeError("a 0-d array can not be iterated over")
+        for index in range(self._shape[0]):
+            yield self[index]
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self.asnumpy() == np.asarray(value)).any())
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        """A DLPack capsule that shares this array's memory; blocks until the content is there."""
+        if not engine_writes_here(self._storage):
+            engine.wait_variable(self._storage)
+        self._storage.ensure()
+        return self._read().__dlpack__(**options)
+
+    def to_dlpack_for_read(self) -> Any:
+        """A DLPack capsule for reading (MXNet's name)."""
+        return self.__dlpack__()
+
+    def to_dlpack_for_write(self) -> Any:
+        """A DLPack capsule for writing (MXNet's name); waits for pending readers too."""
+        self.wait_to_write()
+        return self.__dlpack__()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"data": self.asnumpy(), "context": self.context}
+
+    def __setstate__(self, saved: dict[str, Any]) -> None:
+        device = devices.get(saved["context"])
+        data = saved["data"]
+        self._storage = Storage(
+            device, data.shape, data.dtype, np.ascontiguousarray(data).reshape(data.shape)
+        )
+        self._shape, self._dtype = data.shape, data.dtype
+        self._view = self._entry = None
+
+    def __reduce__(self) -> Any:
+        return _unpickled, (), self.__getstate__()
+
+    def __copy__(self) -> NDArray:
+        return self.copy()
+
+    def __deepcopy__(self, memo: Any) -> NDArray:
+        return self.copy()
+
+    # -- moving and converting -------------------------------------------------------------------------
+
+    def copyto(self, other: NDArray | Context) -> NDArray:
+        """Copy the content into another array, or into a new one on a context; returns that array.
+
+        Raises:
+            ShapeError: the other array has another shape.
+        """
+        if isinstance(other, Context):
+            other = empty(self._shape, other, self._dtype)
+        elif not isinstance(other, NDArray):
+            raise TypeError(f"copyto: target is {type(other).__name__}, expected an NDArray or a context")
+        if other is self:
+            return other
+        if other._shape != self._shape:
+            raise ShapeError(f"copyto: target has shape {other._shape}, expected {self._shape}")
+        copy_into(self, other)
+        return other
+
+    def copy(self) -> NDArray:
+        """A copy on the same device."""
+        return self._call("_copy")
+
+    def as_in_context(self, context: Context) -> NDArray:
+        """This array if it lives on ``context``, else a copy there."""
+        if self.context is context:
+            return self
+        moved = self.copyto(context)
+        if recording.state.get().recording and self._entry is not None:
+            source = self.context
+            core.record(
+                "as_in_context", lambda F, i, o, heads: [heads[0].as_in_context(source)], [self], [moved], 1
+            )
+        return moved
+
+    def as_in_ctx(self, ctx: Context) -> NDArray:
+        """The newer name of :meth:`as_in_context`."""
+        return self.as_in_context(ctx)
+
+    def astype(self, dtype: Any, copy: bool = True) -> NDArray:
+        """The content as another element type."""
+        wanted = as_dtype(dtype)
+        if not copy and wanted == self._dtype:
+            return self
+        return self._call("Cast", dtype=wanted)
+
+    def as_np_ndarray(self) -> NDArray:
+        """This array (kept for MXNet's scripts)."""
+        return self
+
+    def as_nd_ndarray(self) -> NDArray:
+        """This array (kept for MXNet's scripts)."""
+        return self
+
+    def tostype(self, stype: str) -> NDArray:
+        """This array; only the dense storage type exists.
+
+        Raises:
+            ValueError: another storage type was asked for.
+        """
+        if stype != "default":
+            raise ValueError(f"tostype: storage type is {stype!r}, but only 'default' exists here")
+        return self
+
+    # -- autograd --------------------------------------------------------------------------------------
+
+    def attach_grad(self, grad_req: str = "write", stype: str | None = None) -> None:
+        """Make this array a variable of autograd, with a gradient buffer of zeros.
+
+        Args:
+            grad_req: ``"write"``, ``"add"`` (backward passes accumulate) or ``"null"``.
+            stype: kept for MXNet's scripts.
+
+        Raises:
+            ValueError: unknown ``grad_req``.
+        """
+        check_request(grad_req)
+        grad = None if grad_req == "null" else full(self._shape, 0, self.context, self._dtype)
+        self._entry = Entry(Leaf(grad, grad_req), 0) if grad is not None else None
+
+    def detach(self) -> NDArray:
+        """The same memory without history: no gradient flows through it."""
+        return cast("NDArray", self._plain())
+
+    def backward(
+        self, out_grad: NDArray | None = None, retain_graph: bool = False, train_mode: bool = True
+    ) -> None:
+        """Compute the gradients of this array with respect to the marked variables."""
+        from flowmx import autograd
+
+        autograd.backward([self], None if out_grad is None else [out_grad], retain_graph, train_mode)
+
+    # -- indexing and shape ----------------------------------------------------------------------------
+
+    def __getitem__(self, key: Any) -> NDArray:
+        return cast("NDArray", indexing.get(self, key))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        indexing.put(self, key, value)
+
+    def slice_assign_scalar(
+        self, value: float, begin: Shape, end: Shape, step: Shape | None = None
+    ) -> NDArray:
+        """Assign a number to a slice; returns the array."""
+        steps = step or (None,) * len(begin)
+        self[tuple(slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))] = value
+        return self
+
+    def reshape(self, *shape: Any, reverse: bool = False, **kwargs: Any) -> NDArray:
+        """The same content with another shape; shares memory where that is possible.
+
+        MXNet's special codes: 0 keeps the input's axis, -1 infers one axis, -2 copies all the rest, -3
+        merges two axes, -4 splits one axis into the two that follow. ``reverse`` matches from the right.
+        """
+        if "shape" in kwargs:
+            shape = (kwargs["shape"],)
+        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+            shape = tuple(shape[0])
+        return cast("NDArray", indexing.reshape(self, tuple(int(n) for n in shape), reverse))
+
+    def reshape_like(self, other: NDArray) -> NDArray:
+        """The content with the shape of another array."""
+        return self.reshape(other.shape)
+
+    def broadcast_to(self, shape: Sequence[int]) -> NDArray:
+        """Repeat axes of length 1 until the shape is ``shape``."""
+        return self._call("broadcast_to", shape=tuple(shape))
+
+    def _call(self, name: str, *others: BaseArray, **parameters: Any) -> NDArray:
+        return cast("NDArray", invoke(lookup(name).create(**parameters), [self, *others], depth=3))
+
+    # -- arithmetic ------------------------------------------------------------------------------------
+
+    def __neg__(self) -> NDArray:
+        return self._call("negative")
+
+    def __pos__(self) -> NDArray:
+        return self
+
+    def __abs__(self) -> NDArray:
+        return self._call("abs")
+
+    def __invert__(self) -> NDArray:
+        return self._call("logical_not")
+
+    def __matmul__(self, other: NDArray) -> NDArray:
+        return self._call("dot" if self.ndim <= 2 else "batch_dot", other)
+
+    __hash__ = object.__hash__
+
+    def _change(self, array_op: str, scalar_op: str, other: Any) -> NDArray:
+        if recording.state.get().recording:
+            refuse_in_place(self, "in-place arithmetic")
+        if isinstance(other, BaseArray):
+            if other._shape != self._shape or other._dtype != self._dtype:
+                other = cast("NDArray", other).astype(self._dtype, copy=False).broadcast_to(self._shape)
+            invoke(lookup(array_op).create(), [self, other], out=self, depth=3)
+        elif isinstance(other, _scalar_types):
+            invoke(_scalar_operator(lookup(scalar_op), other), [self], out=self, depth=3)
+        else:
+            return NotImplemented
+        return self
+
+    # (the operators + - * / ... are made from the table below)
+
+
+def engine_writes_here(storage: Storage) -> bool:
+    """True inside the operation that writes this storage (waiting for itself would never end)."""
+    writer = storage.writer
+    return writer is not None and writer.state == 2 and engine.here.actor is not None
+
+
+def _unpickled() -> NDArray:
+    return cast("NDArray", object.__new__(NDArray))
+
+
+_scalar_operators: dict[tuple[type[Operator], Any], Operator] = {}
+
+
+def _scalar_operator(cls: type[Operator], value: Any) -> Operator:
+    """The operator with a number bound; interned, since loops use the same numbers again."""
+    key = (cls, value)
+    op = _scalar_operators.get(key)
+    if op is None:
+        op = cls.create(scalar=float(value))
+        if value != 0 and value == value:
+            if len(_scalar_operators) > 1024:
+                _scalar_operators.clear()
+            _scalar_operators[key] = op
+    return op
+
+
+_NO_PARAMETERS: dict[str, Operator] = {}
+
+
+def plain_operator(name: str) -> Operator:
+    """An operator without parameters."""
+    op = _NO_PARAMETERS.get(name)
+    if op is None:
+        op = _NO_PARAMETERS[name] = lookup(name).create()
+    return op
+
+
+def _binary(array_name: str, scalar_name: str, swapped: bool = False) -> Callable[[NDArray, Any], Any]:
+    array_op = plain_operator(array_name)
+    scalar_class = lookup(scalar_name)
+
+    def method(self: NDArray, other: Any) -> Any:
+        if isinstance(other, BaseArray):
+            return invoke(array_op, (other, self) if swapped else (self, other))
+        if isinstance(other, _scalar_types):
+            return invoke(_scalar_operator(scalar_class, other), (self,))
+        if isinstance(other, np.ndarray):
+            other = array(other, self.context, self._dtype)
+            return invoke(array_op, (other, self) if swapped else (self, other))
+        return NotImplemented
+
+    return method
+
+
+def _in_place(array_name: str, scalar_name: str) -> Callable[[NDArray, Any], NDArray]:
+    def method(self: NDArray, other: Any) -> NDArray:
+        return self._change(array_name, scalar_name, other)
+
+    return method
+
+
+# Python's operator: the array operator, the scalar operators (straight and swapped), in place or not.
+_OPERATORS: list[tuple[str, str, str, str, bool]] = [
+    ("add", "broadcast_add", "_plus_scalar", "_plus_scalar", True),
+    ("sub", "broadcast_sub", "_minus_scalar", "_rminus_scalar", True),
+    ("mul", "broadcast_mul", "_mul_scalar", "_mul_scalar", True),
+    ("truediv", "broadcast_div", "_div_scalar", "_rdiv_scalar", True),
+    ("mod", "broadcast_mod", "_mod_scalar", "_rmod_scalar", True),
+    ("pow", "broadcast_power", "_power_scalar", "_rpower_scalar", True),
+    ("eq", "broadcast_equal", "_equal_scalar", "", False),
+    ("ne", "broadcast_not_equal", "_not_equal_scalar", "", False),
+    ("gt", "broadcast_greater", "_greater_scalar", "", False),
+    ("ge", "broadcast_greater_equal", "_greater_equal_scalar", "", False),
+    ("lt", "broadcast_lesser", "_lesser_scalar", "", False),
+    ("le", "broadcast_lesser_equal", "_lesser_equal_scalar", "", False),
+]
+
+
+def _named(method: Any, name: str) -> Any:
+    method.__name__ = name
+    method.__qualname__ = f"NDArray.{name}"
+    return method
+
+
+for _name, _array_op, _scalar_op, _swapped_op, _arithmetic in _OPERATORS:
+    setattr(NDArray, f"__{_name}__", _named(_binary(_array_op, _scalar_op), f"__{_name}__"))
+    if _arithmetic:
+        setattr(NDArray, f"__r{_name}__", _named(_binary(_array_op, _swapped_op, True), f"__r{_name}__"))
+        setattr(NDArray, f"__i{_name}__", _named(_in_place(_array_op, _scalar_op), f"__i{_name}__"))
+
+BaseArray.public = NDArray
+
+
+def check_request(grad_req: str) -> None:
+    """Raise ValueError for an unknown gradient request."""
+    if grad_req not in ("write", "add", "null"):
+        raise ValueError(f"grad_req is {grad_req!r}, expected 'write', 'add' or 'null'")
+
+
+# -- making arrays -----------------------------------------------------------------------------------------
+
+
+def as_shape(shape: Any) -> Shape:
+    """A shape from a number or a sequence.
+
+    Raises:
+        ShapeError: a negative length, or no whole numbers.
+    """
+    try:
+        made = (int(shape),) if isinstance(shape, SupportsIndex) else tuple(int(n) for n in shape)
+    except (TypeError, ValueError):
+        raise ShapeError(f"shape is {shape!r}, expected whole numbers") from None
+    if any(n < 0 for n in made):
+        raise ShapeError(f"shape is {made}, expected lengths from 0")
+    return made
+
+
+def _device(ctx: Context | None) -> devices.Device:
+    return devices.get(devices.current_context() if ctx is None else Context(ctx))
+
+
+def empty(shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """An array whose content is not set."""
+    device, dtype = _device(ctx), as_dtype(dtype)
+    shape = as_shape(shape)
+    return cast("NDArray", allocate(device, shape, dtype, device.allocate(shape, dtype)))
+
+
+def _fill(target: BaseArray, value: Any) -> None:
+    target._written()[...] = value
+
+
+def full(
+    shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None
+) -> NDArray:
+    """An array filled with one number."""
+    device, kind, shape = _device(ctx), as_dtype(dtype), as_shape(shape)
+    made = cast("NDArray", allocate(device, shape, kind)) if out is None else out
+    size = made.size * kind.itemsize
+    core.push_on(device, _fill, (made, val), (), (made._storage,), "full", size < 1 << 16, size, 3)
+    return made
+
+
+def array(source: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """An array with the content of a NumPy array, nested lists, a number, or another array.
+
+    The default dtype is the source's for arrays of ours, else float32, as in MXNet.
+    """
+    if isinstance(source, NDArray):
+        kind = source._dtype if dtype is None else as_dtype(dtype)
+        source = source.asnumpy()
+    elif dtype is None:
+        kind = as_dtype(None)
+        source = np.asarray(source)
+    else:
+        kind = as_dtype(dtype)
+    data = np.array(source, dtype=kind, order="C")
+    device = _device(ctx)
+    if device.xp is np:
+        return cast("NDArray", allocate(device, data.shape, kind, data))
+    made = empty(data.shape, ctx, kind)
+    device.copy(data, made._read())
+    return made
+
+
+def copy_into(source: BaseArray, target: BaseArray) -> None:
+    """Enqueue a copy, between devices on the target's copy actor, converting the dtype."""
+    if recording.state.get().recording:
+        refuse_in_place(target, "copyto")
+    here, there = source._storage.device, target._storage.device
+    actor = there.compute if here is there else there.copy_actor(here)
+    reads = (source._storage, target._storage) if target._view is not None else (source._storage,)
+    size = math.prod(source._shape) * source._dtype.itemsize
+
+    def copy() -> None:
+        there.copy(source._read(), target._written())
+
+    engine.enqueue(
+        Operation(copy, (), reads, (target._storage,), actor, "copy", capture(), 0, 0, size < 1 << 16)
+    )
+
+
+def dtype_of(array: BaseArray) -> DType:
+    """The dtype object (``array.dtype`` is NumPy's type object)."""
+    return array._dtype

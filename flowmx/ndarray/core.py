@@ -1,0 +1,360 @@
+"""Arrays as the engine sees them, and the one place where operators are called on them.
+
+A :class:`Storage` is an engine variable with memory; it is allocated when the first operation that writes
+it runs. A :class:`BaseArray` is a handle: a storage, or a strided view into one, with shape and dtype. The
+public :class:`flowmx.ndarray.NDArray` adds the methods.
+
+:func:`invoke` is the hot path of imperative code; every statement in it is paid for by each ``a + b``.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flowmx import devices
+from flowmx.devices import Context, Device
+from flowmx.engine import Origin, capture
+from flowmx.engine.runtime import engine
+from flowmx.engine.scheduler import Operation, Variable
+from flowmx.errors import AutogradError, DeviceError, ShapeError, TypeInferenceError
+from flowmx.ndarray.recording import Entry, TapeNode, state
+from flowmx.ops.dtypes import DType, name_of
+from flowmx.ops.registry import Operator, Run, Shape, kernel_for
+
+View = tuple[int, tuple[int, ...]]
+"""Byte offset and byte strides of a view into its storage."""
+
+
+class Storage(Variable):
+    """The memory of an array, as a variable of the engine."""
+
+    __slots__ = ("array", "device", "dtype", "shape")
+
+    def __init__(self, device: Device, shape: Shape, dtype: DType, array: Any = None) -> None:
+        # Variable's fields, set here because a super() call costs as much as all of them.
+        self.name = ""
+        self.version = 0
+        self.writer = None
+        self.readers = []
+        self.prune_at = 32
+        self.failure = None
+        self.deleted = False
+        self._fingerprint = None
+        self.device = device
+        self.shape = shape
+        self.dtype = dtype
+        self.array = array
+
+    def ensure(self) -> Any:
+        """The memory, allocated now where it was not (called by the operation that writes it)."""
+        if self.array is None:
+            self.array = self.device.allocate(self.shape, self.dtype)
+        return self.array
+
+    def fingerprint(self) -> object:
+        array = self.array
+        return (
+            None
+            if array is None
+            else zlib.crc32(np.ascontiguousarray(self.device.to_host(array)).view(np.uint8))
+        )
+
+
+class BaseArray:
+    """A handle on a storage; see :class:`flowmx.ndarray.NDArray`."""
+
+    __slots__ = ("__weakref__", "_dtype", "_entry", "_shape", "_storage", "_view")
+
+    _storage: Storage
+    _shape: Shape
+    _dtype: DType
+    _view: View | None
+    _entry: Entry | None
+
+    public: ClassVar[type[BaseArray]]
+    """The class of the arrays that operators return."""
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    def shape(self) -> Shape:
+        """The length of each axis."""
+        return self._shape
+
+    @property
+    def variable(self) -> Storage:
+        """The engine variable of its memory."""
+        return self._storage
+
+    @property
+    def context(self) -> Context:
+        """The device that it lives on."""
+        return self._storage.device.context
+
+    def _plain(self) -> BaseArray:
+        """Another handle on the same memory, without history."""
+        other = _new(BaseArray.public)
+        other._storage, other._shape, other._dtype = self._storage, self._shape, self._dtype
+        other._view, other._entry = self._view, None
+        return other
+
+    # -- memory, for the operation that runs -----------------------------------------------------------
+
+    def _read(self) -> Any:
+        """The raw array (inside an operation, or after a wait)."""
+        array = self._storage.array
+        if self._view is None:
+            return array
+        offset, strides = self._view
+        return np.ndarray(self._shape, self._dtype, array, offset, strides)
+
+    def _written(self) -> Any:
+        """The raw array to write into (inside an operation)."""
+        if self._view is None:
+            array = self._storage.array
+            return self._storage.ensure() if array is None else array
+        self._storage.ensure()
+        return self._read()
+
+    # -- waiting ---------------------------------------------------------------------------------------
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        storage = self._storage
+        writer = storage.writer
+        if writer is not None:
+            yield from engine.wait_async(writer)
+        if storage.failure is not None:
+            storage.failure.throw()
+        return self
+
+    def wait_to_read(self) -> None:
+        """Block until the content is there; raises the error of the operation that was to write it."""
+        engine.wait_variable(self._storage)
+
+    def wait_to_write(self) -> None:
+        """Block until nothing pushed so far reads or writes it any more."""
+        for op in list(self._storage.pending()):
+            engine.wait(op)
+
+
+_new: Callable[[type[BaseArray]], BaseArray] = object.__new__
+
+
+def allocate(device: Device, shape: Shape, dtype: DType, array: Any = None) -> BaseArray:
+    """A new array handle; ``array`` is its memory where that exists already."""
+    made = _new(BaseArray.public)
+    made._storage = Storage(device, shape, dtype, array)
+    made._shape = shape
+    made._dtype = dtype
+    made._view = made._entry = None
+    return made
+
+
+def _compute(
+    forward: Callable[..., None], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]
+) -> None:
+    """What an imperative operation does when it runs."""
+    forward(run, [each._read() for each in inputs], [each._written() for each in outputs])
+
+
+def _compute_into_copy(
+    forward: Callable[..., None], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]
+) -> None:
+    """As :func:`_compute`, where an output's memory is also an input's: computed beside it, then copied."""
+    targets = [each._written() for each in outputs]
+    results = [run.device.allocate(each._shape, each._dtype) for each in outputs]
+    forward(run, [each._read() for each in inputs], results)
+    for target, result in zip(targets, results, strict=True):
+        target[...] = result
+
+
+_runs: dict[tuple[Device, bool], Run] = {}
+
+
+def run_on(device: Device, train: bool) -> Run:
+    """The Run of a device and mode."""
+    run = _runs.get((device, train))
+    if run is None:
+        run = _runs[device, train] = Run(device, train)
+    return run
+
+
+def forward_of(op: Operator, device: Device) -> Callable[..., None]:
+    """The computation of an operator on a device: a registered kernel, else the plain forward."""
+    fast = kernel_for(device.context.device_type, op.name)
+    if fast is None:
+        return op.forward
+
+    def call(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        fast(op, run, inputs, outputs)
+
+    return call
+
+
+def invoke(
+    op: Operator,
+    inputs: Sequence[BaseArray],
+    out: BaseArray | Sequence[BaseArray] | None = None,
+    device: Device | None = None,
+    depth: int = 2,
+) -> Any:
+    """Enqueue an operator on arrays; returns its visible output, or a list of them, at once.
+
+    Args:
+        op: the operator with its parameters.
+        inputs: arrays of one device, auxiliary states last.
+        out: write into this array (or these) and return it, in place of new ones.
+        device: where to run operators without inputs.
+        depth: how many frames above this one belong to flowmx for sure.
+
+    Raises:
+        ShapeError, TypeInferenceError, DeviceError: the inputs do not fit.
+        AutogradError: ``out`` is part of what is being recorded.
+    """
+    if inputs:
+        device = inputs[0]._storage.device
+        for each in inputs:
+            if each._storage.device is not device:
+                raise DeviceError(
+                    f"{op.name}: input 0 is on {device} and another on {each._storage.device}: "
+                    "bring them together with as_in_context"
+                )
+    elif device is None:
+        device = devices.get(devices.current_context())
+    spec = op.spec(tuple([each._shape for each in inputs]), tuple([each._dtype for each in inputs]))
+    mode = state.get()
+    reads = tuple([each._storage for each in inputs])
+    compute: Callable[..., None] = _compute
+    if out is None:
+        outputs = [allocate(device, s, t) for s, t in zip(spec.shapes, spec.dtypes, strict=True)]
+        nbytes = spec.nbytes
+        writes: tuple[Variable, ...] = tuple([each._storage for each in outputs])
+    else:
+        outputs, reads, compute = _given_outputs(op, spec, inputs, out, mode.recording, reads, device)
+        nbytes = 0
+        writes = tuple([each._storage for each in outputs])
+    if op.uses_random:
+        writes += (device.generator,)
+    if op.auxiliary and mode.training:
+        writes += tuple([each._storage for each in inputs[len(inputs) - len(op.auxiliary) :]])
+    for position in op.updates:
+        writes += (inputs[position]._storage,)
+    forward = op.__dict__.get("_forward")
+    if forward is None or forward[0] is not device:
+        forward = (device, forward_of(op, device))
+        object.__setattr__(op, "_forward", forward)
+    origin = capture(depth)
+    engine.enqueue(
+        Operation(
+            compute,
+            (forward[1], run_on(device, mode.training), inputs, outputs),
+            reads,
+            writes,
+            device.compute,
+            op.name,
+            origin,
+            0,
+            nbytes,
+            spec.light,
+        )  # fmt: skip
+    )
+    visible = op.visible_outputs() if not spec.single else 1
+    if mode.recording and not op.no_gradient:
+        record(op.name, op.gradient, inputs, outputs, visible, origin)
+    if visible == 1:
+        return outputs[0]
+    return outputs[:visible]
+
+
+def record(
+    name: str,
+    gradient: Callable[..., Any],
+    inputs: Sequence[BaseArray],
+    outputs: Sequence[BaseArray],
+    visible: int,
+    origin: Origin | None = None,
+) -> None:
+    """Put a call on the tape, where one of its inputs is part of it."""
+    for each in inputs:
+        if each._entry is not None:
+            break
+    else:
+        return
+    node = TapeNode(name, gradient, inputs, outputs, visible, origin)
+    for index, each in enumerate(outputs[:visible]):
+        each._entry = Entry(node, index)
+
+
+def _given_outputs(
+    op: Operator,
+    spec: Any,
+    inputs: Sequence[BaseArray],
+    out: BaseArray | Sequence[BaseArray],
+    recording: bool,
+    reads: tuple[Storage, ...],
+    device: Device,
+) -> tuple[list[BaseArray], tuple[Storage, ...], Callable[..., None]]:
+    """Check the arrays given as ``out``, and say how to compute into them."""
+    given = [out] if isinstance(out, BaseArray) else list(out)
+    visible = op.visible_outputs()
+    if len(given) not in (visible, len(spec.shapes)):
+        raise ValueError(f"{op.name}: out holds {len(given)} arrays, expected {visible}")
+    for index, (each, shape, dtype) in enumerate(zip(given, spec.shapes, spec.dtypes, strict=False)):
+        if each._shape != shape:
+            raise ShapeError(f"{op.name}: out {index} has shape {each._shape}, expected {shape}")
+        if each._dtype != dtype:
+            raise TypeInferenceError(
+                f"{op.name}: out {index} has dtype {name_of(each._dtype)}, expected {name_of(dtype)}"
+            )
+        if each._storage.device is not device:
+            raise DeviceError(
+                f"{op.name}: out {index} is on {each._storage.device}, the operator runs on {device}"
+            )
+        if recording:
+            refuse_in_place(each, op.name)
+        if each._view is not None:
+            reads += (each._storage,)
+    rest = zip(spec.shapes[len(given) :], spec.dtypes[len(given) :], strict=True)
+    outputs = [*given, *(allocate(device, s, t) for s, t in rest)]
+    compute: Callable[..., None] = _compute
+    written = {each._storage for each in given}
+    for position, each in enumerate(inputs):
+        if each._storage in written and not any(
+            position == i and j < len(given) and _same_memory(each, given[j]) for i, j in op.in_place
+        ):
+            compute = _compute_into_copy
+    return outputs, reads, compute
+
+
+def _same_memory(one: BaseArray, other: BaseArray) -> bool:
+    return one._storage is other._storage and one._view == other._view
+
+
+def refuse_in_place(array: BaseArray, name: str) -> None:
+    """In-place changes of arrays that the tape knows are refused while recording, as MXNet does."""
+    if array._entry is not None:
+        raise AutogradError(
+            f"{name}: an array of the recorded graph (shape {array._shape}) can not be changed in place while "
+            "recording; write to a new array, or change it outside autograd.record()"
+        )
+
+
+def push_on(
+    device: Device,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    reads: tuple[Variable, ...],
+    writes: tuple[Variable, ...],
+    name: str,
+    light: bool = False,
+    nbytes: int = 0,
+    depth: int = 2,
+) -> None:
+    """Enqueue work on arrays that is no operator (assignments, copies)."""
+    engine.enqueue(
+        Operation(function, arguments, reads, writes, device.compute, name, capture(depth), 0, nbytes, light)
+    )

@@ -1,0 +1,70 @@
+"""The functions ``mx.nd.*``, derived from the operator registry.
+
+``op(name, *arrays, **parameters)`` calls any operator by name, the hidden ones too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flowmx.ndarray.core import BaseArray, invoke
+from flowmx.ops import calling
+from flowmx.ops.registry import Operator, lookup, registered
+
+_EXTRA = ("out", "name", "ctx")
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, BaseArray)
+
+
+_is_array.__name__ = "an NDArray"
+
+
+def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an operator on arrays, with arguments as the user wrote them."""
+    out = kwargs.pop("out", None)
+    kwargs.pop("name", None)
+    ctx = kwargs.pop("ctx", None)
+    inputs, parameters = calling.split(cls, args, kwargs, _is_array)
+    op = cls.create(**parameters)
+    ordered = calling.in_order(op, inputs)
+    device = None
+    if ctx is not None and not ordered:
+        from flowmx import devices
+
+        device = devices.get(devices.Context(ctx))
+    return invoke(op, ordered, out, device, 4)
+
+
+def function_for(name: str) -> Callable[..., Any]:
+    """The array function of an operator."""
+    cls = lookup(name)
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return call(cls, args, kwargs)
+
+    calling.dress(function, cls, name, "flowmx.ndarray", _EXTRA)
+    return function
+
+
+_functions: dict[str, Callable[..., Any]] = {}
+
+
+def op(name: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Call the operator of that name on arrays."""
+    return call(lookup(name), args, kwargs)
+
+
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    made = _functions.get(name)
+    if made is None:
+        made = _functions[name] = function_for(name)
+    return made
+
+
+def __dir__() -> list[str]:
+    return sorted(name for name, cls in registered().items() if not cls.hidden)

@@ -1,0 +1,370 @@
+"""Indexing: views that share storage, advanced indexing, assignment, and MXNet's reshape codes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from flowmx.engine.runtime import engine
+from flowmx.errors import ShapeError
+from flowmx.ndarray import core, recording
+from flowmx.ndarray.core import BaseArray, invoke
+from flowmx.ops.registry import Shape, lookup
+
+_BASIC = (int, np.integer, slice, type(None), type(Ellipsis))
+
+
+def get(array: BaseArray, key: Any) -> BaseArray:
+    """``array[key]``: a view for basic keys, a copy for index arrays."""
+    if isinstance(key, BaseArray) or isinstance(key, (list, np.ndarray)):
+        key = (key,)
+    parts = key if isinstance(key, tuple) else (key,)
+    if not all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
+        return _gather(array, parts)
+    full = _expand(array, parts)
+    if recording.state.get().recording and array._entry is not None:
+        return _recorded(array, full)
+    offset, shape, strides = _view(array, full)
+    return _make_view(array, offset, shape, strides)
+
+
+def put(array: BaseArray, key: Any, value: Any) -> None:
+    """``array[key] = value``: enqueued; what the key leaves out keeps its content.
+
+    Raises:
+        ShapeError: the value does not broadcast to what the key selects.
+    """
+    if recording.state.get().recording:
+        core.refuse_in_place(array, "assignment")
+    if isinstance(key, BaseArray) or isinstance(key, (list, np.ndarray)):
+        key = (key,)
+    parts = key if isinstance(key, tuple) else (key,)
+    device = array._storage.device
+    if all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
+        offset, shape, strides = _view(array, _expand(array, parts))
+        target = _make_view(array, offset, shape, strides)
+        whole = target._view is None
+        selected = lambda: target._written()  # noqa: E731
+        indexes: tuple[BaseArray, ...] = ()
+    else:
+        template, indexes = _template(array, parts)
+        shape = _gathered_shape(array._shape, template, [each._shape for each in indexes])
+        target, whole, selected = array, False, lambda: _Selected(array, template, indexes)
+    if isinstance(value, BaseArray) and value._storage.device is not device:
+        value = value.as_in_context(device.context)  # type: ignore[attr-defined]
+    given: Shape = value._shape if isinstance(value, BaseArray) else np.shape(value)
+    if not _fits(given, shape):
+        raise ShapeError(
+            f"assignment: the value has shape {given}, the key selects {shape} of {array._shape}"
+        )
+    sources = [each._storage for each in indexes]
+    if isinstance(value, BaseArray):
+        sources.append(value._storage)
+    elif not isinstance(value, (int, float, bool, np.generic)):
+        value = np.array(value)  # the caller may change it before the engine comes to it
+    if not whole:
+        sources.append(array._storage)
+    drop = max(0, len(given) - len(shape))
+
+    def assign() -> None:
+        content = value._read() if isinstance(value, BaseArray) else value
+        if drop:
+            content = content.reshape(content.shape[drop:])
+        selected()[...] = content
+
+    light = math.prod(shape) <= 4096
+    core.push_on(device, assign, (), tuple(sources), (array._storage,), "assign", light, 0, 4)
+
+
+class _Selected:
+    """What an advanced key selects, as something to assign to."""
+
+    def __init__(self, array: BaseArray, template: str, indexes: tuple[BaseArray, ...]) -> None:
+        self._array, self._key = array, (template, indexes)
+
+    def __setitem__(self, _: Any, content: Any) -> None:
+        template, indexes = self._key
+        self._array._written()[rebuild(template, [each._read() for each in indexes])] = content
+
+
+def _fits(given: Shape, wanted: Shape) -> bool:
+    while len(given) > len(wanted) and given[0] == 1:
+        given = given[1:]
+    if len(given) > len(wanted):
+        return False
+    return all(g in (1, w) for g, w in zip(given[::-1], wanted[::-1], strict=False))
+
+
+# -- basic keys --------------------------------------------------------------------------------------------
+
+
+def _expand(array: BaseArray, parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A basic key with the ellipsis spelled out: one item for each axis, and None for each new one."""
+    taken = sum(part is not None and part is not Ellipsis for part in parts)
+    ndim = len(array._shape)
+    if taken > ndim:
+        raise IndexError(f"too many indices: {taken} for an array of shape {array._shape}")
+    fill = (slice(None),) * (ndim - taken)
+    if Ellipsis in parts:
+        where = parts.index(Ellipsis)
+        return (*parts[:where], *fill, *parts[where + 1 :])
+    return (*parts, *fill)
+
+
+def _index(position: Any, length: int, axis: int, shape: Shape) -> int:
+    index = int(position)
+    if not -length <= index < length:
+        raise IndexError(f"index {index} is out of bounds for axis {axis} of an array of shape {shape}")
+    return index + length if index < 0 else index
+
+
+def _strides(array: BaseArray) -> tuple[int, ...]:
+    if array._view is not None:
+        return array._view[1]
+    return contiguous_strides(array._shape, array._dtype.itemsize)
+
+
+def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
+    """The byte strides of a C-contiguous array."""
+    strides, step = [], itemsize
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(1, length)
+    return tuple(reversed(strides))
+
+
+def _view(array: BaseArray, full: tuple[Any, ...]) -> tuple[int, Shape, tuple[int, ...]]:
+    offset = array._view[0] if array._view is not None else 0
+    shape, strides = [], []
+    axis = 0
+    old = _strides(array)
+    for part in full:
+        if part is None:
+            shape.append(1)
+            strides.append(array._dtype.itemsize)
+            continue
+        length, stride = array._shape[axis], old[axis]
+        if isinstance(part, slice):
+            start, stop, step = part.indices(length)
+            count = max(0, -(-(stop - start) // step))
+            offset += start * stride if count else 0
+            shape.append(count)
+            strides.append(step * stride)
+        else:
+            offset += _index(part, length, axis, array._shape) * stride
+        axis += 1
+    return offset, tuple(shape), tuple(strides)
+
+
+def _make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]) -> BaseArray:
+    made = array._plain()
+    made._shape = shape
+    storage = array._storage
+    is_whole = (
+        offset == 0
+        and shape == storage.shape
+        and strides == contiguous_strides(shape, storage.dtype.itemsize)
+    )
+    made._view = None if is_whole else (offset, strides)
+    return made
+
+
+def _recorded(array: BaseArray, full: tuple[Any, ...]) -> BaseArray:
+    """A basic key while recording: by operators, so that gradients flow."""
+    begin: list[int | None] = []
+    end: list[int | None] = []
+    step: list[int | None] = []
+    shape: list[int] = []
+    axis = 0
+    for part in full:
+        if part is None:
+            shape.append(1)
+            continue
+        length = array._shape[axis]
+        if isinstance(part, slice):
+            first, last, stride = part.indices(length)
+            count = max(0, -(-(last - first) // stride))
+            shape.append(count)
+            stop: int | None = last if last >= 0 else None
+        else:
+            first, stride = _index(part, length, axis, array._shape), 1
+            stop = first + 1
+        begin.append(first)
+        end.append(stop)
+        step.append(stride)
+        axis += 1
+    taken: BaseArray = array
+    if begin:
+        op = lookup("slice").create(begin=tuple(begin), end=tuple(end), step=tuple(step))
+        taken = invoke(op, [array], depth=4)
+    return taken if taken._shape == tuple(shape) else _share(taken, tuple(shape))
+
+
+# -- index arrays ------------------------------------------------------------------------------------------
+
+
+def _template(array: BaseArray, parts: tuple[Any, ...]) -> tuple[str, tuple[BaseArray, ...]]:
+    """An advanced key as text with ``@`` for each index array, and the index arrays.
+
+    Boolean masks are turned into positions here, which waits for them: the result's shape depends on them.
+    """
+    pieces: list[str] = []
+    arrays: list[BaseArray] = []
+    device = array._storage.device
+    for part in parts:
+        if isinstance(part, BaseArray):
+            if part._dtype.kind == "b":
+                engine.wait_variable(part._storage)
+                part = part.asnumpy()  # type: ignore[attr-defined]
+            else:
+                part = part.as_in_context(device.context)  # type: ignore[attr-defined]
+        if isinstance(part, (list, tuple, np.ndarray, bool)):
+            part = np.asarray(part)
+            if part.dtype.kind == "b":
+                for positions in np.nonzero(part):
+                    pieces.append("@")
+                    arrays.append(core.allocate(device, positions.shape, positions.dtype, positions))
+                continue
+            if part.size == 0:
+                part = part.astype(np.int64)
+            part = core.allocate(device, part.shape, part.dtype, np.array(part))
+        if isinstance(part, BaseArray):
+            pieces.append("@")
+            arrays.append(part)
+        elif isinstance(part, slice):
+            pieces.append(
+                ":".join("" if n is None else str(int(n)) for n in (part.start, part.stop, part.step))
+            )
+        elif part is None:
+            pieces.append("None")
+        elif part is Ellipsis:
+            pieces.append("...")
+        elif isinstance(part, (int, np.integer)):
+            pieces.append(str(int(part)))
+        else:
+            raise IndexError(f"an index is {part!r}, expected a number, slice, None, ..., or an array")
+    return ",".join(pieces), tuple(arrays)
+
+
+def rebuild(template: str, arrays: list[Any]) -> tuple[Any, ...]:
+    """The key that :func:`_template` took apart, with raw index arrays."""
+    rest = iter(arrays)
+    key: list[Any] = []
+    for piece in template.split(","):
+        if piece == "@":
+            index = next(rest)
+            key.append(index if index.dtype.kind in "iu" else index.astype(np.int64))
+        elif ":" in piece:
+            key.append(slice(*(int(n) if n else None for n in piece.split(":"))))
+        else:
+            key.append({"None": None, "...": Ellipsis}.get(piece) if piece in ("None", "...") else int(piece))
+    return tuple(key)
+
+
+def _gathered_shape(shape: Shape, template: str, index_shapes: list[Shape]) -> Shape:
+    zeros = [np.broadcast_to(np.zeros((), np.int64), each) for each in index_shapes]
+    try:
+        return np.broadcast_to(np.zeros((), np.bool_), shape)[rebuild(template, zeros)].shape
+    except IndexError as error:
+        raise IndexError(f"index [{template}] does not fit an array of shape {shape}: {error}") from None
+
+
+def _gather(array: BaseArray, parts: tuple[Any, ...]) -> BaseArray:
+    template, indexes = _template(array, parts)
+    shape = _gathered_shape(array._shape, template, [each._shape for each in indexes])
+    op = lookup("_advanced_index").create(num_args=1 + len(indexes), key=template, shape=shape)
+    made: BaseArray = invoke(op, [array, *indexes], depth=4)
+    return made
+
+
+# -- reshape -----------------------------------------------------------------------------------------------
+
+
+def resolve_reshape(old: Shape, codes: tuple[int, ...], reverse: bool = False) -> Shape:
+    """The shape that MXNet's reshape codes mean for an input of shape ``old``.
+
+    Raises:
+        ShapeError: the codes do not fit the shape.
+    """
+
+    def refuse(why: str) -> ShapeError:
+        return ShapeError(f"reshape: {codes} does not fit an array of shape {old}: {why}")
+
+    source, wanted = (old[::-1], codes[::-1]) if reverse else (old, codes)
+    result: list[int] = []
+    at, position = 0, 0
+    while position < len(wanted):
+        code = wanted[position]
+        if code == 0:
+            if at >= len(source):
+                raise refuse("0 copies an axis that is not there")
+            result.append(source[at])
+            at += 1
+        elif code == -1:
+            result.append(-1)
+            at += 1
+        elif code == -2:
+            result += source[at:]
+            at = len(source)
+        elif code == -3:
+            if at + 1 >= len(source):
+                raise refuse("-3 merges two axes that are not there")
+            result.append(source[at] * source[at + 1])
+            at += 2
+        elif code == -4:
+            pair = [wanted[position + 1], wanted[position + 2]] if position + 2 < len(wanted) else []
+            if at >= len(source) or not pair:
+                raise refuse("-4 needs an axis to split and two lengths after it")
+            if pair.count(-1) == 2:
+                raise refuse("-4 takes at most one -1")
+            if -1 in pair:
+                known = pair[0] if pair[1] == -1 else pair[1]
+                if known <= 0 or source[at] % known:
+                    raise refuse(f"-4 can not split {source[at]} by {known}")
+                pair = [source[at] // known if n == -1 else n for n in pair]
+            if pair[0] * pair[1] != source[at]:
+                raise refuse(f"-4 splits {source[at]} into {pair[0]} by {pair[1]}")
+            result += pair
+            at += 1
+            position += 2
+        elif code > 0:
+            result.append(code)
+            at += 1
+        else:
+            raise refuse(f"{code} is no code")
+        position += 1
+    if result.count(-1) > 1:
+        raise refuse("at most one axis can be -1")
+    size = math.prod(old)
+    if -1 in result:
+        known = math.prod(n for n in result if n != -1)
+        if known == 0 or size % known:
+            raise refuse(f"{size} elements can not be divided by {known}")
+        result[result.index(-1)] = size // known
+    if math.prod(result) != size:
+        raise refuse(f"it has {math.prod(result)} elements, the array {size}")
+    return tuple(reversed(result)) if reverse else tuple(result)
+
+
+def reshape(array: BaseArray, codes: tuple[int, ...], reverse: bool = False) -> BaseArray:
+    """The array with another shape; shares memory where its layout allows."""
+    shape = resolve_reshape(array._shape, codes, reverse) if codes or array._shape else ()
+    return _share(array, shape)
+
+
+def _share(array: BaseArray, shape: Shape) -> BaseArray:
+    strides = contiguous_strides(array._shape, array._dtype.itemsize)
+    if array._view is not None and array._view[1] != strides and math.prod(array._shape) > 1:
+        made: BaseArray = invoke(lookup("Reshape").create(shape=shape), [array], depth=4)
+        return made
+    made = array._plain()
+    made._shape = shape
+    if array._view is not None or shape != array._storage.shape:
+        offset = array._view[0] if array._view is not None else 0
+        made._view = (offset, contiguous_strides(shape, array._dtype.itemsize))
+    if recording.state.get().recording and array._entry is not None:
+        old = array._shape
+        core.record("Reshape", lambda F, i, o, heads: [reshape(heads[0], old)], [array], [made], 1)
+    return made

@@ -1,0 +1,437 @@
+"""MXNet's binary ``.params`` format: a list of arrays, with or without names.
+
+All numbers are little-endian. A file is::
+
+    uint64 0x112, uint64 reserved
+    uint64 number of arrays, then the arrays
+    uint64 number of names (none, or one for each array), then the names: uint64 length, UTF-8
+
+and an array, in the four layouts that MXNet has written since 0.8::
+
+    unversioned     uint32 ndim, uint32 dims        device, dtype, data
+    V1              magic, int32 ndim, int64 dims   device, dtype, data
+    V2, V3          magic, storage type, [stored shape,] shape,
+                    device, dtype, [dtype and shape of each index array,] data, [index arrays]
+
+Only sparse arrays have the parts in brackets. V3 is V2 under NumPy's shape rules: in V3 an array with ndim 0
+is a scalar; in the others it is no array at all, and nothing follows its shape.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+import struct
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+
+from flowmx.errors import MXNetError
+from flowmx.serialization.atomic import replace_file
+
+Array: TypeAlias = npt.NDArray[Any]
+Arrays: TypeAlias = Mapping[str, npt.ArrayLike] | Sequence[npt.ArrayLike] | Array
+
+LIST_MAGIC = 0x112
+V1_MAGIC = 0xF993FAC8
+V2_MAGIC = 0xF993FAC9
+V3_MAGIC = 0xF993FACA
+
+_DENSE, _ROW_SPARSE, _CSR = 0, 1, 2
+_INDEX_ARRAYS = {_DENSE: 0, _ROW_SPARSE: 1, _CSR: 2}
+_CPU_0 = struct.pack("<ii", 1, 0)
+_MAX_NDIM = 32  # what every NumPy can hold
+
+_DTYPES: dict[int, np.dtype[Any]] = {
+    flag: np.dtype(scalar)
+    for flag, scalar in enumerate(
+        [
+            np.float32,
+            np.float64,
+            np.float16,
+            np.uint8,
+            np.int32,
+            np.int8,
+            np.int64,
+            np.bool_,
+            np.int16,
+            np.uint16,
+            np.uint32,
+            np.uint64,
+            ml_dtypes.bfloat16,
+        ]
+    )
+}
+_FLAGS = {dtype: flag for flag, dtype in _DTYPES.items()}
+
+
+class ParamsFormatError(MXNetError, ValueError):
+    """A file is not what MXNet would have written.
+
+    Attributes:
+        source: The file's name.
+        offset: Where the unexpected bytes start.
+        expected: What should stand there.
+        found: What stands there.
+    """
+
+    def __init__(self, source: str, offset: int, expected: str, found: str) -> None:
+        super().__init__(source, offset, expected, found)
+        self.source = source
+        self.offset = offset
+        self.expected = expected
+        self.found = found
+
+    def __str__(self) -> str:
+        return f"{self.source}, byte {self.offset}: expected {self.expected}, found {self.found}"
+
+
+def save(path: str | os.PathLike[str], arrays: Arrays, *, np_shape: bool | None = None) -> None:
+    """Write arrays to a file, which is replaced as a whole or not at all.
+
+    Args:
+        path: The file.
+        arrays: As for `dumps`.
+        np_shape: As for `dumps`.
+
+    Raises:
+        TypeError: MXNet has no such dtype.
+        OSError: The file cannot be written.
+    """
+    replace_file(path, _chunks(arrays, np_shape))
+
+
+def dumps(arrays: Arrays, *, np_shape: bool | None = None) -> bytes:
+    """Return the bytes that MXNet 1.9.1 writes for the same arrays.
+
+    Args:
+        arrays: Named arrays, or a sequence of arrays, or one array, which is written as a list of one.
+        np_shape: Write V3, which MXNet reads only under NumPy's shape rules (``npx.set_np``), instead of V2.
+            None writes V3 only where V2 cannot hold the arrays: if one of them is 0-dimensional.
+
+    Raises:
+        TypeError: MXNet has no such dtype.
+        ValueError: `np_shape` is False and an array is 0-dimensional.
+    """
+    return b"".join(_chunks(arrays, np_shape))
+
+
+def load(path: str | os.PathLike[str], *, densify_limit: int = 64 << 20) -> dict[str, Array] | list[Array]:
+    """Read a file, as `loads` does.
+
+    Raises:
+        ParamsFormatError: The file is damaged, or not a ``.params`` file.
+        OSError: The file cannot be read.
+    """
+    with Path(path).open("rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):  # a pipe cannot tell its size
+            return loads(file.read(), source=os.fspath(path), densify_limit=densify_limit)
+        return _read_list(_Reader(file, status.st_size, os.fspath(path), densify_limit))
+
+
+def loads(
+    data: bytes | bytearray | memoryview, *, source: str = "<bytes>", densify_limit: int = 64 << 20
+) -> dict[str, Array] | list[Array]:
+    """Return the arrays of a ``.params`` file: a dict if they have names, else a list.
+
+    The arrays are copies: writable, aligned and in C order. What MXNet calls an empty NDArray comes back as
+    float32 of shape (0,). Sparse arrays come back dense.
+
+    Args:
+        data: The file's content.
+        source: What errors call the file.
+        densify_limit: How many bytes the dense form of the file's sparse arrays may take together. Everything
+            else takes no more memory than the file.
+
+    Raises:
+        ParamsFormatError: The data is damaged, or not in this format.
+    """
+    view = memoryview(data)
+    view = view.cast("B") if view.c_contiguous else memoryview(bytes(view))
+    return _read_list(_Reader(_Memory(view), len(view), source, densify_limit))
+
+
+def _chunks(arrays: Arrays, np_shape: bool | None) -> Iterator[bytes | memoryview]:
+    """Yield the file in pieces; the pieces of data are views of the arrays where that is possible."""
+    names: list[str] = []
+    if isinstance(arrays, Mapping):
+        names = list(arrays)
+        values = [_storable(value, repr(name)) for name, value in arrays.items()]
+    else:
+        listed = [arrays] if isinstance(arrays, np.ndarray) else arrays
+        values = [_storable(value, str(i)) for i, value in enumerate(listed)]
+    if np_shape is None:
+        np_shape = any(value.ndim == 0 for value in values)
+    elif not np_shape and any(value.ndim == 0 for value in values):
+        raise ValueError("an array of 0 dimensions can only be written with np_shape=True")
+    yield struct.pack("<QQQ", LIST_MAGIC, 0, len(values))
+    for value in values:
+        yield struct.pack(
+            f"<Iii{value.ndim}q8si",
+            V3_MAGIC if np_shape else V2_MAGIC,
+            _DENSE,
+            value.ndim,
+            *value.shape,
+            _CPU_0,
+            _FLAGS[value.dtype],
+        )
+        yield _bytes_of(value if sys.byteorder == "little" else value.byteswap())
+    yield struct.pack("<Q", len(names))
+    for name in names:
+        encoded = name.encode()
+        yield struct.pack("<Q", len(encoded)) + encoded
+
+
+def _storable(value: npt.ArrayLike, name: str) -> Array:
+    array = np.asarray(value)
+    dtype = array.dtype.newbyteorder("=")
+    if dtype not in _FLAGS:
+        raise TypeError(f"array {name}: MXNet's format has no dtype {array.dtype}")
+    return np.asarray(array, dtype=dtype, order="C")
+
+
+def _bytes_of(array: Array) -> memoryview:
+    """Return the memory of an array in C order."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+class _Source(Protocol):
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
+class _Memory:
+    """Bytes that are read in order."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._rest = data
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        count = min(len(buffer), len(self._rest))
+        buffer[:count] = self._rest[:count]
+        self._rest = self._rest[count:]
+        return count
+
+
+class _Reader:
+    """Reads fields in order, and allocates nothing that the rest of the file could not fill."""
+
+    def __init__(self, source: _Source, size: int, name: str, densify_limit: int) -> None:
+        self._source = source
+        self._size = size
+        self._name = name
+        self._densify_left = densify_limit
+        self.offset = 0
+
+    @property
+    def left(self) -> int:
+        return self._size - self.offset
+
+    def error(self, expected: str, found: object, offset: int | None = None) -> ParamsFormatError:
+        at = self.offset if offset is None else offset
+        return ParamsFormatError(self._name, at, expected, str(found))
+
+    def need(self, count: int, what: str) -> None:
+        if count > self.left:
+            raise self.error(f"{count} bytes of {what}", f"the end of the file after {self.left}")
+
+    def fill(self, buffer: memoryview, what: str) -> None:
+        done = 0
+        while done < len(buffer):
+            count = self._source.readinto(buffer[done:])
+            if not count:  # another process made the file shorter after it was opened
+                raise self.error(f"{len(buffer)} bytes of {what}", f"the end of the file after {done}")
+            done += count
+        self.offset += done
+
+    def read(self, count: int, what: str) -> bytes:
+        self.need(count, what)
+        buffer = bytearray(count)
+        self.fill(memoryview(buffer), what)
+        return bytes(buffer)
+
+    def numbers(self, layout: str, what: str) -> tuple[int, ...]:
+        return struct.unpack(f"<{layout}", self.read(struct.calcsize(f"<{layout}"), what))
+
+    def number(self, layout: str, what: str) -> int:
+        return self.numbers(layout, what)[0]
+
+    def shape(self, what: str) -> tuple[int, ...] | None:
+        """Return a shape with 64-bit dims, or None where its rank or a dim is unknown (-1)."""
+        start = self.offset
+        ndim = self.number("i", f"{what}'s number of dimensions")
+        if not -1 <= ndim <= _MAX_NDIM:
+            raise self.error(f"{what} of at most {_MAX_NDIM} dimensions", ndim, start)
+        dims = self.numbers(f"{max(ndim, 0)}q", what)
+        if min(dims, default=0) < -1:
+            raise self.error(f"{what} without negative dimensions", dims, start)
+        return None if ndim == -1 or -1 in dims else dims
+
+    def known_shape(self, what: str) -> tuple[int, ...]:
+        start = self.offset
+        shape = self.shape(what)
+        if shape is None:
+            raise self.error(f"{what} that is known", "-1", start)
+        return shape
+
+    def dtype(self, what: str) -> np.dtype[Any]:
+        start = self.offset
+        flag = self.number("i", what)
+        if flag not in _DTYPES:
+            raise self.error(f"{what}, a type flag in 0..{max(_DTYPES)}", flag, start)
+        return _DTYPES[flag]
+
+    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> Array:
+        self.check_size(dtype, shape, what)
+        self.need(math.prod(shape) * dtype.itemsize, f"{what} (shape {shape}, {dtype})")
+        array = np.empty(shape, np.uint8 if dtype == np.bool_ else dtype)
+        self.fill(_bytes_of(array), what)
+        if dtype == np.bool_:  # NumPy misbehaves on a bool that is neither 0 nor 1
+            return np.minimum(array, 1, out=array).view(np.bool_)
+        return array if sys.byteorder == "little" else array.byteswap(inplace=True)
+
+    def check_size(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> None:
+        # NumPy refuses even an empty array whose other dims overflow.
+        if math.prod(dim for dim in shape if dim) * dtype.itemsize >= 1 << 63:
+            raise self.error(f"{what} of a size that can be addressed", f"shape {shape}")
+
+    def zeros(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> Array:
+        """Return the dense array that a sparse one is spread over."""
+        self.check_size(dtype, shape, what)
+        size = math.prod(shape) * dtype.itemsize
+        if size > self._densify_left:
+            limit = f"dense form of at most {self._densify_left} bytes (densify_limit)"
+            raise self.error(f"a {what} with a {limit}", f"shape {shape} of {dtype}, {size} bytes")
+        self._densify_left -= size
+        return np.zeros(shape, dtype)
+
+
+def _read_list(reader: _Reader) -> dict[str, Array] | list[Array]:
+    magic = reader.read(8, "list magic")
+    if int.from_bytes(magic, "little") != LIST_MAGIC:
+        raise reader.error(f"a .params file, which starts with {struct.pack('<Q', LIST_MAGIC)!r}", magic, 0)
+    reader.number("Q", "reserved field")
+    start = reader.offset
+    count = reader.number("Q", "number of arrays")
+    if count > reader.left // 4:  # the smallest array takes 4 bytes
+        raise reader.error(f"at most {reader.left // 4} arrays in {reader.left} bytes", count, start)
+    arrays = [_read_array(reader, f"array {i}") for i in range(count)]
+    names = _read_names(reader, count)
+    if reader.left:
+        raise reader.error("the end of the file", f"{reader.left} more bytes")
+    return dict(zip(names, arrays, strict=True)) if names else arrays
+
+
+def _read_names(reader: _Reader, arrays: int) -> list[str]:
+    start = reader.offset
+    count = reader.number("Q", "number of names")
+    if count not in (0, arrays):
+        raise reader.error(f"no names, or {arrays}, one for each array", count, start)
+    names: dict[str, None] = {}
+    for i in range(count):
+        start = reader.offset
+        encoded = reader.read(reader.number("Q", f"name {i}'s length"), f"name {i}")
+        try:
+            name = encoded.decode()
+        except UnicodeDecodeError:
+            raise reader.error(f"name {i} in UTF-8", encoded[:80], start) from None
+        if name in names:
+            raise reader.error("names that differ", f"{name!r} twice", start)
+        names[name] = None
+    return list(names)
+
+
+def _read_array(reader: _Reader, what: str) -> Array:
+    start = reader.offset
+    magic = reader.number("I", f"{what}'s magic")
+    storage = _DENSE
+    stored: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None
+    if magic in (V2_MAGIC, V3_MAGIC):
+        start = reader.offset
+        storage = reader.number("i", f"{what}'s storage type")
+        if storage not in _INDEX_ARRAYS:
+            raise reader.error(
+                f"{what}'s storage type, one of 0 (dense), 1 (row_sparse), 2 (csr)", storage, start
+            )
+        if storage != _DENSE:
+            stored = reader.known_shape(f"{what}'s stored shape")
+        shape = reader.shape(f"{what}'s shape")
+    elif magic == V1_MAGIC:
+        shape = reader.shape(f"{what}'s shape")
+    elif magic <= _MAX_NDIM:
+        shape = reader.numbers(f"{magic}I", f"{what}'s shape")
+    else:
+        expected = f"the magic of {what}, {V1_MAGIC:#x} to {V3_MAGIC:#x}, or at most {_MAX_NDIM} dimensions"
+        raise reader.error(expected, f"{magic:#x}", start)
+    if shape is None or (shape == () and magic != V3_MAGIC):
+        return np.empty(0, np.float32)
+    reader.read(len(_CPU_0), f"{what}'s device")  # the arrays go where the caller wants them
+    dtype = reader.dtype(f"{what}'s dtype")
+    if stored is None:
+        return reader.array(dtype, shape, what)
+    index_layouts = [
+        (reader.dtype(f"{what}'s index dtype"), reader.known_shape(f"{what}'s index shape"))
+        for _ in range(_INDEX_ARRAYS[storage])
+    ]
+    data_start = reader.offset
+    values = reader.array(dtype, stored, f"{what}'s stored values")
+    indices = [reader.array(*layout, f"{what}'s indices") for layout in index_layouts]
+    spread = _spread_rows if storage == _ROW_SPARSE else _spread_csr
+    return spread(reader, shape, values, indices, what, data_start)
+
+
+def _spread_rows(
+    reader: _Reader, shape: tuple[int, ...], values: Array, indices: list[Array], what: str, start: int
+) -> Array:
+    (rows,) = indices
+    row_per_index = shape != () and values.shape == (*rows.shape, *shape[1:])
+    if rows.ndim != 1 or rows.dtype.kind not in "iu" or not row_per_index:
+        found = f"{rows.shape} indices of {rows.dtype} with values of shape {values.shape}"
+        raise reader.error(
+            f"row_sparse {what} of shape {shape}, a row of values for each index", found, start
+        )
+    if not _in_range(rows, shape[0]):
+        raise reader.error(f"row indices of {what} below {shape[0]}", f"{rows.min()}..{rows.max()}", start)
+    dense = reader.zeros(values.dtype, shape, f"row_sparse {what}")
+    dense[rows] = values
+    return dense
+
+
+def _spread_csr(
+    reader: _Reader, shape: tuple[int, ...], values: Array, indices: list[Array], what: str, start: int
+) -> Array:
+    pointers, columns = indices
+    if values.size == 0 and len(shape) == 2:  # MXNet leaves out the pointers of an array without values
+        return reader.zeros(values.dtype, shape, f"csr {what}")
+    if (
+        len(shape) != 2
+        or values.ndim != 1
+        or values.shape != columns.shape
+        or pointers.shape != (shape[0] + 1,)
+        or pointers.dtype.kind not in "iu"
+        or columns.dtype.kind not in "iu"
+    ):
+        found = f"{pointers.shape} pointers, {columns.shape} columns, {values.shape} values"
+        raise reader.error(f"csr {what} of shape {shape}, with a column for each value", found, start)
+    ordered = bool(np.all(pointers[1:] >= pointers[:-1]))
+    if not ordered or pointers[0] != 0 or pointers[-1] != len(columns):
+        found = "others"
+        raise reader.error(f"row pointers of {what} that rise from 0 to {len(columns)}", found, start)
+    if not _in_range(columns, shape[1]):
+        found = f"{columns.min()}..{columns.max()}"
+        raise reader.error(f"column indices of {what} below {shape[1]}", found, start)
+    dense = reader.zeros(values.dtype, shape, f"csr {what}")
+    counts = (pointers[1:] - pointers[:-1]).astype(np.int64)
+    dense[np.repeat(np.arange(shape[0]), counts), columns] = values
+    return dense
+
+
+def _in_range(indices: Array, count: int) -> bool:
+    return indices.size == 0 or (int(indices.min()) >= 0 and int(indices.max()) < count)

@@ -1,0 +1,400 @@
+"""MXNet's ``-symbol.json`` format as plain data.
+
+`parse` reads what MXNet has written since 0.8 into a `GraphJSON` and checks it; `upgrade` makes an old graph
+mean today what it meant then; `render` writes what MXNet 1.9.1 would, to the byte. Nothing here knows an
+operator: what must be known about one is asked of the caller.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from typing import Any, NamedTuple, TypeAlias
+
+from flowmx.errors import MXNetError
+
+MXNET_VERSION = 10901  # 1.9.1, whose layout `render` writes
+_OLDEST_VERSION = 800  # files of 0.8 do not name theirs
+
+# Attributes of a variable that old files carry without underscores, or, after the argument's name, on the
+# operator that the variable feeds.
+_HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
+
+_UINT32 = 1 << 32
+
+GraphAttribute: TypeAlias = tuple[str, int | str | list[int] | list[str]]
+
+
+class SymbolFormatError(MXNetError, ValueError):
+    """A text is not a graph that MXNet would have written; the message names the node."""
+
+
+class Entry(NamedTuple):
+    """One output of a node; MXNet counts the version up where an operator changes its input in place."""
+
+    node: int
+    output: int
+    version: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeJSON:
+    """A variable (op "null") or an operator.
+
+    Attributes:
+        op: The operator's name.
+        name: The node's name.
+        attrs: The parameters and attributes, all as text.
+        inputs: The outputs that it reads, all of earlier nodes.
+        control_deps: Earlier nodes that it runs after.
+        subgraphs: The bodies of a control-flow operator.
+        num_outputs: How many outputs it has, hidden ones included. A file without node_row_ptr (before 0.9)
+            does not say; it is then only known how many are used.
+    """
+
+    op: str
+    name: str
+    attrs: Mapping[str, str] = field(default_factory=dict)
+    inputs: tuple[Entry, ...] = ()
+    control_deps: tuple[int, ...] = ()
+    subgraphs: tuple[GraphJSON, ...] = ()
+    num_outputs: int = 1
+
+    @property
+    def is_variable(self) -> bool:
+        """Whether this is an input of the graph."""
+        return self.op == "null"
+
+
+@dataclass(frozen=True, slots=True)
+class GraphJSON:
+    """Nodes in topological order, the outputs (heads), and attributes of the graph with their type's name."""
+
+    nodes: tuple[NodeJSON, ...]
+    heads: tuple[Entry, ...]
+    attrs: Mapping[str, GraphAttribute] = field(default_factory=dict)
+
+    @property
+    def arg_nodes(self) -> tuple[int, ...]:
+        """The variables, auxiliary states included."""
+        return tuple(i for i, node in enumerate(self.nodes) if node.is_variable)
+
+    @property
+    def node_row_ptr(self) -> tuple[int, ...]:
+        """For each node the number of outputs before its own, then the number of all outputs."""
+        return tuple(accumulate((node.num_outputs for node in self.nodes), initial=0))
+
+    @property
+    def version(self) -> int:
+        """The version of MXNet that wrote the graph, 10901 for 1.9.1."""
+        _, value = self.attrs.get("mxnet_version", ("int", _OLDEST_VERSION))
+        return value if isinstance(value, int) else _OLDEST_VERSION
+
+
+def parse(text: str | bytes) -> GraphJSON:
+    """Return the graph in the text of a ``-symbol.json`` file, of any version since 0.8.
+
+    Every index is in range and every input comes from an earlier node. What old versions spelled otherwise is
+    normalized (`attr` and `param` are merged into `attrs`, inputs of two numbers get version 0); what needs
+    knowledge of the operators is left to `upgrade`.
+
+    Raises:
+        SymbolFormatError: The text is no such graph.
+    """
+    try:
+        # MXNet writes control characters as they are.
+        document = json.loads(text, strict=False)
+    except RecursionError:
+        raise SymbolFormatError("the JSON is nested too deeply") from None
+    except ValueError as error:
+        raise SymbolFormatError(f"not JSON: {error}") from None
+    try:
+        return _graph(document, "graph")
+    except RecursionError:
+        raise SymbolFormatError("subgraphs are nested too deeply") from None
+
+
+def render(graph: GraphJSON) -> str:
+    """Return the text that MXNet 1.9.1's ``tojson`` gives for the same graph.
+
+    One thing differs: MXNet does not escape the names of attributes, and cannot read what it then writes.
+    """
+    return _render_graph(graph, 0)
+
+
+def upgrade(graph: GraphJSON, input_names: Callable[[NodeJSON], Sequence[str]]) -> GraphJSON:
+    """Return a graph of an older version as MXNet 1.9.1 understands it; a current one comes back as it is.
+
+    - Attributes such as `lr_mult` become `__lr_mult__`; `weight_lr_mult` on an operator moves to its weight.
+    - Auxiliary states, which files before 0.9 leave out, become variables named after the operator.
+    - argmax and argmin before 0.9.5 spelled "all axes" as -1.
+
+    Args:
+        graph: The graph.
+        input_names: The names of all inputs of a node, auxiliary states last; none where they are unknown.
+    """
+    if graph.version >= MXNET_VERSION:
+        return graph
+    nodes: list[NodeJSON] = []
+    moved: list[int] = []  # where each node of the old graph stands now
+    for node in graph.nodes:
+        attrs = dict(node.attrs)
+        inputs = [entry._replace(node=moved[entry.node]) for entry in node.inputs]
+        names = [] if node.is_variable else list(input_names(replace(node, attrs=_without_hidden(attrs))))
+        for key in [key for key in attrs if _is_hidden(key)]:
+            _unhide(key, attrs, names, inputs, nodes)
+        if graph.version < 900:
+            for name in names[len(inputs) :]:
+                inputs.append(Entry(len(nodes), 0))
+                # MXNet gives a variable that it makes for an operator all of that operator's attributes.
+                nodes.append(NodeJSON("null", f"{node.name}_{name}" if node.name else name, dict(attrs)))
+        if graph.version < 905 and node.op in ("argmax", "argmin") and attrs.get("axis") == "-1":
+            del attrs["axis"]
+        control_deps = tuple(moved[i] for i in node.control_deps)
+        moved.append(len(nodes))
+        nodes.append(replace(node, attrs=attrs, inputs=tuple(inputs), control_deps=control_deps))
+    heads = tuple(entry._replace(node=moved[entry.node]) for entry in graph.heads)
+    return GraphJSON(tuple(nodes), heads, {**graph.attrs, "mxnet_version": ("int", MXNET_VERSION)})
+
+
+def _is_hidden(key: str) -> bool:
+    return any(key == hidden or key.endswith(f"_{hidden}") for hidden in _HIDDEN_KEYS)
+
+
+def _without_hidden(attrs: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in attrs.items() if not _is_hidden(key)}
+
+
+def _unhide(
+    key: str, attrs: dict[str, str], names: Sequence[str], inputs: Sequence[Entry], nodes: list[NodeJSON]
+) -> None:
+    """Give a bare attribute its underscores, on this node or on the input that it names."""
+    hidden = next(hidden for hidden in _HIDDEN_KEYS if key == hidden or key.endswith(f"_{hidden}"))
+    if key == hidden:
+        attrs[f"__{hidden}__"] = attrs.pop(key)
+        return
+    argument = key.removesuffix(f"_{hidden}")
+    position = names.index(argument) if argument in names else len(inputs)
+    if position < len(inputs) and (variable := nodes[inputs[position].node]).is_variable:
+        changed = {**variable.attrs, f"__{hidden}__": attrs.pop(key)}
+        nodes[inputs[position].node] = replace(variable, attrs=changed)
+
+
+# Reading. `where` is what errors call the value at hand.
+
+
+def _graph(value: object, where: str) -> GraphJSON:
+    known = {"nodes", "arg_nodes", "heads", "node_row_ptr", "attrs"}
+    fields = _object(value, where, required={"nodes", "arg_nodes", "heads"}, known=known)
+    nodes = [
+        _node(item, f"{where}, node {i}", i)
+        for i, item in enumerate(_list(fields["nodes"], f"{where}, nodes"))
+    ]
+    heads = _entries(fields["heads"], f"{where}, heads", len(nodes))
+    if "node_row_ptr" in fields:
+        counts = _output_counts(fields["node_row_ptr"], len(nodes), f"{where}, node_row_ptr")
+    else:
+        counts = [1] * len(nodes)
+        for entry in [entry for node in nodes for entry in node.inputs] + list(heads):
+            counts[entry.node] = max(counts[entry.node], entry.output + 1)
+    nodes = [replace(node, num_outputs=count) for node, count in zip(nodes, counts, strict=True)]
+    for i, node in enumerate(nodes):
+        _check_outputs(node.inputs, nodes, f"{where}, node {i} ({node.name!r})")
+    _check_outputs(heads, nodes, f"{where}, heads")
+    for i in _integers(fields["arg_nodes"], f"{where}, arg_nodes"):
+        if i >= len(nodes) or not nodes[i].is_variable:
+            raise SymbolFormatError(f"{where}, arg_nodes: {i} is not the index of a variable")
+    attrs = _object(fields.get("attrs", {}), f"{where}, attrs")
+    typed = {key: _graph_attribute(item, f"{where}, attrs, {key!r}") for key, item in attrs.items()}
+    return GraphJSON(tuple(nodes), heads, typed)
+
+
+def _node(value: object, where: str, position: int) -> NodeJSON:
+    # backward_source_id told versions before 0.9 which node's gradient this one computes.
+    optional = {"attrs", "attr", "param", "control_deps", "subgraphs", "backward_source_id"}
+    required = {"op", "name", "inputs"}
+    fields = _object(value, where, required=required, known=required | optional)
+    name = _string(fields["name"], f"{where}, name")
+    where = f"{where} ({name!r})"
+    attrs: dict[str, str] = {}
+    for key in ("param", "attr", "attrs"):
+        for attribute, item in _object(fields.get(key, {}), f"{where}, {key}").items():
+            attrs[attribute] = _string(item, f"{where}, {key}, {attribute!r}")
+    control_deps = _integers(fields.get("control_deps", []), f"{where}, control_deps")
+    for i in control_deps:
+        if i >= position:
+            raise SymbolFormatError(f"{where}, control_deps: {i} is not an earlier node")
+    subgraphs = _list(fields.get("subgraphs", []), f"{where}, subgraphs")
+    node = NodeJSON(
+        op=_string(fields["op"], f"{where}, op"),
+        name=name,
+        attrs=attrs,
+        inputs=_entries(fields["inputs"], f"{where}, inputs", position),
+        control_deps=control_deps,
+        subgraphs=tuple(_graph(item, f"{where}, subgraph {i}") for i, item in enumerate(subgraphs)),
+    )
+    if node.is_variable and node.inputs:
+        raise SymbolFormatError(f"{where}: a variable (op 'null') has inputs")
+    return node
+
+
+def _entries(value: object, where: str, nodes: int) -> tuple[Entry, ...]:
+    """Read entries, each of one of the first `nodes` nodes."""
+    entries = []
+    for i, item in enumerate(_list(value, where)):
+        numbers = _integers(item, f"{where}[{i}]")
+        if len(numbers) not in (2, 3):
+            raise SymbolFormatError(f"{where}[{i}]: expected [node, output, version], found {_brief(item)}")
+        entry = Entry(*numbers)
+        if entry.node >= nodes:
+            raise SymbolFormatError(f"{where}[{i}]: node {entry.node} is not one of the {nodes} before it")
+        entries.append(entry)
+    return tuple(entries)
+
+
+def _output_counts(value: object, nodes: int, where: str) -> list[int]:
+    ends = _integers(value, where)
+    if len(ends) != nodes + 1 or ends[0] != 0:
+        raise SymbolFormatError(f"{where}: expected 0 and a number for each of the {nodes} nodes")
+    counts = [end - start for start, end in pairwise(ends)]
+    if min(counts, default=0) < 0:
+        raise SymbolFormatError(f"{where}: the numbers must not fall")
+    return counts
+
+
+def _check_outputs(entries: Iterable[Entry], nodes: Sequence[NodeJSON], where: str) -> None:
+    for entry in entries:
+        source = nodes[entry.node]
+        if entry.output >= source.num_outputs:
+            raise SymbolFormatError(
+                f"{where}: reads output {entry.output} of node {entry.node} ({source.name!r}), which has"
+                f" {source.num_outputs}"
+            )
+
+
+def _graph_attribute(value: object, where: str) -> GraphAttribute:
+    match value:
+        case ["int", int() as number] if not isinstance(number, bool):
+            return "int", number
+        case ["str", str() as text]:
+            return "str", text
+        case ["list_int", list() as items] if all(type(item) is int for item in items):
+            return "list_int", items
+        case ["list_str", list() as items] if all(type(item) is str for item in items):
+            return "list_str", items
+    raise SymbolFormatError(f"{where}: expected [type, value], found {_brief(value)}")
+
+
+def _object(
+    value: object, where: str, required: Iterable[str] = (), known: Iterable[str] | None = None
+) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise SymbolFormatError(f"{where}: expected an object, found {_brief(value)}")
+    if missing := [key for key in sorted(required) if key not in value]:
+        raise SymbolFormatError(f"{where}: {missing[0]!r} is missing")
+    if known is not None and (unknown := [key for key in value if key not in known]):
+        raise SymbolFormatError(f"{where}: unknown field {unknown[0]!r}")
+    return value
+
+
+def _list(value: object, where: str) -> list[Any]:
+    if not isinstance(value, list):
+        raise SymbolFormatError(f"{where}: expected a list, found {_brief(value)}")
+    return value
+
+
+def _string(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise SymbolFormatError(f"{where}: expected a string, found {_brief(value)}")
+    return value
+
+
+def _integers(value: object, where: str) -> tuple[int, ...]:
+    items = _list(value, where)
+    for item in items:
+        if type(item) is not int or not 0 <= item < _UINT32:
+            raise SymbolFormatError(f"{where}: expected an index, found {_brief(item)}")
+    return tuple(items)
+
+
+def _brief(value: object) -> str:
+    """Describe a value, which may be huge, in a few words."""
+    if isinstance(value, dict | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return (
+        str(value)[:40] if isinstance(value, int | float) else f"{type(value).__name__} {str(value)[:40]!r}"
+    )
+
+
+# Writing, in the layout of MXNet's JSON writer: it ends each line of a list with ", " and puts short lists of
+# numbers on one line. `depth` is the number of brackets that are open.
+
+_ESCAPES = str.maketrans({'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
+
+
+def _render_graph(graph: GraphJSON, depth: int) -> str:
+    inner = depth + 1
+    fields = {
+        "nodes": _brackets("[]", [_render_node(node, inner + 1) for node in graph.nodes], inner),
+        "arg_nodes": _render_integers(graph.arg_nodes, inner),
+        "node_row_ptr": _render_integers(graph.node_row_ptr, inner),
+        "heads": _render_entries(graph.heads, inner),
+    }
+    if graph.attrs:
+        rendered = {key: _render_attribute(value, inner + 1) for key, value in graph.attrs.items()}
+        fields["attrs"] = _render_object(rendered, inner, one_line=len(rendered) == 1)
+    return _render_object(fields, depth)
+
+
+def _render_node(node: NodeJSON, depth: int) -> str:
+    inner = depth + 1
+    fields = {"op": _quote(node.op), "name": _quote(node.name)}
+    if node.attrs:
+        attrs = {key: _quote(node.attrs[key]) for key in sorted(node.attrs)}
+        fields["attrs"] = _render_object(attrs, inner, one_line=len(attrs) == 1)
+    fields["inputs"] = _render_entries(node.inputs, inner)
+    if node.control_deps:
+        fields["control_deps"] = _render_integers(node.control_deps, inner)
+    if node.subgraphs:
+        bodies = [_render_graph(graph, inner + 1) for graph in node.subgraphs]
+        fields["subgraphs"] = _brackets("[]", bodies, inner)
+    return _render_object(fields, depth)
+
+
+def _render_entries(entries: Iterable[Entry], depth: int) -> str:
+    items = [_brackets("[]", [str(number) for number in entry], depth, one_line=True) for entry in entries]
+    return _brackets("[]", items, depth, one_line=len(items) <= 10)
+
+
+def _render_integers(numbers: Iterable[int], depth: int) -> str:
+    items = [str(number) for number in numbers]
+    return _brackets("[]", items, depth, one_line=len(items) <= 10)
+
+
+def _render_attribute(attribute: GraphAttribute, depth: int) -> str:
+    kind, value = attribute
+    if isinstance(value, list):
+        items = [_quote(item) if isinstance(item, str) else str(item) for item in value]
+        rendered = _brackets("[]", items, depth + 1, one_line=kind == "list_int" and len(items) <= 10)
+    else:
+        rendered = _quote(value) if isinstance(value, str) else str(value)
+    return _brackets("[]", [_quote(kind), rendered], depth, one_line=True)
+
+
+def _render_object(fields: Mapping[str, str], depth: int, *, one_line: bool = False) -> str:
+    items = [f"{_quote(key)}: {value}" for key, value in fields.items()]
+    return _brackets("{}", items, depth, one_line=one_line)
+
+
+def _brackets(pair: str, items: Sequence[str], depth: int, *, one_line: bool = False) -> str:
+    if one_line or not items:
+        return pair[0] + ", ".join(items) + pair[1]
+    indent = "  " * (depth + 1)
+    body = ", ".join(f"\n{indent}{item}" for item in items)
+    return f"{pair[0]}{body}\n{'  ' * depth}{pair[1]}"
+
+
+def _quote(text: str) -> str:
+    return f'"{text.translate(_ESCAPES)}"'

@@ -1,0 +1,343 @@
+"""Settings: the one place where flowmx reads its environment variables.
+
+Each field of `Settings` is a setting: its annotation is the type, `_setting` adds the default, the range and
+the documentation, and the variable is called ``FLOWMX_`` plus the field's name in capitals. The names that
+MXNet had under ``MXNET_`` mean the same here. ``python -m flowmx info`` prints them all.
+
+The environment is read once, at the first `get`; a program that changes it later calls `reload`.
+"""
+
+import os
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType, NoneType
+from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
+
+__all__ = [
+    "TABLE",
+    "BlockingInLoop",
+    "EngineType",
+    "PoolType",
+    "Setting",
+    "SettingError",
+    "Settings",
+    "get",
+    "load",
+    "mxnet_variables",
+    "override",
+    "reload",
+    "sources",
+]
+
+PREFIX = "FLOWMX_"
+MXNET_PREFIX = "MXNET_"
+
+EngineType = Literal["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
+PoolType = Literal["Naive", "Round", "Unpooled"]
+BlockingInLoop = Literal["warn", "error", "allow"]
+
+T = TypeVar("T")
+
+
+class SettingError(ValueError):
+    """A setting was given a value that it does not take."""
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        number = float(text)  # "1e6", as MXNet's own documentation writes such a default
+        if not number.is_integer():
+            raise
+        return int(number)
+
+
+_BOOLEANS = {"0": False, "1": True, "false": False, "true": True}
+_PARSERS: dict[type, Callable[[str], Any]] = {
+    bool: lambda text: _BOOLEANS[text.lower()],
+    int: _whole,
+    float: float,
+    str: str,
+}
+_KINDS = {bool: "0, 1, true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+class Setting(NamedTuple):
+    """One row of the table: what a setting is called, what it takes, and what it does."""
+
+    name: str
+    kind: type
+    default: object
+    doc: str
+    choices: tuple[object, ...] = ()
+    aliases: Mapping[str, str] = MappingProxyType({})
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def variable(self) -> str:
+        """The environment variable, such as ``FLOWMX_ENGINE_TYPE``."""
+        return PREFIX + self.name.upper()
+
+    @property
+    def allowed(self) -> str:
+        """The values that the setting takes, in words."""
+        if self.choices:
+            return "one of " + ", ".join(map(str, [*self.choices, *self.aliases]))
+        bounds = {
+            (False, False): "",
+            (True, False): f" of at least {self.low}",
+            (False, True): f" of at most {self.high}",
+            (True, True): f" from {self.low} to {self.high}",
+        }
+        return _KINDS[self.kind] + bounds[self.low is not None, self.high is not None]
+
+    def parse(self, text: str) -> object:
+        """Return the value that `text`, as found in the environment, stands for.
+
+        Raises:
+            SettingError: `text` is not a value of this setting.
+        """
+        text = text.strip()
+        try:
+            value = _PARSERS[self.kind](self.aliases.get(text, text))
+        except (KeyError, ValueError):
+            raise self._error(text) from None
+        if not self._within(value):
+            raise self._error(text)
+        return value
+
+    def check(self, value: object) -> object:
+        """Return `value` if the setting takes it.
+
+        Raises:
+            SettingError: It is of another type, outside the range, or none of the choices.
+        """
+        if value is None and self.default is None:
+            return value
+        if self.kind is float and type(value) is int:
+            value = float(value)
+        if type(value) is not self.kind or not self._within(value):
+            raise self._error(value)
+        return value
+
+    def _within(self, value: Any) -> bool:
+        # Written so that NaN, which compares false with everything, is outside every range.
+        return (
+            (not self.choices or value in self.choices)
+            and (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+        )
+
+    def _error(self, given: object) -> SettingError:
+        default = "" if self.default is None else f" The default is {self.default}."
+        return SettingError(f"{self.variable} was given {given!r}; it takes {self.allowed}.{default}")
+
+
+def _setting(
+    default: T,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    aliases: Mapping[str, str] | None = None,
+) -> T:
+    """Declare a field of `Settings`; typed as its default, so that mypy compares the two."""
+    metadata = {"doc": doc, "low": low, "high": high, "aliases": aliases or {}}
+    declared: Any = field(default=default, metadata=metadata)
+    return declared  # type: ignore[no-any-return]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The value of every setting."""
+
+    # Threads
+    gpu_worker_nthreads: int = _setting(2, "Most operations that compute at once on each GPU.", low=1)
+    gpu_copy_nthreads: int = _setting(1, "Most copies at once to or from each GPU.", low=1)
+    cpu_worker_nthreads: int = _setting(1, "Most operations that compute at once on each CPU device.", low=1)
+    cpu_priority_nthreads: int = _setting(4, "Threads kept for CPU operations pushed with a priority.", low=1)
+    cpu_nnpack_nthreads: int = _setting(4, "Most threads that one convolution on the CPU uses.", low=1)
+    cpu_kernel_nthreads: int = _setting(
+        0, "Threads that BLAS, oneDNN and the fused kernels share on the CPU; 0 takes every core.", low=0
+    )
+
+    # Memory
+    exec_enable_inplace: bool = _setting(
+        True, "Let a bound symbol's operations write over inputs that are done with."
+    )
+    exec_match_range: int = _setting(
+        10,
+        "How far in size two arrays of a bound symbol may differ and still share memory; 0 shares none.",
+        low=0,
+    )
+    exec_num_temp: int = _setting(1, "Most temporary workspaces on each device.", low=1)
+    gpu_mem_pool_reserve: int = _setting(
+        5, "Percent of GPU memory left to everything but arrays.", low=0, high=100
+    )
+    gpu_mem_pool_type: PoolType = _setting(
+        "Naive",
+        "How the pool of GPU memory sizes blocks: exactly, rounded so that varying shapes fit, or no pool.",
+    )
+    gpu_mem_pool_round_linear_cutoff: int = _setting(
+        24,
+        "The Round pool rounds to powers of two below 2 to this power in bytes, to multiples of it above.",
+        low=20,
+        high=34,
+    )
+
+    # Engine
+    engine_type: EngineType = _setting(
+        "ThreadedEnginePerDevice",
+        "Who runs operations: the thread that pushes (to debug), one pool of threads, or each device's own.",
+        aliases={"ThreadedEnginePooled": "ThreadedEngine"},
+    )
+    engine_max_ops: int = _setting(4096, "Most operations in flight before a push waits its turn.", low=1)
+    engine_max_bytes: int = _setting(
+        1 << 30, "Most bytes of results in flight before a push waits its turn.", low=1
+    )
+    engine_check: bool = _setting(False, "Catch operations that write what they declared as read; slow.")
+    blocking_in_loop: BlockingInLoop = _setting(
+        "warn", "What a read that would block inside a coroutine does: warn and block, raise, or block."
+    )
+    exit_timeout: float = _setting(5.0, "Seconds that leaving the interpreter waits for pending work.", low=0)
+    switch_interval: float = _setting(
+        0.001,
+        "Seconds between thread switches of the interpreter; short keeps event loops prompt, 0 leaves it be.",
+        low=0,
+    )
+    uvloop: bool = _setting(True, "Let flowmx.run use uvloop where it is installed.")
+
+    # Communication
+    kvstore_reduction_nthreads: int = _setting(4, "Threads that sum big arrays on the CPU.", low=1)
+    kvstore_bigarray_bound: int = _setting(
+        1_000_000,
+        "Elements from which an array is big: summed by several threads and split over servers.",
+        low=1,
+    )
+    kvstore_reduce_bucket_size: int = _setting(
+        2048, "KiB of small arrays that are sent and summed together; 0 sends each by itself.", low=0
+    )
+    enable_gpu_p2p: bool = _setting(True, "Let GPUs copy to each other directly where they can.")
+
+    # Recomputing, profiling, tuning, random numbers
+    backward_do_mirror: bool = _setting(False, "Recompute cheap results in the backward pass to save memory.")
+    profiler_autostart: bool = _setting(False, "Profile from the start and write profile.json at the end.")
+    profiler_mode: Literal[0, 1] = _setting(0, "What is profiled: 0 symbolic operators, 1 all operators.")
+    cudnn_autotune_default: Literal[0, 1, 2] = _setting(
+        0, "The default of a convolution's cudnn_tune: 0 off, 1 fastest within the workspace, 2 fastest."
+    )
+    seed: int | None = _setting(
+        None, "Seed of the random generators; unset, they start from fresh entropy.", low=0
+    )
+
+
+def _rows() -> Iterator[Setting]:
+    for declared in fields(Settings):
+        options = get_args(declared.type) if get_origin(declared.type) is Literal else ()
+        kind = type(options[0]) if options else declared.type
+        # `int | None`: None is the state of being unset, and no text stands for it.
+        kind = next((arm for arm in get_args(kind) if arm is not NoneType), kind)
+        assert isinstance(kind, type), f"{declared.name}: {declared.type} is no type that a setting can have"
+        yield Setting(
+            name=declared.name, kind=kind, default=declared.default, choices=options, **declared.metadata
+        )
+
+
+TABLE: Mapping[str, Setting] = {row.name: row for row in _rows()}
+"""Every setting by its name, in the order of `Settings`."""
+
+_current: Settings | None = None
+_sources: dict[str, str] = {}
+
+
+def load(environ: Mapping[str, str]) -> Settings:
+    """Read settings from a mapping of environment variables; an empty value counts as unset.
+
+    Raises:
+        SettingError: A variable holds a value that its setting does not take.
+    """
+    return Settings(**_given(environ))
+
+
+def get() -> Settings:
+    """Return the settings in force, reading the environment the first time.
+
+    Raises:
+        SettingError: As in `load`.
+    """
+    return _current if _current is not None else reload()
+
+
+def reload() -> Settings:
+    """Read the environment anew and return the settings.
+
+    Warns of variables that begin with ``FLOWMX_`` and are no setting.
+
+    Raises:
+        SettingError: As in `load`; the settings in force stay.
+    """
+    global _current, _sources
+    given = _given(os.environ)
+    _current, _sources = Settings(**given), dict.fromkeys(given, "environment")
+    _warn_unknown(os.environ)
+    return _current
+
+
+@contextmanager
+def override(**values: object) -> Iterator[Settings]:
+    """Put other values in force while the context lasts, in every thread and task: made for tests.
+
+    Raises:
+        SettingError: A value is none that its setting takes.
+        TypeError: A name is no setting.
+    """
+    global _current, _sources
+    for name in values:
+        if name not in TABLE:
+            raise TypeError(f"{name!r} is no setting{_did_you_mean(name, TABLE)}")
+    before, sources_before = get(), _sources
+    checked: dict[str, Any] = {name: TABLE[name].check(value) for name, value in values.items()}
+    _current, _sources = replace(before, **checked), {**sources_before, **dict.fromkeys(checked, "override")}
+    try:
+        yield _current
+    finally:
+        _current, _sources = before, sources_before
+
+
+def sources() -> dict[str, str]:
+    """Return where each setting's value comes from: ``default``, ``environment`` or ``override``."""
+    get()
+    return {name: _sources.get(name, "default") for name in TABLE}
+
+
+def mxnet_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables of MXNet in `environ` that flowmx ignores, each with the name to use instead."""
+    known = {MXNET_PREFIX + name.upper(): row.variable for name, row in TABLE.items()}
+    return {old: known[old] for old in sorted(environ) if old in known}
+
+
+def _given(environ: Mapping[str, str]) -> dict[str, Any]:
+    texts = {name: environ.get(row.variable, "").strip() for name, row in TABLE.items()}
+    return {name: TABLE[name].parse(text) for name, text in texts.items() if text}
+
+
+def _warn_unknown(environ: Mapping[str, str]) -> None:
+    known = [row.variable for row in TABLE.values()]
+    for variable in sorted(environ):
+        if variable.startswith(PREFIX) and variable not in known:
+            warnings.warn(
+                f"the environment variable {variable} is no setting of flowmx and is ignored"
+                f"{_did_you_mean(variable, known)}; `python -m flowmx info` lists the settings",
+                stacklevel=3,
+            )
+
+
+def _did_you_mean(name: str, known: Mapping[str, object] | list[str]) -> str:
+    from difflib import get_close_matches  # only on the way to a message: importing it takes a while
+
+    nearest = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""

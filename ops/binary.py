@@ -1,0 +1,237 @@
+"""Operators of two inputs, and of an input and a number: one row each, three operators from it.
+
+A row such as ``add`` gives ``broadcast_add`` (arrays, broadcast against each other), ``elemwise_add``
+(arrays of one shape) and ``_plus_scalar`` / ``_rminus_scalar`` (an array and a number). Comparisons give
+1 and 0 in the inputs' dtype, as MXNet does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from flowmx.errors import ShapeError
+from flowmx.ops.dtypes import is_floating
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+
+Derivative = Callable[[Any, Any, Any, Any, Any], Any]
+
+
+class Row(NamedTuple):
+    """One operator of two operands; ``a`` or ``b`` may be a number in its scalar forms."""
+
+    name: str
+    function: Callable[..., Any]
+    """Called as ``function(xp, a, b, out)``."""
+    left: Derivative | None
+    """The gradient of a, of (F, a, b, y, g), before broadcasting is undone."""
+    right: Derivative | None
+    """The gradient of b."""
+    needs: str
+    """Which of a, b and y the derivatives look at (the others may have been changed since)."""
+    doc: str
+    broadcast: tuple[str, ...]
+    elementwise: tuple[str, ...] = ()
+    scalar: tuple[str, ...] = ()
+    reversed_scalar: tuple[str, ...] = ()
+
+
+def ufunc(name: str) -> Callable[..., Any]:
+    """The namespace's ufunc of that name."""
+
+    def call(xp: Any, a: Any, b: Any, out: Array) -> None:
+        getattr(xp, name)(a, b, out=out, casting="unsafe")
+
+    return call
+
+
+def _divide(xp: Any, a: Any, b: Any, out: Array) -> None:
+    if is_floating(out.dtype):
+        xp.divide(a, b, out=out, casting="unsafe")
+    else:  # whole numbers: towards zero, and 0 where the divisor is 0
+        with_zero = xp.where(xp.equal(b, 0), 1, b)
+        out[...] = xp.where(xp.equal(b, 0), 0, xp.trunc(xp.true_divide(a, with_zero)))
+
+
+def _mod(xp: Any, a: Any, b: Any, out: Array) -> None:
+    # MXNet's sign rule is the divisor's, as NumPy's; a divisor of 0 gives 0.
+    xp.copyto(out, xp.where(xp.equal(b, 0), 0, xp.mod(a, xp.where(xp.equal(b, 0), 1, b))), casting="unsafe")
+
+
+def _log(F: Any, a: Any) -> Any:
+    return (math.log(a) if a > 0 else math.nan) if isinstance(a, float) else F.log(a)
+
+
+TABLE = [
+    Row("add", ufunc("add"), lambda F, a, b, y, g: g, lambda F, a, b, y, g: g, "", "a + b",
+        ("broadcast_add", "broadcast_plus"), ("elemwise_add", "_add", "_plus", "_Plus", "_grad_add"),
+        ("_plus_scalar", "_PlusScalar")),
+    Row("sub", ufunc("subtract"), lambda F, a, b, y, g: g, lambda F, a, b, y, g: -g, "", "a - b",
+        ("broadcast_sub", "broadcast_minus"), ("elemwise_sub", "_sub", "_minus", "_Minus"),
+        ("_minus_scalar", "_MinusScalar"), ("_rminus_scalar", "_RMinusScalar")),
+    Row("mul", ufunc("multiply"), lambda F, a, b, y, g: g * b, lambda F, a, b, y, g: g * a, "ab", "a · b",
+        ("broadcast_mul",), ("elemwise_mul", "_mul", "_Mul"), ("_mul_scalar", "_MulScalar")),
+    Row("div", _divide, lambda F, a, b, y, g: g / b, lambda F, a, b, y, g: -(g * y) / b, "by", "a / b",
+        ("broadcast_div",), ("elemwise_div", "_div", "_Div"), ("_div_scalar", "_DivScalar"),
+        ("_rdiv_scalar", "_RDivScalar")),
+    Row("mod", _mod, lambda F, a, b, y, g: g, lambda F, a, b, y, g: -(g * F.floor(a / b)), "ab",
+        "a mod b, with the sign of b",
+        ("broadcast_mod",), ("_mod", "_Mod"), ("_mod_scalar", "_ModScalar"), ("_rmod_scalar", "_RModScalar")),
+    Row("power", ufunc("power"), lambda F, a, b, y, g: g * b * a ** (b - 1.0), lambda F, a, b, y, g: g * y * _log(F, a),
+        "aby", "a to the power b", ("broadcast_power",), ("_power", "_Power"), ("_power_scalar", "_PowerScalar"),
+        ("_rpower_scalar", "_RPowerScalar")),
+    Row("maximum", ufunc("maximum"), lambda F, a, b, y, g: g * (a >= b), lambda F, a, b, y, g: g * (a < b), "ab",
+        "the larger of a and b", ("broadcast_maximum",), ("_maximum", "_Maximum"),
+        ("_maximum_scalar", "_MaximumScalar")),
+    Row("minimum", ufunc("minimum"), lambda F, a, b, y, g: g * (a <= b), lambda F, a, b, y, g: g * (a > b), "ab",
+        "the smaller of a and b", ("broadcast_minimum",), ("_minimum", "_Minimum"),
+        ("_minimum_scalar", "_MinimumScalar")),
+    Row("hypot", ufunc("hypot"), lambda F, a, b, y, g: g * a / y, lambda F, a, b, y, g: g * b / y, "aby",
+        "√(a² + b²)", ("broadcast_hypot",), ("_hypot",), ("_hypot_scalar",)),
+    Row("equal", ufunc("equal"), None, None, "", "1 where a = b", ("broadcast_equal",), ("_equal", "_Equal"),
+        ("_equal_scalar", "_EqualScalar")),
+    Row("not_equal", ufunc("not_equal"), None, None, "", "1 where a ≠ b", ("broadcast_not_equal",),
+        ("_not_equal", "_Not_Equal"), ("_not_equal_scalar", "_NotEqualScalar")),
+    Row("greater", ufunc("greater"), None, None, "", "1 where a > b", ("broadcast_greater",),
+        ("_greater", "_Greater"), ("_greater_scalar", "_GreaterScalar")),
+    Row("greater_equal", ufunc("greater_equal"), None, None, "", "1 where a ≥ b", ("broadcast_greater_equal",),
+        ("_greater_equal", "_Greater_Equal"), ("_greater_equal_scalar", "_GreaterEqualScalar")),
+    Row("lesser", ufunc("less"), None, None, "", "1 where a < b", ("broadcast_lesser",), ("_lesser", "_Lesser"),
+        ("_lesser_scalar", "_LesserScalar")),
+    Row("lesser_equal", ufunc("less_equal"), None, None, "", "1 where a ≤ b", ("broadcast_lesser_equal",),
+        ("_lesser_equal", "_Lesser_Equal"), ("_lesser_equal_scalar", "_LesserEqualScalar")),
+    Row("logical_and", ufunc("logical_and"), None, None, "", "1 where both are not 0", ("broadcast_logical_and",),
+        ("_logical_and",), ("_logical_and_scalar",)),
+    Row("logical_or", ufunc("logical_or"), None, None, "", "1 where one is not 0", ("broadcast_logical_or",),
+        ("_logical_or",), ("_logical_or_scalar",)),
+    Row("logical_xor", ufunc("logical_xor"), None, None, "", "1 where exactly one is not 0",
+        ("broadcast_logical_xor",), ("_logical_xor",), ("_logical_xor_scalar",)),
+]  # fmt: skip
+
+
+def broadcast_shapes(op: Operator, one: ShapeOrNone, other: ShapeOrNone) -> ShapeOrNone:
+    """The shape that two shapes broadcast to, as far as it is known.
+
+    Raises:
+        ShapeError: they do not broadcast.
+    """
+    if one is None or other is None:
+        return None
+    longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
+    padded = (1,) * (len(longer) - len(shorter)) + shorter
+    result = []
+    for a, b in zip(longer, padded, strict=True):
+        if a != b and 1 not in (a, b) and -1 not in (a, b):
+            raise ShapeError(
+                f"{op.name}: shapes {one} and {other} do not broadcast: each axis must be equal, or 1 in one of them"
+            )
+        result.append(b if a == 1 else a if b == 1 else max(a, b))
+    return tuple(result)
+
+
+def sum_to(F: Any, gradient: Any, inputs: Any, position: int) -> Any:
+    """Undo broadcasting: sum a gradient to the shape of the input that it belongs to."""
+    # Only its shape matters, so an input that was changed since is no error here.
+    like = getattr(inputs, "unchecked", inputs.__getitem__)(position)
+    shape = getattr(gradient, "shape", None)
+    if shape is not None and shape == getattr(like, "shape", None):
+        return gradient
+    return F.op("_sum_like", gradient, like)
+
+
+class _Two(Operator):
+    arguments = ("lhs", "rhs")
+    in_place = ((0, 0), (1, 0))
+
+
+class _Broadcast(_Two):
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [broadcast_shapes(self, shapes[0], shapes[1])]
+
+
+class _Scalar(Operator):
+    in_place = ((0, 0),)
+    scalar: float
+
+
+def _number(op: Any, x: Array) -> float | int:
+    """The scalar as a Python number of the array's kind, which then takes the array's dtype."""
+    value: float = op.scalar
+    return value if is_floating(x.dtype) or not math.isfinite(value) else int(value)
+
+
+def _register(row: Row) -> None:
+    def forward(self: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        row.function(run.xp, inputs[0], inputs[1], outputs[0])
+
+    def scalar_forward(self: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        row.function(run.xp, inputs[0], _number(self, inputs[0]), outputs[0])
+
+    def reversed_forward(self: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        row.function(run.xp, _number(self, inputs[0]), inputs[0], outputs[0])
+
+    def derive(which: str, F: Any, a: Any, b: Any, outputs: Any, head: Any) -> Any:
+        derivative = row.left if which == "left" else row.right
+        assert derivative is not None
+        return derivative(F, a, b, outputs[0] if "y" in row.needs else None, head)
+
+    def needed(inputs: Any, position: int, operand: str) -> Any:
+        return inputs[position] if operand in row.needs else None
+
+    def plain_gradient(self: Operator, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+        a, b = needed(inputs, 0, "a"), needed(inputs, 1, "b")
+        return [derive(which, F, a, b, outputs, heads[0]) for which in ("left", "right")]
+
+    def broadcast_gradient(self: Operator, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+        both = plain_gradient(self, F, inputs, outputs, heads)
+        return [sum_to(F, each, inputs, position) for position, each in enumerate(both)]
+
+    def scalar_gradient(self: Any, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+        return [derive("left", F, needed(inputs, 0, "a"), self.scalar, outputs, heads[0])]
+
+    def reversed_gradient(self: Any, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+        return [derive("right", F, self.scalar, needed(inputs, 0, "b"), outputs, heads[0])]
+
+    def make(names: tuple[str, ...], base: type[Operator], doc: str, compute: Any, derive: Any) -> None:
+        if not names:
+            return
+        body: dict[str, Any] = {"__doc__": doc, "__module__": __name__, "forward": compute}
+        if row.left is None:
+            body["no_gradient"] = True
+        else:
+            body["gradient"] = derive
+        if base is _Scalar:
+            body["__annotations__"] = {"scalar": float}
+            body["scalar"] = required("The number.")
+        operator(names[0], *names[1:])(type(names[0], (base,), body))
+
+    make(row.broadcast, _Broadcast, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient)
+    make(row.elementwise, _Two, f"Elementwise {row.doc}, for arrays of one shape.", forward, plain_gradient)
+    make(row.scalar, _Scalar, f"Elementwise {row.doc}, where b is a number.", scalar_forward, scalar_gradient)
+    make(
+        row.reversed_scalar, _Scalar, f"Elementwise {row.doc}, where a is a number.", reversed_forward,
+        reversed_gradient,
+    )  # fmt: skip
+
+
+for _row in TABLE:
+    _register(_row)
+
+
+@operator("smooth_l1")
+class SmoothL1(Operator):
+    """Elementwise smooth L1: (σx)²/2 where |x| < 1/σ², |x| - 1/(2σ²) elsewhere."""
+
+    scalar: float = option(1.0, "σ.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, x, s2 = run.xp, inputs[0], self.scalar**2
+        size = xp.abs(x)
+        outputs[0][...] = xp.where(size < 1 / s2, 0.5 * s2 * x * x, size - 0.5 / s2)
+
+    def gradient(
+        self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
+    ) -> list[Any]:
+        s2 = self.scalar**2
+        return [heads[0] * F.clip(inputs[0] * s2, a_min=-1.0, a_max=1.0)]

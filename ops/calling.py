@@ -1,0 +1,123 @@
+"""How the functions derived from the registry read their arguments, the same for arrays and symbols.
+
+The order of positional arguments is MXNet's: the inputs, the auxiliary states, then the parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flowmx.ops.dtypes import DType
+from flowmx.ops.registry import Operator, documentation
+
+Inputs = dict[str, Any]
+
+
+def split(
+    cls: type[Operator], args: Sequence[Any], kwargs: Mapping[str, Any], is_input: Callable[[Any], bool]
+) -> tuple[Inputs, dict[str, Any]]:
+    """Sort a call's arguments into inputs by name and parameters.
+
+    For an operator with any number of inputs the names are ``arg0``, ``arg1``, ..., and the parameter that
+    counts them is filled in.
+
+    Raises:
+        TypeError: too many arguments, one given twice, or something that is no input in an input's place.
+    """
+    parameters = dict(kwargs)
+    if cls.variadic:
+        return _split_variadic(cls, args, parameters, is_input)
+    names = (*cls.arguments, *cls.auxiliary)
+    inputs = {
+        name: parameters.pop(name) for name in names if name in parameters and name not in cls.parameters
+    }
+    order = [*names, *cls.parameters]
+    if len(args) > len(order):
+        raise TypeError(
+            f"{cls.name}: {len(args)} positional arguments were given, expected at most {len(order)}"
+        )
+    for name, value in zip(order, args, strict=False):
+        target = inputs if name in names else parameters
+        if name in target:
+            raise TypeError(f"{cls.name}: argument {name} was given twice")
+        target[name] = value
+    inputs = {name: value for name, value in inputs.items() if value is not None}
+    for name, value in inputs.items():
+        if not is_input(value):
+            raise TypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
+    return inputs, parameters
+
+
+def _split_variadic(
+    cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool]
+) -> tuple[Inputs, dict[str, Any]]:
+    given = list(args)
+    if len(given) == 1 and isinstance(given[0], (list, tuple)):
+        given = list(given[0])
+    for name in ("data", "args"):
+        if name in parameters and name not in cls.parameters:
+            named = parameters.pop(name)
+            given += list(named) if isinstance(named, (list, tuple)) else [named]
+    position = len(given)
+    while f"arg{position}" in parameters:
+        given.append(parameters.pop(f"arg{position}"))
+        position += 1
+    for value in given:
+        if not is_input(value):
+            raise TypeError(f"{cls.name}: input is {_short(value)}, expected {is_input.__name__}")
+    parameters.setdefault(cls.variadic, len(given))
+    if int(parameters[cls.variadic]) != len(given):
+        raise TypeError(
+            f"{cls.name}: {cls.variadic} is {parameters[cls.variadic]}, but {len(given)} inputs were given"
+        )
+    return {f"arg{index}": value for index, value in enumerate(given)}, parameters
+
+
+def in_order(op: Operator, inputs: Inputs) -> list[Any]:
+    """The inputs as the operator takes them.
+
+    Raises:
+        TypeError: one is missing, or one too many.
+    """
+    names = (*op.inputs(), *op.auxiliary)
+    missing = [name for name in names if name not in inputs]
+    extra = [name for name in inputs if name not in names]
+    if missing or extra:
+        problem = f"input {missing[0]} is missing" if missing else f"input {extra[0]} is not taken by {op!r}"
+        raise TypeError(f"{op.name}: {problem}; it takes {', '.join(names) or 'none'}")
+    return [inputs[name] for name in names]
+
+
+def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
+    """The signature of a derived function; ``extra`` are keyword arguments such as ``out`` and ``name``."""
+    kind = inspect.Parameter
+    made = []
+    if cls.variadic:
+        made.append(kind("data", kind.VAR_POSITIONAL, annotation=Any))
+        style = kind.KEYWORD_ONLY
+    else:
+        style = kind.POSITIONAL_OR_KEYWORD
+        made += [kind(name, style, default=None, annotation=Any) for name in (*cls.arguments, *cls.auxiliary)]
+    for parameter in cls.parameters.values():
+        if parameter.name == cls.variadic:
+            continue
+        annotation = Any if parameter.kind is DType else parameter.kind
+        default = None if parameter.required else parameter.default
+        made.append(kind(parameter.name, style, default=default, annotation=annotation))
+    made += [kind(name, kind.KEYWORD_ONLY, default=None, annotation=Any) for name in extra]
+    return inspect.Signature(made)
+
+
+def dress(function: Any, cls: type[Operator], name: str, module: str, extra: Sequence[str]) -> None:
+    """Give a derived function its name, signature and docstring."""
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = module
+    function.__doc__ = documentation(cls)
+    function.__signature__ = signature(cls, extra)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) < 40 else text[:37] + '...'}"

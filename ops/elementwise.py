@@ -1,0 +1,183 @@
+"""Elementwise operators of one input, each a row: name, function, derivative, documentation.
+
+A derivative gets (F, x, y, g): the input, the output, the head gradient.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowmx.ops.dtypes import is_floating
+from flowmx.ops.registry import Array, Operator, Run, operator
+
+Derivative = Callable[[Any, Any, Any, Any], Any]
+
+
+class Row(NamedTuple):
+    """One elementwise operator."""
+
+    name: str
+    function: Callable[..., Any]
+    """Called as ``function(xp, x, out)``; returns nothing, or the ufunc's result."""
+    derivative: Derivative | None
+    needs: str
+    """Which of x and y the derivative looks at (the others may have been changed since)."""
+    doc: str
+    aliases: tuple[str, ...] = ()
+
+
+def ufunc(name: str) -> Callable[..., Any]:
+    """The namespace's ufunc of that name."""
+
+    def call(xp: Any, x: Array, out: Array) -> None:
+        getattr(xp, name)(x, out=out, casting="unsafe")
+
+    return call
+
+
+def _sigmoid(xp: Any, x: Array, out: Array) -> None:
+    # 1/(1+exp(-x)) by tanh: no overflow on either side.
+    xp.multiply(x, 0.5, out=out, casting="unsafe")
+    xp.tanh(out, out=out)
+    xp.multiply(out, 0.5, out=out)
+    xp.add(out, 0.5, out=out)
+
+
+def _rsqrt(xp: Any, x: Array, out: Array) -> None:
+    xp.sqrt(x, out=out, casting="unsafe")
+    xp.reciprocal(out, out=out)
+
+
+def _round(xp: Any, x: Array, out: Array) -> None:
+    # Halves go away from zero, as in MXNet; NumPy's go to the even number.
+    xp.copyto(out, xp.trunc(x + xp.copysign(xp.asarray(0.5, x.dtype), x)) if is_floating(x.dtype) else x)
+
+
+def _copy(xp: Any, x: Array, out: Array) -> None:
+    xp.copyto(out, x)
+
+
+def _softsign(xp: Any, x: Array, out: Array) -> None:
+    xp.divide(x, 1 + xp.abs(x), out=out)
+
+
+def _relu(xp: Any, x: Array, out: Array) -> None:
+    xp.maximum(x, x.dtype.type(0), out=out)
+
+
+def _softrelu(xp: Any, x: Array, out: Array) -> None:
+    xp.logaddexp(x, 0, out=out, casting="unsafe")
+
+
+def _logical_not(xp: Any, x: Array, out: Array) -> None:
+    xp.equal(x, 0, out=out, casting="unsafe")
+
+
+def _erf(xp: Any, x: Array, out: Array) -> None:
+    out[...] = erf(x)
+
+
+def erf(x: Array) -> Array:
+    """The error function of each element, in float64."""
+    flat = np.asarray(x, dtype=np.float64).ravel()
+    return np.fromiter(map(math.erf, flat), np.float64, flat.size).reshape(x.shape)
+
+
+def _special(function: str) -> Callable[..., Any]:
+    scalar = getattr(math, function)
+
+    def safe(value: float) -> float:
+        try:
+            return float(scalar(value))
+        except (ValueError, OverflowError):
+            return math.inf if value >= 0 or value != value else math.nan
+
+    def call(xp: Any, x: Array, out: Array) -> None:
+        flat = np.asarray(x, dtype=np.float64).ravel()
+        out[...] = np.fromiter(map(safe, flat), np.float64, flat.size).reshape(x.shape)
+
+    return call
+
+
+_TWO_OVER_ROOT_PI = 1.1283791670955126
+
+TABLE = [
+    Row("negative", ufunc("negative"), lambda F, x, y, g: -g, "", "Elementwise -x.", ("_np_negative",)),
+    Row("abs", ufunc("abs"), lambda F, x, y, g: g * F.sign(x), "x", "Elementwise absolute value."),
+    Row("sign", ufunc("sign"), lambda F, x, y, g: F.zeros_like(g), "", "Elementwise sign: -1, 0 or 1."),
+    Row("round", _round, lambda F, x, y, g: F.zeros_like(g), "", "Nearest whole number, halves away from zero."),
+    Row("rint", ufunc("rint"), lambda F, x, y, g: F.zeros_like(g), "", "Nearest whole number, halves to even."),
+    Row("ceil", ufunc("ceil"), lambda F, x, y, g: F.zeros_like(g), "", "Smallest whole number not below x."),
+    Row("floor", ufunc("floor"), lambda F, x, y, g: F.zeros_like(g), "", "Largest whole number not above x."),
+    Row("trunc", ufunc("trunc"), lambda F, x, y, g: F.zeros_like(g), "", "x without its fraction."),
+    Row("fix", ufunc("trunc"), lambda F, x, y, g: F.zeros_like(g), "", "x rounded towards zero."),
+    Row("square", ufunc("square"), lambda F, x, y, g: g * x * 2.0, "x", "Elementwise x²."),
+    Row("sqrt", ufunc("sqrt"), lambda F, x, y, g: g * 0.5 / y, "y", "Elementwise square root."),
+    Row("rsqrt", _rsqrt, lambda F, x, y, g: g * -0.5 * y / x, "xy", "Elementwise 1/√x."),
+    Row("cbrt", ufunc("cbrt"), lambda F, x, y, g: g / (y * y * 3.0), "y", "Elementwise cube root."),
+    Row("rcbrt", lambda xp, x, out: xp.copyto(out, 1 / xp.cbrt(x)), lambda F, x, y, g: g * y / (x * -3.0),
+        "xy", "Elementwise 1/∛x."),
+    Row("exp", ufunc("exp"), lambda F, x, y, g: g * y, "y", "Elementwise eˣ."),
+    Row("expm1", ufunc("expm1"), lambda F, x, y, g: g * (y + 1.0), "y", "Elementwise eˣ - 1."),
+    Row("log", ufunc("log"), lambda F, x, y, g: g / x, "x", "Elementwise natural logarithm."),
+    Row("log10", ufunc("log10"), lambda F, x, y, g: g / (x * 2.302585092994046), "x", "Elementwise logarithm to base 10."),
+    Row("log2", ufunc("log2"), lambda F, x, y, g: g / (x * 0.6931471805599453), "x", "Elementwise logarithm to base 2."),
+    Row("log1p", ufunc("log1p"), lambda F, x, y, g: g / (x + 1.0), "x", "Elementwise log(1 + x)."),
+    Row("sin", ufunc("sin"), lambda F, x, y, g: g * F.cos(x), "x", "Elementwise sine."),
+    Row("cos", ufunc("cos"), lambda F, x, y, g: -(g * F.sin(x)), "x", "Elementwise cosine."),
+    Row("tan", ufunc("tan"), lambda F, x, y, g: g * (y * y + 1.0), "y", "Elementwise tangent."),
+    Row("arcsin", ufunc("arcsin"), lambda F, x, y, g: g * F.rsqrt(1.0 - x * x), "x", "Elementwise inverse sine."),
+    Row("arccos", ufunc("arccos"), lambda F, x, y, g: -(g * F.rsqrt(1.0 - x * x)), "x", "Elementwise inverse cosine."),
+    Row("arctan", ufunc("arctan"), lambda F, x, y, g: g / (x * x + 1.0), "x", "Elementwise inverse tangent."),
+    Row("sinh", ufunc("sinh"), lambda F, x, y, g: g * F.cosh(x), "x", "Elementwise hyperbolic sine."),
+    Row("cosh", ufunc("cosh"), lambda F, x, y, g: g * F.sinh(x), "x", "Elementwise hyperbolic cosine."),
+    Row("tanh", ufunc("tanh"), lambda F, x, y, g: g * (1.0 - y * y), "y", "Elementwise hyperbolic tangent."),
+    Row("arcsinh", ufunc("arcsinh"), lambda F, x, y, g: g * F.rsqrt(x * x + 1.0), "x", "Inverse hyperbolic sine."),
+    Row("arccosh", ufunc("arccosh"), lambda F, x, y, g: g * F.rsqrt(x * x - 1.0), "x", "Inverse hyperbolic cosine."),
+    Row("arctanh", ufunc("arctanh"), lambda F, x, y, g: g / (1.0 - x * x), "x", "Inverse hyperbolic tangent."),
+    Row("degrees", ufunc("degrees"), lambda F, x, y, g: g * 57.29577951308232, "", "Radians to degrees."),
+    Row("radians", ufunc("radians"), lambda F, x, y, g: g * 0.017453292519943295, "", "Degrees to radians."),
+    Row("reciprocal", ufunc("reciprocal"), lambda F, x, y, g: -(g * y * y), "y", "Elementwise 1/x."),
+    Row("relu", _relu, lambda F, x, y, g: g * (y > 0.0), "y", "Elementwise max(x, 0)."),
+    Row("sigmoid", _sigmoid, lambda F, x, y, g: g * y * (1.0 - y), "y", "Elementwise 1/(1 + e⁻ˣ)."),
+    Row("softsign", _softsign, lambda F, x, y, g: g / F.square(F.abs(x) + 1.0), "x", "Elementwise x/(1 + |x|)."),
+    Row("_softrelu", _softrelu, lambda F, x, y, g: g * F.sigmoid(x), "x", "Elementwise log(1 + eˣ)."),
+    Row("erf", _erf, lambda F, x, y, g: g * _TWO_OVER_ROOT_PI * F.exp(-(x * x)), "x", "The error function."),
+    Row("gamma", _special("gamma"), None, "", "The gamma function."),
+    Row("gammaln", _special("lgamma"), None, "", "The logarithm of the absolute gamma function."),
+    Row("logical_not", _logical_not, lambda F, x, y, g: F.zeros_like(g), "", "1 where x is 0, else 0."),
+    Row("_copy", _copy, lambda F, x, y, g: g, "", "A copy of x.", ("identity",)),
+    Row("BlockGrad", _copy, lambda F, x, y, g: F.zeros_like(g), "", "x, through which no gradient flows.",
+        ("stop_gradient",)),
+]  # fmt: skip
+
+
+def _register(row: Row) -> None:
+    def forward(self: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        row.function(run.xp, inputs[0], outputs[0])
+
+    def gradient(self: Operator, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+        assert row.derivative is not None
+        x = inputs[0] if "x" in row.needs else None
+        y = outputs[0] if "y" in row.needs else None
+        return [row.derivative(F, x, y, heads[0])]
+
+    body: dict[str, Any] = {
+        "__doc__": row.doc,
+        "__module__": __name__,
+        "forward": forward,
+        "in_place": ((0, 0),),
+    }
+    if row.derivative is None:
+        body["no_gradient"] = True
+    else:
+        body["gradient"] = gradient
+    operator(row.name, *row.aliases)(type(row.name, (Operator,), body))
+
+
+for _row in TABLE:
+    _register(_row)

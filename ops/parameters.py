@@ -1,0 +1,207 @@
+"""Typed parameters of operators: from Python values, from the strings of MXNet's JSON, and back.
+
+A parameter is a class attribute of its operator, its annotation is the type::
+
+    num_hidden: int = required("Number of hidden nodes.", low=1)
+    kernel: Shape = ()
+    act_type: Literal["relu", "sigmoid"] = required("Which function.")
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+import typing
+from dataclasses import MISSING, Field, dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from flowmx.errors import ParameterError
+from flowmx.ops.dtypes import DType, as_dtype, name_of
+
+Shape = tuple[int, ...]
+
+
+def required(doc: str = "", low: float | None = None, high: float | None = None) -> Any:
+    """A parameter that must be given."""
+    return field(metadata={"doc": doc, "low": low, "high": high})
+
+
+def option(default: Any, doc: str = "", low: float | None = None, high: float | None = None) -> Any:
+    """A parameter with a default."""
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high})
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of an operator: its type, default, range and documentation."""
+
+    name: str
+    kind: Any
+    optional: bool
+    default: Any
+    doc: str
+    low: float | None
+    high: float | None
+
+    @property
+    def required(self) -> bool:
+        """True when it has no default."""
+        return self.default is MISSING
+
+    @property
+    def choices(self) -> tuple[Any, ...]:
+        """The allowed values of an enumerated parameter, else empty."""
+        return typing.get_args(self.kind) if typing.get_origin(self.kind) is Literal else ()
+
+    def describe(self) -> str:
+        """Its type in words, for messages and docs."""
+        if self.choices:
+            text = "one of " + ", ".join(repr(choice) for choice in self.choices)
+        else:
+            text = _WORDS.get(self.kind, str(self.kind))
+        if self.low is not None and self.high is not None:
+            text += f" from {self.low} to {self.high}"
+        elif self.low is not None:
+            text += f" of at least {self.low}"
+        elif self.high is not None:
+            text += f" of at most {self.high}"
+        return text + (" or None" if self.optional else "")
+
+    def convert(self, value: Any, operator: str) -> Any:
+        """The value in its own type, from a Python value or MXNet's string.
+
+        Raises:
+            ParameterError: it does not fit; the message names operator and parameter.
+        """
+        if self.optional and (value is None or value == "None" or value == ""):
+            return None
+        try:
+            converted = self.choice(value) if self.choices else _CONVERT[self.kind](value)
+            if self.low is not None and not _at_least(converted, self.low):
+                raise ValueError
+            if self.high is not None and not converted <= self.high:
+                raise ValueError
+        except (ValueError, TypeError, SyntaxError, KeyError, OverflowError):
+            raise ParameterError(
+                f"{operator}: parameter {self.name} is {value!r}, expected {self.describe()}"
+            ) from None
+        return converted
+
+    def choice(self, value: Any) -> Any:
+        """The one of the choices that a value stands for."""
+        for allowed in self.choices:
+            if value == allowed or str(value) == str(allowed):
+                return allowed
+        raise ValueError(value)
+
+    def render(self, value: Any) -> str:
+        """The value as MXNet's JSON writes it."""
+        if isinstance(value, np.dtype):
+            return name_of(value)
+        return str(value)
+
+
+def _at_least(value: Any, low: float) -> bool:
+    return all(item >= low for item in value) if isinstance(value, tuple) else bool(value >= low)
+
+
+def _to_int(value: Any) -> int:
+    if isinstance(value, bool):
+        return int(value)
+    if isinstance(value, str):
+        return {"True": 1, "False": 0}.get(value) or int(value.rstrip("lL"))
+    number = int(value)
+    if number != value:
+        raise ValueError(value)
+    return number
+
+
+def _to_bool(value: Any) -> bool:
+    if isinstance(value, str):
+        return {"true": True, "1": True, "false": False, "0": False}[value.lower()]
+    if isinstance(value, (bool, int, np.bool_)):
+        return bool(value)
+    raise TypeError(value)
+
+
+def _to_float(value: Any) -> float:
+    if isinstance(value, str) and value in ("True", "False"):
+        return float(value == "True")
+    return float(value)
+
+
+def _to_str(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(value)
+    return value
+
+
+def _literal(value: Any) -> Any:
+    if isinstance(value, str):
+        return ast.literal_eval(value.strip().replace("L", ""))
+    return value
+
+
+def _to_shape(value: Any) -> Shape:
+    value = _literal(value)
+    if isinstance(value, (int, np.integer)):
+        return (int(value),)
+    return tuple(_to_int(item) for item in value)
+
+
+def _to_partial_shape(value: Any) -> tuple[int | None, ...]:
+    value = _literal(value)
+    if value is None or isinstance(value, (int, np.integer)):
+        return (None if value is None else int(value),)
+    return tuple(None if item is None else _to_int(item) for item in value)
+
+
+def _to_floats(value: Any) -> tuple[float, ...]:
+    value = _literal(value)
+    if isinstance(value, (int, float)):
+        return (float(value),)
+    return tuple(float(item) for item in value)
+
+
+_CONVERT: dict[Any, Any] = {
+    int: _to_int,
+    float: _to_float,
+    bool: _to_bool,
+    str: _to_str,
+    Shape: _to_shape,
+    tuple[int | None, ...]: _to_partial_shape,
+    tuple[float, ...]: _to_floats,
+    DType: as_dtype,
+}
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "a truth value",
+    str: "text",
+    Shape: "whole numbers (a tuple)",
+    tuple[int | None, ...]: "whole numbers or None (a tuple)",
+    tuple[float, ...]: "numbers (a tuple)",
+    DType: "a dtype",
+}
+
+
+def parameters_of(cls: type, fields: tuple[Field[Any], ...]) -> dict[str, Parameter]:
+    """The table of an operator class's parameters, in the order declared."""
+    hints = typing.get_type_hints(cls)
+    table = {}
+    for item in fields:
+        kind, optional = hints[item.name], False
+        if typing.get_origin(kind) in (types.UnionType, typing.Union) and type(None) in typing.get_args(kind):
+            rest = [arg for arg in typing.get_args(kind) if arg is not type(None)]
+            kind, optional = rest[0], True
+        if typing.get_origin(kind) is not Literal and kind not in _CONVERT:
+            raise TypeError(
+                f"{cls.__name__}.{item.name} has the type {kind}, expected one of {list(_CONVERT)}"
+            )
+        table[item.name] = Parameter(
+            item.name, kind, optional, item.default, item.metadata.get("doc", ""), item.metadata.get("low"),
+            item.metadata.get("high"),
+        )  # fmt: skip
+    return table

@@ -1,0 +1,420 @@
+"""The operator registry: one class an operator, everything about it side by side.
+
+An operator is a subclass of :class:`Operator` under the decorator :func:`operator`. Its class attributes
+say what it takes and gives, its fields are its parameters (typed, see ``parameters.py``), and an
+*instance* is the operator with its parameters bound::
+
+    @operator("FullyConnected")
+    class FullyConnected(Operator):
+        '''Apply a linear transformation: Y = X W^T + b. ...'''
+
+        arguments = ("data", "weight", "bias")
+        num_hidden: int = required("Number of hidden nodes of the output.", low=1)
+        no_bias: bool = False
+        flatten: bool = True
+
+        def inputs(self): ...                         # the inputs that this instance takes
+        def infer_shape(self, shapes): ...            # complete what is known of the shapes
+        def forward(self, run, inputs, outputs): ...  # compute into the given outputs
+        def gradient(self, F, inputs, outputs, heads): ...   # in terms of registered operators
+
+Instances are interned (equal parameters, same object), never change, and cache what was inferred for each
+combination of input shapes and dtypes. ``mx.nd.*`` and ``mx.sym.*`` are derived from the registry.
+
+The forward is written once against the array namespace ``run.xp`` and writes into ``outputs``. A backend
+registers a faster one for its device type with :func:`kernel`; the plain one stays as its reference.
+
+The gradient is called with arrays by the tape and with symbols by the symbolic pass; ``F`` offers every
+operator by name. It returns one gradient (or None) for each input, auxiliary states left out.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, TypeVar, dataclass_transform
+
+import numpy as np
+
+from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
+from flowmx.ops.dtypes import FLOAT32, DType, name_of
+from flowmx.ops.parameters import Parameter, Shape, option, parameters_of, required
+
+__all__ = [
+    "FLOAT32",
+    "Array",
+    "DType",
+    "Operator",
+    "Run",
+    "Shape",
+    "ShapeError",
+    "ShapeOrNone",
+    "kernel",
+    "lookup",
+    "operator",
+    "option",
+    "registered",
+    "required",
+    "same_shape",
+]  # fmt: skip
+
+Array = Any
+"""A NumPy or CuPy array."""
+ShapeOrNone = Shape | None
+"""A shape as far as it is known: None when not at all, -1 for an unknown dimension."""
+
+_INTERN_LIMIT = 4096
+_SPEC_LIMIT = 512
+_LIGHT_BYTES = 1 << 16
+
+_by_name: dict[str, type[Operator]] = {}
+_kernels: dict[tuple[str, str], Callable[..., None]] = {}
+
+
+class Run:
+    """What a forward computation may ask for besides its arrays.
+
+    Attributes:
+        xp: the array namespace (numpy, or cupy).
+        train: True in training mode (Dropout drops, BatchNorm uses the batch's statistics).
+        random: the device's random generator (NumPy's ``Generator``), for operators with ``uses_random``.
+        device: the device that it runs on.
+    """
+
+    __slots__ = ("device", "train", "xp")
+
+    def __init__(self, device: Any, train: bool) -> None:
+        self.device = device
+        self.xp = device.xp
+        self.train = train
+
+    @property
+    def random(self) -> np.random.Generator:
+        """The device's generator; only operators with ``uses_random`` may touch it."""
+        generator: np.random.Generator = self.device.generator.bits
+        return generator
+
+
+class Spec:
+    """What was inferred for one combination of input shapes and dtypes of an operator."""
+
+    __slots__ = ("dtypes", "light", "nbytes", "shapes", "single")
+
+    def __init__(self, shapes: list[Shape], dtypes: list[DType], light: bool) -> None:
+        self.shapes = shapes
+        self.dtypes = dtypes
+        self.nbytes = sum(_size(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+        self.light = light
+        self.single = len(shapes) == 1
+
+
+class Operator:
+    """Base of all operators; see the module's essay."""
+
+    name: ClassVar[str] = ""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    arguments: ClassVar[tuple[str, ...]] = ("data",)
+    """Names of the inputs, without auxiliary states."""
+    auxiliary: ClassVar[tuple[str, ...]] = ()
+    """Names of the auxiliary states: further inputs that the forward updates in training mode."""
+    variadic: ClassVar[str] = ""
+    """For operators with any number of inputs: the parameter that counts them (``num_args``)."""
+    updates: ClassVar[tuple[int, ...]] = ()
+    """Positions of inputs that the forward writes besides its outputs (an optimizer's states)."""
+    uses_random: ClassVar[bool] = False
+    """True when the forward draws from the device's generator, which is then a variable it writes."""
+    mode_matters: ClassVar[bool] = False
+    """True when training mode changes what the forward computes."""
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ()
+    """Pairs (input, output) that may share memory."""
+    no_gradient: ClassVar[bool] = False
+    """True for operators through which no gradient flows (comparisons, argmax, samplers)."""
+    is_loss: ClassVar[bool] = False
+    """True for output layers whose gradient ignores the head gradient (SoftmaxOutput)."""
+    heavy: ClassVar[bool] = False
+    """True when the work is more than proportional to the bytes touched (convolutions, products)."""
+    hidden: ClassVar[bool] = False
+    """True for operators that only other operators' gradients use; they get no public function."""
+    parameters: ClassVar[dict[str, Parameter]] = {}
+    _interned: ClassVar[dict[Any, Operator]]
+    _specs: dict[Any, Spec]
+
+    # -- making ----------------------------------------------------------------------------------------
+
+    @classmethod
+    def create(cls, /, **given: Any) -> Operator:
+        """The operator with these parameters (Python values, or the strings of MXNet's JSON).
+
+        Raises:
+            ParameterError: unknown, missing or unfit parameters.
+        """
+        key: Any = tuple(given.items())
+        try:
+            known = cls._interned.get(key)
+        except TypeError:
+            key, known = None, None
+        if known is not None:
+            return known
+        made = cls(**cls._convert(given))
+        object.__setattr__(made, "_specs", {})
+        # 0.0 == -0.0 as a key, but not as a parameter.
+        if key is not None and not any(isinstance(value, float) and value == 0 for value in given.values()):
+            if len(cls._interned) >= _INTERN_LIMIT:
+                cls._interned.clear()
+            cls._interned[key] = made
+        return made
+
+    @classmethod
+    def _convert(cls, given: dict[str, Any]) -> dict[str, Any]:
+        values = {}
+        for name, value in given.items():
+            parameter = cls.parameters.get(name)
+            if parameter is None:
+                near = difflib.get_close_matches(name, cls.parameters, 1)
+                raise ParameterError(
+                    f"{cls.name}: there is no parameter {name!r}; "
+                    + (f"did you mean {near[0]!r}? " if near else "")
+                    + f"it has {', '.join(cls.parameters) or 'none'}"
+                )
+            values[name] = parameter.convert(value, cls.name)
+        missing = [
+            name for name, parameter in cls.parameters.items() if parameter.required and name not in values
+        ]
+        if missing:
+            described = ", ".join(f"{name} ({cls.parameters[name].describe()})" for name in missing)
+            raise ParameterError(f"{cls.name}: missing parameter {described}")
+        return values
+
+    def attributes(self) -> dict[str, str]:
+        """The parameters that differ from their defaults, as strings for MXNet's JSON."""
+        table = {}
+        for name, parameter in self.parameters.items():
+            value = getattr(self, name)
+            if parameter.default is MISSING or value != parameter.default:
+                table[name] = parameter.render(value)
+        return table
+
+    # -- what it takes and gives -----------------------------------------------------------------------
+
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that this instance takes, auxiliary states left out."""
+        if self.variadic:
+            return tuple(f"arg{index}" for index in range(getattr(self, self.variadic)))
+        return self.arguments
+
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return ("output",)
+
+    def visible_outputs(self) -> int:
+        """How many of the outputs the user sees; the rest serve the gradient."""
+        return len(self.outputs())
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        """Complete the shapes: from what is known of the inputs, all that follows of inputs and outputs.
+
+        Args:
+            shapes: one for each input, auxiliary states last; None or -1 where unknown.
+
+        Returns:
+            the completed input shapes and the output shapes. Unknown stays None or -1.
+
+        Raises:
+            ShapeError: they contradict each other.
+        """
+        shape = same_shape(self, shapes)
+        return [shape] * len(shapes), [shape] * len(self.outputs())
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        """Complete the dtypes, as :meth:`infer_shape` does the shapes. Default: all are the same.
+
+        Raises:
+            TypeInferenceError: they contradict each other.
+        """
+        known = next((dtype for dtype in dtypes if dtype is not None), None)
+        for position, dtype in enumerate(dtypes):
+            if dtype is not None and dtype != known and known is not None:
+                names = (*self.inputs(), *self.auxiliary)
+                raise TypeInferenceError(
+                    f"{self.name}: input {names[position]} has dtype {name_of(dtype)}, expected {name_of(known)} "
+                    "as the first input has; cast one of them with astype"
+                )
+        return [known] * len(dtypes), [known] * len(self.outputs())
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        """Floating-point operations and elements moved, for scheduling, profiles and simulation."""
+        moved = sum(map(_size, inputs)) + sum(map(_size, outputs))
+        return sum(map(_size, outputs)), moved
+
+    # -- computing -------------------------------------------------------------------------------------
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the outputs, into the given arrays."""
+        raise NotImplementedError(f"{self.name} has no forward computation")
+
+    def gradient(
+        self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
+    ) -> Sequence[Any | None]:
+        """The gradient for each input, given those of the outputs, in terms of registered operators.
+
+        Args:
+            F: offers every operator as a function (``F.dot(a, b)``), of arrays or of symbols.
+            inputs: the operator's inputs, auxiliary states included.
+            outputs: all its outputs.
+            heads: a gradient for each visible output.
+        """
+        raise NotImplementedError(f"{self.name} has no gradient")
+
+    # -- inference, cached -----------------------------------------------------------------------------
+
+    def spec(self, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]) -> Spec:
+        """The output shapes and dtypes for fully known inputs (cached).
+
+        Raises:
+            ShapeError, TypeInferenceError: the inputs do not fit the operator or each other.
+        """
+        key = (shapes, dtypes)
+        known = self._specs.get(key)
+        if known is not None:
+            return known
+        names = (*self.inputs(), *self.auxiliary)
+        if len(shapes) != len(names):
+            raise TypeError(
+                f"{self.name}: {len(shapes)} inputs were given, expected {len(names)}: {', '.join(names)}"
+            )
+        completed, out_shapes = self.infer_shape(list(shapes))
+        for name, given, expected in zip(names, shapes, completed, strict=True):
+            if expected is not None and given != expected:
+                raise ShapeError(f"{self.name}: input {name} has shape {given}, expected {expected}")
+        out_dtypes = self.infer_type(list(dtypes))[1]
+        final_shapes: list[Shape] = []
+        for shape in out_shapes:
+            if shape is None or -1 in shape:
+                raise ShapeError(f"{self.name}: the output's shape does not follow from the inputs' {shapes}")
+            final_shapes.append(shape)
+        final_dtypes = [FLOAT32 if dtype is None else dtype for dtype in out_dtypes]
+        moved = sum(_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
+        made = Spec(final_shapes, final_dtypes, light=False)
+        made.light = not self.heavy and moved + made.nbytes <= _LIGHT_BYTES
+        if len(self._specs) >= _SPEC_LIMIT:
+            self._specs.clear()
+        self._specs[key] = made
+        return made
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value}" for name, value in self.attributes().items())
+        return f"{self.name}({shown})"
+
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(required, option))
+def operator(name: str, *aliases: str) -> Callable[[C], C]:
+    """Register an operator class under its MXNet name and aliases.
+
+    Raises:
+        ValueError: a name is taken.
+    """
+
+    def register(cls: C) -> C:
+        made: Any = dataclass(frozen=True, eq=False, kw_only=True, repr=False)(cls)
+        made.name, made.aliases, made._interned = name, aliases, {}
+        made.parameters = parameters_of(made, fields(made))
+        for each in (name, *aliases):
+            if each in _by_name:
+                raise ValueError(f"operator {each!r} is registered already, by {_by_name[each].__qualname__}")
+            _by_name[each] = made
+        return made  # type: ignore[no-any-return]
+
+    return register
+
+
+def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a faster forward ``function(operator, run, inputs, outputs)`` for one device type."""
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        _kernels[device_type, lookup(name).name] = function
+        return function
+
+    return register
+
+
+def kernel_for(device_type: str, name: str) -> Callable[..., None] | None:
+    """The registered faster forward of an operator, or None."""
+    return _kernels.get((device_type, name))
+
+
+def lookup(name: str) -> type[Operator]:
+    """The operator of a name or alias.
+
+    Raises:
+        AttributeError: there is none; the message names the nearest.
+    """
+    found = _by_name.get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, _by_name, 1)
+        raise AttributeError(
+            f"there is no operator {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    return found
+
+
+def registered() -> dict[str, type[Operator]]:
+    """Every operator by every name."""
+    return dict(_by_name)
+
+
+def documentation(cls: type[Operator]) -> str:
+    """The docstring of an operator's generated functions: its own, then inputs and parameters."""
+    text = [inspect.cleandoc(cls.__doc__ or cls.name), "", "Args:"]
+    if cls.variadic:
+        text.append("    *data: the inputs.")
+    else:
+        text += [f"    {name}: input." for name in (*cls.arguments, *cls.auxiliary)]
+    for parameter in cls.parameters.values():
+        default = "required" if parameter.required else f"default {parameter.default!r}"
+        doc = f" {parameter.doc}" if parameter.doc else ""
+        text.append(f"    {parameter.name}: {parameter.describe()}, {default}.{doc}")
+    return "\n".join(text)
+
+
+def same_shape(op: Operator, shapes: Sequence[ShapeOrNone]) -> ShapeOrNone:
+    """The one shape that all inputs of an elementwise operator have, as far as it is known.
+
+    Raises:
+        ShapeError: two of them differ.
+    """
+    merged: ShapeOrNone = None
+    for position, shape in enumerate(shapes):
+        both = merge(merged, shape)
+        if both is False:
+            names = (*op.inputs(), *op.auxiliary)
+            raise ShapeError(f"{op.name}: input {names[position]} has shape {shape}, expected {merged}")
+        merged = both
+    return merged
+
+
+def merge(one: ShapeOrNone, other: ShapeOrNone) -> Any:
+    """What two partly known shapes say together (None: nothing), or False where they contradict."""
+    if one is None or other is None:
+        return one if other is None else other
+    if one == other:
+        return one
+    if len(one) != len(other):
+        return False
+    merged = []
+    for a, b in zip(one, other, strict=True):
+        if a != b and -1 not in (a, b):
+            return False
+        merged.append(max(a, b))
+    return tuple(merged)
+
+
+def _size(shape: Shape) -> int:
+    size = 1
+    for dimension in shape:
+        size *= dimension
+    return size

@@ -1,0 +1,150 @@
+import dataclasses
+import math
+import warnings
+
+import pytest
+
+from flowmx import settings
+from flowmx.settings import TABLE, SettingError, Settings
+
+
+@pytest.fixture
+def environ(monkeypatch):
+    """The environment without settings, and the settings read from it afresh before and after."""
+    import os
+
+    for name in list(os.environ):
+        if name.startswith(("FLOWMX_", "MXNET_")):
+            monkeypatch.delenv(name)
+    settings.reload()
+    yield monkeypatch
+    monkeypatch.undo()
+    settings.reload()
+
+
+def test_defaults_are_those_of_the_fields():
+    assert settings.load({}) == Settings()
+    for row in TABLE.values():
+        assert row.check(row.default) == row.default
+
+
+def test_every_setting_is_documented():
+    for row in TABLE.values():
+        assert row.doc.endswith("."), row.name
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "value"),
+    [
+        ("FLOWMX_CPU_WORKER_NTHREADS", "3", 3),
+        ("FLOWMX_KVSTORE_BIGARRAY_BOUND", "1e6", 1_000_000),
+        ("FLOWMX_EXEC_ENABLE_INPLACE", "0", False),
+        ("FLOWMX_EXEC_ENABLE_INPLACE", "True", True),
+        ("FLOWMX_ENGINE_CHECK", " true ", True),
+        ("FLOWMX_ENGINE_TYPE", "NaiveEngine", "NaiveEngine"),
+        ("FLOWMX_ENGINE_TYPE", "ThreadedEnginePooled", "ThreadedEngine"),
+        ("FLOWMX_EXIT_TIMEOUT", "2", 2.0),
+        ("FLOWMX_EXIT_TIMEOUT", "inf", math.inf),
+        ("FLOWMX_CUDNN_AUTOTUNE_DEFAULT", "2", 2),
+        ("FLOWMX_SEED", "7", 7),
+        ("FLOWMX_SEED", "", None),
+        ("FLOWMX_CPU_WORKER_NTHREADS", "", 1),
+    ],
+)
+def test_reads_a_variable(variable, text, value):
+    name = variable.removeprefix("FLOWMX_").lower()
+    found = getattr(settings.load({variable: text}), name)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "allowed"),
+    [
+        ("FLOWMX_CPU_WORKER_NTHREADS", "0", "a whole number of at least 1"),
+        ("FLOWMX_CPU_WORKER_NTHREADS", "two", "a whole number of at least 1"),
+        ("FLOWMX_CPU_WORKER_NTHREADS", "1.5", "a whole number"),
+        ("FLOWMX_CPU_WORKER_NTHREADS", "inf", "a whole number"),
+        ("FLOWMX_GPU_MEM_POOL_RESERVE", "101", "from 0 to 100"),
+        ("FLOWMX_ENGINE_CHECK", "yes", "0, 1, true or false"),
+        ("FLOWMX_ENGINE_TYPE", "FastEngine", "NaiveEngine, ThreadedEngine, ThreadedEnginePerDevice"),
+        ("FLOWMX_EXIT_TIMEOUT", "nan", "a number of at least 0"),
+        ("FLOWMX_PROFILER_MODE", "2", "one of 0, 1"),
+        ("FLOWMX_SEED", "-1", "of at least 0"),
+    ],
+)
+def test_a_bad_value_names_the_variable_the_value_and_what_is_allowed(variable, text, allowed):
+    with pytest.raises(SettingError) as caught:
+        settings.load({variable: text})
+    for part in (variable, repr(text), allowed):
+        assert part in str(caught.value)
+
+
+def test_the_environment_is_read_once_and_again_on_reload(environ):
+    environ.setenv("FLOWMX_EXEC_NUM_TEMP", "4")
+    assert settings.get().exec_num_temp == 1
+    assert settings.reload().exec_num_temp == 4
+    assert settings.get() is settings.get()
+    assert settings.sources()["exec_num_temp"] == "environment"
+    assert settings.sources()["exec_match_range"] == "default"
+
+
+def test_a_bad_value_leaves_the_settings_in_force(environ):
+    before = settings.get()
+    environ.setenv("FLOWMX_EXEC_NUM_TEMP", "many")
+    with pytest.raises(SettingError):
+        settings.reload()
+    assert settings.get() is before
+
+
+def test_override_nests_and_ends(environ):
+    with settings.override(engine_type="NaiveEngine", exit_timeout=1) as outer:
+        assert settings.get() is outer
+        assert outer.exit_timeout == 1.0
+        with settings.override(engine_max_ops=2):
+            assert settings.get().engine_type == "NaiveEngine"
+            assert settings.get().engine_max_ops == 2
+        assert settings.get() is outer
+        assert settings.sources()["engine_type"] == "override"
+    assert settings.get() == Settings()
+    assert set(settings.sources().values()) == {"default"}
+
+
+def test_override_ends_when_its_body_raises(environ):
+    with pytest.raises(KeyError), settings.override(engine_check=True):
+        raise KeyError
+    assert settings.get() == Settings()
+
+
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ({"engine_typ": "NaiveEngine"}, TypeError, "did you mean engine_type"),
+        ({"engine_type": "FastEngine"}, SettingError, "FLOWMX_ENGINE_TYPE"),
+        ({"engine_check": 1}, SettingError, "0, 1, true or false"),
+        ({"exec_num_temp": True}, SettingError, "whole number"),
+        ({"exec_num_temp": None}, SettingError, "whole number"),
+    ],
+)
+def test_override_checks_names_and_values(values, error, message):
+    with pytest.raises(error, match=message), settings.override(**values):
+        pass
+
+
+def test_an_unknown_variable_warns_and_names_the_nearest(environ):
+    environ.setenv("FLOWMX_ENGIN_TYPE", "NaiveEngine")
+    with pytest.warns(UserWarning, match="FLOWMX_ENGIN_TYPE .* did you mean FLOWMX_ENGINE_TYPE"):
+        settings.reload()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert settings.get().engine_type == "ThreadedEnginePerDevice"
+
+
+def test_variables_of_mxnet_are_named_with_their_new_names():
+    found = settings.mxnet_variables({"MXNET_ENGINE_TYPE": "NaiveEngine", "MXNET_HOME": "/tmp", "PATH": ""})
+    assert found == {"MXNET_ENGINE_TYPE": "FLOWMX_ENGINE_TYPE"}
+
+
+def test_settings_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        settings.get().engine_max_ops = 1  # type: ignore[misc]
