@@ -1,0 +1,182 @@
+"""The gradient of a graph, as more graph: reverse-mode differentiation over nodes.
+
+Operators write their gradients in terms of registered operators; here those calls make nodes. Every shape
+is known when a gradient graph is made, so a new node's shapes and dtypes are inferred as it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.errors import AutogradError
+from flowmx.graph.node import Entry, Node, topological
+from flowmx.ops import calling
+from flowmx.ops.dtypes import DType
+from flowmx.ops.registry import Operator, Shape, lookup
+
+
+class Builder:
+    """Makes nodes for a gradient graph; what gradients get as ``F``."""
+
+    def __init__(self, shapes: dict[Entry, Shape], dtypes: dict[Entry, DType]) -> None:
+        self.shapes = shapes
+        self.dtypes = dtypes
+        self.source: Node | None = None
+        self._count = 0
+
+    def op(self, name: str, /, *args: Any, **kwargs: Any) -> Any:
+        """Apply the operator of that name to values; returns a value, or a list of the visible outputs."""
+        cls = lookup(name)
+        inputs, parameters = calling.split(cls, args, kwargs, _is_value)
+        op = cls.create(**parameters)
+        return self.apply(op, calling.in_order(op, inputs))
+
+    def apply(self, op: Operator, inputs: Sequence[Value]) -> Any:
+        """Make a node."""
+        entries = tuple(value.entry for value in inputs)
+        spec = op.spec(tuple(self.shapes[e] for e in entries), tuple(self.dtypes[e] for e in entries))
+        source = self.source
+        self._count += 1
+        label = f"{source.name}_backward" if source is not None else "gradient"
+        node = Node(
+            op, f"{label}{self._count}", entries, source.attributes if source is not None else None,
+            origin=source.origin if source is not None else None,
+        )  # fmt: skip
+        for index, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True)):
+            self.shapes[Entry(node, index)], self.dtypes[Entry(node, index)] = shape, dtype
+        values = [Value(Entry(node, index), self) for index in range(op.visible_outputs())]
+        return values[0] if len(values) == 1 else values
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        lookup(name)
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return self.op(name, *args, **kwargs)
+
+        return function
+
+
+class Value:
+    """An entry under construction, with arithmetic that broadcasts, as arrays have."""
+
+    __slots__ = ("builder", "entry")
+
+    def __init__(self, entry: Entry, builder: Builder) -> None:
+        self.entry = entry
+        self.builder = builder
+
+    @property
+    def shape(self) -> Shape:
+        """Its shape."""
+        return self.builder.shapes[self.entry]
+
+    def __neg__(self) -> Any:
+        return self.builder.op("negative", self)
+
+    def reshape(self, shape: Shape) -> Any:
+        """The value with another shape."""
+        return self.builder.op("Reshape", self, shape=shape)
+
+    __hash__ = object.__hash__
+
+
+_ARITHMETIC = [
+    ("add", "add", "_plus_scalar", "_plus_scalar"), ("sub", "sub", "_minus_scalar", "_rminus_scalar"),
+    ("mul", "mul", "_mul_scalar", "_mul_scalar"), ("truediv", "div", "_div_scalar", "_rdiv_scalar"),
+    ("mod", "mod", "_mod_scalar", "_rmod_scalar"), ("pow", "power", "_power_scalar", "_rpower_scalar"),
+    ("eq", "equal", "_equal_scalar", ""), ("ne", "not_equal", "_not_equal_scalar", ""),
+    ("gt", "greater", "_greater_scalar", ""), ("ge", "greater_equal", "_greater_equal_scalar", ""),
+    ("lt", "lesser", "_lesser_scalar", ""), ("le", "lesser_equal", "_lesser_equal_scalar", ""),
+]  # fmt: skip
+
+
+def _method(array_op: str, scalar_op: str, swapped: bool) -> Callable[[Value, Any], Any]:
+    def method(self: Value, other: Any) -> Any:
+        if isinstance(other, Value):
+            # The elementwise form where shapes agree: it may work in place, and is what gets fused.
+            name = array_op if self.shape != other.shape else _ELEMENTWISE.get(array_op, array_op)
+            return self.builder.op(name, *((other, self) if swapped else (self, other)))
+        if isinstance(other, (int, float, np.generic)):
+            return self.builder.op(scalar_op, self, scalar=float(other))
+        return NotImplemented
+
+    return method
+
+
+_ELEMENTWISE = {f"broadcast_{name}": f"elemwise_{name}" for name in ("add", "sub", "mul", "div")}
+
+for _python, _name, _scalar, _swapped in _ARITHMETIC:
+    setattr(Value, f"__{_python}__", _method(f"broadcast_{_name}", _scalar, False))
+    if _swapped:
+        setattr(Value, f"__r{_python}__", _method(f"broadcast_{_name}", _swapped, True))
+
+
+def _is_value(value: Any) -> bool:
+    return isinstance(value, Value)
+
+
+def gradient(
+    heads: Sequence[Entry],
+    head_gradients: Sequence[Entry | None],
+    wanted: Iterable[Node],
+    shapes: dict[Entry, Shape],
+    dtypes: dict[Entry, DType],
+) -> dict[Node, Entry]:
+    """The gradient of the heads with respect to variables.
+
+    Args:
+        heads: the outputs to differentiate.
+        head_gradients: the gradient of each (None: ones, which losses ignore).
+        wanted: variables.
+        shapes: of every entry of the graph; new entries are added.
+        dtypes: likewise.
+
+    Returns:
+        an entry for each variable that the heads depend on through differentiable operators.
+
+    Raises:
+        AutogradError: an operator on the way has no gradient.
+    """
+    build = Builder(shapes, dtypes)
+    nodes = topological(heads)
+    needed: set[Node] = set(wanted)
+    for node in nodes:
+        if node.op is not None and not node.op.no_gradient and any(e.node in needed for e in node.inputs):
+            needed.add(node)
+    sums: dict[Entry, Value] = {}
+
+    def add(entry: Entry, value: Value) -> None:
+        before = sums.get(entry)
+        sums[entry] = value if before is None else build.op("elemwise_add", before, value)
+
+    for head, given in zip(heads, head_gradients, strict=True):
+        if head.node in needed:
+            build.source = head.node
+            add(head, build.op("ones_like", Value(head, build)) if given is None else Value(given, build))
+    for node in reversed(nodes):
+        if node.op is None or node not in needed:
+            continue
+        build.source = node
+        outputs = [Value(Entry(node, index), build) for index in range(node.outputs())]
+        found = [sums.pop(Entry(node, index), None) for index in range(node.visible_outputs())]
+        if all(each is None for each in found):
+            continue
+        grads = [
+            build.op("zeros_like", outputs[index]) if each is None else each for index, each in enumerate(found)
+        ]
+        inputs = [Value(entry, build) for entry in node.inputs]
+        try:
+            results = node.op.gradient(build, inputs, outputs, grads)
+        except NotImplementedError:
+            raise AutogradError(
+                f"node {node.name!r}: operator {node.op.name} has no gradient (made at {node.place()})"
+            ) from None
+        for entry, result in zip(node.inputs, results, strict=False):
+            if result is not None and entry.node in needed:
+                add(entry, result)
+    return {entry.node: value.entry for entry, value in sums.items() if entry.node.is_variable}

@@ -1,0 +1,157 @@
+"""Shape and dtype inference over a graph, as far as what is given reaches.
+
+Each operator completes what is known of its inputs and outputs; the nodes are gone through again, forward
+and backward, until nothing new is learned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from flowmx.errors import MXNetError, ShapeError, TypeInferenceError
+from flowmx.graph.node import Entry, Node
+from flowmx.ops.dtypes import FLOAT32, DType, as_dtype, name_of
+from flowmx.ops.registry import Operator, Shape, ShapeOrNone, merge
+
+_ROUNDS = 8
+
+
+def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> dict[Entry, ShapeOrNone]:
+    """The shape of every entry of ``nodes`` (in topological order), as far as it follows from ``known``.
+
+    Raises:
+        ShapeError: shapes contradict each other; names the node, its inputs and the line that made it.
+    """
+    shapes: dict[Entry, ShapeOrNone] = {}
+    for node in nodes:
+        if node.is_variable:
+            declared = _declared_shape(node)
+            shape = merge(known.get(node), declared)
+            if shape is False:
+                raise ShapeError(f"variable {node.name!r} was given shape {known.get(node)}, declared as {declared}")
+            shapes[Entry(node, 0)] = shape
+        else:
+            shapes.update((Entry(node, index), None) for index in range(node.outputs()))
+    operators = [node for node in nodes if node.op is not None]
+    for turn in range(_ROUNDS):
+        changed = False
+        for node in operators if turn % 2 == 0 else reversed(operators):
+            changed |= _infer_node(node, shapes)
+        if not changed and turn:
+            break
+    return shapes
+
+
+def _declared_shape(node: Node) -> ShapeOrNone:
+    """The shape that ``Variable(shape=...)`` gave, where 0 means unknown."""
+    text = node.attributes.get("__shape__")
+    if not text:
+        return None
+    from flowmx.ops.parameters import Parameter
+
+    parameter = Parameter("__shape__", tuple[int, ...], True, None, "", None, None)
+    shape = parameter.convert(text, f"variable {node.name!r}")
+    return tuple(n if n > 0 else -1 for n in shape) if shape is not None else None
+
+
+def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone]) -> bool:
+    op = node.op
+    assert op is not None
+    given = [shapes[entry] for entry in node.inputs]
+    outputs = [Entry(node, index) for index in range(node.outputs())]
+    try:
+        if _is_plain(op):
+            # What the output's users know of it holds for the inputs too.
+            given = [merge_or_raise(each, shapes[outputs[0]], op) for each in given]
+        inputs, results = op.infer_shape(list(given))
+        for position, (before, after) in enumerate(zip(given, inputs, strict=True)):
+            inputs[position] = merge_or_raise(before, after, op, (*op.inputs(), *op.auxiliary)[position])
+        results = [merge_or_raise(shapes[e], r, op) for e, r in zip(outputs, results, strict=True)]
+    except MXNetError as error:
+        _raise_at(node, error, {e.node.output_name(e.index): shapes[e] for e in node.inputs})
+    changed = False
+    for entry, shape in (*zip(node.inputs, inputs, strict=True), *zip(outputs, results, strict=True)):
+        if shapes[entry] != shape:
+            shapes[entry] = shape
+            changed = True
+    return changed
+
+
+def _is_plain(op: Operator) -> bool:
+    return type(op).infer_shape is Operator.infer_shape
+
+
+def merge_or_raise(one: ShapeOrNone, other: ShapeOrNone, op: Operator, argument: str = "output") -> ShapeOrNone:
+    """What two partly known shapes say together.
+
+    Raises:
+        ShapeError: they contradict each other.
+    """
+    merged = merge(one, other)
+    if merged is False:
+        raise ShapeError(f"{op.name}: {argument} has shape {one}, expected {other}")
+    shape: ShapeOrNone = merged
+    return shape
+
+
+def _raise_at(node: Node, error: MXNetError, inputs: Mapping[str, Any]) -> NoReturn:
+    """Raise the error with the node, its inputs and the line that made it in the message."""
+    shown = ", ".join(f"{name}: {value}" for name, value in inputs.items())
+    raise type(error)(
+        f"node {node.name!r} ({node.op!r}): {error}\n  its inputs: {shown}\n  made at {node.place()}"
+    ) from None
+
+
+def complete(shape: ShapeOrNone) -> bool:
+    """True for a shape without unknowns."""
+    return shape is not None and -1 not in shape
+
+
+def infer_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> dict[Entry, DType]:
+    """The dtype of every entry; what nothing says is float32.
+
+    Raises:
+        TypeInferenceError: dtypes contradict each other; names the node, its inputs and the line.
+    """
+    dtypes: dict[Entry, DType | None] = {}
+    for node in nodes:
+        declared = node.attributes.get("__dtype__") if node.is_variable else None
+        given = known.get(node)
+        for index in range(node.outputs()):
+            dtypes[Entry(node, index)] = given
+        if given is None and declared is not None and int(declared) >= 0:
+            dtypes[Entry(node, 0)] = as_dtype(int(declared))
+    operators = [node for node in nodes if node.op is not None]
+    for turn in range(_ROUNDS):
+        changed = False
+        for node in operators if turn % 2 == 0 else reversed(operators):
+            assert node.op is not None
+            before = [dtypes[entry] for entry in node.inputs]
+            try:
+                inputs, results = node.op.infer_type(list(before))
+            except TypeInferenceError as error:
+                named = {
+                    e.node.output_name(e.index): "unknown" if d is None else name_of(d)
+                    for e, d in zip(node.inputs, before, strict=True)
+                }
+                _raise_at(node, error, named)
+            outputs = [Entry(node, index) for index in range(node.outputs())]
+            for entry, dtype in (*zip(node.inputs, inputs, strict=True), *zip(outputs, results, strict=True)):
+                if dtype is not None and dtypes[entry] is None:
+                    dtypes[entry] = dtype
+                    changed = True
+        if not changed and turn:
+            break
+    return {entry: FLOAT32 if dtype is None else dtype for entry, dtype in dtypes.items()}
+
+
+def known_shape(shape: ShapeOrNone, what: str) -> Shape:
+    """The shape, which must be complete.
+
+    Raises:
+        ShapeError: something in it is unknown.
+    """
+    if shape is None or -1 in shape:
+        raise ShapeError(f"the shape of {what} does not follow from what was given (known of it: {shape})")
+    return shape

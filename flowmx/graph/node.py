@@ -1,0 +1,107 @@
+"""The nodes of a computation graph. A node never changes once it is made; passes make new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from flowmx.engine import Origin
+from flowmx.ops.registry import Operator
+
+
+class Node:
+    """A variable, or an operator applied to entries of other nodes.
+
+    Attributes:
+        op: the operator with its parameters, or None for a variable.
+        name: unique among what the user sees, as MXNet's.
+        inputs: the entries it reads, auxiliary states last.
+        attributes: texts of the user (``__lr_mult__``, ``ctx_group``, ...).
+        given: an operator's parameters as the user wrote them, for the JSON.
+        origin: the line that made it.
+    """
+
+    __slots__ = ("attributes", "given", "inputs", "name", "op", "origin")
+
+    def __init__(
+        self,
+        op: Operator | None,
+        name: str,
+        inputs: tuple[Entry, ...] = (),
+        attributes: Mapping[str, str] | None = None,
+        given: Mapping[str, str] | None = None,
+        origin: Origin | None = None,
+    ) -> None:
+        self.op = op
+        self.name = name
+        self.inputs = inputs
+        self.attributes = dict(attributes or {})
+        self.given = dict(given or {})
+        self.origin = origin
+
+    @property
+    def is_variable(self) -> bool:
+        """True for an input of the graph."""
+        return self.op is None
+
+    def outputs(self) -> int:
+        """How many outputs it has, hidden ones included."""
+        return 1 if self.op is None else len(self.op.outputs())
+
+    def visible_outputs(self) -> int:
+        """How many outputs the user sees."""
+        return 1 if self.op is None else self.op.visible_outputs()
+
+    def output_name(self, index: int) -> str:
+        """The name of one output, as ``list_outputs`` gives it."""
+        return self.name if self.op is None else f"{self.name}_{self.op.outputs()[index]}"
+
+    def auxiliary_from(self) -> int:
+        """The position of the first auxiliary state among the inputs."""
+        return len(self.inputs) - (len(self.op.auxiliary) if self.op is not None else 0)
+
+    def place(self) -> str:
+        """Where it was made, for messages."""
+        return self.origin.describe() if self.origin is not None else "an unknown place"
+
+    def __repr__(self) -> str:
+        return f"<Node {self.name} {self.op!r}>" if self.op is not None else f"<Variable {self.name}>"
+
+
+class Entry(NamedTuple):
+    """One output of a node."""
+
+    node: Node
+    index: int
+
+
+def topological(entries: Iterable[Entry]) -> list[Node]:
+    """Every node that the entries depend on, inputs before users, in the order of a depth-first walk.
+
+    The order is that of MXNet, on which the order of ``list_arguments`` rests.
+    """
+    order: dict[Node, None] = {}
+    for entry in entries:
+        stack: list[tuple[Node, int]] = [(entry.node, 0)] if entry.node not in order else []
+        while stack:
+            node, position = stack.pop()
+            if node in order:
+                continue
+            while position < len(node.inputs) and node.inputs[position].node in order:
+                position += 1
+            if position < len(node.inputs):
+                stack.append((node, position + 1))
+                stack.append((node.inputs[position].node, 0))
+            else:
+                order[node] = None
+    return list(order)
+
+
+def auxiliary_nodes(nodes: Iterable[Node]) -> dict[Node, None]:
+    """The variables that an operator uses as auxiliary states, in order."""
+    return {
+        entry.node: None
+        for node in nodes
+        if node.op is not None and node.op.auxiliary
+        for entry in node.inputs[node.auxiliary_from() :]
+    }

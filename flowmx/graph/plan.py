@@ -1,0 +1,158 @@
+"""From a graph to a plan: the steps in order, and which of them may share a buffer.
+
+Pure: nothing is allocated here. A plan says, for every entry, in which numbered buffer it lives; the
+executor allocates the buffers and runs the steps. Forward values that the backward steps read keep a
+buffer of their own, so that ``backward`` may be called again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from flowmx.graph.node import Entry, Node, topological
+from flowmx.ops.dtypes import DType
+from flowmx.ops.registry import Shape
+
+# Operators whose output is their first input's bytes with another shape: they need no step of their own.
+VIEWS = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like"})
+
+
+@dataclass
+class Plan:
+    """What runs, in which order, and where every value lives.
+
+    Attributes:
+        forward, backward: the nodes to run, in order.
+        outputs: the entries that the user asked for.
+        gradients: for each differentiated variable, the entry of its gradient.
+        root: for an entry that is a view, the entry whose bytes it shows.
+        buffer: the number of the buffer of each entry that has one.
+        sizes: bytes of each buffer.
+    """
+
+    forward: list[Node]
+    backward: list[Node]
+    outputs: list[Entry]
+    gradients: dict[Node, Entry]
+    shapes: Mapping[Entry, Shape]
+    dtypes: Mapping[Entry, DType]
+    root: dict[Entry, Entry] = field(default_factory=dict)
+    buffer: dict[Entry, int] = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)
+
+    def nbytes(self, entry: Entry) -> int:
+        """Bytes of one entry."""
+        return math.prod(self.shapes[entry]) * self.dtypes[entry].itemsize
+
+    def internal_bytes(self) -> int:
+        """Bytes of all buffers."""
+        return sum(self.sizes)
+
+    def unshared_bytes(self) -> int:
+        """What the buffers would take if every value had its own."""
+        return sum(self.nbytes(entry) for entry in self.buffer)
+
+
+def make_plan(
+    outputs: Sequence[Entry],
+    gradients: Mapping[Node, Entry],
+    shapes: Mapping[Entry, Shape],
+    dtypes: Mapping[Entry, DType],
+    external: Iterable[Entry],
+) -> Plan:
+    """Order the nodes and share buffers among values that never live at the same time.
+
+    Args:
+        outputs: what the user asked for.
+        gradients: an entry for each differentiated variable.
+        shapes, dtypes: of every entry.
+        external: entries that get memory from outside (outputs and gradients written in place).
+    """
+    forward = [node for node in topological(outputs) if not node.is_variable]
+    before = set(forward)
+    backward = [node for node in topological(gradients.values()) if not node.is_variable and node not in before]
+    plan = Plan(forward, backward, list(outputs), dict(gradients), shapes, dtypes)
+    for node in (*forward, *backward):
+        if node.op is not None and node.op.name in VIEWS:
+            source = node.inputs[0]
+            plan.root[Entry(node, 0)] = plan.root.get(source, source)
+    _share(plan, set(external))
+    return plan
+
+
+def _share(plan: Plan, external: set[Entry]) -> None:
+    steps = [node for node in (*plan.forward, *plan.backward) if Entry(node, 0) not in plan.root]
+    first_backward = len([node for node in plan.forward if Entry(node, 0) not in plan.root])
+    last_use = _last_uses(plan, steps, first_backward)
+    free: dict[int, list[int]] = {}
+    dies: dict[int, list[Entry]] = {}
+    for entry, step in last_use.items():
+        dies.setdefault(step, []).append(entry)
+    for step, node in enumerate(steps):
+        op = node.op
+        assert op is not None
+        taken: set[Entry] = set()
+        for index in range(node.outputs()):
+            entry = Entry(node, index)
+            if entry in external:
+                continue
+            size = plan.nbytes(entry)
+            donor = _in_place_donor(plan, node, index, step, last_use, taken)
+            if donor is not None:
+                taken.add(donor)
+                plan.buffer[entry] = plan.buffer[donor]
+            elif free.get(size):
+                plan.buffer[entry] = free[size].pop()
+            else:
+                plan.buffer[entry] = len(plan.sizes)
+                plan.sizes.append(size)
+        for entry in dies.get(step, ()):
+            if entry in plan.buffer and entry not in taken:
+                number = plan.buffer[entry]
+                free.setdefault(plan.sizes[number], []).append(number)
+
+
+def _last_uses(plan: Plan, steps: Sequence[Node], first_backward: int) -> dict[Entry, int]:
+    """For each entry with bytes of its own, the last step that touches it (one past the end: kept)."""
+    kept = len(steps)
+    last: dict[Entry, int] = {}
+    position = {node: step for step, node in enumerate(steps)}
+    for step, node in enumerate(steps):
+        for index in range(node.outputs()):
+            last[Entry(node, index)] = step
+    users = [(node, position.get(node)) for node in (*plan.forward, *plan.backward)]
+    for node, step in users:
+        for entry in node.inputs:
+            root = plan.root.get(entry, entry)
+            if root.node.is_variable or step is None:
+                continue
+            crosses = step >= first_backward > position[root.node]
+            last[root] = kept if crosses else max(last[root], step)
+    for entry in (*plan.outputs, *plan.gradients.values()):
+        root = plan.root.get(entry, entry)
+        if not root.node.is_variable:
+            last[root] = kept
+    return last
+
+
+def _in_place_donor(
+    plan: Plan, node: Node, index: int, step: int, last_use: Mapping[Entry, int], taken: set[Entry]
+) -> Entry | None:
+    """An input whose buffer this output may take over, or None."""
+    assert node.op is not None
+    roots = [plan.root.get(entry, entry) for entry in node.inputs]
+    for position, output in node.op.in_place:
+        if output != index or position >= len(roots):
+            continue
+        root = roots[position]
+        if (
+            root in plan.buffer
+            and root not in taken
+            and last_use[root] == step
+            and roots.count(root) == 1
+            and plan.nbytes(root) == plan.nbytes(Entry(node, index))
+        ):
+            return root
+    return None

@@ -1,0 +1,21 @@
+"""``mx.sym``: symbolic expressions, and every operator as a function on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx.symbol import functions as op
+from flowmx.symbol.symbol import Group, Symbol, Variable, load, load_json
+
+var = Variable
+fromjson = load_json
+
+__all__ = ["Group", "Symbol", "Variable", "fromjson", "load", "load_json", "op", "var"]
+
+
+def __getattr__(name: str) -> Any:
+    return getattr(op, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(op)})

@@ -1,0 +1,43 @@
+"""The functions ``mx.sym.*``, derived from the operator registry."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flowmx.ops import calling
+from flowmx.ops.registry import lookup, registered
+from flowmx.symbol.symbol import Symbol, call
+
+_EXTRA = ("name", "attr")
+
+_functions: dict[str, Callable[..., Symbol]] = {}
+
+
+def function_for(name: str) -> Callable[..., Symbol]:
+    """The symbol function of an operator."""
+    cls = lookup(name)
+
+    def function(*args: Any, **kwargs: Any) -> Symbol:
+        return call(name, args, kwargs)
+
+    calling.dress(function, cls, name, "flowmx.symbol", _EXTRA)
+    return function
+
+
+def op(name: str, /, *args: Any, **kwargs: Any) -> Symbol:
+    """Compose the operator of that name."""
+    return call(name, args, kwargs)
+
+
+def __getattr__(name: str) -> Callable[..., Symbol]:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    made = _functions.get(name)
+    if made is None:
+        made = _functions[name] = function_for(name)
+    return made
+
+
+def __dir__() -> list[str]:
+    return sorted(name for name, cls in registered().items() if not cls.hidden)

@@ -1,0 +1,638 @@
+"""``mx.sym.Symbol``: an expression over variables, composed now and computed when it is bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowmx import attribute, name
+from flowmx.engine import capture
+from flowmx.errors import MXNetError, ParameterError, ShapeError
+from flowmx.graph import infer
+from flowmx.graph.node import Entry, Node, auxiliary_nodes, topological
+from flowmx.ops import calling
+from flowmx.ops.dtypes import FLAGS, as_dtype, name_of
+from flowmx.ops.registry import Operator, Shape, ShapeOrNone, lookup
+from flowmx.serialization import symbol_json
+from flowmx.serialization.atomic import replace_file
+
+if TYPE_CHECKING:
+    from flowmx.executor import Executor
+
+
+class Symbol:
+    """One or more outputs of a graph of operators.
+
+    Example:
+        >>> data = mx.sym.Variable("data")
+        >>> net = mx.sym.FullyConnected(data, num_hidden=10, name="fc")
+        >>> net.list_arguments()
+        ['data', 'fc_weight', 'fc_bias']
+    """
+
+    __slots__ = ("_entries",)
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self._entries = tuple(entries)
+
+    # -- structure -------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str | None:
+        """The name of its node, or None for a group of several."""
+        nodes = {entry.node for entry in self._entries}
+        return next(iter(nodes)).name if len(nodes) == 1 else None
+
+    def _nodes(self) -> list[Node]:
+        return topological(self._entries)
+
+    def _variables(self) -> tuple[list[Node], list[Node]]:
+        """The arguments and the auxiliary states."""
+        nodes = self._nodes()
+        auxiliary = auxiliary_nodes(nodes)
+        return [n for n in nodes if n.is_variable and n not in auxiliary], list(auxiliary)
+
+    def list_arguments(self) -> list[str]:
+        """Names of the variables to bind, in the order that ``bind`` takes them."""
+        return [node.name for node in self._variables()[0]]
+
+    def list_auxiliary_states(self) -> list[str]:
+        """Names of the auxiliary states (a BatchNorm's moving mean)."""
+        return [node.name for node in self._variables()[1]]
+
+    def list_inputs(self) -> list[str]:
+        """Names of all variables, arguments and auxiliary states."""
+        return [node.name for node in self._nodes() if node.is_variable]
+
+    def list_outputs(self) -> list[str]:
+        """Names of the outputs, such as ``fc_output``."""
+        return [entry.node.output_name(entry.index) for entry in self._entries]
+
+    @property
+    def num_outputs(self) -> int:
+        """How many outputs it has."""
+        return len(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Symbol]:
+        return (Symbol([entry]) for entry in self._entries)
+
+    def __getitem__(self, index: int | str | slice) -> Symbol:
+        """One output, by position or name.
+
+        Raises:
+            ValueError: no output, or more than one, has that name.
+            IndexError: there is no such position.
+        """
+        if isinstance(index, str):
+            names = self.list_outputs()
+            found = [i for i, each in enumerate(names) if each == index]
+            if len(found) != 1:
+                raise ValueError(f"{len(found)} outputs are called {index!r}, expected one of {names}")
+            index = found[0]
+        if isinstance(index, slice):
+            return Symbol(self._entries[index])
+        if not -len(self._entries) <= index < len(self._entries):
+            raise IndexError(f"output {index} was asked for, the symbol has {len(self._entries)}")
+        return Symbol([self._entries[index]])
+
+    def get_internals(self) -> Symbol:
+        """A group of every output of every node, for picking inner layers by name."""
+        return Symbol(
+            [Entry(node, index) for node in self._nodes() for index in range(node.visible_outputs())]
+        )
+
+    def get_children(self) -> Symbol | None:
+        """A group of the inputs of its nodes, or None for variables."""
+        inputs = [entry for node in dict.fromkeys(e.node for e in self._entries) for entry in node.inputs]
+        return Symbol(inputs) if inputs else None
+
+    def get_inputs(self) -> Symbol:
+        """A group of all its variables."""
+        return Symbol([Entry(node, 0) for node in self._nodes() if node.is_variable])
+
+    def __copy__(self) -> Symbol:
+        return Symbol(self._entries)
+
+    def __deepcopy__(self, memo: Any) -> Symbol:
+        return Symbol(self._entries)  # nodes never change, so sharing them is a copy
+
+    def __reduce__(self) -> Any:
+        return load_json, (self.tojson(),)
+
+    def __repr__(self) -> str:
+        if self.name is not None:
+            return f"<Symbol {self.name}>"
+        return f"<Symbol group [{', '.join(str(entry.node.name) for entry in self._entries)}]>"
+
+    def __bool__(self) -> bool:
+        raise TypeError("a Symbol has no truth value: it is computed only when it is bound (compare names, or use len)")
+
+    # -- composition -----------------------------------------------------------------------------------
+
+    def __call__(self, *args: Symbol, **kwargs: Any) -> Symbol:
+        """Replace variables by other symbols, by position (of ``list_arguments``) or by name.
+
+        Raises:
+            TypeError: both positions and names, or no symbol in a variable's place.
+            ValueError: a name that is no argument.
+        """
+        new_name = kwargs.pop("name", None)
+        if args and kwargs:
+            raise TypeError("compose: give the inputs by position or by name, not both")
+        names = self.list_arguments()
+        if len(args) > len(names):
+            raise TypeError(f"compose: {len(args)} inputs were given, the symbol has {len(names)} arguments")
+        given = dict(zip(names, args, strict=False)) if args else kwargs
+        replacements: dict[str, Entry] = {}
+        for key, value in given.items():
+            if not isinstance(value, Symbol) or len(value) != 1:
+                raise TypeError(f"compose: input {key} is {value!r}, expected a symbol with one output")
+            if key not in names:
+                raise ValueError(f"compose: there is no argument {key!r}, expected one of {names}")
+            replacements[key] = value._entries[0]
+        return Symbol(self._replace(replacements, new_name))
+
+    def _replace(self, replacements: Mapping[str, Entry], new_name: str | None) -> list[Entry]:
+        moved: dict[Node, Node] = {}
+
+        def move(entry: Entry) -> Entry:
+            if entry.node.is_variable and entry.node.name in replacements:
+                return replacements[entry.node.name]
+            return Entry(moved.get(entry.node, entry.node), entry.index)
+
+        top = {entry.node for entry in self._entries}
+        for node in self._nodes():
+            inputs = tuple(move(entry) for entry in node.inputs)
+            rename = new_name is not None and node in top and not node.is_variable
+            if inputs != node.inputs or rename:
+                label = new_name if rename and new_name else node.name
+                moved[node] = Node(node.op, label, inputs, node.attributes, node.given, node.origin)
+        return [move(entry) for entry in self._entries]
+
+    # -- attributes ------------------------------------------------------------------------------------
+
+    def attr(self, key: str) -> str | None:
+        """One attribute of its node (parameters are attributes too), or None."""
+        node = self._entries[0].node
+        return {**node.attributes, **node.given}.get(key, node.attributes.get(f"__{key}__"))
+
+    def list_attr(self, recursive: bool = False) -> dict[str, str]:
+        """The attributes and parameters of its own node."""
+        if recursive:
+            raise DeprecationWarning("list_attr(recursive=True) is gone since MXNet 0.9: use attr_dict()")
+        node = self._entries[0].node
+        return {**node.given, **node.attributes}
+
+    def attr_dict(self) -> dict[str, dict[str, str]]:
+        """Attributes and parameters of every node that has some, by node name."""
+        table = {node.name: {**node.given, **node.attributes} for node in self._nodes()}
+        return {key: value for key, value in table.items() if value}
+
+    def _set_attr(self, **attributes: str) -> None:
+        for key, value in attributes.items():
+            if not isinstance(value, str):
+                raise ValueError(f"attribute {key} is {value!r}, expected text")
+            self._entries[0].node.attributes[key] = value
+
+    # -- inference -------------------------------------------------------------------------------------
+
+    def infer_shape(
+        self, *args: Sequence[int] | None, **kwargs: Sequence[int]
+    ) -> tuple[list[Shape] | None, list[Shape] | None, list[Shape] | None]:
+        """The shapes of arguments, outputs and auxiliary states, given some of the arguments'.
+
+        Args:
+            *args: shapes in the order of ``list_arguments`` (None: unknown), or
+            **kwargs: by name; 0 stands for an unknown length.
+
+        Returns:
+            three lists, or three None where what is given is not enough.
+
+        Raises:
+            ShapeError: the shapes contradict each other; names the node, its inputs and the line that made it.
+        """
+        found = self._infer_shape(args, kwargs)
+        if not all(infer.complete(shape) for shapes in found for shape in shapes):
+            return None, None, None
+        arguments, outputs, auxiliary = found
+        return arguments, outputs, auxiliary  # type: ignore[return-value]  # all complete, seen above
+
+    def infer_shape_partial(
+        self, *args: Sequence[int] | None, **kwargs: Sequence[int]
+    ) -> tuple[list[Shape], list[Shape], list[Shape]]:
+        """As :meth:`infer_shape`, with what is unknown as 0 (an unknown shape as the empty tuple)."""
+
+        def shown(shape: ShapeOrNone) -> Shape:
+            return () if shape is None else tuple(max(0, n) for n in shape)
+
+        arguments, outputs, auxiliary = self._infer_shape(args, kwargs)
+        return [shown(s) for s in arguments], [shown(s) for s in outputs], [shown(s) for s in auxiliary]
+
+    def _infer_shape(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[list[ShapeOrNone], list[ShapeOrNone], list[ShapeOrNone]]:
+        arguments, auxiliary = self._variables()
+        known = {
+            node: None if shape is None else _as_known(node.name, shape)
+            for node, shape in _by_node("infer_shape", arguments, auxiliary, args, kwargs).items()
+        }
+        shapes = infer.infer_shapes(self._nodes(), known)
+        return (
+            [shapes[Entry(node, 0)] for node in arguments],
+            [shapes[entry] for entry in self._entries],
+            [shapes[Entry(node, 0)] for node in auxiliary],
+        )
+
+    def infer_type(
+        self, *args: Any, **kwargs: Any
+    ) -> tuple[list[Any] | None, list[Any] | None, list[Any] | None]:
+        """The dtypes of arguments, outputs and auxiliary states, as NumPy's type objects.
+
+        Raises:
+            TypeInferenceError: they contradict each other.
+        """
+        arguments, auxiliary = self._variables()
+        known = {
+            node: None if value is None else as_dtype(value)
+            for node, value in _by_node("infer_type", arguments, auxiliary, args, kwargs).items()
+        }
+        dtypes = infer.infer_types(self._nodes(), known)
+        return (
+            [dtypes[Entry(node, 0)].type for node in arguments],
+            [dtypes[entry].type for entry in self._entries],
+            [dtypes[Entry(node, 0)].type for node in auxiliary],
+        )
+
+    infer_type_partial = infer_type
+
+    # -- binding ---------------------------------------------------------------------------------------
+
+    def bind(
+        self, ctx: Any, args: Any, args_grad: Any = None, grad_req: Any = "write", aux_states: Any = None,
+        group2ctx: Any = None, shared_exec: Executor | None = None,
+    ) -> Executor:  # fmt: skip
+        """Bind arrays to the variables; returns an executor.
+
+        Args:
+            ctx: the device.
+            args: arrays for the arguments, a list in their order or a dict by name.
+            args_grad: arrays for gradients, likewise (those left out get none).
+            grad_req: ``write``, ``add`` or ``null``, for all, as a list, or as a dict by name.
+            aux_states: arrays for the auxiliary states.
+            group2ctx: devices of the ``ctx_group``s.
+            shared_exec: kept for MXNet's scripts.
+
+        Raises:
+            ValueError: an array is missing or one too many.
+            ShapeError, TypeInferenceError: the arrays do not fit the graph.
+        """
+        from flowmx.executor import bind
+
+        return bind(self, ctx, args, args_grad, grad_req, aux_states, group2ctx)
+
+    def simple_bind(
+        self, ctx: Any = None, grad_req: Any = "write", type_dict: Mapping[str, Any] | None = None,
+        group2ctx: Any = None, shared_arg_names: Sequence[str] | None = None, shared_exec: Executor | None = None,
+        shared_buffer: dict[str, Any] | None = None, **kwargs: Sequence[int],
+    ) -> Executor:  # fmt: skip
+        """Infer all shapes from those given, make the arrays (zeros), and bind them.
+
+        Args:
+            ctx: the device (default: the current one).
+            grad_req: ``write``, ``add`` or ``null``, for all, or as a dict by name.
+            type_dict: dtypes of arguments by name.
+            group2ctx: devices of the ``ctx_group``s.
+            shared_arg_names: arguments whose arrays may come from ``shared_exec`` or ``shared_buffer``.
+            shared_exec: an executor to share parameter arrays with, where shapes and dtypes agree.
+            shared_buffer: arrays by name, likewise; new ones are added to it.
+            **kwargs: shapes of arguments by name.
+
+        Raises:
+            ShapeError: the shapes are not enough, or contradict each other.
+        """
+        from flowmx.executor import simple_bind
+
+        return simple_bind(
+            self, ctx, grad_req, type_dict, group2ctx, shared_arg_names, shared_exec, shared_buffer, kwargs
+        )
+
+    def eval(self, ctx: Any = None, **kwargs: Any) -> list[Any]:
+        """Bind arrays by name, compute, and return the outputs."""
+        return self.bind(ctx, kwargs, grad_req="null").forward()
+
+    def grad(self, wrt: Sequence[str]) -> Symbol:
+        """MXNet's own was never finished; bind with gradients and call backward."""
+        raise NotImplementedError("Symbol.grad: bind with args_grad and call backward instead")
+
+    # -- text ------------------------------------------------------------------------------------------
+
+    def debug_str(self) -> str:
+        """Every node with its inputs, and what its variables' declared shapes say of memory."""
+        from flowmx.executor import describe_graph
+
+        return describe_graph(self._entries)
+
+    def tojson(self, remove_amp_cast: bool = True) -> str:
+        """The graph in MXNet's JSON format."""
+        return symbol_json.render(_to_plain(self._entries))
+
+    def save(self, fname: str | Path, remove_amp_cast: bool = True) -> None:
+        """Write the JSON to a file (replaced as a whole)."""
+        replace_file(fname, [self.tojson().encode()])
+
+    # -- arithmetic ------------------------------------------------------------------------------------
+
+    def __neg__(self) -> Symbol:
+        return apply("_MulScalar", [self], {"scalar": -1.0})
+
+    def __abs__(self) -> Symbol:
+        return apply("abs", [self])
+
+    __hash__ = object.__hash__
+
+    def __getattr__(self, name: str) -> Callable[..., Symbol]:
+        """Operators as methods: ``x.reshape(shape=...)``, ``x.sum(axis=1)``."""
+        if name.startswith("_"):
+            raise AttributeError(f"Symbol has no attribute {name!r}")
+        name = {"reshape": "Reshape", "astype": "Cast", "flatten": "Flatten"}.get(name, name)
+        try:
+            lookup(name)
+        except AttributeError:
+            raise AttributeError(f"Symbol has no attribute {name!r}") from None
+
+        def method(*args: Any, **kwargs: Any) -> Symbol:
+            if name in ("Reshape", "transpose", "broadcast_to") and args and isinstance(args[0], int):
+                args = (args,)
+            return call(name, (self, *args), kwargs)
+
+        return method
+
+
+def _binary(array_op: str, scalar_op: str, swapped: bool) -> Callable[[Symbol, Any], Symbol]:
+    def method(self: Symbol, other: Any) -> Symbol:
+        if isinstance(other, Symbol):
+            return apply(array_op, [other, self] if swapped else [self, other])
+        if isinstance(other, (int, float, np.generic)):
+            return apply(scalar_op, [self], {"scalar": other})
+        return NotImplemented
+
+    return method
+
+
+# Python's operator, MXNet's operator for two symbols, for a symbol and a number, for a number and a symbol. The
+# names are those that MXNet's frontend calls, since automatic node names come from them.
+_OPERATORS = [
+    ("add", "_Plus", "_PlusScalar", "_PlusScalar"), ("sub", "_Minus", "_MinusScalar", "_RMinusScalar"),
+    ("mul", "_Mul", "_MulScalar", "_MulScalar"), ("truediv", "_Div", "_DivScalar", "_RDivScalar"),
+    ("mod", "_Mod", "_ModScalar", "_RModScalar"), ("pow", "_Power", "_PowerScalar", "_RPowerScalar"),
+    ("eq", "_Equal", "_EqualScalar", ""), ("ne", "_Not_Equal", "_NotEqualScalar", ""),
+    ("gt", "_Greater", "_GreaterScalar", ""), ("ge", "_Greater_Equal", "_GreaterEqualScalar", ""),
+    ("lt", "_Lesser", "_LesserScalar", ""), ("le", "_Lesser_Equal", "_LesserEqualScalar", ""),
+]  # fmt: skip
+
+for _name, _array, _scalar, _swapped in _OPERATORS:
+    setattr(Symbol, f"__{_name}__", _binary(_array, _scalar, False))
+    if _swapped:
+        setattr(Symbol, f"__r{_name}__", _binary(_array, _swapped, True))
+
+
+# -- making symbols ----------------------------------------------------------------------------------------
+
+
+def is_symbol(value: Any) -> bool:
+    """True for a symbol."""
+    return isinstance(value, Symbol)
+
+
+is_symbol.__name__ = "a Symbol"
+
+
+def call(called: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Symbol:
+    """Compose the operator of a name or alias, with arguments as the user wrote them."""
+    cls = lookup(called)
+    label = kwargs.pop("name", None)
+    attributes = kwargs.pop("attr", None)
+    kwargs.pop("out", None)
+    # Extra text attributes such as __layout__ may come as keywords.
+    extra = {key: kwargs.pop(key) for key in list(kwargs) if key.startswith("__") and key.endswith("__")}
+    inputs, parameters = calling.split(cls, args, kwargs, is_symbol)
+    return compose(cls, inputs, parameters, label, {**(attributes or {}), **extra}, called)
+
+
+def apply(called: str, inputs: Sequence[Symbol], parameters: dict[str, Any] | None = None) -> Symbol:
+    """Compose an operator whose inputs are all given."""
+    cls = lookup(called)
+    names = (*cls.arguments, *cls.auxiliary)
+    return compose(cls, dict(zip(names, inputs, strict=True)), parameters or {}, None, None, called)
+
+
+def compose(
+    cls: type[Operator],
+    inputs: Mapping[str, Symbol],
+    parameters: Mapping[str, Any],
+    label: str | None,
+    attributes: Mapping[str, str] | None,
+    called: str,
+) -> Symbol:
+    """Make a node; inputs that are not given become variables called ``<node>_<input>``, as in MXNet."""
+    given = {key: _text(value) for key, value in parameters.items() if value is not None}
+    op = cls.create(**{key: value for key, value in parameters.items() if value is not None})
+    label = name.current().get(label, called.lower())
+    scope = {**attribute.current(), **dict(attributes or {})}
+    origin = capture(3)
+    entries: list[Entry] = []
+    names = (*op.inputs(), *op.auxiliary)
+    for extra in inputs:
+        if extra not in names:
+            raise TypeError(f"{cls.name} {label!r}: input {extra} is not taken by {op!r}; it takes {', '.join(names)}")
+    for argument in names:
+        symbol = inputs.get(argument)
+        if symbol is None:
+            if cls.variadic:
+                raise TypeError(f"{cls.name} {label!r}: input {argument} is missing")
+            # MXNet gives such a variable all of its operator's attributes.
+            variable = Node(None, f"{label}_{argument}", attributes={**given, **scope}, origin=origin)
+            entries.append(Entry(variable, 0))
+        elif len(symbol) != 1:
+            raise TypeError(
+                f"{cls.name} {label!r}: input {argument} is {symbol!r} with {len(symbol)} outputs: pick one with [i]"
+            )
+        else:
+            entries.append(symbol._entries[0])
+    node = Node(op, label, tuple(entries), scope, given, origin)
+    return Symbol([Entry(node, index) for index in range(op.visible_outputs())])
+
+
+def _text(value: Any) -> str:
+    """A parameter as MXNet's frontends write it."""
+    if isinstance(value, (np.dtype, type)):
+        try:
+            return name_of(as_dtype(value))
+        except MXNetError:
+            return str(value)
+    return str(value)
+
+
+def Variable(
+    name: str, attr: Mapping[str, str] | None = None, shape: Sequence[int] | None = None,
+    lr_mult: float | None = None, wd_mult: float | None = None, dtype: Any = None, init: Any = None,
+    stype: str | None = None, profiler_scope: str | None = None, **kwargs: str,
+) -> Symbol:  # fmt: skip
+    """A variable: an input of a graph.
+
+    Args:
+        name: its name.
+        attr: further attributes, as text.
+        shape: its shape as far as it is known (0: an unknown length).
+        lr_mult, wd_mult: multipliers of learning rate and weight decay.
+        dtype: its element type.
+        init: the initializer, by name or as an object with ``dumps``.
+        stype: kept for MXNet's scripts.
+        profiler_scope: kept for MXNet's scripts.
+        **kwargs: further attributes whose names begin and end with two underscores.
+
+    Raises:
+        TypeError: the name is no text.
+        ValueError: an unknown keyword.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"Variable: name is {name!r}, expected text")
+    attributes = {**attribute.current(), **(attr or {})}
+    if shape is not None:
+        attributes["__shape__"] = str(tuple(shape))
+    if lr_mult is not None:
+        attributes["__lr_mult__"] = str(lr_mult)
+    if wd_mult is not None:
+        attributes["__wd_mult__"] = str(wd_mult)
+    if dtype is not None:
+        attributes["__dtype__"] = str(FLAGS[as_dtype(dtype)])
+    if init is not None:
+        attributes["__init__"] = init if isinstance(init, str) else init.dumps()
+    for key, value in kwargs.items():
+        if not (key.startswith("__") and key.endswith("__")):
+            raise ValueError(f"Variable: unknown keyword {key!r}; attributes begin and end with two underscores")
+        attributes[key] = str(value)
+    return Symbol([Entry(Node(None, name, attributes=attributes, origin=capture()), 0)])
+
+
+def Group(symbols: Sequence[Symbol]) -> Symbol:
+    """One symbol with the outputs of several.
+
+    Raises:
+        TypeError: something that is no symbol.
+    """
+    for symbol in symbols:
+        if not isinstance(symbol, Symbol):
+            raise TypeError(f"Group: {symbol!r} is no Symbol")
+    return Symbol([entry for symbol in symbols for entry in symbol._entries])
+
+
+# -- JSON --------------------------------------------------------------------------------------------------
+
+
+def _to_plain(entries: Sequence[Entry]) -> symbol_json.GraphJSON:
+    nodes = topological(entries)
+    position = {node: index for index, node in enumerate(nodes)}
+
+    def plain(entry: Entry) -> symbol_json.Entry:
+        return symbol_json.Entry(position[entry.node], entry.index)
+
+    return symbol_json.GraphJSON(
+        tuple(
+            symbol_json.NodeJSON(
+                "null" if node.op is None else node.op.name,
+                node.name,
+                {**node.given, **node.attributes},
+                tuple(plain(entry) for entry in node.inputs),
+                num_outputs=node.outputs(),
+            )
+            for node in nodes
+        ),
+        tuple(plain(entry) for entry in entries),
+        {"mxnet_version": ("int", symbol_json.MXNET_VERSION)},
+    )
+
+
+def load_json(text: str | bytes) -> Symbol:
+    """The symbol in MXNet's JSON text.
+
+    Raises:
+        SymbolFormatError: the text is no graph.
+        MXNetError: an operator is unknown here, or its parameters do not fit; names the node.
+    """
+    graph = symbol_json.upgrade(symbol_json.parse(text), _input_names)
+    nodes: list[Node] = []
+    origin = capture()
+    for plain in graph.nodes:
+        inputs = tuple(Entry(nodes[e.node], e.output) for e in plain.inputs)
+        if plain.is_variable:
+            nodes.append(Node(None, plain.name, attributes=plain.attrs, origin=origin))
+            continue
+        attributes = {k: v for k, v in plain.attrs.items() if k.startswith("__") and k.endswith("__")}
+        given = {k: v for k, v in plain.attrs.items() if k not in attributes}
+        try:
+            cls = lookup(plain.op)
+            known = {k: v for k, v in given.items() if k in cls.parameters}
+            attributes |= {k: v for k, v in given.items() if k not in cls.parameters}
+            op = cls.create(**known)
+        except (AttributeError, ParameterError) as error:
+            raise MXNetError(f"node {plain.name!r} of the loaded symbol: {error}") from None
+        expected = len(op.inputs()) + len(op.auxiliary)
+        if len(inputs) != expected:
+            raise MXNetError(f"node {plain.name!r} ({plain.op}) has {len(inputs)} inputs, expected {expected}")
+        nodes.append(Node(op, plain.name, inputs, attributes, known, origin))
+    return Symbol([Entry(nodes[e.node], e.output) for e in graph.heads])
+
+
+def _input_names(plain: symbol_json.NodeJSON) -> Sequence[str]:
+    try:
+        cls = lookup(plain.op)
+        op = cls.create(**{k: v for k, v in plain.attrs.items() if k in cls.parameters})
+    except (AttributeError, ParameterError):
+        return ()
+    return (*op.inputs(), *op.auxiliary)
+
+
+def load(fname: str | Path) -> Symbol:
+    """The symbol in a ``-symbol.json`` file of MXNet or flowmx.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        SymbolFormatError, MXNetError: as :func:`load_json`, with the file's name.
+    """
+    try:
+        return load_json(Path(fname).read_bytes())
+    except MXNetError as error:
+        raise type(error)(f"{fname}: {error}") from None
+
+
+# -- arguments of the inference methods --------------------------------------------------------------------
+
+
+def _as_known(variable: str, shape: Any) -> Shape:
+    try:
+        lengths = tuple(int(n) for n in shape)
+    except (TypeError, ValueError):
+        raise ShapeError(f"the shape of {variable!r} is {shape!r}, expected whole numbers") from None
+    return tuple(n if n > 0 else -1 for n in lengths)
+
+
+def _by_node(
+    function: str, arguments: Sequence[Node], auxiliary: Sequence[Node], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> dict[Node, Any]:
+    if args and kwargs:
+        raise TypeError(f"{function}: give values by position or by name, not both")
+    if len(args) > len(arguments):
+        raise TypeError(f"{function}: {len(args)} values were given, the symbol has {len(arguments)} arguments")
+    if args:
+        return dict(zip(arguments, args, strict=False))
+    # Names that are no variable are passed over, as MXNet does: a label shape for a net without a loss.
+    return {node: kwargs[node.name] for node in (*arguments, *auxiliary) if node.name in kwargs}
+
+
