@@ -18,8 +18,6 @@ from flowmx.engine.scheduler import Variable
 class Generator(Variable):
     """A device's random generator (NumPy's SFC64, seeded from the seed and the device's number)."""
 
-    __slots__ = ("bits", "salt")
-
     def __init__(self, name: str, seed: int | None = None) -> None:
         super().__init__(f"generator {name}")
         self.salt = zlib.crc32(name.encode())

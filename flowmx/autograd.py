@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from contextvars import Token
 from typing import Any, ClassVar, cast
 
+from flowmx.engine import describe
 from flowmx.errors import AutogradError
 from flowmx.ndarray import functions as F
 from flowmx.ndarray import recording
@@ -261,7 +262,7 @@ def _walk(
 
 def _gradients(node: TapeNode, grads: list[NDArray | None]) -> Sequence[NDArray | None]:
     if node.inputs is None or node.outputs is None:
-        place = f" (called at {node.origin.describe()})" if node.origin is not None else ""
+        place = f" (called at {describe(node.origin)})" if node.origin is not None else ""
         raise AutogradError(
             f"backward: the tape of {node.name!r}{place} was freed by an earlier backward pass; "
             "pass retain_graph=True to that one"
@@ -296,6 +297,9 @@ class _History(Sequence[Any]):
 
     def unchecked(self, index: int) -> Any:
         return self._saved.unchecked(index)
+
+    def wanted(self, index: int) -> bool:
+        return self._entries[index] is not None
 
 
 def _with_history(node: TapeNode) -> Sequence[Any]:

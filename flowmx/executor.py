@@ -75,7 +75,9 @@ class Executor:
         self._steps: tuple[list[Step], list[Step]] | None = None
         self._ran_training = False
         plan = self._plan
-        read = {entry.node for node in plan.backward for entry in node.inputs} | {e.node for e in plan.gradients.values()}
+        read = {entry.node for node in plan.backward for entry in node.inputs} | {
+            e.node for e in plan.gradients.values()
+        }
         self._arrays |= {
             head: full(self._shapes[entry], 1, device.context, self._dtypes[entry])
             for entry, head in self._heads.items()
@@ -311,14 +313,19 @@ class Executor:
         Raises:
             ValueError: a name that is not bound, unless extra ones are allowed.
         """
-        for kind, table, given in (("argument", self.arg_dict, arg_params), ("auxiliary state", self.aux_dict, aux_params)):
+        for kind, table, given in (
+            ("argument", self.arg_dict, arg_params),
+            ("auxiliary state", self.aux_dict, aux_params),
+        ):
             for name, value in (given or {}).items():
                 if name in table:
                     table[name][:] = value
                 elif not allow_extra_params:
                     raise ValueError(f"copy_params_from: there is no {kind} {name!r}, expected one of {list(table)}")
 
-    def reshape(self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]) -> Executor:
+    def reshape(
+        self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]
+    ) -> Executor:
         """An executor for other input shapes, which shares every array whose shape stays the same.
 
         Args:
@@ -531,5 +538,3 @@ def describe_graph(entries: Sequence[Entry]) -> str:
     if total:
         lines.append(f"Values of known shape: {total / (1 << 20):.2f} MiB as float32")
     return "\n".join(lines)
-
-

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from flowmx.errors import ShapeError
-from flowmx.ops.dtypes import is_floating
+from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
 
 Derivative = Callable[[Any, Any, Any, Any, Any], Any]
@@ -43,7 +43,16 @@ def ufunc(name: str) -> Callable[..., Any]:
     def call(xp: Any, a: Any, b: Any, out: Array) -> None:
         getattr(xp, name)(a, b, out=out, casting="unsafe")
 
+    call.ufunc = name  # type: ignore[attr-defined]
     return call
+
+
+def _direct(row: Row, xp: Any, dtype: DType, number: float | None = None) -> tuple[Callable[..., Any], Any] | None:
+    """The row as one ufunc call, for floating inputs."""
+    name = "divide" if row.function is _divide else getattr(row.function, "ufunc", None)
+    if name is None or dtype.kind != "f":
+        return None
+    return getattr(xp, name), None if number is None else xp.asarray(number, dtype)
 
 
 def _divide(xp: Any, a: Any, b: Any, out: Array) -> None:
@@ -193,6 +202,12 @@ def _register(row: Row) -> None:
     def reversed_gradient(self: Any, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
         return [derive("right", F, self.scalar, needed(inputs, 0, "b"), outputs, heads[0])]
 
+    def direct(self: Operator, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+        return _direct(row, xp, dtype)
+
+    def scalar_direct(self: Any, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+        return _direct(row, xp, dtype, self.scalar)
+
     def make(names: tuple[str, ...], base: type[Operator], doc: str, compute: Any, derive: Any) -> None:
         if not names:
             return
@@ -201,6 +216,8 @@ def _register(row: Row) -> None:
             body["no_gradient"] = True
         else:
             body["gradient"] = derive
+        if compute is not reversed_forward:
+            body["as_ufunc"] = scalar_direct if base is _Scalar else direct
         if base is _Scalar:
             body["__annotations__"] = {"scalar": float}
             body["scalar"] = required("The number.")
@@ -230,8 +247,6 @@ class SmoothL1(Operator):
         size = xp.abs(x)
         outputs[0][...] = xp.where(size < 1 / s2, 0.5 * s2 * x * x, size - 0.5 / s2)
 
-    def gradient(
-        self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
-    ) -> list[Any]:
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         s2 = self.scalar**2
         return [heads[0] * F.clip(inputs[0] * s2, a_min=-1.0, a_max=1.0)]

@@ -30,14 +30,10 @@ def split(
     if cls.variadic:
         return _split_variadic(cls, args, parameters, is_input)
     names = (*cls.arguments, *cls.auxiliary)
-    inputs = {
-        name: parameters.pop(name) for name in names if name in parameters and name not in cls.parameters
-    }
+    inputs = {name: parameters.pop(name) for name in names if name in parameters and name not in cls.parameters}
     order = [*names, *cls.parameters]
     if len(args) > len(order):
-        raise TypeError(
-            f"{cls.name}: {len(args)} positional arguments were given, expected at most {len(order)}"
-        )
+        raise TypeError(f"{cls.name}: {len(args)} positional arguments were given, expected at most {len(order)}")
     for name, value in zip(order, args, strict=False):
         target = inputs if name in names else parameters
         if name in target:
@@ -69,9 +65,7 @@ def _split_variadic(
             raise TypeError(f"{cls.name}: input is {_short(value)}, expected {is_input.__name__}")
     parameters.setdefault(cls.variadic, len(given))
     if int(parameters[cls.variadic]) != len(given):
-        raise TypeError(
-            f"{cls.name}: {cls.variadic} is {parameters[cls.variadic]}, but {len(given)} inputs were given"
-        )
+        raise TypeError(f"{cls.name}: {cls.variadic} is {parameters[cls.variadic]}, but {len(given)} inputs were given")
     return {f"arg{index}": value for index, value in enumerate(given)}, parameters
 
 

@@ -197,9 +197,7 @@ def parameters_of(cls: type, fields: tuple[Field[Any], ...]) -> dict[str, Parame
             rest = [arg for arg in typing.get_args(kind) if arg is not type(None)]
             kind, optional = rest[0], True
         if typing.get_origin(kind) is not Literal and kind not in _CONVERT:
-            raise TypeError(
-                f"{cls.__name__}.{item.name} has the type {kind}, expected one of {list(_CONVERT)}"
-            )
+            raise TypeError(f"{cls.__name__}.{item.name} has the type {kind}, expected one of {list(_CONVERT)}")
         table[item.name] = Parameter(
             item.name, kind, optional, item.default, item.metadata.get("doc", ""), item.metadata.get("low"),
             item.metadata.get("high"),

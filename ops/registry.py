@@ -179,9 +179,7 @@ class Operator:
                     + f"it has {', '.join(cls.parameters) or 'none'}"
                 )
             values[name] = parameter.convert(value, cls.name)
-        missing = [
-            name for name, parameter in cls.parameters.items() if parameter.required and name not in values
-        ]
+        missing = [name for name, parameter in cls.parameters.items() if parameter.required and name not in values]
         if missing:
             described = ", ".join(f"{name} ({cls.parameters[name].describe()})" for name in missing)
             raise ParameterError(f"{cls.name}: missing parameter {described}")
@@ -267,6 +265,13 @@ class Operator:
         """
         raise NotImplementedError(f"{self.name} has no gradient")
 
+    def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+        """The forward as one call ``ufunc(*inputs, out)``, for inputs of this dtype; None where it is more.
+
+        With a number, which is then a 0-d array of the dtype: ``ufunc(input, number, out)``.
+        """
+        return None
+
     # -- inference, cached -----------------------------------------------------------------------------
 
     def spec(self, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]) -> Spec:
@@ -281,9 +286,7 @@ class Operator:
             return known
         names = (*self.inputs(), *self.auxiliary)
         if len(shapes) != len(names):
-            raise TypeError(
-                f"{self.name}: {len(shapes)} inputs were given, expected {len(names)}: {', '.join(names)}"
-            )
+            raise TypeError(f"{self.name}: {len(shapes)} inputs were given, expected {len(names)}: {', '.join(names)}")
         completed, out_shapes = self.infer_shape(list(shapes))
         for name, given, expected in zip(names, shapes, completed, strict=True):
             if expected is not None and given != expected:
@@ -356,9 +359,7 @@ def lookup(name: str) -> type[Operator]:
     found = _by_name.get(name)
     if found is None:
         near = difflib.get_close_matches(name, _by_name, 1)
-        raise AttributeError(
-            f"there is no operator {name!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-        )
+        raise AttributeError(f"there is no operator {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
     return found
 
 

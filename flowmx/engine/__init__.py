@@ -23,14 +23,15 @@ from typing import Any, Protocol
 from flowmx import settings
 from flowmx.engine import bulking as _bulking
 from flowmx.engine.actor import Actor, LoopActor, ThreadActor
-from flowmx.engine.origin import Origin, capture, current_layer, layer_scope, user_frame
+from flowmx.engine.origin import Origin, capture, current_layer, describe, layer_scope, user_frame
 from flowmx.engine.runtime import BlockingInCoroutineWarning, Engine, engine, new_event_loop, run
 from flowmx.engine.scheduler import Operation, Scheduler, State, Variable
 from flowmx.errors import EngineError
 
 __all__ = [
     "Actor", "BlockingInCoroutineWarning", "Engine", "EngineError", "Handle", "LoopActor", "Operation", "Origin",
-    "Scheduler", "State", "ThreadActor", "Variable", "bulk", "capture", "current_layer", "delete_variable", "engine",
+    "Scheduler", "State", "ThreadActor", "Variable", "bulk", "capture", "current_layer",
+    "describe", "delete_variable", "engine",
     "layer_scope", "new_event_loop", "push", "room", "run", "set_bulk_size", "stats", "user_frame", "using",
     "waitall", "waitall_async",
 ]  # fmt: skip
@@ -49,8 +50,6 @@ class Handle(Operation):
 
     Cancelling a task that awaits it abandons the wait; :meth:`cancel` ends the operation itself.
     """
-
-    __slots__ = ()
 
     def __await__(self) -> Generator[Any, None, Any]:
         yield from engine.wait_async(self)
@@ -131,15 +130,10 @@ def push(
     else:
         actor = engine.network if is_coroutine else _actor_of(device)
     context = contextvars.copy_context()
-    work = (
-        functools.partial(_await_in, context, function)
-        if is_coroutine
-        else functools.partial(context.run, function)
-    )
-    op = Handle(
-        work, (), read_tags, write_tags, actor, name or getattr(function, "__name__", type(function).__name__),
-        capture(), priority, is_coroutine=is_coroutine, bulkable=False,
-    )  # fmt: skip
+    work = functools.partial(_await_in, context, function) if is_coroutine else functools.partial(context.run, function)
+    label = name or getattr(function, "__name__", type(function).__name__)
+    op = Handle(work, (), read_tags, write_tags, actor, label, capture())
+    op.priority, op.is_coroutine, op.bulkable = priority, is_coroutine, False
     engine.enqueue(op)
     return op
 
@@ -160,9 +154,7 @@ def _tags(argument: str, items: Iterable[Variable | HasVariable]) -> tuple[Varia
     return tuple(dict.fromkeys(tags))
 
 
-def delete_variable(
-    variable: Variable | HasVariable, on_delete: Callable[[], object] | None = None
-) -> Handle:
+def delete_variable(variable: Variable | HasVariable, on_delete: Callable[[], object] | None = None) -> Handle:
     """Delete a variable once the work pushed on it so far is done; ``on_delete`` is called then.
 
     Pushing on it is refused from now on.

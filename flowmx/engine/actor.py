@@ -41,12 +41,12 @@ class Mailbox:
 
     def take(self, light: bool = False) -> Operation | None:
         """Remove and return the next operation; with ``light`` only where that one is light."""
+        plain = self.plain
         while True:
-            ranked, plain = self._ranked, self.plain
-            if ranked and (ranked[0][0] < 0 or not plain):
-                if light and not ranked[0][2].light:
+            if self._ranked and (self._ranked[0][0] < 0 or not plain):
+                if light and not self._ranked[0][2].light:
                     return None
-                op = heapq.heappop(ranked)[2]
+                op = heapq.heappop(self._ranked)[2]
             elif plain:
                 if light and not plain[0].light:
                     return None
@@ -92,6 +92,10 @@ class Actor(ABC):
     def stop(self) -> None:
         """Make :meth:`run` return soon; what has not started stays undone (locked)."""
 
+    def is_idle(self) -> bool:
+        """True when nothing is queued and a thread that lends itself could run an operation now (locked)."""
+        return False
+
     def claim(self) -> bool:
         """Take one of the actor's slots for the calling thread, if one is free (locked)."""
         return False
@@ -135,11 +139,17 @@ class ThreadActor(Actor):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def accept(self, op: Operation) -> None:
+        if op.priority == 0:
+            self.mailbox.plain.append(op)
+            if self.running + self._waking < self.slots:
+                self._wake()
+            return
         self.mailbox.put(op)
-        if self.running + self._waking < self.slots or (
-            op.priority > 0 and self.running + self._waking < self.slots + self.urgent_slots
-        ):
+        if self.running + self._waking < self.slots + (self.urgent_slots if op.priority > 0 else 0):
             self._wake()
+
+    def is_idle(self) -> bool:
+        return not self.running and not self.mailbox.plain and not len(self.mailbox)
 
     def claim(self) -> bool:
         if self.running >= self.slots or self._stopped:
@@ -177,9 +187,7 @@ class ThreadActor(Actor):
         """The next operation for a worker that has just come, or None: then it is parked (locked)."""
         self._waking -= 1
         op = None
-        if self.running < self.slots or (
-            self.mailbox.urgent() and self.running < self.slots + self.urgent_slots
-        ):
+        if self.running < self.slots or (self.mailbox.urgent() and self.running < self.slots + self.urgent_slots):
             op = self.mailbox.take()
         if op is None:
             self._parked.append(parking)

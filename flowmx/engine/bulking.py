@@ -31,9 +31,7 @@ class _Scope:
     def add(self, part: Operation) -> None:
         """Gather an operation; it is pushed with the others when the bulk is let go."""
         with self.engine.lock:
-            if self.op is not None and (
-                part.actor is not self.op.actor or self._waits_for_later(part, self.op)
-            ):
+            if self.op is not None and (part.actor is not self.op.actor or self._waits_for_later(part, self.op)):
                 self.flush()
             if self.op is None:
                 self.parts = []
@@ -67,7 +65,7 @@ class _Scope:
     @staticmethod
     def _waits_for_later(part: Operation, op: Operation) -> bool:
         def later(variable: Variable, read: bool) -> bool:
-            blockers = (variable.writer,) if read else (variable.writer, *variable.readers)
+            blockers = (variable.writer,) if read else (variable.writer, *(variable.readers or ()))
             return any(b is not None and b.state != DONE and b.serial > op.serial for b in blockers)
 
         return any(later(v, True) for v in part.reads) or any(later(v, False) for v in part.writes)
@@ -90,7 +88,7 @@ def bulk(engine: Engine, size: int) -> Iterator[None]:
         raise ValueError(f"bulk: size is {size}, expected at least 1")
     scope = _Scope(engine, size)
     token = _scope.set(scope)
-    engine.bulk_scope = _scope
+    engine.use_bulks(_scope)
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import NoReturn
 
-from flowmx.engine.origin import Origin
+from flowmx.engine.origin import describe
 from flowmx.engine.scheduler import Operation
 
 
@@ -27,9 +27,7 @@ class Failure:
         self.seen = False
         # The engine's own frame on top says nothing to the reader.
         top = exception.__traceback__
-        self.traceback: TracebackType | None = (
-            top.tb_next if top is not None and top.tb_next is not None else top
-        )
+        self.traceback: TracebackType | None = top.tb_next if top is not None and top.tb_next is not None else top
         for note in notes_for(op):
             exception.add_note(note)
 
@@ -42,11 +40,9 @@ class Failure:
 def notes_for(op: Operation) -> list[str]:
     """What an exception's notes say of the operation that raised it."""
     origin = op.origin
-    notes = [
-        f"flowmx: raised by operation {op.name!r} (#{op.serial}) on {getattr(op.actor, 'name', op.actor)}"
-    ]
-    if isinstance(origin, Origin):
-        if origin.layer:
-            notes.append(f"flowmx: in layer {origin.layer!r}")
-        notes.append(f"flowmx: enqueued at {origin.describe()}")
+    notes = [f"flowmx: raised by operation {op.name!r} (#{op.serial}) on {getattr(op.actor, 'name', op.actor)}"]
+    if origin is not None:
+        if origin[2]:
+            notes.append(f"flowmx: in layer {origin[2]!r}")
+        notes.append(f"flowmx: enqueued at {describe(origin)}")
     return notes

@@ -13,7 +13,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import NamedTuple
 
 _ROOTS = tuple(
     str(Path(__file__).resolve().parents[2] / folder) + "/" for folder in ("flowmx", "devices", "ops", "comm")
@@ -26,32 +25,31 @@ _layer: ContextVar[str | None] = ContextVar("flowmx_layer", default=None)
 _layers_in_use = False
 
 
-class Origin(NamedTuple):
-    """A place in the user's code and the layer that was being computed there."""
+Origin = tuple[CodeType | None, int, str | None]
+"""A code object, the position in it, and the layer: what is captured at a push."""
 
-    code: CodeType | None
-    position: int
-    layer: str | None
 
-    def lookup(self) -> tuple[str, int, str] | None:
-        """File, line and function name of the place, or None where it is not known."""
-        if self.code is None:
-            return None
-        line = self.code.co_firstlineno
-        for start, stop, number in self.code.co_lines():
-            if start <= self.position < stop and number is not None:
-                line = number
-                break
-        return self.code.co_filename, line, self.code.co_name
+def lookup(origin: Origin) -> tuple[str, int, str] | None:
+    """File, line and function name of a place, or None where it is not known."""
+    code, position, _ = origin
+    if code is None:
+        return None
+    line = code.co_firstlineno
+    for start, stop, number in code.co_lines():
+        if start <= position < stop and number is not None:
+            line = number
+            break
+    return code.co_filename, line, code.co_name
 
-    def describe(self) -> str:
-        """For a message: ``file:line in function: text of the line``."""
-        place = self.lookup()
-        if place is None:
-            return "an unknown place"
-        filename, line, function = place
-        text = linecache.getline(filename, line).strip()
-        return f"{filename}:{line} in {function}" + (f": {text}" if text else "")
+
+def describe(origin: Origin | None) -> str:
+    """For a message: ``file:line in function: text of the line``."""
+    place = lookup(origin) if origin is not None else None
+    if place is None:
+        return "an unknown place"
+    filename, line, function = place
+    text = linecache.getline(filename, line).strip()
+    return f"{filename}:{line} in {function}" + (f": {text}" if text else "")
 
 
 def _is_internal(filename: str) -> bool:
@@ -76,11 +74,17 @@ def user_frame(depth: int = 1) -> FrameType | None:
 
 def capture(depth: int = 2) -> Origin:
     """The user's place and layer, seen from ``depth`` frames up (2: the caller of the caller)."""
-    frame = user_frame(depth)
-    layer = _layer.get() if _layers_in_use else None
-    if frame is None:
-        return Origin(None, 0, layer)
-    return Origin(frame.f_code, frame.f_lasti, layer)
+    frame: FrameType | None = sys._getframe(depth)
+    internal = _internal
+    while frame is not None:
+        code = frame.f_code
+        known = internal.get(code.co_filename)
+        if known is None:
+            known = _is_internal(code.co_filename)
+        if not known:
+            return (code, frame.f_lasti, _layer.get() if _layers_in_use else None)
+        frame = frame.f_back
+    return (None, 0, None)
 
 
 @contextlib.contextmanager

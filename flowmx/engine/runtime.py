@@ -62,7 +62,11 @@ class Engine:
         self.config = config or settings.get()
         self.lock = threading.RLock()
         self.here = _Here()
+        self.bulk_scope: ContextVar[Any] | None = None
+        """Set once anybody has used :func:`flowmx.engine.bulk`."""
         self.scheduler = Scheduler()
+        self._push = self.scheduler.push
+        self._is_free = self.scheduler.is_free
         self.pending = self.scheduler.pending
         self.pending_bytes = 0
         self.failed = 0
@@ -77,11 +81,12 @@ class Engine:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
         self._threads: list[threading.Thread] = []
-        self.bulk_scope: ContextVar[Any] | None = None
-        """Set once anybody has used :func:`flowmx.engine.bulk`."""
         self._warned: set[tuple[str, int]] = set()
         self.guard: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         """A context in which every operation runs, entered once for a worker's life or a lent thread's turn."""
+        self.inline: Callable[..., Any] = _call
+        """Calls the function of a light operation at its push, as ``inline(function, *arguments)``."""
+        self._inside_inline = False
         self._closed = False
         self._switch_interval_set = False
         self.configure(self.config)
@@ -98,7 +103,7 @@ class Engine:
         self.kind = kind
         self._naive = kind == "NaiveEngine"
         self._route: Actor | None = {"NaiveEngine": self._inline, "ThreadedEngine": self._pool}.get(kind)
-        self._plain = self._route is None and not self.checking
+        self._special = self._route is not None or self.checking or self.bulk_scope is not None
 
     # -- pushing ---------------------------------------------------------------------------------------
 
@@ -106,33 +111,74 @@ class Engine:
         """Push an operation: it runs when its dependencies are met. Returns at once."""
         if len(self.pending) >= self.max_ops or self.pending_bytes + op.nbytes > self.max_bytes:
             self._make_room(op)
-        if not self._plain:
-            self._adapt(op)
+        if self._special and self._enqueue_specially(op):
+            return
         actor = op.actor
         if actor.engine is not self:
             self._adopt(actor)
-        if self.bulk_scope is not None and op.bulkable and not self._naive:
-            scope = self.bulk_scope.get()
-            if scope is not None:
-                scope.add(op)
-                return
         try:
             with self.lock:
+                if op.light and self._is_free(op) and actor.is_idle() and not self._inside_inline:
+                    self._run_at_push(op)
+                    return
                 self.pending_bytes += op.nbytes
-                if self.scheduler.push(op):
+                if self._push(op):
                     actor.accept(op)
         except BaseException as error:
             self._abandon(op, error)
             raise
-        if self._naive:
-            self._run_inline(op)
 
-    def _adapt(self, op: Operation) -> None:
-        """What engine kinds other than per-device, and the checking mode, change in an operation."""
+    def _run_at_push(self, op: Operation) -> None:
+        """Work first: run a light operation that waits for nothing on an idle actor, here and now (locked).
+
+        Queuing it, waking a worker and completing it would cost several times what it takes, and under one
+        interpreter lock a worker could only take turns with this thread.
+        """
+        self.scheduler.pass_through(op)
+        failure = carried(op) if self._poisoned else None
+        self._inside_inline = True
+        try:
+            if failure is None:
+                self.inline(op.function, *op.arguments)
+        except Exception as error:
+            failure = Failure(error, op)
+        except BaseException:
+            self._poison(op, Failure(_interrupted(op), op))
+            raise
+        finally:
+            self._inside_inline = False
+        if failure is not None:
+            self._poison(op, failure)
+        elif self._poisoned:
+            for variable in op.writes:
+                variable.failure = None
+        op.actor.executed += 1
+
+    def _enqueue_specially(self, op: Operation) -> bool:
+        """What other engine kinds, the checking mode and bulks change; True when that was all of the push."""
         if self._route is not None and op.actor.may_lend:
             op.actor = self._route
         if self.checking and not op.is_coroutine:
             op.function, op.arguments = _checked, (op.function, op.arguments, op.reads, op.writes)
+        if op.actor.engine is not self:
+            self._adopt(op.actor)
+        if self._naive:
+            with self.lock:
+                self.pending_bytes += op.nbytes
+                if self._push(op):
+                    op.actor.accept(op)
+            self._run_inline(op)
+            return True
+        scope = self.bulk_scope.get() if self.bulk_scope is not None and op.bulkable else None
+        if scope is not None:
+            scope.add(op)
+            return True
+        return False
+
+    def use_bulks(self, scope: ContextVar[Any]) -> None:
+        """From now on look for an open bulk at each push."""
+        self.bulk_scope = scope
+        self._special = True
 
     def _adopt(self, actor: Actor) -> None:
         """First use of an actor: start its coroutine on the engine's loop."""
@@ -178,9 +224,7 @@ class Engine:
 
     def start_worker(self, actor: ThreadActor) -> None:
         """Start one more worker thread for an actor (locked)."""
-        thread = threading.Thread(
-            target=actor.serve, name=f"flowmx-{actor.name}-{len(self._threads)}", daemon=True
-        )
+        thread = threading.Thread(target=actor.serve, name=f"flowmx-{actor.name}-{len(self._threads)}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -203,8 +247,7 @@ class Engine:
 
     def _has_room(self, nbytes: int = 0) -> bool:
         return not self.pending or (
-            len(self.pending) <= self.max_ops // 2
-            and self.pending_bytes + nbytes <= max(self.max_bytes // 2, nbytes)
+            len(self.pending) <= self.max_ops // 2 and self.pending_bytes + nbytes <= max(self.max_bytes // 2, nbytes)
         )
 
     def room(self) -> Generator[Any, None, None]:
@@ -222,11 +265,18 @@ class Engine:
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def execute(self, op: Operation, actor: Actor, parking: threading.Lock | None) -> Operation | None:
-        """Run an operation on this thread and complete it.
+    def execute(
+        self,
+        op: Operation,
+        actor: Actor,
+        parking: threading.Lock | None,
+        until: Operation | None = None,
+        light: bool = False,
+    ) -> Operation | None:
+        """Run an operation on this thread, complete it, and return the actor's next one, begun.
 
-        A worker, which brings its ``parking`` lock, gets the actor's next operation or is parked (None).
-        A thread that only lends itself brings None and gets None.
+        A worker brings its ``parking`` lock; where there is no next operation it has been parked. A thread
+        that lends itself brings None, and stops where ``until`` is done, or before one that is not ``light``.
         """
         failure: Failure | None = None
         interrupt: BaseException | None = None
@@ -239,9 +289,15 @@ class Engine:
             if parking is None and isinstance(error, KeyboardInterrupt):
                 interrupt, error = error, _interrupted(op)
             failure = Failure(error, op)
+        following: Operation | None = None
         with self.lock:
             waiters = self._finish(op, failure)
-            following = actor.proceed(parking) if parking is not None else None
+            if parking is not None:
+                following = actor.proceed(parking)
+            elif interrupt is None and (until is None or until.state != DONE):
+                following = actor.mailbox.take(light)
+                if following is not None:
+                    following.state = RUNNING
         if waiters is not None:
             for waiter in waiters:
                 waiter()
@@ -337,11 +393,7 @@ class Engine:
                         break
                     ready.state = RUNNING
                 self.execute(ready, self._inline, None)
-        if (
-            op.state != DONE
-            and self.here.actor is None
-            and threading.current_thread() is not self._loop_thread
-        ):
+        if op.state != DONE and self.here.actor is None and threading.current_thread() is not self._loop_thread:
             self._block(op)
 
     def cancel(self, op: Operation) -> bool:
@@ -376,39 +428,39 @@ class Engine:
             with self.lock:
                 inside.yield_slot()
             try:
-                self._lend(op)
+                self._lend(op.actor, op, False)
                 self._block(op)
             finally:
                 with self.lock:
                     inside.regain_slot()
             return
-        self._lend(op)
+        self._lend(op.actor, op, False)
         if op.state != DONE:
             self._block(op)
 
-    def _lend(self, op: Operation, light: bool = False) -> None:
-        """Run ready operations of ``op``'s actor on this thread until ``op`` is done or nothing is ready."""
-        actor = op.actor
-        if not actor.may_lend:
-            return
-        with self.lock:
-            if op.state == DONE or not actor.claim():
-                return
+    def _lend(self, actor: Actor, until: Operation | None, light: bool) -> None:
+        """Run ready operations of an actor on this thread, until one is done or nothing (light) is ready."""
         current: Operation | None = None
+        here = self.here
+        with self.lock:
+            if not actor.may_lend or (until is not None and until.state == DONE) or not actor.claim():
+                return
+            current = actor.mailbox.take(light)
+            if current is None:
+                actor.release()
+                return
+            current.state = RUNNING
+        inside, here.actor = here.actor, actor
         try:
             with self.guard():
-                while op.state != DONE:
-                    with self.lock:
-                        current = actor.mailbox.take(light)
-                        if current is None:
-                            return
-                        current.state = RUNNING
-                    self.execute(current, actor, None)
+                while current is not None:
+                    current = self.execute(current, actor, None, until, light)
         except BaseException as error:
             if current is not None and current.state != DONE:
                 self._abandon(current, error)
             raise
         finally:
+            here.actor = inside
             with self.lock:
                 actor.release()
 
@@ -421,17 +473,21 @@ class Engine:
             op.waiters = [*(op.waiters or ()), gate.release]
         gate.acquire()
 
+    def must_yield(self) -> bool:
+        """True at every 64th await that needs no wait: it yields to the loop all the same."""
+        self._awaits += 1
+        return self._awaits % _YIELD_EVERY == 0
+
     def wait_async(self, op: Operation) -> Generator[Any, None, None]:
         """Await an operation (``yield from`` in an ``__await__``); cancelling abandons only the wait."""
-        self._awaits += 1
-        if self._awaits % _YIELD_EVERY == 0:
+        if self.must_yield():
             yield
         if op.state == DONE:
             return
         if self.bulk_scope is not None:
             self._flush_bulk()
         if op.light:
-            self._lend(op, light=True)
+            self._lend(op.actor, op, True)
             if op.state == DONE:
                 return
         loop = asyncio.get_running_loop()
@@ -592,11 +648,7 @@ class Engine:
 
     def before_fork(self) -> None:
         """Finish what can be finished and stop the threads, so that both processes start from quiet."""
-        if (
-            not self._closed
-            and self.here.actor is None
-            and threading.current_thread() is not self._loop_thread
-        ):
+        if not self._closed and self.here.actor is None and threading.current_thread() is not self._loop_thread:
             self.drain(self.config.exit_timeout)
             if not self.pending:
                 self._stop_threads(join=1.0)
@@ -616,9 +668,7 @@ class Engine:
         self.here = _Here()
         self.lock.release()
         for op in list(self.pending):
-            self._abandon(
-                op, EngineError(f"operation {op.name!r} was still pending in the parent when it forked")
-            )
+            self._abandon(op, EngineError(f"operation {op.name!r} was still pending in the parent when it forked"))
         self.failures.clear()
 
     # -- looking ---------------------------------------------------------------------------------------
@@ -709,6 +759,10 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 def _resolve(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 def _nothing(*_: Any) -> None:

@@ -24,7 +24,7 @@ append when pushed and nothing when it completes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
@@ -61,26 +61,18 @@ class Variable:
         deleted: True after :func:`flowmx.engine.delete_variable`; pushing on it is then refused.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_fingerprint",
-        "deleted",
-        "failure",
-        "name",
-        "prune_at",
-        "readers",
-        "version",
-        "writer",
-    )
+    # Defaults on the class: what most variables never change costs nothing when one is made.
+    name = ""
+    version = 0
+    writer: Operation | None = None
+    readers: list[Operation] | None = None
+    prune_at = _PRUNE_AT
+    failure: Failure | None = None
+    deleted = False
+    _fingerprint: Callable[[], object] | None = None
 
     def __init__(self, name: str = "", fingerprint: Callable[[], object] | None = None) -> None:
         self.name = name
-        self.version = 0
-        self.writer: Operation | None = None
-        self.readers: list[Operation] = []
-        self.prune_at = _PRUNE_AT
-        self.failure: Failure | None = None
-        self.deleted = False
         self._fingerprint = fingerprint
 
     def fingerprint(self) -> object:
@@ -91,7 +83,7 @@ class Variable:
         """The pushed operations on this variable that have not completed and that a writer would wait for."""
         if self.writer is not None and self.writer.state != DONE:
             yield self.writer
-        yield from (reader for reader in list(self.readers) if reader.state != DONE)
+        yield from (reader for reader in list(self.readers or ()) if reader.state != DONE)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name or hex(id(self))} version {self.version}>"
@@ -103,12 +95,28 @@ class Operation:
     ``function(*arguments)`` is called when every dependency is met; where it is a coroutine function, it
     is awaited on the engine's loop. The object is also the handle of the pushed work: ``await`` it, or
     call its methods, in the form that :func:`flowmx.engine.push` returns (:class:`flowmx.engine.Handle`).
+
+    Attributes:
+        priority: higher runs earlier among what is ready.
+        nbytes: memory that it will allocate, for the run-ahead limit.
+        light: True when running it takes microseconds, so that an ``await`` may do it in place.
+        is_coroutine: the function is a coroutine function.
+        bulkable: it may be gathered with others into one operation.
+        state, blockers, dependents, serial: the scheduler's.
+        waiters: called when it is complete.
+        failure, result: how it ended.
     """
 
-    __slots__ = (
-        "__weakref__", "actor", "arguments", "blockers", "bulkable", "dependents", "failure", "function", "is_coroutine",
-        "light", "name", "nbytes", "origin", "priority", "reads", "result", "serial", "state", "waiters", "writes",
-    )  # fmt: skip
+    priority = 0
+    is_coroutine = False
+    bulkable = True
+    state = WAITING
+    blockers = 0
+    dependents: list[Operation] | None = None
+    waiters: list[Callable[[], None]] | None = None
+    failure: Failure | None = None
+    result: Any = None
+    serial = 0
 
     def __init__(
         self,
@@ -119,11 +127,8 @@ class Operation:
         actor: Any,
         name: str,
         origin: Any = None,
-        priority: int = 0,
         nbytes: int = 0,
         light: bool = False,
-        is_coroutine: bool = False,
-        bulkable: bool = True,
     ) -> None:
         self.function = function
         self.arguments = arguments
@@ -132,21 +137,20 @@ class Operation:
         self.actor = actor
         self.name = name
         self.origin = origin
-        self.priority = priority
         self.nbytes = nbytes
         self.light = light
-        self.is_coroutine = is_coroutine
-        self.bulkable = bulkable
-        self.state = WAITING
-        self.blockers = 0
-        self.dependents: list[Operation] = []
-        self.waiters: list[Callable[[], None]] | None = None
-        self.failure: Failure | None = None
-        self.result: Any = None
-        self.serial = 0
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} #{self.serial} {State(self.state).name.lower()}>"
+
+
+def _wait_for(op: Operation, earlier: Operation) -> None:
+    """Count one more operation that ``op`` waits for."""
+    if earlier.dependents is None:
+        earlier.dependents = [op]
+    else:
+        earlier.dependents.append(op)
+    op.blockers += 1
 
 
 class Scheduler:
@@ -171,7 +175,8 @@ class Scheduler:
         """
         self.serial = op.serial = self.serial + 1
         self.pending[op] = None
-        op.blockers = hold
+        if hold:
+            op.blockers = hold
         self.tag(op, op.reads, op.writes)
         if op.blockers:
             return False
@@ -180,32 +185,51 @@ class Scheduler:
 
     def tag(self, op: Operation, reads: tuple[Variable, ...], writes: tuple[Variable, ...]) -> None:
         """Make ``op`` the newest reader and writer of these variables, waiting for the ones before it."""
-        blockers = 0
         for variable in reads:
             writer = variable.writer
             if writer is not None and writer.state != DONE and writer is not op:
-                writer.dependents.append(op)
-                blockers += 1
+                _wait_for(op, writer)
             readers = variable.readers
-            if len(readers) >= variable.prune_at:
-                variable.readers = readers = [reader for reader in readers if reader.state != DONE]
-                variable.prune_at = max(_PRUNE_AT, 2 * len(readers))
-            readers.append(op)
+            if readers is None:
+                variable.readers = [op]
+            else:
+                if len(readers) >= variable.prune_at:
+                    readers[:] = [reader for reader in readers if reader.state != DONE]
+                    variable.prune_at = max(_PRUNE_AT, 2 * len(readers))
+                readers.append(op)
         for variable in writes:
-            if variable.readers:
-                for reader in variable.readers:
+            readers = variable.readers
+            if readers:
+                for reader in readers:
                     if reader.state != DONE and reader is not op:
-                        reader.dependents.append(op)
-                        blockers += 1
-                variable.readers = []
+                        _wait_for(op, reader)
+                variable.readers = None
             else:
                 writer = variable.writer
                 if writer is not None and writer.state != DONE and writer is not op:
-                    writer.dependents.append(op)
-                    blockers += 1
+                    _wait_for(op, writer)
             variable.writer = op
             variable.version += 1
-        op.blockers += blockers
+
+    def is_free(self, op: Operation) -> bool:
+        """True when an operation not pushed yet would have nothing to wait for."""
+        for variable in op.reads:
+            writer = variable.writer
+            if writer is not None and writer.state != DONE:
+                return False
+        for variable in op.writes:
+            if variable.readers or variable.writer is not None:
+                for _ in variable.pending():
+                    return False
+        return True
+
+    def pass_through(self, op: Operation) -> None:
+        """Count a free operation as pushed and complete: it runs before anything else can be pushed."""
+        self.serial = op.serial = self.serial + 1
+        self.completed += 1
+        op.state = DONE
+        for variable in op.writes:
+            variable.version += 1
 
     def unhold(self, op: Operation) -> bool:
         """Take away one extra blocker; True when the operation may start now."""
@@ -219,7 +243,7 @@ class Scheduler:
         """Say that a ready operation runs now."""
         op.state = RUNNING
 
-    def complete(self, op: Operation) -> list[Operation]:
+    def complete(self, op: Operation) -> Sequence[Operation]:
         """Say that an operation has ended, well or not; returns those that may start now, in push order."""
         op.state = DONE
         self.completed += 1
@@ -228,9 +252,9 @@ class Scheduler:
             if variable.writer is op:
                 variable.writer = None
         dependents = op.dependents
-        if not dependents:
-            return dependents
-        op.dependents = []
+        if dependents is None:
+            return ()
+        op.dependents = None
         ready = []
         for dependent in dependents:
             dependent.blockers -= 1
@@ -246,7 +270,7 @@ class Scheduler:
         assert serials == sorted(serials), "pending operations must stand in push order"
         for op in self.pending:
             assert op.state != DONE, f"{op} is complete and still pending"
-            for dependent in op.dependents:
+            for dependent in op.dependents or ():
                 assert dependent.serial > op.serial, f"{dependent} waits for the later {op}"
                 assert dependent in counted, f"{dependent} waits for {op} but is not pending"
                 counted[dependent] += 1
@@ -259,8 +283,6 @@ class Scheduler:
         touched: set[Variable] = set()
         for op in running:
             writes, reads = set(op.writes), set(op.reads) - set(op.writes)
-            assert not (writes & touched) and not (reads & written), (
-                f"{op} may run beside one it conflicts with"
-            )
+            assert not (writes & touched) and not (reads & written), f"{op} may run beside one it conflicts with"
             written |= writes
             touched |= writes | reads

@@ -166,9 +166,7 @@ def gradient(
         found = [sums.pop(Entry(node, index), None) for index in range(node.visible_outputs())]
         if all(each is None for each in found):
             continue
-        grads = [
-            build.op("zeros_like", outputs[index]) if each is None else each for index, each in enumerate(found)
-        ]
+        grads = [build.op("zeros_like", outputs[index]) if each is None else each for index, each in enumerate(found)]
         inputs = [Value(entry, build) for entry in node.inputs]
         try:
             results = node.op.gradient(build, inputs, outputs, grads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from flowmx.engine import Origin
+from flowmx.engine import Origin, describe
 from flowmx.ops.registry import Operator
 
 
@@ -62,7 +62,7 @@ class Node:
 
     def place(self) -> str:
         """Where it was made, for messages."""
-        return self.origin.describe() if self.origin is not None else "an unknown place"
+        return describe(self.origin)
 
     def __repr__(self) -> str:
         return f"<Node {self.name} {self.op!r}>" if self.op is not None else f"<Variable {self.name}>"

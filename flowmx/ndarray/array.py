@@ -15,7 +15,7 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
 from flowmx.errors import ShapeError
 from flowmx.ndarray import core, indexing, recording
-from flowmx.ndarray.core import BaseArray, Storage, allocate, invoke, refuse_in_place
+from flowmx.ndarray.core import BaseArray, Elementwise, Storage, allocate, invoke, refuse_in_place
 from flowmx.ndarray.recording import Entry, Leaf
 from flowmx.ops.dtypes import DType, as_dtype
 from flowmx.ops.registry import Operator, Shape, lookup
@@ -40,7 +40,6 @@ class NDArray(BaseArray):
                [2., 2., 2.]], dtype=float32)
     """
 
-    __slots__ = ()
     __array_priority__ = 1000.0
 
     # -- what it is ------------------------------------------------------------------------------------
@@ -91,7 +90,9 @@ class NDArray(BaseArray):
         try:
             engine.wait_variable(self._storage)
         except Exception as error:
-            return f"<NDArray {'x'.join(map(str, self._shape))} @{self.context}, failed: {type(error).__name__}: {error}>"
+            return (
+                f"<NDArray {'x'.join(map(str, self._shape))} @{self.context}, failed: {type(error).__name__}: {error}>"
+            )
         return f"\n{self._host()}\n<NDArray {'x'.join(map(str, self._shape))} @{self.context}>"
 
     # -- reading ---------------------------------------------------------------------------------------
@@ -145,9 +146,7 @@ class NDArray(BaseArray):
         if self.size == 0:
             return False
         if self.size != 1:
-            raise ValueError(
-                f"the truth of an array of shape {self._shape} is ambiguous: use .sum() or compare first"
-            )
+            raise ValueError(f"the truth of an array of shape {self._shape} is ambiguous: use .sum() or compare first")
         return bool(self.asscalar())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
@@ -188,9 +187,7 @@ class NDArray(BaseArray):
     def __setstate__(self, saved: dict[str, Any]) -> None:
         device = devices.get(saved["context"])
         data = saved["data"]
-        self._storage = Storage(
-            device, data.shape, data.dtype, np.ascontiguousarray(data).reshape(data.shape)
-        )
+        self._storage = Storage(device, data.shape, data.dtype, np.ascontiguousarray(data).reshape(data.shape))
         self._shape, self._dtype = data.shape, data.dtype
         self._view = self._entry = None
 
@@ -233,9 +230,7 @@ class NDArray(BaseArray):
         moved = self.copyto(context)
         if recording.state.get().recording and self._entry is not None:
             source = self.context
-            core.record(
-                "as_in_context", lambda F, i, o, heads: [heads[0].as_in_context(source)], [self], [moved], 1
-            )
+            core.record("as_in_context", lambda F, i, o, heads: [heads[0].as_in_context(source)], [self], [moved], 1)
         return moved
 
     def as_in_ctx(self, ctx: Context) -> NDArray:
@@ -287,9 +282,7 @@ class NDArray(BaseArray):
         """The same memory without history: no gradient flows through it."""
         return cast("NDArray", self._plain())
 
-    def backward(
-        self, out_grad: NDArray | None = None, retain_graph: bool = False, train_mode: bool = True
-    ) -> None:
+    def backward(self, out_grad: NDArray | None = None, retain_graph: bool = False, train_mode: bool = True) -> None:
         """Compute the gradients of this array with respect to the marked variables."""
         from flowmx import autograd
 
@@ -303,9 +296,7 @@ class NDArray(BaseArray):
     def __setitem__(self, key: Any, value: Any) -> None:
         indexing.put(self, key, value)
 
-    def slice_assign_scalar(
-        self, value: float, begin: Shape, end: Shape, step: Shape | None = None
-    ) -> NDArray:
+    def slice_assign_scalar(self, value: float, begin: Shape, end: Shape, step: Shape | None = None) -> NDArray:
         """Assign a number to a slice; returns the array."""
         steps = step or (None,) * len(begin)
         self[tuple(slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))] = value
@@ -361,7 +352,7 @@ class NDArray(BaseArray):
                 other = cast("NDArray", other).astype(self._dtype, copy=False).broadcast_to(self._shape)
             invoke(lookup(array_op).create(), [self, other], out=self, depth=3)
         elif isinstance(other, _scalar_types):
-            invoke(_scalar_operator(lookup(scalar_op), other), [self], out=self, depth=3)
+            invoke(elementwise(scalar_op, other).op, [self], out=self, depth=3)
         else:
             return NotImplemented
         return self
@@ -379,45 +370,44 @@ def _unpickled() -> NDArray:
     return cast("NDArray", object.__new__(NDArray))
 
 
-_scalar_operators: dict[tuple[type[Operator], Any], Operator] = {}
+_elementwise: dict[tuple[str, Any], Elementwise] = {}
+_INTERN_LIMIT = 1024
 
 
-def _scalar_operator(cls: type[Operator], value: Any) -> Operator:
-    """The operator with a number bound; interned, since loops use the same numbers again."""
-    key = (cls, value)
-    op = _scalar_operators.get(key)
-    if op is None:
-        op = cls.create(scalar=float(value))
-        if value != 0 and value == value:
-            if len(_scalar_operators) > 1024:
-                _scalar_operators.clear()
-            _scalar_operators[key] = op
-    return op
-
-
-_NO_PARAMETERS: dict[str, Operator] = {}
-
-
-def plain_operator(name: str) -> Operator:
-    """An operator without parameters."""
-    op = _NO_PARAMETERS.get(name)
-    if op is None:
-        op = _NO_PARAMETERS[name] = lookup(name).create()
-    return op
+def elementwise(name: str, number: Any = None) -> Elementwise:
+    """An elementwise operator, with a number bound where it takes one; interned, since loops use them again."""
+    key = (name, number)
+    made = _elementwise.get(key)
+    if made is None:
+        cls = lookup(name)
+        made = Elementwise(cls.create() if number is None else cls.create(scalar=float(number)))
+        # 0.0 and -0.0 are equal as keys, and NaN is not even equal to itself.
+        if number is None or (number != 0 and number == number):
+            if len(_elementwise) >= _INTERN_LIMIT:
+                _elementwise.clear()
+            _elementwise[key] = made
+    return made
 
 
 def _binary(array_name: str, scalar_name: str, swapped: bool = False) -> Callable[[NDArray, Any], Any]:
-    array_op = plain_operator(array_name)
-    scalar_class = lookup(scalar_name)
+    both = elementwise(array_name)
+    numbers: dict[Any, Elementwise] = {}
 
     def method(self: NDArray, other: Any) -> Any:
         if isinstance(other, BaseArray):
-            return invoke(array_op, (other, self) if swapped else (self, other))
+            return both(other, self) if swapped else both(self, other)
         if isinstance(other, _scalar_types):
-            return invoke(_scalar_operator(scalar_class, other), (self,))
+            call = numbers.get(other)
+            if call is None:
+                call = elementwise(scalar_name, other)
+                if other != 0:  # 0.0 and -0.0 are equal as keys
+                    if len(numbers) >= _INTERN_LIMIT:
+                        numbers.clear()
+                    numbers[other] = call
+            return call(self)
         if isinstance(other, np.ndarray):
             other = array(other, self.context, self._dtype)
-            return invoke(array_op, (other, self) if swapped else (self, other))
+            return both(other, self) if swapped else both(self, other)
         return NotImplemented
 
     return method
@@ -501,9 +491,7 @@ def _fill(target: BaseArray, value: Any) -> None:
     target._written()[...] = value
 
 
-def full(
-    shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None
-) -> NDArray:
+def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
     """An array filled with one number."""
     device, kind, shape = _device(ctx), as_dtype(dtype), as_shape(shape)
     made = cast("NDArray", allocate(device, shape, kind)) if out is None else out
@@ -546,9 +534,7 @@ def copy_into(source: BaseArray, target: BaseArray) -> None:
     def copy() -> None:
         there.copy(source._read(), target._written())
 
-    engine.enqueue(
-        Operation(copy, (), reads, (target._storage,), actor, "copy", capture(), 0, 0, size < 1 << 16)
-    )
+    engine.enqueue(Operation(copy, (), reads, (target._storage,), actor, "copy", capture(), 0, size < 1 << 16))
 
 
 def dtype_of(array: BaseArray) -> DType:

@@ -32,22 +32,15 @@ View = tuple[int, tuple[int, ...]]
 class Storage(Variable):
     """The memory of an array, as a variable of the engine."""
 
-    __slots__ = ("array", "device", "dtype", "shape")
+    array: Any = None
 
     def __init__(self, device: Device, shape: Shape, dtype: DType, array: Any = None) -> None:
-        # Variable's fields, set here because a super() call costs as much as all of them.
-        self.name = ""
-        self.version = 0
-        self.writer = None
-        self.readers = []
-        self.prune_at = 32
-        self.failure = None
-        self.deleted = False
-        self._fingerprint = None
+        # Not Variable's own: a storage is made for every result, and has nothing to tell it.
         self.device = device
         self.shape = shape
         self.dtype = dtype
-        self.array = array
+        if array is not None:
+            self.array = array
 
     def ensure(self) -> Any:
         """The memory, allocated now where it was not (called by the operation that writes it)."""
@@ -57,23 +50,17 @@ class Storage(Variable):
 
     def fingerprint(self) -> object:
         array = self.array
-        return (
-            None
-            if array is None
-            else zlib.crc32(np.ascontiguousarray(self.device.to_host(array)).view(np.uint8))
-        )
+        return None if array is None else zlib.crc32(np.ascontiguousarray(self.device.to_host(array)).view(np.uint8))
 
 
 class BaseArray:
     """A handle on a storage; see :class:`flowmx.ndarray.NDArray`."""
 
-    __slots__ = ("__weakref__", "_dtype", "_entry", "_shape", "_storage", "_view")
-
     _storage: Storage
     _shape: Shape
     _dtype: DType
-    _view: View | None
-    _entry: Entry | None
+    _view: View | None = None
+    _entry: Entry | None = None
 
     public: ClassVar[type[BaseArray]]
     """The class of the arrays that operators return."""
@@ -127,6 +114,8 @@ class BaseArray:
         writer = storage.writer
         if writer is not None:
             yield from engine.wait_async(writer)
+        elif engine.must_yield():
+            yield
         if storage.failure is not None:
             storage.failure.throw()
         return self
@@ -150,13 +139,10 @@ def allocate(device: Device, shape: Shape, dtype: DType, array: Any = None) -> B
     made._storage = Storage(device, shape, dtype, array)
     made._shape = shape
     made._dtype = dtype
-    made._view = made._entry = None
     return made
 
 
-def _compute(
-    forward: Callable[..., None], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]
-) -> None:
+def _compute(forward: Callable[..., None], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]) -> None:
     """What an imperative operation does when it runs."""
     forward(run, [each._read() for each in inputs], [each._written() for each in outputs])
 
@@ -193,6 +179,103 @@ def forward_of(op: Operator, device: Device) -> Callable[..., None]:
         fast(op, run, inputs, outputs)
 
     return call
+
+
+def _forward(op: Operator, device: Device) -> Callable[..., None]:
+    """:func:`forward_of`, remembered with the operator."""
+    known: tuple[Device, Callable[..., None]] | None = op.__dict__.get("_forward")
+    if known is None or known[0] is not device:
+        known = (device, forward_of(op, device))
+        object.__setattr__(op, "_forward", known)
+    return known[1]
+
+
+def _compute_ufunc(ufunc: Callable[..., Any], operands: tuple[BaseArray, ...], number: Any, result: BaseArray) -> None:
+    """What an elementwise operation does when it runs: one call of a ufunc."""
+    storage = result._storage
+    array = storage.array
+    if array is None:
+        array = storage.array = storage.device.allocate(storage.shape, storage.dtype)
+    x = operands[0]
+    content = x._storage.array if x._view is None else x._read()
+    if number is not None:
+        ufunc(content, number, array)
+    elif len(operands) == 2:
+        y = operands[1]
+        ufunc(content, y._storage.array if y._view is None else y._read(), array)
+    else:
+        ufunc(content, array)
+
+
+class Elementwise:
+    """An elementwise operator, ready to be called on arrays again and again.
+
+    It remembers what was inferred at the last call: where shapes and dtypes are the same objects, as they
+    are in loops, nothing is inferred, and a ufunc is called without anything between.
+    """
+
+    __slots__ = ("_device", "_dtypes", "_number", "_shapes", "_spec", "_ufunc", "op")
+
+    def __init__(self, op: Operator) -> None:
+        self.op = op
+        self._shapes: tuple[Shape | None, Shape | None] = (None, None)
+
+    def __call__(self, x: BaseArray, y: BaseArray | None = None) -> Any:
+        storage = x._storage
+        device = storage.device
+        shapes = self._shapes
+        if y is None:
+            operands: tuple[BaseArray, ...] = (x,)
+            reads: tuple[Storage, ...] = (storage,)
+            same = shapes[0] is x._shape and self._dtypes[0] is x._dtype
+        else:
+            operands, reads = (x, y), (storage, y._storage)
+            same = (
+                shapes[0] is x._shape
+                and shapes[1] is y._shape
+                and self._dtypes[0] is x._dtype
+                and self._dtypes[1] is y._dtype
+                and reads[1].device is device
+            )
+        mode = state.get()
+        if not same or self._device is not device or mode.recording:
+            if mode.recording or not self._prepare(operands, device):
+                return invoke(self.op, operands, depth=3)
+        spec = self._spec
+        shape, dtype = spec.shapes[0], spec.dtypes[0]
+        target = Storage(device, shape, dtype)
+        result = _new(BaseArray.public)
+        result._storage = target
+        result._shape = shape
+        result._dtype = dtype
+        engine.enqueue(
+            Operation(
+                _compute_ufunc,
+                (self._ufunc, operands, self._number, result),
+                reads,
+                (target,),
+                device.compute,
+                self.op.name,
+                capture(3),
+                spec.nbytes,
+                spec.light,
+            )  # fmt: skip
+        )
+        return result
+
+    def _prepare(self, operands: tuple[BaseArray, ...], device: Device) -> bool:
+        """Remember what this call needs; False where the general path must take it."""
+        op = self.op
+        direct = op.as_ufunc(device.xp, operands[0]._dtype)
+        if direct is None or any(each._storage.device is not device for each in operands):
+            return False
+        shapes, dtypes = tuple([each._shape for each in operands]), tuple([each._dtype for each in operands])
+        self._spec = op.spec(shapes, dtypes)
+        self._ufunc, self._number = direct
+        self._device = device
+        self._dtypes = (dtypes[0], dtypes[-1])
+        self._shapes = (shapes[0], shapes[-1])
+        return True
 
 
 def invoke(
@@ -243,21 +326,16 @@ def invoke(
         writes += tuple([each._storage for each in inputs[len(inputs) - len(op.auxiliary) :]])
     for position in op.updates:
         writes += (inputs[position]._storage,)
-    forward = op.__dict__.get("_forward")
-    if forward is None or forward[0] is not device:
-        forward = (device, forward_of(op, device))
-        object.__setattr__(op, "_forward", forward)
     origin = capture(depth)
     engine.enqueue(
         Operation(
             compute,
-            (forward[1], run_on(device, mode.training), inputs, outputs),
+            (_forward(op, device), run_on(device, mode.training), inputs, outputs),
             reads,
             writes,
             device.compute,
             op.name,
             origin,
-            0,
             nbytes,
             spec.light,
         )  # fmt: skip
@@ -311,9 +389,7 @@ def _given_outputs(
                 f"{op.name}: out {index} has dtype {name_of(each._dtype)}, expected {name_of(dtype)}"
             )
         if each._storage.device is not device:
-            raise DeviceError(
-                f"{op.name}: out {index} is on {each._storage.device}, the operator runs on {device}"
-            )
+            raise DeviceError(f"{op.name}: out {index} is on {each._storage.device}, the operator runs on {device}")
         if recording:
             refuse_in_place(each, op.name)
         if each._view is not None:
@@ -355,6 +431,4 @@ def push_on(
     depth: int = 2,
 ) -> None:
     """Enqueue work on arrays that is no operator (assignments, copies)."""
-    engine.enqueue(
-        Operation(function, arguments, reads, writes, device.compute, name, capture(depth), 0, nbytes, light)
-    )
+    engine.enqueue(Operation(function, arguments, reads, writes, device.compute, name, capture(depth), nbytes, light))

@@ -82,10 +82,11 @@ class TapeNode:
 class Saved(Sequence["BaseArray"]):
     """Arrays that a gradient may look at, refused when they were changed since they were recorded."""
 
-    __slots__ = ("_arrays", "_kind", "_node", "_versions")
+    __slots__ = ("_arrays", "_entries", "_kind", "_node", "_versions")
 
     def __init__(self, node: TapeNode, kind: str, arrays: list[BaseArray]) -> None:
         self._node = (node.name, getattr(node, "origin", None))
+        self._entries = node.entries
         self._kind = kind
         self._arrays = arrays
         self._versions = [array._storage.version for array in arrays]
@@ -108,3 +109,7 @@ class Saved(Sequence["BaseArray"]):
     def unchecked(self, index: int) -> BaseArray:
         """An array of which only the shape and dtype will be looked at."""
         return self._arrays[index]
+
+    def wanted(self, index: int) -> bool:
+        """Whether an input's gradient leads anywhere (a gradient may leave out what is costly)."""
+        return self._entries[index] is not None

@@ -103,9 +103,7 @@ class Symbol:
 
     def get_internals(self) -> Symbol:
         """A group of every output of every node, for picking inner layers by name."""
-        return Symbol(
-            [Entry(node, index) for node in self._nodes() for index in range(node.visible_outputs())]
-        )
+        return Symbol([Entry(node, index) for node in self._nodes() for index in range(node.visible_outputs())])
 
     def get_children(self) -> Symbol | None:
         """A group of the inputs of its nodes, or None for variables."""
@@ -249,9 +247,7 @@ class Symbol:
             [shapes[Entry(node, 0)] for node in auxiliary],
         )
 
-    def infer_type(
-        self, *args: Any, **kwargs: Any
-    ) -> tuple[list[Any] | None, list[Any] | None, list[Any] | None]:
+    def infer_type(self, *args: Any, **kwargs: Any) -> tuple[list[Any] | None, list[Any] | None, list[Any] | None]:
         """The dtypes of arguments, outputs and auxiliary states, as NumPy's type objects.
 
         Raises:
@@ -634,5 +630,3 @@ def _by_node(
         return dict(zip(arguments, args, strict=False))
     # Names that are no variable are passed over, as MXNet does: a label shape for a net without a loss.
     return {node: kwargs[node.name] for node in (*arguments, *auxiliary) if node.name in kwargs}
-
-

@@ -1,0 +1,453 @@
+"""Initializers (``mx.init``): the first values of parameters.
+
+An initializer is called with a description of the parameter and its array. The name says what it is: a
+weight is left to the initializer's own rule, a bias, beta or minimum is 0, a gamma or maximum is 1. A
+parameter made with ``mx.sym.Variable(name, init=...)`` carries its own initializer.
+
+Random ones draw from the generators that ``mx.random.seed`` seeds. None waits for the array.
+
+Example:
+    >>> mx.init.Xavier()(mx.init.InitDesc("fc1_weight"), array)
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx import ndarray as nd
+from flowmx.devices import cpu
+from flowmx.devices import get as device_of
+from flowmx.ndarray import NDArray
+from flowmx.ndarray.core import push_on
+from flowmx.registry import Registry
+
+__all__ = [
+    "Bilinear", "Constant", "InitDesc", "Initializer", "LSTMBias", "Load", "MSRAPrelu", "Mixed", "Normal", "One",
+    "Orthogonal", "Uniform", "Xavier", "Zero", "alias", "create", "register",
+]  # fmt: skip
+
+
+class InitDesc(str):
+    """A parameter's name, with what else is known of it.
+
+    Args:
+        name: the name.
+        attrs: the attributes of its variable; ``__init__`` is the JSON form of an initializer of its own.
+        global_init: the initializer of the whole model, for initializers that leave parts to it.
+    """
+
+    attrs: dict[str, str]
+    global_init: Initializer | None
+
+    def __new__(
+        cls, name: str, attrs: Mapping[str, str] | None = None, global_init: Initializer | None = None
+    ) -> InitDesc:
+        made = super().__new__(cls, name)
+        made.attrs = dict(attrs or {})
+        made.global_init = global_init
+        return made
+
+
+class Initializer:
+    """Base of the initializers; a subclass implements ``_init_weight(name, array)``.
+
+    Args:
+        **kwargs: the arguments of the subclass, for :meth:`dumps`.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        self._kwargs = kwargs
+        self._verbose = False
+        self._print_func: Callable[[NDArray], str] = _root_mean_square
+
+    def set_verbosity(self, verbose: bool = False, print_func: Callable[[NDArray], str] | None = None) -> Initializer:
+        """Log each array that is initialized, with what ``print_func`` says of it (this waits for the array)."""
+        self._verbose = verbose
+        self._print_func = print_func or _root_mean_square
+        return self
+
+    def dumps(self) -> str:
+        """The initializer as JSON, ``'["xavier", {"magnitude": 2}]'``, which :func:`create` reads."""
+        return json.dumps([type(self).__name__.lower(), self._kwargs])
+
+    def __call__(self, desc: InitDesc | str, arr: NDArray) -> None:
+        """Initialize an array, in the way that its name and attributes say.
+
+        Raises:
+            ValueError: the name says nothing.
+        """
+        if not isinstance(desc, InitDesc):
+            desc = InitDesc(desc)
+        if desc.global_init is None:
+            desc.global_init = self
+        own = desc.attrs.get("__init__")
+        if own:
+            create(own)._init_weight(desc, arr)
+            self._log(desc, own, arr)
+            return
+        for suffix, method in _BY_SUFFIX:
+            if desc.endswith(suffix):
+                getattr(self, method)(desc, arr)
+                self._log(desc, suffix, arr)
+                return
+        self._init_default(desc, arr)
+
+    def _log(self, desc: str, kind: str, arr: NDArray) -> None:
+        if self._verbose:
+            logging.info("Initialized %s as %s: %s", desc, kind, self._print_func(arr))
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        raise NotImplementedError(f"{type(self).__name__} must implement _init_weight(name, array)")
+
+    def _init_zero(self, name: InitDesc, arr: NDArray) -> None:
+        arr[:] = 0
+
+    def _init_one(self, name: InitDesc, arr: NDArray) -> None:
+        arr[:] = 1
+
+    # Methods of their own, since initializers of MXNet's users override them.
+
+    def _init_bias(self, name: InitDesc, arr: NDArray) -> None:
+        self._init_zero(name, arr)
+
+    def _init_gamma(self, name: InitDesc, arr: NDArray) -> None:
+        self._init_one(name, arr)
+
+    def _init_beta(self, name: InitDesc, arr: NDArray) -> None:
+        self._init_zero(name, arr)
+
+    def _init_default(self, name: InitDesc, arr: NDArray) -> None:
+        raise ValueError(
+            f"initializer: the name {str(name)!r} does not say how to initialize the parameter; names end in _weight, "
+            "_bias, _gamma, _beta, moving_mean or moving_var, or else give the variable its own with "
+            "mx.sym.Variable(name, init=...)"
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Initializer):
+            return NotImplemented
+        return type(self) is type(other) and self._kwargs == other._kwargs
+
+    __hash__ = object.__hash__
+
+
+_BY_SUFFIX: list[tuple[str, str]] = [
+    ("weight", "_init_weight"),
+    ("bias", "_init_bias"),
+    ("gamma", "_init_gamma"),
+    ("beta", "_init_beta"),
+    ("min", "_init_zero"),
+    ("max", "_init_one"),
+    ("moving_mean", "_init_zero"),
+    ("moving_var", "_init_one"),
+    ("moving_inv_var", "_init_zero"),
+    ("moving_avg", "_init_zero"),
+]
+
+_registry: Registry[Initializer] = Registry(Initializer, "initializer")
+register = _registry.register
+alias = _registry.alias
+create = _registry.create
+
+
+def _root_mean_square(array: NDArray) -> str:
+    return str(np.sqrt(np.mean(np.square(array.asnumpy()))))
+
+
+# -- constants ---------------------------------------------------------------------------------------------
+
+
+@register
+@alias("zeros")
+class Zero(Initializer):
+    """All 0."""
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        arr[:] = 0
+
+
+@register
+@alias("ones")
+class One(Initializer):
+    """All 1."""
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        arr[:] = 1
+
+
+@register
+class Constant(Initializer):
+    """One number, or the content of an array of the parameter's shape.
+
+    Args:
+        value: the number or array.
+    """
+
+    def __init__(self, value: Any) -> None:
+        super().__init__(value=value)
+        self.value = value
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        arr[:] = np.asarray(self.value) if isinstance(self.value, (list, tuple)) else self.value
+
+    def dumps(self) -> str:
+        value = self.value.tolist() if hasattr(self.value, "tolist") else self.value
+        return json.dumps([type(self).__name__.lower(), {"value": value}])
+
+
+# -- random ones -------------------------------------------------------------------------------------------
+
+
+def _draw(distribution: str, scale: float, arr: NDArray) -> None:
+    """Fill an array from (-scale, scale), or from a normal distribution with that standard deviation."""
+    from flowmx import random
+
+    low = -scale if distribution == "uniform" else 0
+    getattr(random, distribution)(low, scale, arr.shape, arr.dtype, arr.context, out=arr)
+
+
+@register
+class Uniform(Initializer):
+    """Uniformly random in ``[-scale, scale]``.
+
+    Args:
+        scale: the bound.
+    """
+
+    def __init__(self, scale: float = 0.07) -> None:
+        super().__init__(scale=scale)
+        self.scale = scale
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        _draw("uniform", self.scale, arr)
+
+
+@register
+class Normal(Initializer):
+    """Normally distributed around 0.
+
+    Args:
+        sigma: the standard deviation.
+    """
+
+    def __init__(self, sigma: float = 0.01) -> None:
+        super().__init__(sigma=sigma)
+        self.sigma = sigma
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        _draw("normal", self.sigma, arr)
+
+
+@register
+class Orthogonal(Initializer):
+    """A random matrix with orthogonal rows or columns (whichever are fewer), each of length ``scale``.
+
+    Saxe, McClelland and Ganguli, Exact solutions to the nonlinear dynamics of learning in deep linear neural
+    networks, arXiv:1312.6120.
+
+    Args:
+        scale: the length.
+        rand_type: ``"uniform"`` or ``"normal"``: where the matrix is drawn from.
+
+    Raises:
+        ValueError: unknown ``rand_type``.
+    """
+
+    def __init__(self, scale: float = 1.414, rand_type: str = "uniform") -> None:
+        super().__init__(scale=scale, rand_type=rand_type)
+        if rand_type not in ("uniform", "normal"):
+            raise ValueError(f"Orthogonal: rand_type is {rand_type!r}, expected 'uniform' or 'normal'")
+        self.scale = scale
+        self.rand_type = rand_type
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        shape = (arr.shape[0], math.prod(arr.shape[1:]))
+        drawn = nd.empty(shape, cpu(), np.float32)
+        _draw(self.rand_type, 1.0, drawn)
+        made = nd.empty(arr.shape, cpu(), np.float32)
+
+        def orthogonalise() -> None:
+            matrix = drawn._read()
+            left, _, right = np.linalg.svd(matrix, full_matrices=False)
+            basis = left if left.shape == matrix.shape else right
+            made._written()[...] = self.scale * basis.reshape(arr.shape)
+
+        push_on(device_of(cpu()), orthogonalise, (), (drawn.variable,), (made.variable,), "orthogonalise")
+        made.copyto(arr)
+
+
+@register
+class Xavier(Initializer):
+    """Random weights of a scale that keeps that of the gradients about equal in all layers.
+
+    Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks, AISTATS
+    2010. With the default arguments uniform in ``[-c, c]``, ``c = sqrt(3 / ((fan_in + fan_out) / 2))``.
+
+    Args:
+        rnd_type: ``"uniform"``, or ``"gaussian"`` with standard deviation ``c``.
+        factor_type: divide by the mean of both fans (``"avg"``), or by that ``"in"`` or ``"out"``.
+        magnitude: the 3 in the formula.
+
+    Raises:
+        ValueError: unknown ``rnd_type`` or ``factor_type``; later, a parameter with fewer than two axes.
+    """
+
+    def __init__(self, rnd_type: str = "uniform", factor_type: str = "avg", magnitude: float = 3) -> None:
+        super().__init__(rnd_type=rnd_type, factor_type=factor_type, magnitude=magnitude)
+        if rnd_type not in ("uniform", "gaussian"):
+            raise ValueError(f"Xavier: rnd_type is {rnd_type!r}, expected 'uniform' or 'gaussian'")
+        if factor_type not in ("avg", "in", "out"):
+            raise ValueError(f"Xavier: factor_type is {factor_type!r}, expected 'avg', 'in' or 'out'")
+        self.rnd_type = rnd_type
+        self.factor_type = factor_type
+        self.magnitude = float(magnitude)
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        if arr.ndim < 2:
+            raise ValueError(
+                f"Xavier: the parameter {str(name)!r} has shape {arr.shape}, expected at least two axes; give it "
+                "another initializer with mx.sym.Variable(name, init=...) or mx.init.Mixed"
+            )
+        field = math.prod(arr.shape[2:])
+        fan_out, fan_in = arr.shape[0] * field, arr.shape[1] * field
+        factor = {"avg": (fan_in + fan_out) / 2, "in": fan_in, "out": fan_out}[self.factor_type]
+        _draw("uniform" if self.rnd_type == "uniform" else "normal", math.sqrt(self.magnitude / factor), arr)
+
+
+@register
+class MSRAPrelu(Xavier):
+    """Xavier for layers with ReLU or PReLU: gaussian, with magnitude ``2 / (1 + slope**2)``.
+
+    He, Zhang, Ren and Sun, Delving Deep into Rectifiers, arXiv:1502.01852.
+
+    Args:
+        factor_type: as for :class:`Xavier`.
+        slope: the slope of the rectifier's negative half.
+    """
+
+    def __init__(self, factor_type: str = "avg", slope: float = 0.25) -> None:
+        super().__init__("gaussian", factor_type, 2 / (1 + slope**2))
+        self._kwargs = {"factor_type": factor_type, "slope": slope}
+
+
+# -- by structure ------------------------------------------------------------------------------------------
+
+
+@register
+class Bilinear(Initializer):
+    """The kernel of bilinear upsampling, for the weights of a deconvolution."""
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        if arr.ndim != 4:
+            raise ValueError(f"Bilinear: {str(name)!r} has shape {arr.shape}, expected four axes")
+        # As MXNet has it, the width alone says how far the kernel reaches.
+        reach = math.ceil(arr.shape[3] / 2)
+        centre = (2 * reach - 1 - reach % 2) / (2 * reach)
+        rows, columns = (1 - abs(np.arange(length) / reach - centre) for length in arr.shape[2:])
+        arr[:] = np.broadcast_to(np.outer(rows, columns).astype(np.float32), arr.shape)
+
+
+@register
+class LSTMBias(Initializer):
+    """0, and ``forget_bias`` for the second quarter: the bias of an LSTM's forget gate.
+
+    Jozefowicz, Zaremba and Sutskever, An Empirical Exploration of Recurrent Network Architectures, ICML 2015.
+
+    Args:
+        forget_bias: the forget gate's bias.
+    """
+
+    def __init__(self, forget_bias: float = 1.0) -> None:
+        super().__init__(forget_bias=forget_bias)
+        self.forget_bias = forget_bias
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        quarter = arr.shape[0] // 4
+        arr[:] = 0
+        arr[quarter : 2 * quarter] = self.forget_bias
+
+
+# -- from several sources ----------------------------------------------------------------------------------
+
+
+class Load:
+    """Copy parameters by name from a file or dict, and leave the others to another initializer.
+
+    Args:
+        param: the file's name, or from name to array; a prefix ``arg:`` or ``aux:`` of a name is dropped.
+        default_init: for names that are not there.
+        verbose: log where each comes from.
+
+    Raises:
+        TypeError: ``param`` is neither; ValueError, later: a shape differs, or a name is not there.
+    """
+
+    def __init__(
+        self,
+        param: str | Mapping[str, NDArray],
+        default_init: Callable[[Any, NDArray], object] | None = None,
+        verbose: bool = False,
+    ) -> None:
+        loaded = nd.load(param) if isinstance(param, str) else param
+        if not isinstance(loaded, Mapping):
+            raise TypeError(f"Load: {param!r} holds no names, expected a dict of arrays")
+        self.param = {re.sub("^(arg|aux):", "", name): array for name, array in loaded.items()}
+        self.default_init = default_init
+        self.verbose = verbose
+
+    def __call__(self, name: InitDesc | str, arr: NDArray) -> None:
+        """Initialize an array."""
+        source = self.param.get(str(name))
+        if source is None:
+            if self.default_init is None:
+                raise ValueError(
+                    f"Load: there is no parameter {str(name)!r} in what was loaded, and no default_init for it"
+                )
+            self.default_init(name, arr)
+        elif source.shape != arr.shape:
+            raise ValueError(
+                f"Load: parameter {str(name)!r} was loaded with shape {source.shape}, expected {arr.shape}"
+            )
+        else:
+            arr[:] = source
+        if self.verbose:
+            logging.info("Initialized %s by %s", name, "default" if source is None else "loading")
+
+
+class Mixed:
+    """The first initializer whose pattern matches the start of a parameter's name.
+
+    Args:
+        patterns: regular expressions; a last one of ``".*"`` takes the rest.
+        initializers: one for each.
+
+    Raises:
+        ValueError: their numbers differ, or, later, no pattern matches.
+
+    Example:
+        >>> mx.init.Mixed([".*bias", ".*"], [mx.init.Zero(), mx.init.Uniform(0.1)])
+    """
+
+    def __init__(self, patterns: Sequence[str], initializers: Sequence[Callable[..., object]]) -> None:
+        if len(patterns) != len(initializers):
+            raise ValueError(
+                f"Mixed: {len(patterns)} patterns and {len(initializers)} initializers, expected equal numbers"
+            )
+        self.map = list(zip(map(re.compile, patterns), initializers, strict=True))
+
+    def __call__(self, name: InitDesc | str, arr: NDArray) -> None:
+        """Initialize an array."""
+        for pattern, initializer in self.map:
+            if pattern.match(name):
+                initializer(name, arr)
+                return
+        raise ValueError(
+            f"Mixed: no pattern matches the parameter {str(name)!r}: add '.*' with a default initializer at the end"
+        )

@@ -1,0 +1,246 @@
+"""Learning rate schedules (``mx.lr_scheduler``): from the number of updates to a learning rate."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+from typing import Any, ClassVar
+
+from flowmx.registry import Recorded
+
+__all__ = ["CosineScheduler", "FactorScheduler", "LRScheduler", "MultiFactorScheduler", "PolyScheduler"]
+
+
+class LRScheduler(Recorded):
+    """Base of the schedules.
+
+    A subclass implements :meth:`rate`; one that overrides ``__call__``, as MXNet's do, works as well.
+
+    Args:
+        base_lr: the learning rate after the warm-up.
+        warmup_steps: how many updates the warm-up takes.
+        warmup_begin_lr: the learning rate at its start.
+        warmup_mode: ``"linear"`` rises in equal steps, ``"constant"`` stays at ``warmup_begin_lr``.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    classes: ClassVar[dict[str, type[LRScheduler]]] = {}
+    """Every schedule by its class name: what a saved optimizer may name."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        LRScheduler.classes[cls.__name__] = cls
+
+    def __init__(
+        self,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        if not isinstance(warmup_steps, int) or warmup_steps < 0:
+            raise ValueError(f"warmup_steps is {warmup_steps!r}, expected a whole number from 0")
+        if warmup_begin_lr > base_lr:
+            raise ValueError(f"warmup_begin_lr is {warmup_begin_lr}, expected at most base_lr, {base_lr}")
+        if warmup_mode not in ("linear", "constant"):
+            raise ValueError(f"warmup_mode is {warmup_mode!r}, expected 'linear' or 'constant'")
+        self.base_lr = base_lr
+        self.warmup_steps = warmup_steps
+        self.warmup_begin_lr = warmup_begin_lr
+        self.warmup_final_lr = base_lr
+        self.warmup_mode = warmup_mode
+
+    def get_warmup_lr(self, num_update: int) -> float:
+        """The learning rate at one of the warm-up's updates."""
+        if self.warmup_mode == "constant":
+            return self.warmup_begin_lr
+        rise = self.warmup_final_lr - self.warmup_begin_lr
+        return self.warmup_begin_lr + rise * num_update / self.warmup_steps
+
+    def __call__(self, num_update: int) -> float:
+        """The learning rate once some weight has been updated ``num_update`` times, and none more often."""
+        if num_update < self.warmup_steps:
+            return self.get_warmup_lr(num_update)
+        return self.rate(num_update)
+
+    def rate(self, num_update: int) -> float:
+        """The learning rate after the warm-up."""
+        raise NotImplementedError(f"{type(self).__name__} must implement rate(num_update)")
+
+
+class FactorScheduler(LRScheduler):
+    """Multiply the learning rate by ``factor`` every ``step`` updates: ``base_lr * factor**(n // step)``.
+
+    Args:
+        step: updates between two changes.
+        factor: at most 1.
+        stop_factor_lr: the learning rate stays here once it has come this low.
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as for :class:`LRScheduler`.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        factor: float = 1,
+        stop_factor_lr: float = 1e-8,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        if step < 1:
+            raise ValueError(f"step is {step}, expected at least 1")
+        _check_factor(factor)
+        self.step = step
+        self.factor = factor
+        self.stop_factor_lr = stop_factor_lr
+        self.count = 0
+
+    def rate(self, num_update: int) -> float:
+        # A loop, since training that is resumed starts at a late update.
+        while num_update > self.count + self.step:
+            self.count += self.step
+            self.base_lr *= self.factor
+            if self.base_lr < self.stop_factor_lr:
+                self.base_lr = self.stop_factor_lr
+                logging.info(
+                    "Update[%d]: now learning rate arrived at %0.5e, will not change in the future",
+                    num_update, self.base_lr,
+                )  # fmt: skip
+            else:
+                logging.info("Update[%d]: Change learning rate to %0.5e", num_update, self.base_lr)
+        return self.base_lr
+
+
+class MultiFactorScheduler(LRScheduler):
+    """Multiply the learning rate by ``factor`` after each of the listed updates.
+
+    Args:
+        step: numbers of updates, rising, from 1.
+        factor: at most 1.
+        base_lr, warmup_steps, warmup_begin_lr, warmup_mode: as for :class:`LRScheduler`.
+    """
+
+    def __init__(
+        self,
+        step: list[int],
+        factor: float = 1,
+        base_lr: float = 0.01,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        if not isinstance(step, list) or not step:
+            raise ValueError(f"step is {step!r}, expected a list of numbers of updates")
+        if step[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(step)):
+            raise ValueError(f"step is {step}, expected rising numbers from 1")
+        _check_factor(factor)
+        self.step = step
+        self.factor = factor
+        self.cur_step_ind = 0
+        self.count = 0
+
+    def rate(self, num_update: int) -> float:
+        while self.cur_step_ind < len(self.step) and num_update > self.step[self.cur_step_ind]:
+            self.count = self.step[self.cur_step_ind]
+            self.cur_step_ind += 1
+            self.base_lr *= self.factor
+            logging.info("Update[%d]: Change learning rate to %0.5e", num_update, self.base_lr)
+        return self.base_lr
+
+
+class _Descent(LRScheduler):
+    """A schedule that falls from ``base_lr`` to ``final_lr`` until ``max_update``, and stays there."""
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float,
+        final_lr: float,
+        warmup_steps: int,
+        warmup_begin_lr: float,
+        warmup_mode: str,
+    ) -> None:
+        super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        if not isinstance(max_update, int) or max_update < 1:
+            raise ValueError(f"max_update is {max_update!r}, expected a whole number from 1")
+        if max_update <= warmup_steps:
+            raise ValueError(f"max_update is {max_update}, expected more than the {warmup_steps} warmup_steps")
+        self.base_lr_orig = base_lr
+        self.final_lr = final_lr
+        self.max_update = max_update
+        self.max_steps = max_update - warmup_steps
+
+    def rate(self, num_update: int) -> float:
+        done = (min(num_update, self.max_update) - self.warmup_steps) / self.max_steps
+        self.base_lr = self.final_lr + (self.base_lr_orig - self.final_lr) * self.remaining(done)
+        return self.base_lr
+
+    def remaining(self, done: float) -> float:
+        """The part of the height that is left after a part of the way; from 1 at 0 to 0 at 1."""
+        raise NotImplementedError
+
+
+class PolyScheduler(_Descent):
+    """Fall by a polynomial: ``final_lr + (base_lr - final_lr) * (1 - n / max_update)**pwr``.
+
+    Args:
+        max_update: the update at which ``final_lr`` is reached.
+        base_lr: the learning rate at the start.
+        pwr: the power.
+        final_lr: the learning rate at the end.
+        warmup_steps, warmup_begin_lr, warmup_mode: as for :class:`LRScheduler`.
+    """
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        pwr: float = 2,
+        final_lr: float = 0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+        self.power = pwr
+
+    def remaining(self, done: float) -> float:
+        return float((1 - done) ** self.power)
+
+
+class CosineScheduler(_Descent):
+    """Fall by half a cosine: ``final_lr + (base_lr - final_lr) * (1 + cos(pi * n / max_update)) / 2``.
+
+    Loshchilov and Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, arXiv:1608.03983.
+
+    Args:
+        max_update: the update at which ``final_lr`` is reached.
+        base_lr: the learning rate at the start.
+        final_lr: the learning rate at the end.
+        warmup_steps, warmup_begin_lr, warmup_mode: as for :class:`LRScheduler`.
+    """
+
+    def __init__(
+        self,
+        max_update: int,
+        base_lr: float = 0.01,
+        final_lr: float = 0,
+        warmup_steps: int = 0,
+        warmup_begin_lr: float = 0,
+        warmup_mode: str = "linear",
+    ) -> None:
+        super().__init__(max_update, base_lr, final_lr, warmup_steps, warmup_begin_lr, warmup_mode)
+
+    def remaining(self, done: float) -> float:
+        return (1 + math.cos(math.pi * done)) / 2
+
+
+def _check_factor(factor: float) -> None:
+    if factor > 1:
+        raise ValueError(f"factor is {factor}, expected at most 1")

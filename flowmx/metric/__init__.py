@@ -1,0 +1,31 @@
+"""Evaluation metrics (``mx.metric``): running sums over batches of labels and predictions.
+
+``update`` waits for the arrays. Inside a coroutine use ``await metric.update_async(labels, preds)``, which
+awaits them first.
+
+Example:
+    >>> metric = mx.metric.create(["acc", "ce"])
+    >>> metric.update([labels], [predictions])
+    >>> metric.get()
+    (['accuracy', 'cross-entropy'], [0.5, 0.71])
+"""
+
+from flowmx.metric.base import (
+    CompositeEvalMetric,
+    CustomMetric,
+    EvalMetric,
+    alias,
+    check_label_shapes,
+    create,
+    np,
+    register,
+)
+from flowmx.metric.classification import F1, MCC, PCC, Accuracy, TopKAccuracy
+from flowmx.metric.likelihood import CrossEntropy, NegativeLogLikelihood, Perplexity
+from flowmx.metric.regression import MAE, MSE, RMSE, Loss, PearsonCorrelation
+
+__all__ = [
+    "F1", "MAE", "MCC", "MSE", "PCC", "RMSE", "Accuracy", "CompositeEvalMetric", "CrossEntropy", "CustomMetric",
+    "EvalMetric", "Loss", "NegativeLogLikelihood", "PearsonCorrelation", "Perplexity", "TopKAccuracy", "alias",
+    "check_label_shapes", "create", "np", "register",
+]  # fmt: skip

@@ -1,0 +1,262 @@
+"""Metrics of classifiers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.metric.base import Arrays, EvalMetric, Host, alias, check_label_shapes, host, register
+
+
+@register
+@alias("acc")
+class Accuracy(EvalMetric):
+    """The part of the instances whose predicted class is the label.
+
+    Args:
+        axis: the axis of the predictions that holds the classes. Predictions of the labels' shape are taken
+            as classes already.
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+    """
+
+    def __init__(
+        self,
+        axis: int = 1,
+        name: str = "accuracy",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names, axis=axis)
+        self.axis = axis
+
+    def measure(self, label: Host, pred: Host) -> tuple[float, float]:
+        if pred.shape != label.shape:
+            pred = pred.argmax(axis=self.axis)
+        right, given = label.astype(np.int32).ravel(), pred.astype(np.int32).ravel()
+        check_label_shapes(right, given)
+        return int(np.count_nonzero(right == given)), right.size
+
+
+@register
+@alias("top_k_accuracy", "top_k_acc")
+class TopKAccuracy(EvalMetric):
+    """The part of the instances whose label is among the ``top_k`` likeliest classes.
+
+    Args:
+        top_k: from 2 (with 1 it is :class:`Accuracy`).
+        name: what it is called; ``_<top_k>`` is added.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+
+    Raises:
+        ValueError: ``top_k`` is below 2; later, predictions that are not (instances, classes).
+    """
+
+    def __init__(
+        self,
+        top_k: int = 1,
+        name: str = "top_k_accuracy",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        if top_k < 2:
+            raise ValueError(f"TopKAccuracy: top_k is {top_k}, expected at least 2; use Accuracy instead")
+        super().__init__(f"{name}_{top_k}", output_names, label_names, top_k=top_k)
+        self.top_k = top_k
+
+    def measure(self, label: Host, pred: Host) -> tuple[float, float]:
+        if pred.ndim != 2:
+            raise ValueError(f"TopKAccuracy: the predictions have shape {pred.shape}, expected (instances, classes)")
+        right = label.astype(np.int32).ravel()
+        check_label_shapes(right, pred)
+        k = min(self.top_k, pred.shape[1])
+        likeliest = np.argpartition(pred.astype(np.float32), -k, axis=1)[:, -k:]
+        return int(np.count_nonzero(likeliest == right[:, None])), right.size
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        return {**config, "name": config["name"].removesuffix(f"_{self.top_k}")}
+
+
+class _Binary(EvalMetric):
+    """A score of the counts of true and false positives and negatives.
+
+    With ``average="macro"`` it is the mean of the batches' scores, with ``"micro"`` the score of all batches'
+    counts.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        output_names: Sequence[str] | None,
+        label_names: Sequence[str] | None,
+        average: str,
+    ) -> None:
+        if average not in ("macro", "micro"):
+            raise ValueError(f"{type(self).__name__}: average is {average!r}, expected 'macro' or 'micro'")
+        self.average = average
+        super().__init__(name, output_names, label_names, has_global_stats=True, average=average)
+
+    def score(self, true_pos: int, false_pos: int, false_neg: int, true_neg: int) -> float:
+        """The score of some counts."""
+        raise NotImplementedError
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        labels, preds = check_label_shapes(labels, preds, wrap=True)
+        counts = sum(
+            (self._count(host(label), host(pred)) for label, pred in zip(labels, preds, strict=True)),
+            np.zeros(4, np.int64),
+        )
+        if self.average == "macro":
+            self.accumulate(self.score(*counts.tolist()), 1)
+            return
+        self._counts += counts
+        self._global_counts += counts
+        self.num_inst, self.sum_metric = self._weighed(self._counts)
+        self.global_num_inst, self.global_sum_metric = self._weighed(self._global_counts)
+
+    def _count(self, label: Host, pred: Host) -> Host:
+        check_label_shapes(label, pred)
+        label = label.astype(np.int32).ravel()
+        if len(np.unique(label)) > 2:
+            raise ValueError(
+                f"{type(self).__name__}: the labels hold {np.unique(label).tolist()}, expected 0 and 1 alone (PCC is "
+                "for more classes)"
+            )
+        given, right = pred.argmax(axis=1) == 1, label == 1
+        return np.array(
+            [(given & right).sum(), (given & ~right).sum(), (~given & right).sum(), (~given & ~right).sum()]
+        )
+
+    def _weighed(self, counts: Host) -> tuple[float, float]:
+        total = int(counts.sum())
+        return total, self.score(*counts.tolist()) * total
+
+    def reset(self) -> None:
+        self._global_counts = np.zeros(4, np.int64)
+        super().reset()
+
+    def reset_local(self) -> None:
+        self._counts = np.zeros(4, np.int64)
+        super().reset_local()
+
+
+@register
+class F1(_Binary):
+    """The harmonic mean of precision and recall, for two classes.
+
+    Args:
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+        average: ``"macro"``, the mean of the batches' scores, or ``"micro"``, one score of all batches.
+    """
+
+    def __init__(
+        self,
+        name: str = "f1",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        average: str = "macro",
+    ) -> None:
+        super().__init__(name, output_names, label_names, average)
+
+    def score(self, true_pos: int, false_pos: int, false_neg: int, true_neg: int) -> float:
+        return 2 * true_pos / (2 * true_pos + false_pos + false_neg) if true_pos else 0.0
+
+
+@register
+class MCC(_Binary):
+    """Matthews' correlation coefficient, for two classes: 1 is right, 0 is chance, -1 is wrong.
+
+    Matthews, Comparison of the predicted and observed secondary structure of T4 phage lysozyme, 1975.
+
+    Args:
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+        average: ``"macro"``, the mean of the batches' scores, or ``"micro"``, one score of all batches.
+    """
+
+    def __init__(
+        self,
+        name: str = "mcc",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        average: str = "macro",
+    ) -> None:
+        super().__init__(name, output_names, label_names, average)
+
+    def score(self, true_pos: int, false_pos: int, false_neg: int, true_neg: int) -> float:
+        terms = (true_pos + false_pos, true_pos + false_neg, true_neg + false_pos, true_neg + false_neg)
+        product = math.prod(term for term in terms if term)
+        return (true_pos * true_neg - false_pos * false_neg) / math.sqrt(product)
+
+
+@register
+class PCC(EvalMetric):
+    """Pearson's correlation of labels and predicted classes: Matthews' coefficient for any number of classes.
+
+    Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient, 2004.
+
+    Args:
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+    """
+
+    def __init__(
+        self,
+        name: str = "pcc",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names, has_global_stats=True)
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        labels, preds = check_label_shapes(labels, preds, wrap=True)
+        for label, pred in zip(labels, preds, strict=True):
+            right, given = host(label), host(pred)
+            if given.shape != right.shape:
+                given = given.argmax(axis=1)
+            self._count(right.astype(np.int64).ravel(), given.astype(np.int64).ravel())
+        self.num_inst += 1
+        self.global_num_inst += 1
+
+    def _count(self, right: Host, given: Host) -> None:
+        check_label_shapes(right, given)
+        classes = max(len(self._matrix), int(right.max(initial=-1)) + 1, int(given.max(initial=-1)) + 1)
+        grown = ((0, classes - len(self._matrix)),) * 2
+        self._matrix = np.pad(self._matrix, grown)
+        self._global_matrix = np.pad(self._global_matrix, grown)
+        np.add.at(self._matrix, (given, right), 1)
+        np.add.at(self._global_matrix, (given, right), 1)
+
+    def get(self) -> tuple[str, float]:
+        return self.name, _correlation(self._matrix)
+
+    def get_global(self) -> tuple[str, float]:
+        return self.name, _correlation(self._global_matrix)
+
+    def reset(self) -> None:
+        self._global_matrix = np.zeros((2, 2))
+        super().reset()
+
+    def reset_local(self) -> None:
+        self._matrix = np.zeros_like(self._global_matrix)
+        super().reset_local()
+
+
+def _correlation(matrix: Host) -> float:
+    """Of a confusion matrix; NaN where all predictions, or all labels, are one class."""
+    total = matrix.sum()
+    given, right = matrix.sum(axis=1), matrix.sum(axis=0)
+    spread = np.sum(given * (total - given)) * np.sum(right * (total - right))
+    if not spread:
+        return float("nan")
+    return float(np.sum(matrix.diagonal() * total - given * right) / math.sqrt(spread))

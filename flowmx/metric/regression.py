@@ -1,0 +1,183 @@
+"""Metrics of predicted numbers, and of losses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from flowmx.metric.base import Arrays, EvalMetric, Host, alias, check_label_shapes, host, listed, register
+
+
+class _Difference(EvalMetric):
+    """The mean over batches of a function of the differences."""
+
+    def measure(self, label: Host, pred: Host) -> tuple[float, float]:
+        columns = [array.reshape(-1, 1) if array.ndim == 1 else array for array in (label, pred)]
+        return float(self.of_difference(columns[0] - columns[1])), 1
+
+    def of_difference(self, difference: Host) -> float:
+        """The value of one batch."""
+        raise NotImplementedError
+
+
+@register
+class MAE(_Difference):
+    """The mean absolute error; the mean of the batches' means.
+
+    Args:
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+    """
+
+    def __init__(
+        self,
+        name: str = "mae",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names)
+
+    def of_difference(self, difference: Host) -> float:
+        return float(np.abs(difference).mean())
+
+
+@register
+class MSE(_Difference):
+    """The mean squared error; the mean of the batches' means.
+
+    Args:
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+    """
+
+    def __init__(
+        self,
+        name: str = "mse",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names)
+
+    def of_difference(self, difference: Host) -> float:
+        return float(np.square(difference).mean())
+
+
+@register
+class RMSE(_Difference):
+    """The root of the mean squared error; the mean of the batches' values.
+
+    Args:
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+    """
+
+    def __init__(
+        self,
+        name: str = "rmse",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names)
+
+    def of_difference(self, difference: Host) -> float:
+        return math.sqrt(np.square(difference).mean())
+
+
+@register
+@alias("pearsonr")
+class PearsonCorrelation(EvalMetric):
+    """Pearson's correlation of predictions and labels.
+
+    Args:
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+        average: ``"macro"``, the mean of the batches' correlations, or ``"micro"``, the correlation over all
+            batches (Chan, Golub and LeVeque's pairwise update of means and squares, 1979).
+    """
+
+    def __init__(
+        self,
+        name: str = "pearsonr",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        average: str = "macro",
+    ) -> None:
+        if average not in ("macro", "micro"):
+            raise ValueError(f"PearsonCorrelation: average is {average!r}, expected 'macro' or 'micro'")
+        self.average = average
+        super().__init__(name, output_names, label_names, has_global_stats=True, average=average)
+
+    def measure(self, label: Host, pred: Host) -> tuple[float, float]:
+        check_label_shapes(label, pred, shape=True)
+        pair = np.stack([label.ravel(), pred.ravel()]).astype(np.float64)
+        if self.average == "macro":
+            return float(np.corrcoef(pair)[0, 1]), 1
+        for moments in (self._moments, self._global_moments):
+            moments.include(pair)
+        return 0.0, 1
+
+    def get(self) -> tuple[str, float]:
+        return super().get() if self.average == "macro" else (self.name, self._moments.correlation())
+
+    def get_global(self) -> tuple[str, float]:
+        return super().get_global() if self.average == "macro" else (self.name, self._global_moments.correlation())
+
+    def reset(self) -> None:
+        self._global_moments = _Moments()
+        super().reset()
+
+    def reset_local(self) -> None:
+        self._moments = _Moments()
+        super().reset_local()
+
+
+class _Moments:
+    """Means and sums of products of two variables, over all that was included."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.mean = np.zeros(2)
+        self.products = np.zeros((2, 2))
+
+    def include(self, pair: Host) -> None:
+        count = pair.shape[1]
+        mean = pair.mean(axis=1)
+        centred = pair - mean[:, None]
+        apart = mean - self.mean
+        total = self.count + count
+        self.products += centred @ centred.T + np.outer(apart, apart) * (self.count * count / total)
+        self.mean += apart * (count / total)
+        self.count = total
+
+    def correlation(self) -> float:
+        spread = self.products[0, 0] * self.products[1, 1]
+        return float(self.products[0, 1] / math.sqrt(spread)) if spread else float("nan")
+
+
+@register
+class Loss(EvalMetric):
+    """The mean of the predictions, which are losses; labels do not matter.
+
+    Args:
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+    """
+
+    def __init__(
+        self,
+        name: str = "loss",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names, has_global_stats=True)
+
+    def update(self, labels: Arrays, preds: Arrays) -> None:
+        for pred in listed(preds):
+            self.accumulate(float(host(pred).sum(dtype=np.float64)), pred.size)

@@ -1,0 +1,121 @@
+"""AdaGrad and its kin: steps scaled by a running sum of squared gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx import ndarray as nd
+from flowmx.ndarray import NDArray
+from flowmx.optimizer.base import Index, Optimizer, State, register, zeros_like
+
+
+@register
+class AdaGrad(Optimizer):
+    """AdaGrad.
+
+    Duchi, Hazan and Singer, Adaptive Subgradient Methods for Online Learning and Stochastic Optimization,
+    JMLR 12, 2011. With ``g = clip(rescale_grad * grad)``::
+
+        history += g**2
+        weight -= lr * (g / sqrt(history + eps) + wd * weight)
+
+    Args:
+        eps: avoids a division by 0.
+        **kwargs: as for :class:`Optimizer`.
+    """
+
+    def __init__(self, eps: float = 1e-7, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.float_stable_eps = eps
+
+    def create_state(self, index: Index, weight: NDArray) -> State:
+        return zeros_like(weight)
+
+    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
+        grad = self.scaled(grad)
+        state += grad * grad
+        weight -= lr * (grad / nd.op.sqrt(state + self.float_stable_eps) + wd * weight)
+
+
+@register
+class AdaDelta(Optimizer):
+    """AdaDelta.
+
+    Zeiler, ADADELTA: An Adaptive Learning Rate Method, arXiv:1212.5701. With
+    ``g = clip(rescale_grad * grad)``::
+
+        squares = rho * squares + (1 - rho) * g**2
+        delta = sqrt(deltas + epsilon) / sqrt(squares + epsilon) * g
+        deltas = rho * deltas + (1 - rho) * delta**2
+        weight -= delta + wd * weight
+
+    Args:
+        rho: decay of both running means.
+        epsilon: avoids a division by 0.
+        **kwargs: as for :class:`Optimizer`; the learning rate does not count.
+    """
+
+    def __init__(self, rho: float = 0.90, epsilon: float = 1e-5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.rho = rho
+        self.epsilon = epsilon
+
+    def create_state(self, index: Index, weight: NDArray) -> State:
+        return (zeros_like(weight), zeros_like(weight))
+
+    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
+        squares, deltas = state
+        grad = self.scaled(grad)
+        squares *= self.rho
+        squares += (1 - self.rho) * grad * grad
+        delta = nd.op.sqrt(deltas + self.epsilon) / nd.op.sqrt(squares + self.epsilon) * grad
+        deltas *= self.rho
+        deltas += (1 - self.rho) * delta * delta
+        weight -= delta + wd * weight
+
+
+@register
+class RMSProp(Optimizer):
+    """RMSProp.
+
+    Plain: Tieleman and Hinton, Neural Networks for Machine Learning, lecture 6, 2012. Centered: Graves,
+    Generating Sequences With Recurrent Neural Networks, arXiv:1308.0850, equations 38 to 45.
+
+    Args:
+        learning_rate: the learning rate.
+        gamma1: decay of the running means.
+        gamma2: the momentum; only where ``centered``.
+        epsilon: avoids a division by 0.
+        centered: which of the two.
+        clip_weights: bound on the absolute value of each element of the weight.
+        **kwargs: as for :class:`Optimizer`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        gamma1: float = 0.9,
+        gamma2: float = 0.9,
+        epsilon: float = 1e-8,
+        centered: bool = False,
+        clip_weights: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate=learning_rate, **kwargs)
+        self.gamma1 = gamma1
+        self.gamma2 = gamma2
+        self.epsilon = epsilon
+        self.centered = centered
+        self.clip_weights = clip_weights
+
+    def create_state(self, index: Index, weight: NDArray) -> State:
+        return tuple(zeros_like(weight) for _ in range(3 if self.centered else 1))
+
+    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
+        parameters = self.fused(lr=lr, wd=wd, gamma1=self.gamma1, epsilon=self.epsilon)
+        if self.clip_weights:
+            parameters["clip_weights"] = self.clip_weights
+        if self.centered:
+            nd.op.rmspropalex_update(weight, grad, *state, out=weight, gamma2=self.gamma2, **parameters)
+        else:
+            nd.op.rmsprop_update(weight, grad, *state, out=weight, **parameters)

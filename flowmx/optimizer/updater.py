@@ -1,0 +1,111 @@
+"""The updater: an optimizer, and the states that it keeps for each weight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flowmx import ndarray as nd
+from flowmx.devices import Context, cpu
+from flowmx.ndarray import NDArray
+from flowmx.optimizer import states as states_file
+from flowmx.optimizer.base import Index, Optimizer, State, from_config
+
+__all__ = ["Updater", "get_updater"]
+
+
+class Updater:
+    """Updates weights by an optimizer, with states made at the first update of each.
+
+    Example:
+        >>> update = mx.optimizer.get_updater(mx.optimizer.SGD(momentum=0.9))
+        >>> update(0, gradient, weight)
+
+    Attributes:
+        optimizer: the optimizer.
+        states: from index to state.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.states: dict[Index, State] = {}
+        self._elsewhere: set[Index] = set()
+        """Indexes of states that were loaded, and may have to move to their weight's device."""
+
+    def __call__(self, index: Any, grad: Any, weight: Any) -> None:
+        """Update a weight in place by its gradient, or each of a list of weights."""
+        if isinstance(index, (list, tuple)):
+            for i, g, w in zip(index, grad, weight, strict=True):
+                self(i, g, w)
+            return
+        if isinstance(index, bytes):
+            index = index.decode()
+        self.optimizer._set_current_context(weight.context.device_id)
+        if index not in self.states:
+            self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
+        elif index in self._elsewhere:
+            self.states[index] = self.sync_state_context(self.states[index], weight.context)
+            self._elsewhere.discard(index)
+        self.optimizer.update_multi_precision(index, weight, grad, self.states[index])
+
+    def sync_state_context(self, state: State, context: Context) -> State:
+        """A state with its arrays on a device."""
+        return _mapped(state, NDArray, lambda array: array.as_in_context(context))
+
+    def get_states(self, dump_optimizer: bool = False) -> bytes:
+        """The states as bytes, with the update counts, so that an updater that loads them goes on exactly.
+
+        Blocks until they are computed; in a coroutine, await :meth:`ready` first.
+
+        Args:
+            dump_optimizer: put the optimizer in too: its name, arguments and schedule.
+
+        Raises:
+            TypeError: a state, or an optimizer's argument, can not be saved.
+        """
+        config = self.optimizer.get_config() if dump_optimizer else None
+        return states_file.dumps(self.states, self.optimizer.progress(), config)
+
+    def set_states(self, states: bytes) -> None:
+        """Go on from what :meth:`get_states` gave.
+
+        Raises:
+            StatesFormatError: it is something else (a pickle of MXNet's, too), or damaged.
+            ValueError: it names an optimizer or schedule that does not exist here.
+        """
+        content = states_file.loads(states)
+        if content.optimizer is not None:
+            self.optimizer = from_config(content.optimizer)
+        self.optimizer.set_progress(content.progress)
+        self.states = {
+            index: _mapped(state, np.ndarray, lambda array: nd.array(array, cpu(), array.dtype))
+            for index, state in content.states.items()
+        }
+        self._elsewhere = set(self.states)
+
+    async def ready(self) -> None:
+        """Await that all states are computed."""
+        for array in arrays_in(list(self.states.values())):
+            await array
+
+
+def get_updater(optimizer: Optimizer) -> Updater:
+    """The function ``update(index, gradient, weight)`` of an optimizer."""
+    return Updater(optimizer)
+
+
+def arrays_in(state: State) -> list[NDArray]:
+    """The arrays of a state."""
+    found: list[NDArray] = []
+    _mapped(state, NDArray, found.append)
+    return found
+
+
+def _mapped(state: State, kind: type, change: Callable[[Any], Any]) -> State:
+    if isinstance(state, kind):
+        return change(state)
+    if isinstance(state, (tuple, list)):
+        return type(state)(_mapped(each, kind, change) for each in state)
+    return state

@@ -1,0 +1,139 @@
+"""Operators without inputs: constants and ranges. ``ctx`` is where MXNet's files put them; it is not used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowmx.errors import ParameterError
+from flowmx.ops.dtypes import FLOAT32, DType
+from flowmx.ops.linear import Inferred, InferredTypes
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.reshaping import axis_of
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class _Creation(Operator):
+    arguments = ()
+    no_gradient = True
+    ctx: str = option("", "Kept for MXNet's files.")
+    dtype: DType = option(FLOAT32, "The element type.")
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return [], [self.dtype]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class _Constant(_Creation):
+    shape: Shape = option((), "The shape; in a symbol a 0 stands for a length that others say.", low=0)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return [], [tuple(length or -1 for length in self.shape)]
+
+    def constant(self) -> float:
+        """The number that it is filled with."""
+        return 0
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = self.constant()
+
+
+@operator("_zeros")
+class Zeros(_Constant):
+    """Zeros."""
+
+
+@operator("_ones")
+class Ones(_Constant):
+    """Ones."""
+
+    def constant(self) -> float:
+        return 1
+
+
+@operator("_full")
+class Full(_Constant):
+    """One number everywhere."""
+
+    value: float = required("The number.")
+
+    def constant(self) -> float:
+        return self.value
+
+
+@operator("_eye")
+class Eye(_Creation):
+    """Ones on a diagonal, zeros elsewhere."""
+
+    N: int = required("Number of rows.", low=1)
+    M: int = option(0, "Number of columns; 0 for N.", low=0)
+    k: int = option(0, "Which diagonal: above the main one from 1, below it from -1.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return [], [(self.N, self.M or self.N)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.eye(self.N, self.M or self.N, self.k)
+
+
+@operator("_arange")
+class Arange(_Creation):
+    """Numbers from ``start`` to before ``stop`` in steps of ``step``, each ``repeat`` times."""
+
+    start: float = option(0.0, "The first number, or the end where stop is not given.")
+    stop: float | None = option(None, "The end, not included.")
+    step: float = option(1.0, "The distance between numbers.")
+    repeat: int = option(1, "How often each number comes.", low=1)
+    infer_range: bool = option(False, "Kept for MXNet's files.")
+
+    def bounds(self) -> tuple[float, float]:
+        """First number and end."""
+        return (0.0, self.start) if self.stop is None else (self.start, self.stop)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        start, stop = self.bounds()
+        if self.step == 0:
+            raise ParameterError("_arange: parameter step is 0, expected another number")
+        return [], [(max(0, math.ceil((stop - start) / self.step)) * self.repeat,)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out, xp = outputs[0], run.xp
+        numbers = self.bounds()[0] + self.step * xp.arange(out.size // self.repeat)
+        out[...] = numbers if self.repeat == 1 else xp.repeat(numbers, self.repeat)
+
+
+@operator("_linspace")
+class Linspace(_Creation):
+    """``num`` evenly spaced numbers from ``start`` to ``stop``."""
+
+    start: float = required("The first number.")
+    stop: float = required("The last number, or the one after it.")
+    num: int = required("How many.", low=0)
+    endpoint: bool = option(True, "Whether stop is the last number.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return [], [(self.num,)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.linspace(self.start, self.stop, self.num, self.endpoint)
+
+
+@operator("_contrib_arange_like", "arange_like")
+class ArangeLike(Operator):
+    """Numbers from ``start``, as many as the input has elements, or as its axis is long."""
+
+    no_gradient = True
+    start: float = option(0.0, "The first number.")
+    step: float = option(1.0, "The distance between numbers.")
+    repeat: int = option(1, "How often each number comes.", low=1)
+    axis: int | None = option(None, "The axis; None for the input's whole shape.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        if shapes[0] is None or self.axis is None:
+            return shapes, [shapes[0] if self.axis is None else (-1,)]
+        return shapes, [(shapes[0][axis_of(self, self.axis, len(shapes[0]))],)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out = outputs[0]
+        out[...] = (self.start + self.step * (run.xp.arange(out.size) // self.repeat)).reshape(out.shape)

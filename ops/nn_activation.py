@@ -1,0 +1,414 @@
+"""Activations and softmax, with fused backward operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from flowmx.ops.dtypes import DType
+from flowmx.ops.elementwise import erf
+from flowmx.ops.nn_common import (
+    blocks,
+    computing_dtype,
+    expect_rank,
+    expect_shape,
+    positive_axis,
+    scratch,
+    unchecked,
+)
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+
+
+class _Function(NamedTuple):
+    """An activation y = f(x) and its derivative, both of y, so that x need not be kept."""
+
+    compute: Callable[[Any, Array, Array], Any]
+    """``compute(xp, x, out)``."""
+    derive: Callable[[Any, Array, Array], Any]
+    """``derive(xp, y, out)``: f'(x) into ``out``."""
+    second: Callable[[Any, Any], Any]
+    """``second(F, y)``: the derivative by y of what ``derive`` computes."""
+
+
+def _sigmoid(xp: Any, x: Array, out: Array) -> None:
+    # By tanh: no overflow on either side.
+    xp.multiply(x, x.dtype.type(0.5), out=out)
+    xp.tanh(out, out=out)
+    xp.multiply(out, out.dtype.type(0.5), out=out)
+    xp.add(out, out.dtype.type(0.5), out=out)
+
+
+def _sigmoid_slope(xp: Any, y: Array, out: Array) -> None:
+    xp.subtract(1, y, out=out)
+    xp.multiply(out, y, out=out)
+
+
+def _tanh_slope(xp: Any, y: Array, out: Array) -> None:
+    xp.multiply(y, y, out=out)
+    xp.subtract(1, out, out=out)
+
+
+def _softrelu_slope(xp: Any, y: Array, out: Array) -> None:
+    xp.negative(y, out=out)
+    xp.expm1(out, out=out)
+    xp.negative(out, out=out)
+
+
+def _softsign(xp: Any, x: Array, out: Array) -> None:
+    xp.divide(x, 1 + xp.abs(x), out=out)
+
+
+def _softsign_slope(xp: Any, y: Array, out: Array) -> None:
+    xp.abs(y, out=out)
+    xp.subtract(1, out, out=out)
+    xp.multiply(out, out, out=out)
+
+
+_ACTIVATIONS = {
+    "relu": _Function(
+        lambda xp, x, out: xp.maximum(x, x.dtype.type(0), out=out),
+        lambda xp, y, out: xp.greater(y, 0, out=out, casting="unsafe"),
+        lambda F, y: F.zeros_like(y)),
+    "sigmoid": _Function(_sigmoid, _sigmoid_slope, lambda F, y: 1.0 - y * 2.0),
+    "tanh": _Function(lambda xp, x, out: xp.tanh(x, out=out), _tanh_slope, lambda F, y: y * -2.0),
+    "softrelu": _Function(
+        lambda xp, x, out: xp.logaddexp(x, x.dtype.type(0), out=out), _softrelu_slope, lambda F, y: F.exp(-y)),
+    "softsign": _Function(
+        _softsign, _softsign_slope, lambda F, y: F.sign(y) * (1.0 - F.abs(y)) * -2.0),
+}  # fmt: skip
+
+
+@operator("Activation")
+class Activation(Operator):
+    """Apply an activation to each element: relu max(x, 0), sigmoid 1/(1 + e⁻ˣ), tanh, softrelu log(1 + eˣ),
+    softsign x/(1 + |x|).
+    """  # noqa: D205
+
+    in_place = ((0, 0),)
+    act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("Which activation.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        _ACTIVATIONS[self.act_type].compute(run.xp, inputs[0], outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_Activation", heads[0], outputs[0], act_type=self.act_type)]
+
+
+@operator("_backward_Activation")
+class BackwardActivation(Activation):
+    """The head times the activation's derivative, of the activation's output."""
+
+    arguments = ("head", "output")
+    hidden = True
+    in_place = ((0, 0), (1, 0))
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        derive = _ACTIVATIONS[self.act_type].derive
+        for head, output, out in blocks(inputs[0], inputs[1], outputs[0]):
+            slope = scratch(run, "slope", out.shape, out.dtype)
+            derive(run.xp, output, slope)
+            run.xp.multiply(slope, head, out=out)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        head, output = inputs
+        second = _ACTIVATIONS[self.act_type].second(F, output)
+        return [
+            F.op("_backward_Activation", heads[0], output, act_type=self.act_type),
+            heads[0] * head * second,
+        ]
+
+
+@operator("hard_sigmoid")
+class HardSigmoid(Operator):
+    """Clip alpha·x + beta to 0 ... 1, elementwise."""
+
+    in_place = ((0, 0),)
+    alpha: float = option(0.2, "Slope.")
+    beta: float = option(0.5, "Value at 0.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out = outputs[0]
+        run.xp.multiply(inputs[0], self.alpha, out=out)
+        run.xp.add(out, self.beta, out=out)
+        run.xp.clip(out, 0, 1, out=out)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        y = outputs[0]
+        return [heads[0] * (y > 0.0) * (y < 1.0) * self.alpha]
+
+
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+_ROOT_HALF, _ROOT_TWO_PI = 0.7071067811865476, 2.5066282746310002
+
+
+@operator("LeakyReLU")
+class LeakyReLU(Operator):
+    """Rectifiers with a slope below zero; ``act_type`` says which.
+
+    ``leaky`` y = slope·x below 0; ``prelu`` with a learned slope gamma, one for all or one for each channel
+    (He et al., 2015); ``elu`` slope·(eˣ - 1) below 0 (Clevert et al., 2016); ``selu`` (Klambauer et al.,
+    2017); ``gelu`` x·Φ(x) (Hendrycks and Gimpel, 2016); ``rrelu`` a random slope from lower_bound to
+    upper_bound in training, their mean otherwise (Xu et al., 2015).
+    """
+
+    arguments = ("data", "gamma")
+    act_type: Literal["elu", "gelu", "leaky", "prelu", "rrelu", "selu"] = option("leaky", "Which rectifier.")
+    slope: float = option(0.25, "Slope below 0, of leaky and elu.")
+    lower_bound: float = option(0.125, "Lowest slope of rrelu.")
+    upper_bound: float = option(0.334, "Highest slope of rrelu.")
+
+    @property
+    def uses_random(self) -> bool:  # type: ignore[override]
+        """Only rrelu draws."""
+        return self.act_type == "rrelu"
+
+    @property
+    def mode_matters(self) -> bool:  # type: ignore[override]
+        """Only rrelu asks."""
+        return self.act_type == "rrelu"
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments[: 2 if self.act_type == "prelu" else 1]
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output", "mask") if self.act_type == "rrelu" else ("output",)
+
+    def visible_outputs(self) -> int:
+        return 1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data = shapes[0]
+        if self.act_type == "prelu" and data is not None:
+            gamma = shapes[1]
+            if gamma is None or gamma == (-1,):
+                shapes = [data, (data[1] if len(data) > 1 else 1,)]
+            elif gamma != (1,):
+                expect_rank(self, "data", data, 2)
+                shapes = [data, expect_shape(self, "gamma", gamma, (data[1],))]
+        return shapes, [data] * len(self.outputs())
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, x, out = run.xp, inputs[0], outputs[0]
+        if self.act_type == "gelu":
+            out[...] = x * (0.5 * (1 + erf(x * _ROOT_HALF)))
+            return
+        below = xp.minimum(x, 0)
+        if self.act_type in ("elu", "selu"):
+            below = xp.expm1(below) * x.dtype.type(self._scales()[1])
+        elif self.act_type == "prelu":
+            below *= per_channel(inputs[1], x)
+        elif self.act_type == "leaky":
+            below *= x.dtype.type(self.slope)
+        else:
+            slopes = outputs[1]
+            if run.train:
+                slopes[...] = run.random.uniform(self.lower_bound, self.upper_bound, x.shape)
+            else:
+                slopes[...] = (self.lower_bound + self.upper_bound) / 2
+            below *= slopes
+        xp.maximum(x, 0, out=out)
+        if self.act_type == "selu":
+            xp.multiply(out, x.dtype.type(_SELU_SCALE), out=out)
+        xp.add(out, below, out=out)
+
+    def _scales(self) -> tuple[float, float]:
+        """The factors above and below 0 of elu and selu."""
+        return (_SELU_SCALE, _SELU_SCALE * _SELU_ALPHA) if self.act_type == "selu" else (1.0, self.slope)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        x, head = inputs[0], heads[0]
+        if self.act_type == "prelu":
+            below = head * F.op("_minimum_scalar", x, scalar=0.0)
+            slopes = F.op("_spread_channel", inputs[1], unchecked(inputs, 0))
+            return [
+                head * ((x > 0.0) + (x <= 0.0) * slopes),
+                F.op("_gather_channel", below, unchecked(inputs, 1)),
+            ]
+        if self.act_type == "rrelu":
+            return [head * ((x > 0.0) + (x <= 0.0) * outputs[1])]
+        if self.act_type == "leaky":
+            return [head * ((x > 0.0) + (x <= 0.0) * self.slope)]
+        if self.act_type == "gelu":
+            density = F.exp(x * x * -0.5) * (1 / _ROOT_TWO_PI)
+            return [head * ((F.erf(x * _ROOT_HALF) + 1.0) * 0.5 + x * density)]
+        above, scale = self._scales()
+        return [head * ((x > 0.0) * above + (x <= 0.0) * (outputs[0] + scale))]
+
+
+def per_channel(vector: Array, data: Array) -> Array:
+    """A vector shaped to broadcast along the channels (axis 1) of the data."""
+    return vector.reshape(-1, *(1,) * (data.ndim - 2)) if vector.size > 1 else vector.reshape(())
+
+
+@operator("_spread_channel")
+class SpreadChannel(Operator):
+    """One number, or one for each channel, repeated to the shape of ``like``."""
+
+    arguments = ("vector", "like")
+    hidden = True
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [shapes[1]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = per_channel(inputs[0], outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_gather_channel", heads[0], unchecked(inputs, 0)), None]
+
+
+@operator("_gather_channel")
+class GatherChannel(Operator):
+    """The sum over each channel, or over everything where ``like`` holds one number."""
+
+    arguments = ("data", "like")
+    hidden = True
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [shapes[1]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        data, out = inputs[0], outputs[0]
+        axes = None if out.size == 1 else (0, *range(2, data.ndim))
+        out[...] = data.sum(axis=axes, dtype=computing_dtype(data.dtype))
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_spread_channel", heads[0], unchecked(inputs, 0)), None]
+
+
+# -- softmax -----------------------------------------------------------------------------------------------
+
+
+def softmax_into(xp: Any, x: Array, axis: int | tuple[int, ...], out: Array) -> None:
+    """eˣ/Σeˣ along axes, shifted by the maximum so that nothing overflows."""
+    xp.subtract(x, x.max(axis=axis, keepdims=True), out=out)
+    xp.exp(out, out=out)
+    xp.divide(out, out.sum(axis=axis, keepdims=True, dtype=computing_dtype(out.dtype)), out=out, casting="unsafe")
+
+
+class _Softmax(Operator):
+    """What softmax, softmin and log_softmax share."""
+
+    arguments = ("data", "length")
+    axis: int
+    temperature: float | None
+    dtype: DType | None
+    use_length: bool
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments[: 2 if self.use_length else 1]
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data, *length = shapes
+        axis = positive_axis(self, self.axis, data)
+        if length and data is not None:
+            length = [expect_shape(self, "length", length[0], data[:axis] + data[axis + 1 :])]
+        return [data, *length], [data]
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        return dtypes, [self.dtype or dtypes[0]]
+
+    def scale(self) -> float:
+        """What the data is multiplied by."""
+        return 1 / (self.temperature or 1.0)
+
+    def scaled(self, run: Run, inputs: Sequence[Array], out: Array) -> Array:
+        """The data times the scale, with minus infinity past each length."""
+        x = inputs[0] if inputs[0].dtype == out.dtype else inputs[0].astype(out.dtype)
+        if self.scale() != 1:
+            x = x * out.dtype.type(self.scale())
+        if self.use_length:
+            x = run.xp.where(self.inside(run.xp, x, inputs[1]), x, -run.xp.inf)
+        return x
+
+    def inside(self, xp: Any, x: Array, length: Array) -> Array:
+        """Where the position along the axis is below the length."""
+        axis = self.axis % x.ndim
+        position = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - axis - 1))
+        return position < xp.expand_dims(length, axis)
+
+    def grads(self, gradient: Any) -> list[Any]:
+        """The gradient for the data, and none for the lengths."""
+        return [gradient, None][: len(self.inputs())]
+
+
+@operator("softmax")
+class Softmax(_Softmax):
+    """Softmax along an axis: e^(x/T)/Σe^(x/T); positions from ``length`` on are 0 with ``use_length``."""
+
+    in_place = ((0, 0),)
+    axis: int = option(-1, "The axis that sums to 1.")
+    temperature: float | None = option(None, "T.")
+    dtype: DType | None = option(None, "The output's dtype, by default the data's.")
+    use_length: bool = option(False, "Take a second input: how many positions along the axis count.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        softmax_into(run.xp, self.scaled(run, inputs, outputs[0]), self.axis, outputs[0])
+        if self.use_length:
+            outputs[0][...] = run.xp.where(self.inside(run.xp, inputs[0], inputs[1]), outputs[0], 0)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        y, head = outputs[0], heads[0]
+        inner = F.sum(head * y, axis=self.axis, keepdims=True)
+        return self.grads(_cast_back(F, self, y * (head - inner) * self.scale(), inputs))
+
+
+@operator("softmin")
+class Softmin(Softmax):
+    """Softmax of the negated data along an axis."""
+
+    in_place = ((0, 0),)
+
+    def scale(self) -> float:
+        return -1 / (self.temperature or 1.0)
+
+
+@operator("log_softmax")
+class LogSoftmax(_Softmax):
+    """The logarithm of softmax along an axis."""
+
+    in_place = ((0, 0),)
+    axis: int = option(-1, "The axis along which softmax sums to 1.")
+    temperature: float | None = option(None, "T.")
+    dtype: DType | None = option(None, "The output's dtype, by default the data's.")
+    use_length: bool = option(False, "Take a second input: how many positions along the axis count.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, out = run.xp, outputs[0]
+        x = self.scaled(run, inputs, out)
+        xp.subtract(x, x.max(axis=self.axis, keepdims=True), out=out)
+        total = xp.exp(out).sum(axis=self.axis, keepdims=True, dtype=computing_dtype(out.dtype))
+        xp.subtract(out, xp.log(total), out=out, casting="unsafe")
+        if self.use_length:
+            out[...] = xp.where(self.inside(xp, inputs[0], inputs[1]), out, 0)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        head = heads[0]
+        if self.use_length:
+            raise NotImplementedError
+        inner = F.sum(head, axis=self.axis, keepdims=True)
+        return self.grads(_cast_back(F, self, (head - F.exp(outputs[0]) * inner) * self.scale(), inputs))
+
+
+def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> Any:
+    return gradient if op.dtype is None else F.op("_cast_like", gradient, inputs[0])
+
+
+@operator("SoftmaxActivation")
+class SoftmaxActivation(Operator):
+    """Softmax over each example (``instance``), or over the channels at each position (``channel``)."""
+
+    mode: Literal["channel", "instance"] = option("instance", "What sums to 1.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        expect_rank(self, "data", shapes[0], 2)
+        return shapes, shapes[:1]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        axes = 1 if self.mode == "channel" else tuple(range(1, inputs[0].ndim))
+        softmax_into(run.xp, inputs[0], axes, outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        y, head = outputs[0], heads[0]
+        axes: dict[str, Any] = {"axis": 1} if self.mode == "channel" else {"axis": 0, "exclude": True}
+        return [y * (head - F.sum(head * y, keepdims=True, **axes))]

@@ -1,0 +1,140 @@
+"""FullyConnected, and the two products that are its gradient.
+
+The three are each other's gradients: Y = X Wᵀ, dX = H W, dW = Hᵀ X.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.ops.dtypes import DType
+from flowmx.ops.nn_common import (
+    Linear,
+    LinearData,
+    LinearWeight,
+    computing_dtype,
+    expect_rank,
+    expect_shape,
+    product,
+    unchecked,
+)
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+
+
+def _matrix(array: Array, flatten: bool) -> Array:
+    """The data as a matrix: one row an example."""
+    if array.ndim == 2:
+        return array
+    return array.reshape(len(array), -1) if flatten else array.reshape(-1, array.shape[-1])
+
+
+def _multiply(run: Run, a: Array, b: Array, out: Array) -> None:
+    dtype = computing_dtype(out.dtype)
+    if dtype == out.dtype:
+        run.xp.matmul(a, b, out=out)
+    else:
+        out[...] = run.xp.matmul(a.astype(dtype), b.astype(dtype))
+
+
+@operator("FullyConnected")
+class FullyConnected(Linear):
+    """Apply a linear transformation: Y = X Wᵀ + b.
+
+    Shapes: data (batch, ...), weight (num_hidden, inputs), bias (num_hidden,), output (batch, num_hidden);
+    without ``flatten`` the transformation applies to the last axis: (..., inputs) to (..., num_hidden).
+    """
+
+    num_hidden: int = required("Number of hidden nodes of the output.", low=1)
+    no_bias: bool = option(False, "Leave the bias out.")
+    flatten: bool = option(True, "Collapse all axes of the data but the first.")
+
+    def bias_axis(self) -> int:
+        return 1 if self.flatten else -1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data, weight, *bias = shapes
+        units, result = -1, None
+        if data is not None:
+            expect_rank(self, "data", data, 1)
+            units = product(data[1:]) if self.flatten else data[-1]
+            result = (data[0], self.num_hidden) if self.flatten else (*data[:-1], self.num_hidden)
+        weight = expect_shape(self, "weight", weight, (self.num_hidden, units))
+        bias = [expect_shape(self, "bias", each, (self.num_hidden,)) for each in bias]
+        return [data, weight, *bias], [result]
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        return 2 * product(outputs[0]) * inputs[1][1], sum(map(product, (*inputs, *outputs)))
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out = outputs[0]
+        _multiply(run, _matrix(inputs[0], self.flatten), inputs[1].T, _matrix(out, self.flatten))
+        if not self.no_bias:
+            run.xp.add(out, inputs[2], out=out)
+
+
+@operator("_backward_FullyConnected_data")
+class FullyConnectedData(LinearData, FullyConnected):
+    """dX = H W."""
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        head, weight = inputs[:2]
+        _multiply(run, _matrix(head, self.flatten), weight, outputs[0].reshape(-1, weight.shape[1]))
+
+
+@operator("_backward_FullyConnected_weight")
+class FullyConnectedWeight(LinearWeight, FullyConnected):
+    """dW = Hᵀ X."""
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data = shapes[1]
+        units = -1 if data is None else product(data[1:]) if self.flatten else data[-1]
+        return shapes, [(self.num_hidden, units)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        _multiply(run, _matrix(inputs[0], self.flatten).T, _matrix(inputs[1], self.flatten), outputs[0])
+
+
+@operator("_backward_bias")
+class BackwardBias(Operator):
+    """The sum over all axes but one: the gradient of a bias along that axis."""
+
+    arguments = ("head",)
+    hidden = True
+    axis: int = 1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [None if shapes[0] is None else (shapes[0][self.axis],)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        head, out = inputs[0], outputs[0]
+        dtype: DType = computing_dtype(out.dtype)
+        if self.axis == -1 or head.ndim == 2:
+            out[...] = head.reshape(-1, head.shape[-1]).sum(axis=0, dtype=dtype)
+        else:
+            # Along the contiguous axis first: the second sum then has little left to do.
+            out[...] = head.reshape(*head.shape[:2], -1).sum(axis=2, dtype=dtype).sum(axis=0)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_spread_bias", heads[0], unchecked(inputs, 0), axis=self.axis)]
+
+
+@operator("_spread_bias")
+class SpreadBias(Operator):
+    """A vector along one axis, repeated along the others to the shape of ``like``."""
+
+    arguments = ("bias", "like")
+    hidden = True
+    axis: int = 1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [shapes[1]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out = outputs[0]
+        shape = [1] * out.ndim
+        shape[self.axis] = -1
+        out[...] = inputs[0].reshape(shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_bias", heads[0], axis=self.axis), None]

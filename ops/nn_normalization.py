@@ -1,0 +1,428 @@
+"""Normalisations. BatchNorm, LayerNorm, InstanceNorm and GroupNorm are one computation in four frames.
+
+A frame sees the data in another shape and says which axes the statistics are taken over and how gamma and
+beta lie: BatchNorm, for one, sees (batch, channels, positions) and normalises over axes 0 and 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from flowmx.errors import ParameterError, ShapeError
+from flowmx.ops.dtypes import DType
+from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, positive_axis
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+
+
+class _Frame(NamedTuple):
+    """How a normalisation sees its data."""
+
+    shape: Shape
+    over: tuple[int, ...]
+    """The axes that the statistics are taken over."""
+    scale: Shape
+    """The shape of gamma and beta, to be broadcast."""
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The axes that gamma and beta are repeated along."""
+        return tuple(axis for axis, length in enumerate(self.scale) if length == 1)
+
+
+def _standardise(xp: Any, x: Array, over: tuple[int, ...], eps: float, out: Array) -> tuple[Array, Array, Array]:
+    """(x - mean)/√(var + eps) into ``out``; returns mean, variance and 1/√(var + eps)."""
+    dtype = computing_dtype(x.dtype)
+    mean = x.mean(axis=over, keepdims=True, dtype=dtype)
+    xp.subtract(x, mean, out=out, casting="unsafe")
+    var = xp.square(out, dtype=dtype).mean(axis=over, keepdims=True)
+    inverse = 1 / xp.sqrt(var + dtype.type(eps))
+    xp.multiply(out, inverse, out=out, casting="unsafe")
+    return mean, var, inverse
+
+
+class _Normalization(Operator):
+    """What the four share; a subclass names its frame and the shapes of its statistics."""
+
+    arguments = ("data", "gamma", "beta")
+    inverse_std: ClassVar[bool] = False
+    """The second statistic is 1/√(var + eps), not √(var + eps)."""
+    eps: float
+    output_mean_var: bool
+
+    def frame(self, shape: Shape) -> _Frame:
+        """How data of this shape is seen."""
+        raise NotImplementedError
+
+    def scale_shape(self, shape: Shape) -> Shape:
+        """The shape of gamma and beta for data of this shape."""
+        raise NotImplementedError
+
+    def statistics_shape(self, shape: Shape) -> Shape:
+        """The shape of the mean for data of this shape."""
+        raise NotImplementedError
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output", "mean", "var")
+
+    def visible_outputs(self) -> int:
+        return 3 if self.output_mean_var else 1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data = shapes[0]
+        if data is None:
+            return shapes, [None] * len(self.outputs())
+        names = (*self.inputs(), *self.auxiliary)
+        scale = self.scale_shape(data)
+        rest = [expect_shape(self, n, s, scale) for n, s in zip(names[1:], shapes[1:], strict=True)]
+        return [data, *rest], [data, *[self.statistics_shape(data)] * 2, *[(1,)] * (len(self.outputs()) - 3)]
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        # Statistics and parameters of 16-bit data are float32.
+        data = dtypes[0]
+        small = None if data is None else computing_dtype(data)
+        completed = [data, *(small if dtype is None else dtype for dtype in dtypes[1:])]
+        return completed, [data, *[small] * (len(self.outputs()) - 1)]
+
+    def statistics(self, run: Run, x: Array, inputs: Sequence[Array], frame: _Frame, out: Array) -> Any:
+        """Standardise into ``out``; returns mean and 1/std."""
+        mean, _, inverse = _standardise(run.xp, x, frame.over, self.eps, out)
+        return mean, inverse
+
+    def gamma(self, xp: Any, gamma: Array, frame: _Frame) -> Array:
+        """Gamma in the frame."""
+        return gamma.reshape(frame.scale)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, frame = run.xp, self.frame(inputs[0].shape)
+        x, out = inputs[0].reshape(frame.shape), outputs[0].reshape(frame.shape)
+        mean, inverse = self.statistics(run, x, inputs, frame, out)
+        xp.multiply(out, self.gamma(xp, inputs[1], frame), out=out, casting="unsafe")
+        xp.add(out, inputs[2].reshape(frame.scale), out=out, casting="unsafe")
+        outputs[1][...] = mean.reshape(outputs[1].shape)
+        outputs[2][...] = (inverse if self.inverse_std else 1 / inverse).reshape(outputs[2].shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        data, gamma = inputs[:2]
+        return list(F.op(f"_backward_{self.name}", heads[0], data, gamma, *list(outputs)[1:], **bound(self)))
+
+
+class _BackwardNormalization(_Normalization):
+    """Gradients for data, gamma and beta."""
+
+    arguments = ("head", "data", "gamma", "mean", "var")
+    auxiliary = ()
+    hidden = True
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("data_grad", "gamma_grad", "beta_grad")
+
+    def visible_outputs(self) -> int:
+        return 3
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [shapes[1], shapes[2], shapes[2]]
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        return dtypes, [dtypes[1], dtypes[2], dtypes[2]]
+
+    def over_batch(self, inputs: Sequence[Array]) -> bool:
+        """Whether the statistics came from the data, so that they have gradients too."""
+        return True
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, data, frame = run.xp, inputs[1], self.frame(inputs[1].shape)
+        dtype = computing_dtype(data.dtype)
+        head = inputs[0].reshape(frame.shape).astype(dtype, copy=False)
+        stat = tuple(1 if axis in frame.over else length for axis, length in enumerate(frame.shape))
+        mean, inverse = inputs[3].reshape(stat), inputs[4].reshape(stat)
+        if not self.inverse_std:
+            inverse = 1 / inverse
+        hat = xp.subtract(data.reshape(frame.shape), mean, dtype=dtype)
+        hat *= inverse
+        product = head * hat
+        others = frame.others
+        outputs[1][...] = product.sum(axis=others).reshape(outputs[1].shape)
+        outputs[2][...] = head.sum(axis=others).reshape(outputs[2].shape)
+        gamma = self.gamma(xp, inputs[2], frame)
+        if self.over_batch(inputs):
+            # dx = (g - mean(g) - x̂ · mean(g · x̂))/std with g = head · gamma
+            product *= gamma
+            scaled = head * gamma
+            hat *= product.mean(axis=frame.over, keepdims=True)
+            hat += scaled.mean(axis=frame.over, keepdims=True)
+            xp.subtract(scaled, hat, out=hat)
+        else:
+            xp.multiply(head, gamma, out=hat)
+        outputs[0][...] = xp.multiply(hat, inverse, out=hat).reshape(outputs[0].shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        raise NotImplementedError  # no second order
+
+
+def _around(shape: Shape, axis: int) -> Shape:
+    """The shape seen as (before, axis, after)."""
+    return (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
+
+
+@operator("BatchNorm", "BatchNorm_v1")
+class BatchNorm(_Normalization):
+    """Normalise each channel by its mean and variance over the batch, then scale by gamma and add beta.
+
+    In training the batch's statistics are used and the moving ones follow them:
+    moving = momentum · moving + (1 - momentum) · batch. Otherwise, and with ``use_global_stats``, the moving
+    ones are used. ``fix_gamma`` takes gamma as 1. From Ioffe and Szegedy, "Batch Normalization", 2015.
+
+    Shapes: data of any shape; gamma, beta, moving_mean and moving_var (channels,). Further outputs with
+    ``output_mean_var``: mean and 1/√(var + eps), each (channels,).
+    """
+
+    auxiliary = ("moving_mean", "moving_var")
+    mode_matters = True
+    inverse_std = True
+    eps: float = option(1e-3, "Added to the variance.", low=0)
+    momentum: float = option(0.9, "How much of the moving statistics stays.")
+    fix_gamma: bool = option(True, "Take gamma as 1.")
+    use_global_stats: bool = option(False, "Use the moving statistics in training too.")
+    output_mean_var: bool = option(False, "Give the statistics as further outputs.")
+    axis: int = option(1, "The axis of the channels.")
+    cudnn_off: bool = option(False, "Ignored.")
+    min_calib_range: float | None = option(None, "Ignored.")
+    max_calib_range: float | None = option(None, "Ignored.")
+
+    def outputs(self) -> tuple[str, ...]:
+        # The last says whether the batch's statistics were used, for the gradient.
+        return ("output", "mean", "var", "batch")
+
+    def frame(self, shape: Shape) -> _Frame:
+        axis = positive_axis(self, self.axis, shape)
+        return _Frame(_around(shape, axis), (0, 2), (1, shape[axis], 1))
+
+    def scale_shape(self, shape: Shape) -> Shape:
+        return (shape[positive_axis(self, self.axis, shape)],)
+
+    statistics_shape = scale_shape
+
+    def gamma(self, xp: Any, gamma: Array, frame: _Frame) -> Array:
+        return xp.ones_like(gamma).reshape(frame.scale) if self.fix_gamma else gamma.reshape(frame.scale)
+
+    def statistics(self, run: Run, x: Array, inputs: Sequence[Array], frame: _Frame, out: Array) -> Any:
+        moving_mean, moving_var = inputs[-2:]
+        if run.train and not self.use_global_stats:
+            mean, var, inverse = _standardise(run.xp, x, frame.over, self.eps, out)
+            for moving, new in ((moving_mean, mean), (moving_var, var)):
+                moving *= self.momentum
+                moving += (1 - self.momentum) * new.reshape(moving.shape)
+            return mean, inverse
+        mean = moving_mean.reshape(frame.scale)
+        inverse = 1 / run.xp.sqrt(moving_var.reshape(frame.scale) + moving_var.dtype.type(self.eps))
+        run.xp.subtract(x, mean, out=out, casting="unsafe")
+        run.xp.multiply(out, inverse, out=out, casting="unsafe")
+        return mean, inverse
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().forward(run, inputs, outputs)
+        outputs[3][...] = run.train and not self.use_global_stats
+
+
+@operator("_backward_BatchNorm")
+class BackwardBatchNorm(_BackwardNormalization, BatchNorm):
+    """Gradients of BatchNorm; gamma's is 0 where it is fixed."""
+
+    arguments = ("head", "data", "gamma", "mean", "var", "batch")
+    mode_matters = False
+
+    def over_batch(self, inputs: Sequence[Array]) -> bool:
+        return bool(inputs[5][0])
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().forward(run, inputs, outputs)
+        if self.fix_gamma:
+            outputs[1].fill(0)
+
+
+@operator("LayerNorm")
+class LayerNorm(_Normalization):
+    """Normalise along one axis, then scale by gamma and add beta (Ba et al., "Layer Normalization", 2016).
+
+    Shapes: data of any shape; gamma and beta as long as the axis. Further outputs with
+    ``output_mean_var``: mean and √(var + eps), with the axis 1 long.
+    """
+
+    axis: int = option(-1, "The axis to normalise along.")
+    eps: float = option(1e-5, "Added to the variance.", low=0)
+    output_mean_var: bool = option(False, "Give the statistics as further outputs.")
+
+    def frame(self, shape: Shape) -> _Frame:
+        axis = positive_axis(self, self.axis, shape)
+        return _Frame(_around(shape, axis), (1,), (1, shape[axis], 1))
+
+    def scale_shape(self, shape: Shape) -> Shape:
+        return (shape[positive_axis(self, self.axis, shape)],)
+
+    def statistics_shape(self, shape: Shape) -> Shape:
+        axis = positive_axis(self, self.axis, shape)
+        return (*shape[:axis], 1, *shape[axis + 1 :])
+
+
+@operator("_backward_LayerNorm")
+class BackwardLayerNorm(_BackwardNormalization, LayerNorm):
+    """Gradients of LayerNorm."""
+
+
+@operator("InstanceNorm")
+class InstanceNorm(_Normalization):
+    """Normalise each channel of each example over its positions (Ulyanov et al., 2016).
+
+    Shapes: data (batch, channels, *size), gamma and beta (channels,).
+    """
+
+    output_mean_var = False
+    eps: float = option(1e-3, "Added to the variance.", low=0)
+
+    def frame(self, shape: Shape) -> _Frame:
+        return _Frame((*shape[:2], math.prod(shape[2:])), (2,), (1, shape[1], 1))
+
+    def scale_shape(self, shape: Shape) -> Shape:
+        expect_rank(self, "data", shape, 3)
+        return (shape[1],)
+
+    def statistics_shape(self, shape: Shape) -> Shape:
+        return shape[:2]
+
+
+@operator("_backward_InstanceNorm")
+class BackwardInstanceNorm(_BackwardNormalization, InstanceNorm):
+    """Gradients of InstanceNorm."""
+
+
+@operator("GroupNorm")
+class GroupNorm(_Normalization):
+    """Normalise each group of channels of each example (Wu and He, "Group Normalization", 2018).
+
+    Shapes: data (batch, channels, ...), gamma and beta (channels,). Further outputs with
+    ``output_mean_var``: mean and √(var + eps), each (batch, num_groups).
+    """
+
+    num_groups: int = option(1, "Number of groups; divides the channels.", low=1)
+    eps: float = option(1e-5, "Added to the variance.", low=0)
+    output_mean_var: bool = option(False, "Give the statistics as further outputs.")
+
+    def frame(self, shape: Shape) -> _Frame:
+        groups = self.num_groups
+        inside = (groups, shape[1] // groups)
+        return _Frame((shape[0], *inside, math.prod(shape[2:])), (2, 3), (1, *inside, 1))
+
+    def scale_shape(self, shape: Shape) -> Shape:
+        expect_rank(self, "data", shape, 3)
+        if shape[1] > 0 and shape[1] % self.num_groups:
+            raise ShapeError(
+                f"{self.name}: input data has shape {shape}, expected a multiple of num_groups "
+                f"{self.num_groups} channels"
+            )
+        return (shape[1],)
+
+    def statistics_shape(self, shape: Shape) -> Shape:
+        return (shape[0], self.num_groups)
+
+
+@operator("_backward_GroupNorm")
+class BackwardGroupNorm(_BackwardNormalization, GroupNorm):
+    """Gradients of GroupNorm."""
+
+
+# -- norms over a neighbourhood ----------------------------------------------------------------------------
+
+
+@operator("L2Normalization")
+class L2Normalization(Operator):
+    """Divide by the Euclidean norm √(Σx² + eps).
+
+    Over each whole example (``instance``), over the channels at each position (``channel``), or over the
+    positions of each channel (``spatial``).
+    """
+
+    eps: float = option(1e-10, "Added to the sum of squares.", low=0)
+    mode: Literal["channel", "instance", "spatial"] = option("instance", "What the norm is taken over.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        expect_rank(self, "data", shapes[0], 2 if self.mode == "instance" else 3)
+        return shapes, shapes[:1]
+
+    def axes(self) -> dict[str, Any]:
+        """The axes of the norm, as the arguments of a reduction."""
+        if self.mode == "channel":
+            return {"axis": 1}
+        return {"axis": 0 if self.mode == "instance" else (0, 1), "exclude": True}
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, x = run.xp, inputs[0]
+        start = {"channel": 1, "instance": 1, "spatial": 2}[self.mode]
+        axes = (1,) if self.mode == "channel" else tuple(range(start, x.ndim))
+        total = xp.square(x, dtype=computing_dtype(x.dtype)).sum(axis=axes, keepdims=True)
+        xp.divide(x, xp.sqrt(total + total.dtype.type(self.eps)), out=outputs[0], casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        x, y, head = inputs[0], outputs[0], heads[0]
+        norm = F.sqrt(F.sum(x * x, keepdims=True, **self.axes()) + self.eps)
+        return [(head - y * F.sum(head * y, keepdims=True, **self.axes())) / norm]
+
+
+@operator("LRN")
+class LRN(Operator):
+    """Local response normalisation across channels (Krizhevsky et al., 2012).
+
+    y = x/(knorm + alpha/nsize · Σx²)^beta, the sum over the ``nsize`` channels around each.
+    """
+
+    alpha: float = option(1e-4, "Weight of the sum of squares.")
+    beta: float = option(0.75, "Exponent.")
+    knorm: float = option(2.0, "Added to the sum.")
+    nsize: int = required("How many channels; odd.", low=1)
+
+    def __post_init__(self) -> None:
+        if self.nsize % 2 == 0:
+            raise ParameterError(f"{self.name}: nsize is {self.nsize}, expected an odd number")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        expect_rank(self, "data", shapes[0], 4, 4)
+        return shapes, shapes[:1]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, x, out = run.xp, inputs[0], outputs[0]
+        norm = xp.empty(x.shape, computing_dtype(x.dtype))
+        _window_sum(xp, xp.square(x, dtype=norm.dtype), self.nsize, norm)
+        norm *= self.alpha / self.nsize
+        norm += self.knorm
+        xp.power(norm, -self.beta, out=norm)
+        xp.multiply(x, norm, out=out, casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        x, head = inputs[0], heads[0]
+        share = self.alpha / self.nsize
+        norm = F.op("_channel_window_sum", x * x, nsize=self.nsize) * share + self.knorm
+        around = F.op("_channel_window_sum", head * x * norm ** (-self.beta - 1.0), nsize=self.nsize)
+        return [head * norm**-self.beta - x * around * (2 * share * self.beta)]
+
+
+def _window_sum(xp: Any, x: Array, size: int, out: Array) -> None:
+    """Sum ``size`` channels around each channel (axis 1)."""
+    out[...] = x
+    for shift in range(1, min(size // 2, x.shape[1] - 1) + 1):
+        out[:, shift:] += x[:, :-shift]
+        out[:, :-shift] += x[:, shift:]
+
+
+@operator("_channel_window_sum")
+class ChannelWindowSum(Operator):
+    """The sum of the ``nsize`` channels around each; its own adjoint."""
+
+    hidden = True
+    nsize: int = 5
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        _window_sum(run.xp, inputs[0], self.nsize, outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_channel_window_sum", heads[0], nsize=self.nsize)]

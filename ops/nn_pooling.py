@@ -1,0 +1,271 @@
+"""Pooling, one spatial axis after the other: a window's maximum is the maximum of its rows' maxima."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+from flowmx.errors import ParameterError, ShapeError
+from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, scratch
+from flowmx.ops.nn_convolution import check_layout, per_axis
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+
+_PART_BYTES = 1 << 19
+
+
+class _Axis(NamedTuple):
+    """How windows lie on one axis of the array."""
+
+    axis: int
+    kernel: int
+    stride: int
+    pad: int
+    length: int
+    windows: int
+
+    def taps(self) -> Iterator[tuple[Any, Any]]:
+        """For each offset in the window: the data that it touches, and the windows that it does so for."""
+        before = (slice(None),) * self.axis
+        for offset in range(self.kernel):
+            start = offset - self.pad
+            low = max(0, -(start // self.stride))
+            high = min(self.windows, (self.length - 1 - start) // self.stride + 1)
+            if low < high:
+                first = start + low * self.stride
+                last = start + (high - 1) * self.stride
+                yield (*before, slice(first, last + 1, self.stride)), (*before, slice(low, high))
+
+    def whole(self, where: Any) -> bool:
+        """True when a tap serves every window."""
+        return bool(where[-1] == slice(0, self.windows))
+
+    def counts(self, include_pad: bool) -> list[int]:
+        """How many elements each window averages over."""
+        low, high = (-self.pad, self.length + self.pad) if include_pad else (0, self.length)
+        starts = [window * self.stride - self.pad for window in range(self.windows)]
+        return [max(1, min(start + self.kernel, high) - max(start, low)) for start in starts]
+
+
+def _reduce(xp: Any, ufunc: Any, empty: float, data: Array, line: _Axis, out: Array) -> None:
+    """Reduce the windows of one axis with ``maximum`` or ``add``."""
+    taps = sorted(line.taps(), key=lambda tap: not line.whole(tap[1]))
+    whole = sum(line.whole(where) for _, where in taps)
+    if whole > 1:
+        ufunc(data[taps[0][0]], data[taps[1][0]], out=out)
+    elif whole == 1:
+        xp.copyto(out, data[taps[0][0]])
+    else:
+        out.fill(empty)
+    for source, where in taps[min(whole, 2) :]:
+        ufunc(out[where], data[source], out=out[where])
+
+
+def _spread_sum(xp: Any, head: Array, line: _Axis, data: Array) -> None:
+    """Add each window's gradient to all that it covers, along one axis."""
+    data.fill(0)
+    for source, where in line.taps():
+        xp.add(data[source], head[where], out=data[source])
+
+
+def _spread_max(xp: Any, head: Array, data: Array, output: Array, line: _Axis, out: Array, left: Array) -> None:
+    """Give each window's gradient to its first maximum along one axis; uses up ``left`` (shaped as head)."""
+    apart = line.stride >= line.kernel
+    # Selecting by whole-number products of the bit patterns is exact: infinity times 0 would not be.
+    bits = f"i{head.dtype.itemsize}"
+    left[...] = head
+    if not (apart and line.windows * line.kernel == line.length and line.pad == 0):
+        out.fill(0)
+    for source, where in line.taps():
+        rest = left[where].view(bits)
+        here = xp.equal(data[source], output[where])
+        if apart:
+            xp.multiply(rest, here, out=out[source].view(bits))
+            xp.subtract(rest, out[source].view(bits), out=rest)
+        else:
+            part = xp.multiply(rest, here)
+            xp.subtract(rest, part, out=rest)
+            xp.add(out[source], part.view(out.dtype), out=out[source])
+
+
+@operator("Pooling", "Pooling_v1")
+class Pooling(Operator):
+    """Reduce each window of the spatial axes to its maximum, mean, sum or p-norm.
+
+    Shapes: data (batch, channels, *size), output (batch, channels, *out). With the convention ``valid``
+    out = floor((size + 2·pad - kernel)/stride) + 1, with ``full`` the same with ceil, and with ``same``
+    (one spatial axis only) ceil((size + 2·pad)/stride).
+    """
+
+    kernel: Shape = option((), "Lengths of the window; not needed with global_pool.", low=1)
+    pool_type: Literal["max", "avg", "sum", "lp"] = option("max", "What a window becomes.")
+    global_pool: bool = option(False, "One window over all of each spatial axis.")
+    cudnn_off: bool = option(False, "Ignored.")
+    pooling_convention: Literal["valid", "full", "same"] = option("valid", "How the output's size is rounded.")
+    stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
+    pad: Shape = option((), "Padding on either side; 0 each by default.", low=0)
+    p_value: Literal[1, 2, 3] | None = option(None, "The p of lp pooling.")
+    count_include_pad: bool | None = option(None, "Whether avg counts the padding (it does by default).")
+    layout: str | None = option(None, "Only NCW, NCHW and NCDHW.")
+
+    def __post_init__(self) -> None:
+        if not self.kernel and not self.global_pool:
+            raise ParameterError(f"{self.name}: kernel is missing, expected lengths (or global_pool=True)")
+        if self.kernel and not self.global_pool:
+            count = len(self.kernel)
+            check_layout(self, self.layout, count)
+            pad = per_axis(self, "pad", self.pad, 0, count)
+            per_axis(self, "stride", self.stride, 1, count)
+            if any(p >= k for p, k in zip(pad, self.kernel, strict=True)):
+                raise ParameterError(f"{self.name}: pad is {self.pad}, expected less than kernel {self.kernel}")
+            if self.pooling_convention == "same" and count > 1:
+                raise ParameterError(f"{self.name}: pooling_convention is 'same', which needs one spatial axis")
+        if self.pool_type == "lp" and self.p_value is None:
+            raise ParameterError(f"{self.name}: p_value is missing, expected 1, 2 or 3 for pool_type lp")
+
+    def _windows(self, axis: int, length: int) -> int:
+        if length == -1:
+            return -1
+        kernel, stride = self.kernel[axis], (self.stride or (1,) * 3)[axis]
+        padded = length + 2 * (self.pad or (0,) * 3)[axis]
+        if self.pooling_convention == "same":
+            return -(-padded // stride)
+        spare = padded - kernel
+        return (spare // stride if self.pooling_convention == "valid" else -(-spare // stride)) + 1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data = shapes[0]
+        if data is None:
+            return shapes, [None]
+        if self.global_pool:
+            expect_rank(self, "data", data, 3, 5)
+            return shapes, [(*data[:2], *(1,) * (len(data) - 2))]
+        rank = len(self.kernel) + 2
+        expect_rank(self, "data", data, rank, rank)
+        size = tuple(self._windows(axis, length) for axis, length in enumerate(data[2:]))
+        if any(given != -1 and made < 1 for given, made in zip(data[2:], size, strict=True)):
+            raise ShapeError(
+                f"{self.name}: input data has shape {data}, smaller than one window: kernel {self.kernel}, "
+                f"pad {self.pad or 0}"
+            )
+        return shapes, [(*data[:2], *size)]
+
+    def lines(self, size: Shape, out: Shape) -> list[_Axis]:
+        """The windows on each spatial axis of the data, seen as (planes, *size)."""
+        count = len(size)
+        kernel = size if self.global_pool else self.kernel
+        stride = (1,) * count if self.global_pool or not self.stride else self.stride
+        pad = (0,) * count if self.global_pool or not self.pad else self.pad
+        return [_Axis(i + 1, kernel[i], stride[i], pad[i], size[i], out[i]) for i in range(count)]
+
+    def counts(self, xp: Any, lines: Sequence[_Axis], dtype: Any) -> Array:
+        """How many elements each window averages over, shaped (*out)."""
+        total: Array = xp.ones((), dtype)
+        for line in lines:
+            total = total[..., None] * xp.asarray(line.counts(self.count_include_pad is not False), dtype)
+        return total
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, data, out = run.xp, inputs[0], outputs[0]
+        lines = self.lines(data.shape[2:], out.shape[2:])
+        planes = data.reshape(-1, *data.shape[2:])
+        result = out.reshape(-1, *out.shape[2:])
+        if self.pool_type == "max":
+            low = -math.inf if data.dtype.kind not in "iu" else xp.iinfo(data.dtype).min
+            for part in _parts(planes):
+                _reduce_all(run, xp.maximum, low, planes[part], lines, result[part])
+            return
+        dtype = computing_dtype(out.dtype)
+        for part in _parts(planes):
+            piece = planes[part].astype(dtype, copy=False)
+            if self.pool_type == "lp":
+                piece = xp.abs(piece) ** self.p_value
+            total = scratch(run, "pooling sum", result[part].shape, dtype)
+            _reduce_all(run, xp.add, 0, piece, lines, total)
+            if self.pool_type == "avg":
+                xp.divide(total, self.counts(xp, lines, dtype), out=total)
+            elif self.pool_type == "lp":
+                xp.power(total, 1 / (self.p_value or 1), out=total)
+            result[part] = total
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_Pooling", heads[0], inputs[0], outputs[0], **bound(self))]
+
+
+@operator("_backward_Pooling")
+class BackwardPooling(Pooling):
+    """Gradient of Pooling; of several equal maxima in a window the first has it."""
+
+    arguments = ("head", "data", "output")
+    hidden = True
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [shapes[1]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        spatial = inputs[1].shape[2:]
+        head, data, output, out = (each.reshape(-1, *each.shape[2:]) for each in (*inputs, outputs[0]))
+        lines = self.lines(spatial, head.shape[1:])
+        for part in _parts(data):
+            if self.pool_type == "max":
+                self._of_max(run, head[part], data[part], lines, out[part])
+            else:
+                self._of_sum(run, head[part], data[part], output[part], lines, out[part])
+
+    def _of_max(self, run: Run, head: Array, data: Array, lines: list[_Axis], out: Array) -> None:
+        # Reduced from the last axis on, a window's first row with the maximum comes before its first column.
+        levels = [data]
+        for line in reversed(lines):
+            made = scratch(run, f"pooling level {line.axis}", _shrunk(levels[-1].shape, line), data.dtype)
+            _reduce(run.xp, run.xp.maximum, -math.inf, levels[-1], line, made)
+            levels.append(made)
+        for line in lines:
+            output, before = levels.pop(), levels[-1]
+            last = line is lines[-1]
+            into = out if last else scratch(run, f"pooling gradient {line.axis}", before.shape, head.dtype)
+            left = scratch(run, "pooling left", head.shape, head.dtype)
+            _spread_max(run.xp, head, before, output, line, into, left)
+            head = into
+
+    def _of_sum(self, run: Run, head: Array, data: Array, output: Array, lines: list[_Axis], out: Array) -> None:
+        xp, dtype = run.xp, computing_dtype(out.dtype)
+        head, power = head.astype(dtype), (self.p_value or 1) - 1
+        if self.pool_type == "avg":
+            xp.divide(head, self.counts(xp, lines, dtype), out=head)
+        elif self.pool_type == "lp" and power:
+            size = output.astype(dtype) ** power
+            xp.divide(head, xp.where(size == 0, 1, size), out=head)
+        for line in lines:
+            shape = (*head.shape[: line.axis], line.length, *head.shape[line.axis + 1 :])
+            into = scratch(run, f"pooling gradient {line.axis}", shape, dtype)
+            _spread_sum(xp, head, line, into)
+            head = into
+        if self.pool_type == "lp":
+            xp.multiply(head, xp.sign(data) * xp.abs(data.astype(dtype)) ** power, out=head)
+        out[...] = head
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        if self.pool_type in ("max", "lp"):
+            raise NotImplementedError
+        return [F.op("Pooling", heads[0], **bound(self)), None, None]
+
+
+def _parts(planes: Array) -> Iterator[slice]:
+    """Stretches of planes that fit in a core's cache."""
+    step = max(1, _PART_BYTES // max(1, math.prod(planes.shape[1:]) * planes.dtype.itemsize))
+    for start in range(0, len(planes), step):
+        yield slice(start, start + step)
+
+
+def _shrunk(shape: Shape, line: _Axis) -> Shape:
+    return (*shape[: line.axis], line.windows, *shape[line.axis + 1 :])
+
+
+def _reduce_all(run: Run, ufunc: Any, empty: float, data: Array, lines: list[_Axis], out: Array) -> None:
+    """Reduce all axes; the first comes first, where the runs are longest."""
+    for line in lines:
+        last = line is lines[-1]
+        shape = _shrunk(data.shape, line)
+        into = out if last else scratch(run, f"pooling {line.axis}", shape, out.dtype)
+        _reduce(run.xp, ufunc, empty, data, line, into)
+        data = into
