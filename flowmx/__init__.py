@@ -1,6 +1,26 @@
 """flowmx: the MXNet programming model on asyncio (``import flowmx as mx``)."""
 
-from flowmx import attribute, autograd, engine, executor, name, ndarray, symbol
+from flowmx import (
+    attribute,
+    autograd,
+    callback,
+    engine,
+    executor,
+    initializer,
+    io,
+    lr_scheduler,
+    metric,
+    model,
+    module,
+    name,
+    ndarray,
+    optimizer,
+    random,
+    registry,
+    symbol,
+)
+from flowmx import initializer as init
+from flowmx import module as mod
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.attribute import AttrScope
@@ -11,6 +31,7 @@ from flowmx.errors import MXNetError
 __version__ = "0.1.0"
 
 __all__ = [
-    "AttrScope", "Context", "MXNetError", "attribute", "autograd", "cpu", "cpu_pinned", "current_context", "engine",
-    "executor", "gpu", "name", "nd", "ndarray", "num_gpus", "run", "sym", "symbol",
+    "AttrScope", "Context", "MXNetError", "attribute", "autograd", "callback", "cpu", "cpu_pinned", "current_context",
+    "engine", "executor", "gpu", "init", "initializer", "io", "lr_scheduler", "metric", "mod", "model", "module", "name",
+    "nd", "ndarray", "num_gpus", "optimizer", "random", "registry", "run", "sym", "symbol",
 ]  # fmt: skip

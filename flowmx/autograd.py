@@ -167,21 +167,18 @@ def grad(
     Raises:
         AutogradError: as :func:`backward`; also where a head does not depend on a variable.
     """
-    wanted = _as_list(variables)
-    retain = create_graph if retain_graph is None else retain_graph
-    totals = _walk(_as_list(heads), _as_grads(head_grads, heads), retain, create_graph, train_mode)
-    found = []
-    for position, variable in enumerate(wanted):
+    leaves = []
+    for position, variable in enumerate(_as_list(variables)):
         leaf = variable._entry.node if variable._entry is not None else None
         if not isinstance(leaf, Leaf):
-            raise AutogradError(
-                f"grad: variable {position} was not marked: call attach_grad() on it before recording"
-            )
+            raise AutogradError(f"grad: variable {position} was not marked: call attach_grad() on it before recording")
+        leaves.append(leaf)
+    retain = create_graph if retain_graph is None else retain_graph
+    totals = _walk(_as_list(heads), _as_grads(head_grads, heads), retain, create_graph, train_mode)
+    for position, leaf in enumerate(leaves):
         if leaf not in totals:
-            raise AutogradError(
-                f"grad: the heads do not depend on variable {position} (shape {variable.shape})"
-            )
-        found.append(totals[leaf])
+            raise AutogradError(f"grad: the heads do not depend on variable {position}")
+    found = [totals[leaf] for leaf in leaves]
     return found[0] if isinstance(variables, NDArray) else found
 
 

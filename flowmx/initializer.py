@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx import random
 from flowmx.devices import cpu
 from flowmx.devices import get as device_of
 from flowmx.ndarray import NDArray
@@ -207,8 +208,6 @@ class Constant(Initializer):
 
 def _draw(distribution: str, scale: float, arr: NDArray) -> None:
     """Fill an array from (-scale, scale), or from a normal distribution with that standard deviation."""
-    from flowmx import random
-
     low = -scale if distribution == "uniform" else 0
     getattr(random, distribution)(low, scale, arr.shape, arr.dtype, arr.context, out=arr)
 

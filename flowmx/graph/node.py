@@ -19,9 +19,11 @@ class Node:
         attributes: texts of the user (``__lr_mult__``, ``ctx_group``, ...).
         given: an operator's parameters as the user wrote them, for the JSON.
         origin: the line that made it.
+        versions: for a node from a file, how often each input had been written in place (see
+            :func:`input_versions`).
     """
 
-    __slots__ = ("attributes", "given", "inputs", "name", "op", "origin")
+    __slots__ = ("attributes", "given", "inputs", "name", "op", "origin", "versions")
 
     def __init__(
         self,
@@ -31,7 +33,9 @@ class Node:
         attributes: Mapping[str, str] | None = None,
         given: Mapping[str, str] | None = None,
         origin: Origin | None = None,
+        versions: tuple[int, ...] | None = None,
     ) -> None:
+        self.versions = versions
         self.op = op
         self.name = name
         self.inputs = inputs
@@ -105,3 +109,26 @@ def auxiliary_nodes(nodes: Iterable[Node]) -> dict[Node, None]:
         if node.op is not None and node.op.auxiliary
         for entry in node.inputs[node.auxiliary_from() :]
     }
+
+
+def input_versions(nodes: Iterable[Node]) -> tuple[dict[Node, tuple[int, ...]], dict[Node, int]]:
+    """How often each input of each node, and each variable, has been written in place, as MXNet's JSON counts it.
+
+    An operator that updates an input (an auxiliary state) makes a new version of the variable and reads that.
+    """
+    current: dict[Node, int] = {}
+    table: dict[Node, tuple[int, ...]] = {}
+    for node in nodes:
+        if node.op is None:
+            continue
+        if node.versions is None:
+            written = {*node.op.updates, *range(node.auxiliary_from(), len(node.inputs))}
+            for position in written:
+                source = node.inputs[position].node
+                current[source] = current.get(source, 0) + 1
+            table[node] = tuple(current.get(entry.node, 0) for entry in node.inputs)
+        else:
+            table[node] = node.versions
+            for entry, version in zip(node.inputs, node.versions, strict=True):
+                current[entry.node] = max(current.get(entry.node, 0), version)
+    return table, current

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx import random
 from flowmx.io.base import DataBatch, DataDesc, DataIter
 from flowmx.ndarray import NDArray
 
@@ -124,8 +125,6 @@ class NDArrayIter(DataIter):
     def _shuffle(self) -> None:
         """Draw a new order: on the engine, since the generator may be busy, and nothing here may wait for it."""
         if self.shuffle:
-            from flowmx import random
-
             self.idx = random.shuffle(nd.array(np.arange(self.num_data), dtype=np.int64))
 
     def iter_next(self) -> bool:

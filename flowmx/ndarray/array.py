@@ -16,6 +16,7 @@ from flowmx.engine.scheduler import Operation
 from flowmx.errors import ShapeError
 from flowmx.ndarray import core, indexing, recording
 from flowmx.ndarray.core import BaseArray, Elementwise, Storage, allocate, invoke, refuse_in_place
+from flowmx.ndarray.methods import Methods
 from flowmx.ndarray.recording import Entry, Leaf
 from flowmx.ops.dtypes import DType, as_dtype
 from flowmx.ops.registry import Operator, Shape, lookup
@@ -25,7 +26,7 @@ Scalar = float | int | bool | np.generic
 _scalar_types = (float, int, bool, np.generic)
 
 
-class NDArray(BaseArray):
+class NDArray(Methods, BaseArray):
     """An array of one element type on one device.
 
     Every operation on it returns at once; its content is computed by the engine. ``await array`` goes on
@@ -476,13 +477,14 @@ def as_shape(shape: Any) -> Shape:
     return made
 
 
-def _device(ctx: Context | None) -> devices.Device:
+def on_context(ctx: Context | None) -> devices.Device:
+    """The device of a context (None: the current one)."""
     return devices.get(devices.current_context() if ctx is None else Context(ctx))
 
 
 def empty(shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
     """An array whose content is not set."""
-    device, dtype = _device(ctx), as_dtype(dtype)
+    device, dtype = on_context(ctx), as_dtype(dtype)
     shape = as_shape(shape)
     return cast("NDArray", allocate(device, shape, dtype, device.allocate(shape, dtype)))
 
@@ -493,7 +495,7 @@ def _fill(target: BaseArray, value: Any) -> None:
 
 def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, out: NDArray | None = None) -> NDArray:
     """An array filled with one number."""
-    device, kind, shape = _device(ctx), as_dtype(dtype), as_shape(shape)
+    device, kind, shape = on_context(ctx), as_dtype(dtype), as_shape(shape)
     made = cast("NDArray", allocate(device, shape, kind)) if out is None else out
     size = made.size * kind.itemsize
     core.push_on(device, _fill, (made, val), (), (made._storage,), "full", size < 1 << 16, size, 3)
@@ -514,7 +516,7 @@ def array(source: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray
     else:
         kind = as_dtype(dtype)
     data = np.array(source, dtype=kind, order="C")
-    device = _device(ctx)
+    device = on_context(ctx)
     if device.xp is np:
         return cast("NDArray", allocate(device, data.shape, kind, data))
     made = empty(data.shape, ctx, kind)

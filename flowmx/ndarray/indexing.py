@@ -12,13 +12,14 @@ from flowmx.errors import ShapeError
 from flowmx.ndarray import core, recording
 from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.ops.registry import Shape, lookup
+from flowmx.ops.reshaping import rebuild, resolve_reshape
 
 _BASIC = (int, np.integer, slice, type(None), type(Ellipsis))
 
 
 def get(array: BaseArray, key: Any) -> BaseArray:
     """``array[key]``: a view for basic keys, a copy for index arrays."""
-    if isinstance(key, BaseArray) or isinstance(key, (list, np.ndarray)):
+    if isinstance(key, (BaseArray, list, np.ndarray)):
         key = (key,)
     parts = key if isinstance(key, tuple) else (key,)
     if not all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
@@ -38,7 +39,7 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
     """
     if recording.state.get().recording:
         core.refuse_in_place(array, "assignment")
-    if isinstance(key, BaseArray) or isinstance(key, (list, np.ndarray)):
+    if isinstance(key, (BaseArray, list, np.ndarray)):
         key = (key,)
     parts = key if isinstance(key, tuple) else (key,)
     device = array._storage.device
@@ -56,9 +57,7 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
         value = value.as_in_context(device.context)  # type: ignore[attr-defined]
     given: Shape = value._shape if isinstance(value, BaseArray) else np.shape(value)
     if not _fits(given, shape):
-        raise ShapeError(
-            f"assignment: the value has shape {given}, the key selects {shape} of {array._shape}"
-        )
+        raise ShapeError(f"assignment: the value has shape {given}, the key selects {shape} of {array._shape}")
     sources = [each._storage for each in indexes]
     if isinstance(value, BaseArray):
         sources.append(value._storage)
@@ -162,11 +161,7 @@ def _make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, 
     made = array._plain()
     made._shape = shape
     storage = array._storage
-    is_whole = (
-        offset == 0
-        and shape == storage.shape
-        and strides == contiguous_strides(shape, storage.dtype.itemsize)
-    )
+    is_whole = offset == 0 and shape == storage.shape and strides == contiguous_strides(shape, storage.dtype.itemsize)
     made._view = None if is_whole else (offset, strides)
     return made
 
@@ -234,9 +229,7 @@ def _template(array: BaseArray, parts: tuple[Any, ...]) -> tuple[str, tuple[Base
             pieces.append("@")
             arrays.append(part)
         elif isinstance(part, slice):
-            pieces.append(
-                ":".join("" if n is None else str(int(n)) for n in (part.start, part.stop, part.step))
-            )
+            pieces.append(":".join("" if n is None else str(int(n)) for n in (part.start, part.stop, part.step)))
         elif part is None:
             pieces.append("None")
         elif part is Ellipsis:
@@ -246,21 +239,6 @@ def _template(array: BaseArray, parts: tuple[Any, ...]) -> tuple[str, tuple[Base
         else:
             raise IndexError(f"an index is {part!r}, expected a number, slice, None, ..., or an array")
     return ",".join(pieces), tuple(arrays)
-
-
-def rebuild(template: str, arrays: list[Any]) -> tuple[Any, ...]:
-    """The key that :func:`_template` took apart, with raw index arrays."""
-    rest = iter(arrays)
-    key: list[Any] = []
-    for piece in template.split(","):
-        if piece == "@":
-            index = next(rest)
-            key.append(index if index.dtype.kind in "iu" else index.astype(np.int64))
-        elif ":" in piece:
-            key.append(slice(*(int(n) if n else None for n in piece.split(":"))))
-        else:
-            key.append({"None": None, "...": Ellipsis}.get(piece) if piece in ("None", "...") else int(piece))
-    return tuple(key)
 
 
 def _gathered_shape(shape: Shape, template: str, index_shapes: list[Shape]) -> Shape:
@@ -280,72 +258,6 @@ def _gather(array: BaseArray, parts: tuple[Any, ...]) -> BaseArray:
 
 
 # -- reshape -----------------------------------------------------------------------------------------------
-
-
-def resolve_reshape(old: Shape, codes: tuple[int, ...], reverse: bool = False) -> Shape:
-    """The shape that MXNet's reshape codes mean for an input of shape ``old``.
-
-    Raises:
-        ShapeError: the codes do not fit the shape.
-    """
-
-    def refuse(why: str) -> ShapeError:
-        return ShapeError(f"reshape: {codes} does not fit an array of shape {old}: {why}")
-
-    source, wanted = (old[::-1], codes[::-1]) if reverse else (old, codes)
-    result: list[int] = []
-    at, position = 0, 0
-    while position < len(wanted):
-        code = wanted[position]
-        if code == 0:
-            if at >= len(source):
-                raise refuse("0 copies an axis that is not there")
-            result.append(source[at])
-            at += 1
-        elif code == -1:
-            result.append(-1)
-            at += 1
-        elif code == -2:
-            result += source[at:]
-            at = len(source)
-        elif code == -3:
-            if at + 1 >= len(source):
-                raise refuse("-3 merges two axes that are not there")
-            result.append(source[at] * source[at + 1])
-            at += 2
-        elif code == -4:
-            pair = [wanted[position + 1], wanted[position + 2]] if position + 2 < len(wanted) else []
-            if at >= len(source) or not pair:
-                raise refuse("-4 needs an axis to split and two lengths after it")
-            if pair.count(-1) == 2:
-                raise refuse("-4 takes at most one -1")
-            if -1 in pair:
-                known = pair[0] if pair[1] == -1 else pair[1]
-                if known <= 0 or source[at] % known:
-                    raise refuse(f"-4 can not split {source[at]} by {known}")
-                pair = [source[at] // known if n == -1 else n for n in pair]
-            if pair[0] * pair[1] != source[at]:
-                raise refuse(f"-4 splits {source[at]} into {pair[0]} by {pair[1]}")
-            result += pair
-            at += 1
-            position += 2
-        elif code > 0:
-            result.append(code)
-            at += 1
-        else:
-            raise refuse(f"{code} is no code")
-        position += 1
-    if result.count(-1) > 1:
-        raise refuse("at most one axis can be -1")
-    size = math.prod(old)
-    if -1 in result:
-        known = math.prod(n for n in result if n != -1)
-        if known == 0 or size % known:
-            raise refuse(f"{size} elements can not be divided by {known}")
-        result[result.index(-1)] = size // known
-    if math.prod(result) != size:
-        raise refuse(f"it has {math.prod(result)} elements, the array {size}")
-    return tuple(reversed(result)) if reverse else tuple(result)
 
 
 def reshape(array: BaseArray, codes: tuple[int, ...], reverse: bool = False) -> BaseArray:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx import random
 from flowmx.ndarray import NDArray
 from flowmx.optimizer.base import Index, Optimizer, State, register, zeros_like
 
@@ -153,7 +154,5 @@ class SGLD(Optimizer):
     """
 
     def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
-        from flowmx import random
-
         weight -= lr / 2 * (self.scaled(grad) + wd * weight)
         weight += random.normal(0, math.sqrt(lr), weight.shape, weight.dtype, weight.context)

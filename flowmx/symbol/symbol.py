@@ -12,7 +12,7 @@ from flowmx import attribute, name
 from flowmx.engine import capture
 from flowmx.errors import MXNetError, ParameterError, ShapeError
 from flowmx.graph import infer
-from flowmx.graph.node import Entry, Node, auxiliary_nodes, topological
+from flowmx.graph.node import Entry, Node, auxiliary_nodes, input_versions, topological
 from flowmx.ops import calling
 from flowmx.ops.dtypes import FLAGS, as_dtype, name_of
 from flowmx.ops.registry import Operator, Shape, ShapeOrNone, lookup
@@ -170,7 +170,7 @@ class Symbol:
             rename = new_name is not None and node in top and not node.is_variable
             if inputs != node.inputs or rename:
                 label = new_name if rename and new_name else node.name
-                moved[node] = Node(node.op, label, inputs, node.attributes, node.given, node.origin)
+                moved[node] = Node(node.op, label, inputs, node.attributes, node.given, node.origin, node.versions)
         return [move(entry) for entry in self._entries]
 
     # -- attributes ------------------------------------------------------------------------------------
@@ -535,22 +535,23 @@ def Group(symbols: Sequence[Symbol]) -> Symbol:
 def _to_plain(entries: Sequence[Entry]) -> symbol_json.GraphJSON:
     nodes = topological(entries)
     position = {node: index for index, node in enumerate(nodes)}
-
-    def plain(entry: Entry) -> symbol_json.Entry:
-        return symbol_json.Entry(position[entry.node], entry.index)
-
+    versions, final = input_versions(nodes)
+    plain = symbol_json.Entry
     return symbol_json.GraphJSON(
         tuple(
             symbol_json.NodeJSON(
                 "null" if node.op is None else node.op.name,
                 node.name,
                 {**node.given, **node.attributes},
-                tuple(plain(entry) for entry in node.inputs),
+                tuple(
+                    plain(position[entry.node], entry.index, version)
+                    for entry, version in zip(node.inputs, versions.get(node, ()), strict=True)
+                ),
                 num_outputs=node.outputs(),
             )
             for node in nodes
         ),
-        tuple(plain(entry) for entry in entries),
+        tuple(plain(position[entry.node], entry.index, final.get(entry.node, 0)) for entry in entries),
         {"mxnet_version": ("int", symbol_json.MXNET_VERSION)},
     )
 
@@ -582,7 +583,8 @@ def load_json(text: str | bytes) -> Symbol:
         expected = len(op.inputs()) + len(op.auxiliary)
         if len(inputs) != expected:
             raise MXNetError(f"node {plain.name!r} ({plain.op}) has {len(inputs)} inputs, expected {expected}")
-        nodes.append(Node(op, plain.name, inputs, attributes, known, origin))
+        versions = tuple(e.version for e in plain.inputs)
+        nodes.append(Node(op, plain.name, inputs, attributes, known, origin, versions))
     return Symbol([Entry(nodes[e.node], e.output) for e in graph.heads])
 
 

@@ -1,0 +1,562 @@
+"""``mx.mod.Module``: a symbol with its parameters and optimizer."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from flowmx import model
+from flowmx import ndarray as nd
+from flowmx import optimizer as opt
+from flowmx.devices import Context, cpu
+from flowmx.initializer import InitDesc, Uniform
+from flowmx.io import DataDesc
+from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
+from flowmx.module.group import ExecutorGroup, merged
+from flowmx.ndarray import NDArray
+from flowmx.serialization.atomic import replace_file
+
+
+class Module(BaseModule):
+    """A symbol with its parameters and optimizer.
+
+    Args:
+        symbol: the symbol; its outputs are usually losses such as ``SoftmaxOutput``.
+        data_names: which of its arguments are inputs.
+        label_names: which are labels.
+        logger: where training is logged to.
+        context: a device, or several: each batch is split among them, and gradients are summed on the first.
+        work_load_list: the part of a batch for each device, in any unit.
+        fixed_param_names: parameters that are not trained.
+        state_names: arguments that are neither inputs nor parameters; see :meth:`set_states`.
+        group2ctxs: only None here.
+        compression_params: only None here.
+
+    Raises:
+        ValueError: a name is no argument of the symbol.
+
+    Example:
+        >>> mod = mx.mod.Module(net, context=mx.cpu())
+        >>> await mod.fit(train, eval_data=val, optimizer_params={"learning_rate": 0.1}, num_epoch=5)
+        >>> await mod.score(val, "acc")
+        [('accuracy', 0.98)]
+    """
+
+    def __init__(
+        self,
+        symbol: Any,
+        data_names: Sequence[str] | None = ("data",),
+        label_names: Sequence[str] | None = ("softmax_label",),
+        logger: Any = logging,
+        context: Context | Sequence[Context] | None = None,
+        work_load_list: Sequence[float] | None = None,
+        fixed_param_names: Sequence[str] | None = None,
+        state_names: Sequence[str] | None = None,
+        group2ctxs: Any = None,
+        compression_params: Any = None,
+    ) -> None:
+        super().__init__(logger)
+        if group2ctxs is not None or compression_params is not None:
+            raise NotImplementedError(
+                "Module: group2ctxs and compression_params arrive with model parallelism and the KVStore: leave them "
+                "out"
+            )
+        context = cpu() if context is None else context
+        self._contexts = [context] if isinstance(context, Context) else list(context)
+        self._workloads = list(work_load_list or [1] * len(self._contexts))
+        if len(self._workloads) != len(self._contexts):
+            raise ValueError(
+                f"Module: work_load_list has {len(self._workloads)} entries, expected {len(self._contexts)}, one for "
+                "each device"
+            )
+        self._symbol = symbol
+        self._data_names = list(data_names or ())
+        self._label_names = list(label_names or ())
+        self._state_names = list(state_names or ())
+        self._fixed = list(fixed_param_names or ())
+        arguments = symbol.list_arguments()
+        _check_names(arguments, self._data_names, "data_names", throw=True)
+        _check_names(arguments, self._label_names, "label_names", throw=False)
+        _check_names(arguments, self._state_names, "state_names", throw=True)
+        _check_names(arguments, self._fixed, "fixed_param_names", throw=True)
+        inputs = {*self._data_names, *self._label_names, *self._state_names}
+        self._param_names = [name for name in arguments if name not in inputs]
+        self._aux_names: list[str] = symbol.list_auxiliary_states()
+        self._output_names: list[str] = symbol.list_outputs()
+        self._arg_params: dict[str, NDArray] = {}
+        self._aux_params: dict[str, NDArray] = {}
+        self._stale = False
+        """The parameters on the devices are newer than those here."""
+        self._group: ExecutorGroup | None = None
+        self._optimizer: opt.Optimizer | None = None
+        self._updater: opt.Updater | None = None
+        self._states_to_load: str | None = None
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def load(prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any) -> Module:
+        """A module with the symbol and parameters of a checkpoint; :meth:`fit` with ``begin_epoch=epoch`` resumes it.
+
+        Args:
+            prefix: of the files' names.
+            epoch: the number of epochs done.
+            load_optimizer_states: load these too, once an optimizer is installed.
+            **kwargs: as for :class:`Module`.
+        """
+        symbol, arg_params, aux_params = model.load_checkpoint(prefix, epoch)
+        made = Module(symbol, **kwargs)
+        made._arg_params, made._aux_params = arg_params, aux_params
+        made.params_initialized = True
+        if load_optimizer_states:
+            made._states_to_load = f"{prefix}-{epoch:04d}.states"
+        return made
+
+    def save_checkpoint(
+        self, prefix: str, epoch: int, save_optimizer_states: bool = False, remove_amp_cast: bool = True
+    ) -> None:
+        """Save symbol, parameters and, where asked to, the optimizer's states; blocks until they are on disk.
+
+        Args:
+            prefix: of the files' names.
+            epoch: the number of epochs done.
+            save_optimizer_states: save these to ``<prefix>-<epoch, four digits>.states``.
+            remove_amp_cast: leave casts of mixed precision out of the symbol.
+        """
+        model.save_checkpoint(prefix, epoch, self._symbol, *self.get_params(), remove_amp_cast=remove_amp_cast)
+        if save_optimizer_states:
+            path = f"{prefix}-{epoch:04d}.states"
+            self.save_optimizer_states(path)
+            logging.info('Saved optimizer state to "%s"', path)
+
+    def save_optimizer_states(self, fname: str) -> None:
+        """Save the optimizer's states and update counts; blocks until they are on disk."""
+        replace_file(fname, [self._installed("save_optimizer_states").get_states()])
+
+    def load_optimizer_states(self, fname: str) -> None:
+        """Go on with the states that :meth:`save_optimizer_states` saved.
+
+        Raises:
+            StatesFormatError: the file is something else (MXNet's pickles, too), or damaged.
+            OSError: it can not be read.
+        """
+        self._installed("load_optimizer_states").set_states(Path(fname).read_bytes())
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    def data_names(self) -> list[str]:
+        return self._data_names
+
+    @property
+    def label_names(self) -> list[str]:
+        """Names of the labels."""
+        return self._label_names
+
+    @property
+    def output_names(self) -> list[str]:
+        return self._output_names
+
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        return self._executors("data_shapes").data_shapes
+
+    @property
+    def label_shapes(self) -> list[DataDesc] | None:
+        return self._executors("label_shapes").label_shapes
+
+    @property
+    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        group = self._executors("output_shapes")
+        shapes = {each.name: each.shape for each in (*group.data_shapes, *(group.label_shapes or ()))}
+        known = {name: shape for name, shape in shapes.items() if name in self._symbol.list_arguments()}
+        return list(zip(self._output_names, self._symbol.infer_shape(**known)[1], strict=True))
+
+    # -- binding ---------------------------------------------------------------------------------------
+
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        """Make ready for batches of these shapes: infer all others, and make the arrays.
+
+        Args:
+            data_shapes: pairs of name and shape, or ``DataDesc``: an iterator's ``provide_data``.
+            label_shapes: likewise; None for predictions.
+            for_training: make gradients of the parameters.
+            inputs_need_grad: make gradients of the inputs too.
+            force_rebind: bind anew where it is bound.
+            shared_module: another module, whose parameters (and optimizer) this one shares.
+            grad_req: ``"write"`` or ``"add"`` gradients, or from argument to word.
+
+        Raises:
+            ValueError: names or numbers of instances do not fit.
+            ShapeError: the shapes do not fit the symbol.
+        """
+        if self.binded and not force_rebind:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        if inputs_need_grad and not for_training:
+            raise ValueError("bind: inputs_need_grad needs for_training=True")
+        if self.binded and self.params_initialized:
+            self.get_params()  # they would be lost with the arrays that hold them
+        data, label = self._described(data_shapes, label_shapes)
+        if shared_module is not None and not (shared_module.binded and shared_module.params_initialized):
+            raise ValueError("bind: shared_module must be bound, with its parameters initialized")
+        shared = None if shared_module is None else shared_module._group
+        self._group = group = ExecutorGroup(
+            self._symbol, self._contexts, self._workloads, data, label, self._param_names, self._fixed, for_training,
+            inputs_need_grad, grad_req, shared,
+        )  # fmt: skip
+        self.binded, self.for_training, self.inputs_need_grad = True, for_training, inputs_need_grad
+        if shared_module is not None:
+            self._arg_params, self._aux_params = shared_module._arg_params, shared_module._aux_params
+            self.params_initialized = True
+            if shared_module.optimizer_initialized:
+                self.borrow_optimizer(shared_module)
+        elif self.params_initialized:
+            group.set_params(self._arg_params, self._aux_params, allow_extra=True)
+            self._arg_params = _chosen(self._arg_params, self._param_names)
+            self._aux_params = _chosen(self._aux_params, self._aux_names)
+        else:
+            self._arg_params = {name: _like(group.on_devices(name)[0]) for name in self._param_names}
+            self._aux_params = {name: _like(group.on_devices(name)[0]) for name in self._aux_names}
+
+    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+        """Go on with batches of other shapes; :meth:`forward` does so by itself.
+
+        Args:
+            data_shapes: as for :meth:`bind`.
+            label_shapes: as for :meth:`bind`.
+        """
+        self._executors("reshape").reshape(*self._described(data_shapes, label_shapes))
+
+    def _described(self, data_shapes: Any, label_shapes: Any) -> tuple[list[DataDesc], list[DataDesc] | None]:
+        data = [each if isinstance(each, DataDesc) else DataDesc(*each) for each in data_shapes]
+        if sorted(each.name for each in data) != sorted(self._data_names):
+            raise ValueError(
+                f"bind: data_shapes names {[each.name for each in data]}, expected the module's data_names "
+                f"{self._data_names}"
+            )
+        if not label_shapes:
+            return data, None
+        label = [each if isinstance(each, DataDesc) else DataDesc(*each) for each in label_shapes]
+        if sorted(each.name for each in label) != sorted(self._label_names):
+            warnings.warn(
+                f"bind: label_shapes names {[each.name for each in label]}, expected the module's label_names "
+                f"{self._label_names}",
+                stacklevel=3,
+            )
+        return data, label
+
+    # -- parameters ------------------------------------------------------------------------------------
+
+    def init_params(
+        self,
+        initializer: Callable[..., Any] | None = Uniform(0.01),  # noqa: B008
+        arg_params: Params = None,
+        aux_params: Params = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """Initialize parameters and auxiliary states: from given arrays, else by the initializer.
+
+        Args:
+            initializer: for those that are not given.
+            arg_params: parameters by name.
+            aux_params: auxiliary states by name.
+            allow_missing: leave those to the initializer that are not in ``arg_params`` or ``aux_params``.
+            force_init: initialize although they are.
+            allow_extra: kept for MXNet's scripts; names that the module does not have are left out.
+
+        Raises:
+            ValueError: one is not given (unless that is allowed), or has another shape.
+        """
+        if self.params_initialized and not force_init:
+            warnings.warn(
+                "init_params: the parameters are initialized already, so nothing was done: pass force_init=True to "
+                "initialize them anew",
+                stacklevel=2,
+            )
+            return
+        group = self._executors("init_params")
+        if self._stale:
+            self.get_params()
+        attributes = self._symbol.attr_dict()
+        for kind, targets, given in (
+            ("parameter", self._arg_params, arg_params),
+            ("auxiliary state", self._aux_params, aux_params),
+        ):
+            for name in sorted(targets):
+                if given is not None and name in given:
+                    _copy(kind, name, given[name], targets[name])
+                elif given is not None and not allow_missing:
+                    raise ValueError(
+                        f"init_params: the {kind} {name!r} is not among those given; pass allow_missing=True to "
+                        "leave it to the initializer"
+                    )
+                elif initializer is not None:
+                    initializer(InitDesc(name, attributes.get(name)), targets[name])
+        self.params_initialized = True
+        self._stale = False
+        group.set_params(self._arg_params, self._aux_params)
+
+    def set_params(
+        self,
+        arg_params: Params,
+        aux_params: Params,
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
+    ) -> None:
+        known = {*self._param_names, *self._aux_names}
+        extra = [name for name in (*(arg_params or {}), *(aux_params or {})) if name not in known]
+        if extra and not allow_extra:
+            raise ValueError(
+                f"set_params: the module has no parameter {extra[0]!r}; pass allow_extra=True to leave such out"
+            )
+        super().set_params(arg_params or {}, aux_params or {}, allow_missing, force_init, allow_extra)
+
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        """The parameters and auxiliary states, on the CPU (enqueued copies of those on the devices)."""
+        if not self.params_initialized:
+            raise RuntimeError(
+                "get_params: the parameters are not initialized: call init_params() or set_params() first"
+            )
+        if self._stale:
+            group = self._executors("get_params")
+            group.fetch(self._arg_params, averaged=False)
+            group.fetch(self._aux_params, averaged=True)
+            self._stale = False
+        return self._arg_params, self._aux_params
+
+    async def _synchronized(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        params = await super()._synchronized()
+        if len(self._contexts) > 1:
+            self._executors("fit").set_params({}, params[1])
+        return params
+
+    # -- the optimizer ---------------------------------------------------------------------------------
+
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: OptimizerParams = _SGD_PARAMS,
+        force_init: bool = False,
+    ) -> None:
+        """Install an optimizer.
+
+        Args:
+            kvstore: ``"local"``, ``"device"`` or None: gradients are summed in this process.
+            optimizer: a name, or an optimizer.
+            optimizer_params: its arguments. ``rescale_grad`` defaults to one over the batch size.
+            force_init: install another one where there is one.
+
+        Raises:
+            NotImplementedError: another ``kvstore``.
+        """
+        self._check_ready("init_optimizer")
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning("optimizer already initialized, ignoring...")
+            return
+        if kvstore not in (None, "local", "device", "local_update_cpu", "local_allreduce_device"):
+            raise NotImplementedError(
+                f"init_optimizer: kvstore is {kvstore!r}, expected 'local', 'device' or None: training over several "
+                "machines arrives with the KVStore issue"
+            )
+        rescale_grad = 1.0 / self._executors("init_optimizer").batch_size
+        names = dict(enumerate(self._param_names))
+        if isinstance(optimizer, str):
+            arguments = {"rescale_grad": rescale_grad, **dict(optimizer_params)}
+            optimizer = opt.create(optimizer, sym=self._symbol, param_idx2name=names, **arguments)
+        elif not isinstance(optimizer, opt.Optimizer):
+            raise TypeError(f"init_optimizer: optimizer is {optimizer!r}, expected a name or an mx.optimizer.Optimizer")
+        else:
+            if optimizer.rescale_grad != rescale_grad:
+                warnings.warn(
+                    f"init_optimizer: the optimizer's rescale_grad is {optimizer.rescale_grad}, and one over the batch "
+                    f"size is {rescale_grad}: is this intended?",
+                    stacklevel=2,
+                )
+            optimizer.idx2name = optimizer.idx2name or dict(names)
+        self._optimizer = optimizer
+        self._updater = opt.get_updater(optimizer)
+        self.optimizer_initialized = True
+        if self._states_to_load is not None:
+            self.load_optimizer_states(self._states_to_load)
+            self._states_to_load = None
+
+    def borrow_optimizer(self, shared_module: Module) -> None:
+        """Use another module's optimizer, with its states.
+
+        Raises:
+            ValueError: it has none.
+        """
+        if not shared_module.optimizer_initialized:
+            raise ValueError("borrow_optimizer: the other module has no optimizer: call its init_optimizer() first")
+        self._optimizer, self._updater = shared_module._optimizer, shared_module._updater
+        self.optimizer_initialized = True
+
+    # -- one batch -------------------------------------------------------------------------------------
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Enqueue the forward pass of a batch, which may have other shapes than the last one.
+
+        Args:
+            data_batch: anything with ``data`` and ``label``, lists of arrays.
+            is_train: training mode (default: as it is bound).
+        """
+        self._check_ready("forward")
+        group = self._executors("forward")
+        shapes = [tuple(array.shape) for array in data_batch.data]
+        if shapes != [each.shape for each in group.data_shapes]:
+            self.reshape(
+                getattr(data_batch, "provide_data", None) or _reshaped(group.data_shapes, data_batch.data),
+                getattr(data_batch, "provide_label", None)
+                or _reshaped(group.label_shapes or [], getattr(data_batch, "label", None) or []),
+            )
+        group.forward(data_batch, self.for_training if is_train is None else is_train)
+
+    def backward(self, out_grads: Any = None) -> None:
+        """Enqueue the backward pass of the last forward pass.
+
+        Args:
+            out_grads: gradients of the outputs, one or a list; only where an output is no loss.
+        """
+        self._check_ready("backward")
+        if not self.for_training:
+            raise RuntimeError("backward: the module is bound for predictions: bind it with for_training=True")
+        self._executors("backward").backward(out_grads)
+
+    def update(self) -> None:
+        """Enqueue the update of every parameter by its gradient, summed over the devices."""
+        group, updater = self._executors("update"), self._installed("update")
+        self._stale = True
+        for index, name in enumerate(self._param_names):
+            grad = group.gradient(name)
+            if grad is None:
+                continue
+            first, *others = group.on_devices(name)
+            updater(index, grad, first)
+            for other in others:
+                first.copyto(other)
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        """The outputs of the last forward pass; the next one writes them anew.
+
+        Args:
+            merge_multi_context: put the devices' parts together; otherwise a list for each output.
+        """
+        outputs = self._executors("get_outputs").outputs()
+        if not merge_multi_context:
+            return outputs
+        axes = [DataDesc.get_batch_axis(self._symbol[name].attr("__layout__")) for name in self._output_names]
+        return merged(outputs, axes)
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> Any:
+        """The gradients of the inputs, of the last backward pass.
+
+        Args:
+            merge_multi_context: put the devices' parts together; otherwise a list for each input.
+
+        Raises:
+            RuntimeError: it is not bound for them.
+        """
+        group = self._executors("get_input_grads")
+        if not self.inputs_need_grad:
+            raise RuntimeError("get_input_grads: the module is bound without them: bind it with inputs_need_grad=True")
+        grads = group.input_grads()
+        axes = [DataDesc.get_batch_axis(each.layout) for each in group.data_shapes]
+        return merged(grads, axes) if merge_multi_context else grads
+
+    def get_states(self, merge_multi_context: bool = True) -> Any:
+        """The arrays of ``state_names``.
+
+        Args:
+            merge_multi_context: put the devices' parts together; otherwise a list for each state.
+        """
+        states = [self._executors("get_states").on_devices(name) for name in self._state_names]
+        return merged(states, [0] * len(states)) if merge_multi_context else states
+
+    def set_states(self, states: Any = None, value: float | None = None) -> None:
+        """Set the arrays of ``state_names``.
+
+        Args:
+            states: for each state, an array for each device.
+            value: one number for all.
+        """
+        group = self._executors("set_states")
+        for position, name in enumerate(self._state_names):
+            for device, target in enumerate(group.on_devices(name)):
+                target[:] = value if states is None else states[position][device]
+
+    def install_monitor(self, mon: Any) -> None:
+        for executor in self._executors("install_monitor").execs:
+            mon.install(executor)
+
+    def _measured(self, labels: Sequence[NDArray]) -> list[tuple[dict[str, NDArray], dict[str, NDArray]]]:
+        return self._executors("update_metric").measured(labels)
+
+    def _executors(self, name: str) -> ExecutorGroup:
+        if self._group is None:
+            raise RuntimeError(f"{name}: the module is not bound: call bind() first")
+        return self._group
+
+    def _installed(self, name: str) -> opt.Updater:
+        if self._updater is None:
+            raise RuntimeError(f"{name}: the module has no optimizer: call init_optimizer() first")
+        return self._updater
+
+
+def _check_names(arguments: Sequence[str], names: Sequence[str], argument: str, throw: bool) -> None:
+    """Raise, or warn, where a name is no argument of the symbol."""
+    for name in names:
+        if name in arguments:
+            continue
+        inputs = [each for each in arguments if not each.endswith(("_weight", "_bias", "_gamma", "_beta"))]
+        message = f"Module: {argument} has {name!r}, which is no argument of the symbol; expected one of {', '.join(inputs)}?"
+        if throw:
+            raise ValueError(message)
+        warnings.warn(message, stacklevel=3)
+
+
+def _chosen(params: dict[str, NDArray], names: Sequence[str]) -> dict[str, NDArray]:
+    missing = [name for name in names if name not in params]
+    if missing:
+        raise ValueError(
+            f"bind: the parameters that were loaded lack {missing[0]!r}; set all with init_params(force_init=True) after "
+            "binding a module made from the symbol"
+        )
+    return {name: params[name] for name in names}
+
+
+def _like(array: NDArray) -> NDArray:
+    return nd.full(array.shape, 0, cpu(), array.dtype)
+
+
+def _copy(kind: str, name: str, source: Any, target: NDArray) -> None:
+    if source is target:
+        return
+    if tuple(source.shape) != target.shape:
+        raise ValueError(
+            f"init_params: the {kind} {name!r} was given with shape {source.shape}, expected {target.shape}"
+        )
+    target[:] = source.as_in_context(cpu()) if isinstance(source, NDArray) else source
+
+
+def _reshaped(described: Sequence[DataDesc], arrays: Sequence[Any]) -> list[DataDesc]:
+    return [
+        DataDesc(each.name, cast("tuple[int, ...]", tuple(array.shape)), each.dtype, each.layout)
+        for each, array in zip(described, arrays, strict=False)
+    ]

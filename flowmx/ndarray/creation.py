@@ -1,0 +1,284 @@
+"""Array functions that are no operators: making arrays, joining and splitting, files, interchange."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from flowmx import devices
+from flowmx.devices import Context
+from flowmx.errors import ShapeError
+from flowmx.ndarray import functions
+from flowmx.ndarray.array import NDArray, array, full, on_context
+from flowmx.ndarray.core import allocate, invoke
+from flowmx.ndarray.methods import split_at
+from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.registry import lookup
+from flowmx.serialization import params
+
+# -- new arrays --------------------------------------------------------------------------------------------
+
+
+def zeros(
+    shape: int | Sequence[int],
+    ctx: Context | None = None,
+    dtype: Any = None,
+    *,
+    out: NDArray | None = None,
+    **kwargs: Any,
+) -> NDArray:
+    """An array of zeros (float32 by default).
+
+    Args:
+        shape: the length of each axis.
+        ctx: the device (default: the current one).
+        dtype: the element type.
+        out: an array to fill instead of making one.
+        **kwargs: ``stype``, kept for MXNet's scripts: only ``"default"`` exists.
+
+    Raises:
+        ShapeError: the shape is no shape.
+        ValueError: a sparse storage type was asked for.
+    """
+    _dense_only("zeros", kwargs)
+    return full(shape, 0, ctx, dtype, out)
+
+
+def ones(
+    shape: int | Sequence[int], ctx: Context | None = None, dtype: Any = None, *, out: NDArray | None = None
+) -> NDArray:
+    """An array of ones (float32 by default); the arguments are those of :func:`zeros`."""
+    return full(shape, 1, ctx, dtype, out)
+
+
+def arange(
+    start: float,
+    stop: float | None = None,
+    step: float = 1.0,
+    repeat: int = 1,
+    infer_range: bool | None = None,
+    ctx: Context | None = None,
+    dtype: Any = "float32",
+) -> NDArray:
+    """Numbers from ``start`` to before ``stop`` in steps of ``step``, each ``repeat`` times.
+
+    With one argument: from 0 to before that. ``infer_range`` is kept for MXNet's scripts.
+    """
+    return _made("_arange", ctx, start=start, stop=stop, step=step, repeat=repeat, dtype=dtype)
+
+
+def linspace(
+    start: float,
+    stop: float,
+    num: int,
+    endpoint: bool = True,
+    ctx: Context | None = None,
+    dtype: Any = "float32",
+) -> NDArray:
+    """``num`` evenly spaced numbers from ``start`` to ``stop`` (left out where ``endpoint`` is False)."""
+    return _made("_linspace", ctx, start=start, stop=stop, num=num, endpoint=endpoint, dtype=dtype)
+
+
+def eye(N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+    """A matrix of N rows and M columns (default: N) with ones on the k-th diagonal, zeros elsewhere."""
+    return _made("_eye", ctx, N=N, M=M, k=k, dtype=as_dtype(dtype))
+
+
+def _made(name: str, ctx: Context | None, **parameters: Any) -> NDArray:
+    return cast("NDArray", invoke(lookup(name).create(**parameters), [], device=on_context(ctx), depth=3))
+
+
+def _dense_only(name: str, kwargs: dict[str, Any]) -> None:
+    stype = kwargs.pop("stype", "default")
+    if stype not in (None, "default"):
+        raise ValueError(f"{name}: storage type is {stype!r}, but only 'default' exists here")
+    if kwargs:
+        raise TypeError(f"{name}: unexpected argument {next(iter(kwargs))!r}")
+
+
+# -- joining, splitting, moving ----------------------------------------------------------------------------
+
+
+def concatenate(arrays: Sequence[NDArray], axis: int = 0, always_copy: bool = True) -> NDArray:
+    """The arrays joined along an axis; one array alone is returned as it is unless ``always_copy``.
+
+    Raises:
+        ValueError: there are none.
+        ShapeError: they differ on another axis.
+    """
+    if not arrays:
+        raise ValueError("concatenate: no arrays were given, expected at least one")
+    if len(arrays) == 1 and not always_copy:
+        return arrays[0]
+    return cast("NDArray", functions.op("Concat", *arrays, dim=axis))
+
+
+def split_v2(ary: NDArray, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False) -> Any:
+    """The parts of an array along an axis.
+
+    Args:
+        ary: the array.
+        indices_or_sections: the number of equal parts, or where the parts after the first start.
+        axis: the axis.
+        squeeze_axis: drop the axis, where each part has length 1 on it.
+
+    Returns:
+        a list of arrays, or one array where there is one part.
+    """
+    return functions.op("_split_v2", ary, axis=axis, squeeze_axis=squeeze_axis, **split_at(indices_or_sections))
+
+
+def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Sequence[int]) -> NDArray:
+    """The array with the axes ``source`` at the positions ``destination``; the others keep their order.
+
+    Raises:
+        ShapeError: there is no such axis, or the two differ in number.
+    """
+    ndim = tensor.ndim
+    origins, targets = ((each,) if isinstance(each, int) else tuple(each) for each in (source, destination))
+    for name, axes in (("source", origins), ("destination", targets)):
+        if any(not -ndim <= axis < ndim for axis in axes) or len({axis % ndim for axis in axes}) < len(axes):
+            raise ShapeError(f"moveaxis: {name} is {axes}, expected different axes from {-ndim} to {ndim - 1}")
+    if len(origins) != len(targets):
+        raise ShapeError(f"moveaxis: source is {origins} and destination {targets}, expected as many of each")
+    moved = [axis % ndim for axis in origins]
+    order = [axis for axis in range(ndim) if axis not in moved]
+    for target, origin in sorted((target % ndim, origin) for target, origin in zip(targets, moved, strict=True)):
+        order.insert(target, origin)
+    return cast("NDArray", tensor.transpose(*order))
+
+
+def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
+    """Write the one-hot rows of ``indices`` (n,) into ``out`` (n, depth); returns it (MXNet's older form)."""
+    return cast("NDArray", functions.op("one_hot", indices, depth=out.shape[1], dtype=out.dtype, out=out))
+
+
+# -- files -------------------------------------------------------------------------------------------------
+
+Saved = dict[str, NDArray] | list[NDArray]
+
+
+def save(fname: str | os.PathLike[str], data: NDArray | Sequence[NDArray] | Mapping[str, NDArray]) -> None:
+    """Write arrays to a file in MXNet's ``.params`` format; blocks until they are computed and written.
+
+    Raises:
+        TypeError: ``data`` is no array, list of arrays or dict of arrays.
+        OSError: the file can not be written.
+    """
+    if isinstance(data, NDArray):
+        data = [data]
+    values = list(data.values()) if isinstance(data, Mapping) else list(data)
+    for value in values:
+        if not isinstance(value, NDArray):
+            raise TypeError(f"save: data holds {type(value).__name__}, expected NDArrays (a list, or a dict by name)")
+    host = [value.asnumpy() for value in values]
+    params.save(fname, dict(zip(data, host, strict=True)) if isinstance(data, Mapping) else host)
+
+
+def load(fname: str | os.PathLike[str]) -> Saved:
+    """Read a ``.params`` file: a dict of arrays if they have names, else a list; on the CPU.
+
+    Raises:
+        ParamsFormatError: the file is damaged, or no ``.params`` file.
+        OSError: the file can not be read.
+    """
+    return _arrays(params.load(fname))
+
+
+def load_frombuffer(buf: bytes | bytearray | memoryview) -> Saved:
+    """Read the content of a ``.params`` file, as :func:`load` does the file.
+
+    Raises:
+        ParamsFormatError: the data is damaged, or not in this format.
+    """
+    return _arrays(params.loads(buf))
+
+
+def _arrays(loaded: dict[str, np.ndarray[Any, Any]] | list[np.ndarray[Any, Any]]) -> Saved:
+    if isinstance(loaded, dict):
+        return {name: _adopted(value) for name, value in loaded.items()}
+    return [_adopted(value) for value in loaded]
+
+
+# -- interchange -------------------------------------------------------------------------------------------
+
+
+def _adopted(data: np.ndarray[Any, Any]) -> NDArray:
+    """An array on the CPU that uses this memory."""
+    return cast("NDArray", allocate(devices.get(devices.cpu()), data.shape, data.dtype, data))
+
+
+def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray:
+    """An array on the CPU with the content and dtype of a NumPy array.
+
+    Args:
+        ndarray: the NumPy array.
+        zero_copy: share its memory. The NumPy array is then made read-only, since the engine may write to
+            the memory at any time.
+
+    Raises:
+        ValueError: ``zero_copy``, but the array is not C-contiguous, or read-only.
+    """
+    if not zero_copy:
+        return array(ndarray, devices.cpu(), ndarray.dtype)
+    as_dtype(ndarray.dtype)
+    if not (ndarray.flags.c_contiguous and ndarray.flags.writeable):
+        raise ValueError("from_numpy: to share memory the array must be C-contiguous and writable; use zero_copy=False")
+    shared = ndarray.view(np.ndarray)
+    ndarray.flags.writeable = False
+    return _adopted(shared)
+
+
+class _Capsule:
+    """What NumPy wants around a bare DLPack capsule."""
+
+    def __init__(self, capsule: Any) -> None:
+        self._capsule = capsule
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+class _Shared:
+    """Memory that NumPy got as read-only, to be seen as writable (the lender gave it to be written)."""
+
+    def __init__(self, data: np.ndarray[Any, Any]) -> None:
+        self._data = data  # keeps the memory alive
+        self.__array_interface__ = {
+            **data.__array_interface__,
+            "data": (data.__array_interface__["data"][0], False),
+        }
+
+
+def from_dlpack(dlpack: Any) -> NDArray:
+    """An array on the CPU that shares memory with a DLPack capsule, or an object that gives one.
+
+    Raises:
+        BufferError: the memory is not the CPU's.
+    """
+    data = np.from_dlpack(dlpack if hasattr(dlpack, "__dlpack__") else _Capsule(dlpack))
+    if not data.flags.c_contiguous:
+        return array(data, devices.cpu(), data.dtype)
+    return _adopted(data if data.flags.writeable else np.asarray(_Shared(data)))
+
+
+def to_dlpack_for_read(data: NDArray) -> Any:
+    """A DLPack capsule for reading; blocks until the content is there."""
+    return data.to_dlpack_for_read()
+
+
+def to_dlpack_for_write(data: NDArray) -> Any:
+    """A DLPack capsule for writing; blocks until nothing reads or writes the array."""
+    return data.to_dlpack_for_write()
+
+
+__all__ = [
+    "arange", "concatenate", "eye", "from_dlpack", "from_numpy", "linspace", "load", "load_frombuffer", "moveaxis",
+    "onehot_encode", "ones", "save", "split_v2", "to_dlpack_for_read", "to_dlpack_for_write", "zeros",
+]  # fmt: skip

@@ -1,0 +1,262 @@
+"""Autograd: recording, gradients, requests, higher orders, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import autograd
+from flowmx.errors import AutogradError
+
+
+def marked(values, request="write"):
+    x = mx.nd.array(values)
+    x.attach_grad(request)
+    return x
+
+
+def test_gradients_of_a_chain():
+    x = marked([1, 2, 3])
+    with autograd.record():
+        y = (x * x + mx.nd.exp(x) / 2).sum()
+    y.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), 2 * x.asnumpy() + np.exp(x.asnumpy()) / 2, rtol=1e-6)
+
+
+def test_scopes():
+    assert not autograd.is_recording()
+    assert not autograd.is_training()
+    with autograd.record():
+        assert autograd.is_recording()
+        assert autograd.is_training()
+        with autograd.pause():
+            assert not autograd.is_recording()
+            assert not autograd.is_training()
+            with autograd.train_mode():
+                assert autograd.is_training()
+        with autograd.predict_mode():
+            assert autograd.is_recording()
+            assert not autograd.is_training()
+    with autograd.record(train_mode=False):
+        assert not autograd.is_training()
+    assert not autograd.is_recording()
+
+
+async def test_scopes_of_two_tasks_do_not_meet():
+    async def one():
+        with autograd.record():
+            await asyncio.sleep(0)
+            assert autograd.is_recording()
+            await asyncio.sleep(0)
+
+    async def two():
+        assert not autograd.is_recording()
+        await asyncio.sleep(0)
+        assert not autograd.is_recording()
+
+    await asyncio.gather(one(), two())
+
+
+def test_head_gradients_and_several_heads():
+    x = marked([1, 2])
+    with autograd.record():
+        a, b = x * 2, x * x
+    autograd.backward([a, b], [mx.nd.array([1, 10]), None])
+    assert x.grad.asnumpy().tolist() == [2 + 2, 20 + 4]
+    with autograd.record():
+        y = x * 2
+    with pytest.raises(AutogradError, match=r"head gradient 0 has shape \(3,\), expected \(2,\)"):
+        y.backward(mx.nd.array([1, 2, 3]))
+
+
+def test_requests():
+    x, y, z = marked([1, 2]), marked([1, 2], "add"), marked([1, 2], "null")
+    for _ in range(3):
+        with autograd.record():
+            out = x * 2 + y * 3 + z
+        out.backward()
+    assert x.grad.asnumpy().tolist() == [2, 2]
+    assert y.grad.asnumpy().tolist() == [9, 9]
+    assert z.grad is None
+    with pytest.raises(ValueError, match="grad_req"):
+        x.attach_grad("sum")
+
+
+def test_mark_variables():
+    x, g = mx.nd.array([3]), mx.nd.full((1,), 0)
+    autograd.mark_variables(x, g)
+    with autograd.record():
+        y = x * x
+    y.backward()
+    assert g.asscalar() == 6
+    with pytest.raises(ValueError, match="2 variables, 1 gradients"):
+        autograd.mark_variables([x, x], [g])
+
+
+def test_retain_graph():
+    x = marked([2])
+    with autograd.record():
+        y = x * x
+    y.backward(retain_graph=True)
+    y.backward()
+    assert x.grad.asscalar() == 4
+    with pytest.raises(AutogradError, match="retain_graph=True"):
+        y.backward()
+
+
+def test_grad_and_higher_orders():
+    x = marked([0.5, 1.5])
+    with autograd.record():
+        y = mx.nd.exp(x * 2)
+        first = autograd.grad(y, x, create_graph=True)
+        second = autograd.grad(first, x, create_graph=True)
+        third = second * second
+    third.backward()
+    e = np.exp(2 * x.asnumpy())
+    np.testing.assert_allclose(first.asnumpy(), 2 * e, rtol=1e-5)
+    np.testing.assert_allclose(second.asnumpy(), 4 * e, rtol=1e-5)
+    np.testing.assert_allclose(x.grad.asnumpy(), 2 * 4 * e * 8 * e, rtol=1e-5)
+
+
+def test_grad_leaves_buffers_alone_and_lists():
+    x, y = marked([1]), marked([2])
+    with autograd.record():
+        z = x * y
+    gx, gy = autograd.grad(z, [x, y])
+    assert (gx.asscalar(), gy.asscalar()) == (2, 1)
+    assert x.grad.asscalar() == 0
+    with autograd.record():
+        z = x * 1
+    with pytest.raises(AutogradError, match="do not depend on variable 0"):
+        autograd.grad(z, y)
+    with pytest.raises(AutogradError, match="was not marked"):
+        autograd.grad(z, mx.nd.array([1]), retain_graph=True)
+
+
+def test_not_recorded():
+    x = marked([1])
+    y = x * 2
+    with pytest.raises(AutogradError, match="not computed inside"):
+        y.backward()
+
+
+def test_in_place_changes_are_refused():
+    x = marked([1, 2])
+    with autograd.record():
+        y = x * x
+        with pytest.raises(AutogradError, match="can not be changed in place while recording"):
+            y += 1
+        with pytest.raises(AutogradError, match="can not be changed in place while recording"):
+            x[:] = 3
+    y += 1
+    z = y
+    assert z.asnumpy().tolist() == [2, 5]
+    with autograd.record():
+        y = mx.nd.exp(x)
+        z = y * y
+    x += 1  # not needed by the gradients of exp and multiplication
+    y += 1  # needed
+    with pytest.raises(AutogradError, match="changed in place after it was recorded"):
+        z.backward()
+
+
+def test_changes_that_no_gradient_looks_at_are_fine():
+    x = marked([1, 2])
+    with autograd.record():
+        y = x + 1
+    x += 5
+    y.backward()
+    assert x.grad.asnumpy().tolist() == [1, 1]
+
+
+def test_broadcasting_is_undone():
+    x, b = marked(np.ones((4, 3))), marked(np.arange(3.0))
+    with autograd.record():
+        y = (x * b).sum()
+    y.backward()
+    assert b.grad.asnumpy().tolist() == [4, 4, 4]
+    assert x.grad.asnumpy().tolist() == [[0, 1, 2]] * 4
+
+
+def test_indexing_and_reshape_are_recorded():
+    x = marked(np.arange(6.0).reshape(2, 3))
+    with autograd.record():
+        y = (x[1] * 2).sum() + x[:, 1:].reshape((-1,)).sum() + x[mx.nd.array([0, 0], dtype="int32")].sum()
+    y.backward()
+    assert x.grad.asnumpy().tolist() == [[2, 3, 3], [2, 3, 3]]
+
+
+def test_gradients_cross_devices():
+    x = marked([1, 2])
+    with autograd.record():
+        y = (x * 2).as_in_context(mx.cpu(1)) * 3
+    y.backward()
+    assert x.grad.context == mx.cpu(0)
+    assert x.grad.asnumpy().tolist() == [6, 6]
+
+
+def test_detach_and_block():
+    x = marked([3])
+    with autograd.record():
+        y = x * x.detach() + mx.nd.BlockGrad(x * x)
+    y.backward()
+    assert x.grad.asscalar() == 3
+
+
+def test_custom_function():
+    class Sigmoid(autograd.Function):
+        def forward(self, x):
+            y = 1 / (1 + mx.nd.exp(-x))
+            self.save_for_backward(y)
+            return y
+
+        def backward(self, dy):
+            (y,) = self.saved_tensors
+            return dy * y * (1 - y)
+
+    x = marked([-1, 0, 2])
+    function = Sigmoid()
+    with autograd.record():
+        y = function(x) * 2
+    y.backward()
+    s = 1 / (1 + np.exp(-x.asnumpy()))
+    np.testing.assert_allclose(x.grad.asnumpy(), 2 * s * (1 - s), rtol=1e-5)
+    with pytest.raises(AutogradError, match="only be called once"):
+        function(x)
+
+
+def test_custom_function_with_a_wrong_number_of_gradients():
+    class Two(autograd.Function):
+        def forward(self, a, b):
+            return a + b
+
+        def backward(self, dy):
+            return dy
+
+    a, b = marked([1]), marked([1])
+    with autograd.record():
+        y = Two()(a, b)
+    with pytest.raises(AutogradError, match="returned 1 gradients, expected 2"):
+        y.backward()
+
+
+def test_deep_graphs():
+    x = marked([1])
+    with autograd.record():
+        y = x
+        for _ in range(5000):
+            y = y + x
+    y.backward()
+    assert x.grad.asscalar() == 5001
+
+
+async def test_awaiting_gradients():
+    x = marked([1, 2])
+    with autograd.record():
+        y = x * x
+    y.backward()
+    await x.grad
+    assert x.grad.asnumpy().tolist() == [2, 4]

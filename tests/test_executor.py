@@ -1,0 +1,268 @@
+"""Executors: binding, passes, gradients, errors, and the paper's loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.errors import ShapeError, TypeInferenceError
+
+KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
+
+
+@pytest.fixture(autouse=True)
+def fresh_names():
+    with mx.name.NameManager():
+        yield
+
+
+def mlp(loss=True):
+    data = mx.sym.Variable("data")
+    fc1 = mx.sym.FullyConnected(data, num_hidden=8, name="fc1")
+    act = mx.sym.Activation(fc1, act_type="tanh", name="act")
+    fc2 = mx.sym.FullyConnected(act, num_hidden=3, name="fc2")
+    return mx.sym.SoftmaxOutput(fc2, name="softmax") if loss else fc2
+
+
+def filled(executor, seed=0):
+    random = np.random.default_rng(seed)
+    for name, bound in executor.arg_dict.items():
+        bound[:] = random.integers(0, 3, bound.shape) if "label" in name else random.normal(size=bound.shape)
+    return executor
+
+
+def imperative_gradients(executor):
+    """The same network on the tape."""
+    arrays = {name: bound.copy() for name, bound in executor.arg_dict.items()}
+    for bound in arrays.values():
+        bound.attach_grad()
+    with mx.autograd.record():
+        h = mx.nd.FullyConnected(arrays["data"], arrays["fc1_weight"], arrays["fc1_bias"], num_hidden=8)
+        h = mx.nd.Activation(h, act_type="tanh")
+        h = mx.nd.FullyConnected(h, arrays["fc2_weight"], arrays["fc2_bias"], num_hidden=3)
+        out = mx.nd.SoftmaxOutput(h, arrays["softmax_label"])
+    out.backward()
+    return out, {name: bound.grad for name, bound in arrays.items()}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forward_and_backward_equal_the_tape(kind):
+    with mx.engine.using(engine_type=kind):
+        executor = filled(mlp().simple_bind(mx.cpu(), data=(4, 6)))
+        out = executor.forward(is_train=True)[0]
+        executor.backward()
+        expected, grads = imperative_gradients(executor)
+        np.testing.assert_allclose(out.asnumpy(), expected.asnumpy(), rtol=1e-6)
+        for name, value in grads.items():
+            np.testing.assert_allclose(executor.grad_dict[name].asnumpy(), value.asnumpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_forward_backward_equals_the_two_passes():
+    one, two = (filled(mlp().simple_bind(mx.cpu(), data=(4, 6))) for _ in range(2))
+    one.forward(is_train=True)
+    one.backward()
+    two.forward_backward()
+    for name, value in one.grad_dict.items():
+        assert np.array_equal(value.asnumpy(), two.grad_dict[name].asnumpy())
+
+
+def test_backward_twice_after_one_forward_gives_the_same():
+    executor = filled(mlp().simple_bind(mx.cpu(), data=(4, 6)))
+    executor.forward(is_train=True)
+    executor.backward()
+    first = {name: value.asnumpy() for name, value in executor.grad_dict.items()}
+    executor.backward()
+    for name, value in executor.grad_dict.items():
+        assert np.array_equal(value.asnumpy(), first[name])
+
+
+def test_the_papers_loop_needs_no_wait():
+    executor = filled(mlp().simple_bind(mx.cpu(), data=(16, 6)))
+    names = [name for name in executor.arg_dict if name not in ("data", "softmax_label")]
+    label = executor.arg_dict["softmax_label"].asnumpy().astype(int)
+
+    def loss():
+        out = executor.forward()[0].asnumpy()
+        return -np.log(out[np.arange(16), label]).mean()
+
+    before = loss()
+    for _ in range(60):
+        executor.forward_backward()
+        for name in names:
+            w, g = executor.arg_dict[name], executor.grad_dict[name]
+            w -= 0.05 * g
+    assert loss() < before / 4
+
+
+def test_gradient_requests():
+    x = mx.sym.Variable("x")
+    a = mx.nd.array([1, 2, 3])
+    for request, expected in (("write", [2, 4, 6]), ("add", [12, 14, 16])):
+        grad = mx.nd.full((3,), 10)
+        executor = (x * x).bind(mx.cpu(), [a], [grad], request)
+        executor.forward(is_train=True)
+        executor.backward()
+        assert grad.asnumpy().tolist() == expected
+    executor = (x * x).bind(mx.cpu(), [a], [mx.nd.full((3,), 10)], "null")
+    executor.forward(is_train=True)
+    with pytest.raises(ValueError, match="no gradient arrays"):
+        executor.backward()
+
+
+def test_head_gradients():
+    x = mx.sym.Variable("x")
+    a, grad = mx.nd.array([1, 2, 3]), mx.nd.full((3,), 0)
+    executor = (x * x).bind(mx.cpu(), {"x": a}, {"x": grad})
+    executor.forward(is_train=True)
+    executor.backward(mx.nd.array([1, 10, 100]))
+    assert grad.asnumpy().tolist() == [2, 40, 600]
+    executor.backward()
+    assert grad.asnumpy().tolist() == [2, 4, 6], "ones again when none are given"
+    with pytest.raises(ShapeError, match=r"out_grad 0 has shape \(2,\), expected \(3,\)"):
+        executor.backward(mx.nd.array([1, 2]))
+    with pytest.raises(ValueError, match="2 out_grads were given"):
+        executor.backward([a, a])
+
+
+def test_a_variable_used_twice_and_an_unused_one():
+    x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
+    net = mx.sym.Group([x * x + x, mx.sym.BlockGrad(y)])
+    gx, gy = mx.nd.full((2,), 5), mx.nd.full((2,), 5)
+    executor = net.bind(mx.cpu(), {"x": mx.nd.array([1, 2]), "y": mx.nd.array([3, 4])}, {"x": gx, "y": gy})
+    executor.forward(is_train=True)
+    executor.backward()
+    assert gx.asnumpy().tolist() == [3, 5]
+    assert gy.asnumpy().tolist() == [0, 0]
+
+
+def test_outputs_that_are_variables_views_or_repeated():
+    x = mx.sym.Variable("x")
+    y = mx.sym.exp(x)
+    net = mx.sym.Group([x, y, y.reshape((2, 1)), y])
+    outputs = net.bind(mx.cpu(), [mx.nd.array([0, 1])]).forward()
+    e = np.exp([0.0, 1.0])
+    for output, expected in zip(outputs, ([0, 1], e, e.reshape(2, 1), e), strict=True):
+        np.testing.assert_allclose(output.asnumpy(), expected, rtol=1e-6)
+
+
+def test_only_the_needed_part_runs():
+    x = mx.sym.Variable("x")
+    broken = mx.sym.reshape(mx.sym.exp(x, name="e"), shape=(5,), name="r")
+    executor = broken.get_internals()["e_output"].bind(mx.cpu(), [mx.nd.array([0, 1])])
+    assert executor.forward()[0].shape == (2,)
+
+
+def test_batchnorm_updates_its_states_in_training_only():
+    net = mx.sym.BatchNorm(mx.sym.Variable("data"), name="bn", momentum=0.5)
+    executor = net.simple_bind(mx.cpu(), data=(8, 2))
+    executor.arg_dict["data"][:] = np.arange(16).reshape(8, 2)
+    executor.forward(is_train=False)
+    assert executor.aux_dict["bn_moving_mean"].asnumpy().tolist() == [0, 0]
+    executor.forward(is_train=True)
+    assert executor.aux_dict["bn_moving_mean"].asnumpy().tolist() == [3.5, 4]
+
+
+def test_binding_errors():
+    x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
+    a = mx.nd.array([1, 2])
+    with pytest.raises(ValueError, match="arguments are missing for y"):
+        (x + y).bind(mx.cpu(), {"x": a})
+    with pytest.raises(ValueError, match="1 arguments were given, expected 2: x, y"):
+        (x + y).bind(mx.cpu(), [a])
+    with pytest.raises(ShapeError, match="_plus"):
+        (x + y).bind(mx.cpu(), [a, mx.nd.array([1, 2, 3])])
+    with pytest.raises(TypeInferenceError):
+        (x + y).bind(mx.cpu(), [a, a.astype("float64")])
+    with pytest.raises(mx.MXNetError, match="is on cpu"):
+        (x + y).bind(mx.cpu(), [a, a.as_in_context(mx.cpu(1))])
+    with pytest.raises(TypeError, match="expected an NDArray"):
+        (x + y).bind(mx.cpu(), [a, 3])
+    with pytest.raises(ShapeError, match="'x' does not follow"):
+        (x + y).simple_bind(mx.cpu())
+    with pytest.raises(ValueError, match="grad_req is 'wrte'"):
+        (x + y).bind(mx.cpu(), [a, a], [a, a], "wrte")
+
+
+def test_running_errors():
+    executor = mlp().simple_bind(mx.cpu(), data=(4, 6))
+    with pytest.raises(ValueError, match=r"call forward\(is_train=True\) first"):
+        executor.backward()
+    with pytest.raises(ValueError, match="no argument 'dta'"):
+        executor.forward(dta=mx.nd.full((4, 6), 0))
+    with pytest.raises(ShapeError, match="bound with"):
+        executor.forward(data=mx.nd.full((4, 7), 0))
+
+
+def test_an_error_deep_in_the_graph_names_the_node_and_its_line():
+    net = mlp()
+    executor = filled(net.simple_bind(mx.cpu(), data=(4, 6)))
+    executor.forward()[0].wait_to_read()
+    steps = executor._steps[0]
+    position = next(i for i, step in enumerate(steps) if step[3].name == "act")
+
+    def fail(run, inputs, outputs):
+        raise ZeroDivisionError("planted")
+
+    steps[position] = (fail, *steps[position][1:])
+    out = executor.forward()[0]
+    with pytest.raises(ZeroDivisionError, match="planted") as caught:
+        out.asnumpy()
+    notes = "\n".join(caught.value.__notes__)
+    assert "node 'act'" in notes
+    assert "test_executor.py" in notes
+    assert "fc1_output: (4, 8) float32" in notes
+    assert "enqueued at" in notes
+
+
+def test_reshape_shares_parameters():
+    executor = filled(mlp().simple_bind(mx.cpu(), data=(4, 6)))
+    other = executor.reshape(data=(2, 6), softmax_label=(2,))
+    assert other.arg_dict["fc1_weight"] is executor.arg_dict["fc1_weight"]
+    other.arg_dict["data"][:] = executor.arg_dict["data"][:2]
+    np.testing.assert_allclose(other.forward()[0].asnumpy(), executor.forward()[0].asnumpy()[:2], rtol=1e-6)
+    with pytest.raises(ShapeError, match="would grow"):
+        executor.reshape(data=(8, 6), softmax_label=(8,))
+    bigger = executor.reshape(allow_up_sizing=True, data=(8, 6), softmax_label=(8,))
+    assert bigger.forward()[0].shape == (8, 3)
+
+
+def test_shared_executor_and_params():
+    executor = filled(mlp().simple_bind(mx.cpu(), data=(4, 6)))
+    other = mlp().simple_bind(mx.cpu(), grad_req="null", shared_exec=executor, data=(1, 6))
+    assert other.arg_dict["fc2_weight"] is executor.arg_dict["fc2_weight"]
+    assert other.arg_dict["data"] is not executor.arg_dict["data"]
+    with pytest.raises(ValueError, match="no argument 'nothing'"):
+        executor.copy_params_from({"nothing": mx.nd.array([1])})
+    executor.copy_params_from({"nothing": mx.nd.array([1])}, allow_extra_params=True)
+
+
+def test_inference_takes_less_memory_than_training():
+    x = mx.sym.Variable("x")
+    net = x
+    for _ in range(10):
+        net = mx.sym.sigmoid(mx.sym.broadcast_add(net, x))
+    training = net.simple_bind(mx.cpu(), x=(64, 64))
+    inference = net.simple_bind(mx.cpu(), grad_req="null", x=(64, 64))
+    assert inference._plan.internal_bytes() < training._plan.internal_bytes() / 4
+    assert inference._plan.internal_bytes() <= 2 * 64 * 64 * 4
+    assert "allocated for internal values" in training.debug_str()
+
+
+def test_dropout_in_a_graph_repeats_with_the_seed():
+    net = mx.sym.Dropout(mx.sym.Variable("x"), p=0.5)
+    executor = net.bind(mx.cpu(), [mx.nd.full((100,), 1)])
+    results = []
+    for _ in range(2):
+        mx.random.seed(3)
+        results.append(executor.forward(is_train=True)[0].asnumpy())
+    assert np.array_equal(*results)
+    assert 20 < (results[0] == 0).sum() < 80
+    assert np.array_equal(executor.forward(is_train=False)[0].asnumpy(), np.ones(100))
+
+
+async def test_awaiting_outputs():
+    executor = filled(mlp().simple_bind(mx.cpu(), data=(4, 6)))
+    (out,) = executor.forward()
+    await out
+    np.testing.assert_allclose(out.asnumpy().sum(axis=1), 1, rtol=1e-5)

@@ -1,0 +1,225 @@
+"""Symbols: composition, names, attributes, inference, text."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.errors import MXNetError, ParameterError, ShapeError, TypeInferenceError
+
+
+@pytest.fixture(autouse=True)
+def fresh_names():
+    with mx.name.NameManager():
+        yield
+
+
+def mlp():
+    data = mx.sym.Variable("data")
+    fc1 = mx.sym.FullyConnected(data, num_hidden=8, name="fc1")
+    act = mx.sym.Activation(fc1, act_type="relu", name="act")
+    fc2 = mx.sym.FullyConnected(act, num_hidden=3, name="fc2")
+    return mx.sym.SoftmaxOutput(fc2, name="softmax")
+
+
+def test_lists():
+    net = mlp()
+    assert net.list_arguments() == ["data", "fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias", "softmax_label"]
+    assert net.list_outputs() == ["softmax_output"]
+    assert net.list_auxiliary_states() == []
+    assert net.name == "softmax"
+    assert len(net) == net.num_outputs == 1
+
+
+def test_auxiliary_states_are_listed_apart():
+    net = mx.sym.BatchNorm(mx.sym.Variable("data"), name="bn")
+    assert net.list_arguments() == ["data", "bn_gamma", "bn_beta"]
+    assert net.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
+    assert net.list_inputs() == ["data", "bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"]
+
+
+def test_internals_children_and_picking():
+    net = mlp()
+    inner = net.get_internals()["fc1_output"]
+    assert inner.list_arguments() == ["data", "fc1_weight", "fc1_bias"]
+    assert net.get_children().list_outputs() == ["fc2_output", "softmax_label"]
+    assert mx.sym.Variable("x").get_children() is None
+    with pytest.raises(ValueError, match="0 outputs are called 'nowhere'"):
+        net["nowhere"]
+    with pytest.raises(IndexError):
+        net[1]
+
+
+def test_multiple_outputs_and_groups():
+    parts = mx.sym.SliceChannel(mx.sym.Variable("x"), num_outputs=3, name="slice")
+    assert parts.list_outputs() == ["slice_output0", "slice_output1", "slice_output2"]
+    assert [part.list_outputs() for part in parts] == [[name] for name in parts.list_outputs()]
+    group = mx.sym.Group([parts[2], parts[0] * 2])
+    assert group.list_outputs() == ["slice_output2", "_mulscalar0_output"]
+    assert group.name is None
+    with pytest.raises(TypeError, match="3 outputs: pick one"):
+        mx.sym.exp(parts)
+    with pytest.raises(TypeError, match="no Symbol"):
+        mx.sym.Group([parts, 3])
+
+
+def test_composition_by_call():
+    net = mlp()
+    front = mx.sym.Flatten(mx.sym.Variable("image"), name="flat")
+    joined = net(data=front, name="whole")
+    assert joined.list_arguments()[0] == "image"
+    assert joined.name == "whole"
+    assert net.list_arguments()[0] == "data", "the composed symbol itself does not change"
+    assert net(front).list_arguments()[0] == "image"
+    with pytest.raises(ValueError, match="no argument 'dta'"):
+        net(dta=front)
+    with pytest.raises(TypeError, match="not both"):
+        net(front, data=front)
+
+
+def test_automatic_names_and_prefixes():
+    x = mx.sym.Variable("x")
+    assert mx.sym.Flatten(x).name == "flatten0"
+    assert mx.sym.Flatten(x).name == "flatten1"
+    assert (x + 1).name == "_plusscalar0"
+    assert (x - x).name == "_minus0"
+    with mx.name.Prefix("stage1_"):
+        assert mx.sym.Flatten(x, name="f").name == "stage1_f"
+        assert mx.sym.Flatten(x).name == "stage1_flatten0"
+
+
+def test_attributes_and_scopes():
+    with mx.AttrScope(ctx_group="dev1", custom="yes"):
+        x = mx.sym.Variable("x", lr_mult=2)
+        with mx.AttrScope(ctx_group="dev2"):
+            y = mx.sym.FullyConnected(x, num_hidden=2, name="fc", attr={"__own__": "1"})
+    assert x.attr("ctx_group") == "dev1"
+    assert x.attr("__lr_mult__") == "2"
+    assert y.attr("ctx_group") == "dev2"
+    assert y.attr("custom") == "yes"
+    assert y.attr("num_hidden") == "2"
+    assert y.attr("nothing") is None
+    assert y.attr_dict()["fc"]["__own__"] == "1"
+    assert y.attr_dict()["fc_weight"]["__ctx_group__"] == "dev2"
+    with pytest.raises(ValueError, match="expected text"):
+        mx.AttrScope(group=3)
+
+
+async def test_scopes_of_two_tasks_do_not_meet():
+    import asyncio
+
+    async def make(group):
+        with mx.AttrScope(ctx_group=group), mx.name.Prefix(f"{group}_"):
+            await asyncio.sleep(0)
+            made = mx.sym.Flatten(mx.sym.Variable("x"), name="f")
+            await asyncio.sleep(0)
+        return made
+
+    one, two = await asyncio.gather(make("a"), make("b"))
+    assert (one.name, one.attr("ctx_group")) == ("a_f", "a")
+    assert (two.name, two.attr("ctx_group")) == ("b_f", "b")
+
+
+def test_infer_shape():
+    net = mlp()
+    arguments, outputs, auxiliary = net.infer_shape(data=(4, 6))
+    assert dict(zip(net.list_arguments(), arguments, strict=True)) == {
+        "data": (4, 6), "fc1_weight": (8, 6), "fc1_bias": (8,), "fc2_weight": (3, 8), "fc2_bias": (3,),
+        "softmax_label": (4,),
+    }  # fmt: skip
+    assert outputs == [(4, 3)]
+    assert auxiliary == []
+    assert net.infer_shape() == (None, None, None)
+    assert net.infer_shape((4, 6))[1] == [(4, 3)]
+
+
+def test_infer_shape_partial_and_backwards():
+    net = mlp()
+    arguments, outputs, _ = net.infer_shape_partial()
+    assert arguments[0] == ()
+    assert arguments[2] == (8,)
+    x, y = mx.sym.Variable("x"), mx.sym.Variable("y", shape=(0, 5))
+    arguments, outputs, _ = (x + y).infer_shape(x=(3, 0))
+    assert arguments == [(3, 5), (3, 5)]
+    assert outputs == [(3, 5)]
+
+
+def test_shape_error_names_node_inputs_and_line():
+    x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
+    z = mx.sym.elemwise_add(x, y, name="total")  # the line to be named
+    with pytest.raises(ShapeError) as caught:
+        mx.sym.exp(z).infer_shape(x=(2, 3), y=(2, 4))
+    text = str(caught.value)
+    assert "'total'" in text
+    assert "x: (2, 3)" in text
+    assert "y: (2, 4)" in text
+    assert "test_symbol.py" in text
+    assert "the line to be named" in text
+
+
+def test_infer_type():
+    net = mlp()
+    arguments, outputs, _ = net.infer_type(data=np.float64)
+    assert set(arguments) == {np.float64}
+    assert outputs == [np.float64]
+    with pytest.raises(TypeInferenceError, match="dtype"):
+        (mx.sym.Variable("a", dtype="float32") + mx.sym.Variable("b", dtype="float64")).infer_type()
+
+
+def test_bad_parameters_are_refused_when_composed():
+    x = mx.sym.Variable("x")
+    with pytest.raises(ParameterError, match="FullyConnected: missing parameter num_hidden"):
+        mx.sym.FullyConnected(x)
+    with pytest.raises(ParameterError, match=r"Activation: parameter act_type is 'rleu', expected one of"):
+        mx.sym.Activation(x, act_type="rleu")
+    with pytest.raises(ParameterError, match="did you mean 'num_hidden'"):
+        mx.sym.FullyConnected(x, num_hiden=3)
+    with pytest.raises(TypeError, match="expected a Symbol"):
+        mx.sym.exp(mx.nd.array([1]))
+    with pytest.raises(AttributeError, match="did you mean"):
+        mx.sym.FullyConected(x)
+
+
+def test_json_round_trip_copies_and_pickles():
+    net = mlp()
+    assert mx.sym.load_json(net.tojson()).tojson() == net.tojson()
+    assert pickle.loads(pickle.dumps(net)).tojson() == net.tojson()
+    assert copy.deepcopy(net).tojson() == net.tojson()
+
+
+def test_save_and_load(tmp_path):
+    net = mlp()
+    net.save(tmp_path / "net-symbol.json")
+    assert mx.sym.load(str(tmp_path / "net-symbol.json")).tojson() == net.tojson()
+    (tmp_path / "bad.json").write_text("{}")
+    with pytest.raises(MXNetError, match=r"bad\.json"):
+        mx.sym.load(tmp_path / "bad.json")
+
+
+def test_arithmetic_values():
+    x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
+    a, b = np.array([1.0, 2.0, 3.0], np.float32), np.array([4.0, 5.0, 6.0], np.float32)
+    cases = [
+        (x + y, a + b), (x - y, a - b), (x * y, a * b), (x / y, a / b), (x**y, a**b), (y % x, b % a), (-x, -a),
+        (x + 1, a + 1), (1 - x, 1 - a), (2 / x, 2 / a), (2**x, 2**a), (x > 1, a > 1), (x == y, a == b),
+        (x.sum(), a.sum(keepdims=True)), (x.reshape((3, 1)), a.reshape(3, 1)),
+    ]  # fmt: skip
+    for symbol, expected in cases:
+        given = {name: mx.nd.array(v) for name, v in (("x", a), ("y", b)) if name in symbol.list_arguments()}
+        (result,) = symbol.eval(mx.cpu(), **given)
+        np.testing.assert_allclose(result.asnumpy(), expected, rtol=1e-6)
+
+
+def test_a_symbol_has_no_truth_value():
+    with pytest.raises(TypeError, match="no truth value"):
+        bool(mx.sym.Variable("x") == mx.sym.Variable("y"))
+
+
+def test_debug_str_says_memory():
+    net = mx.sym.exp(mx.sym.Variable("x", shape=(1024, 1024)), name="e")
+    assert "Op:exp, Name=e" in net.debug_str()
+    assert "8.00 MiB" in net.debug_str()
