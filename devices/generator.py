@@ -14,6 +14,14 @@ import numpy as np
 from flowmx import settings
 from flowmx.engine.scheduler import Variable
 
+_new_seed: int | None = None
+
+
+def seed_new(seed: int | None) -> None:
+    """Seed the generators of devices that are made later."""
+    global _new_seed
+    _new_seed = seed
+
 
 class Generator(Variable):
     """A device's random generator (NumPy's SFC64, seeded from the seed and the device's number)."""
@@ -21,7 +29,7 @@ class Generator(Variable):
     def __init__(self, name: str, seed: int | None = None) -> None:
         super().__init__(f"generator {name}")
         self.salt = zlib.crc32(name.encode())
-        self.reseed(seed)
+        self.reseed(_new_seed if seed is None else seed)
 
     def reseed(self, seed: int | None, salted: bool = True) -> None:
         """Start the stream anew; ``salted`` gives each device a stream of its own. None: from the system."""

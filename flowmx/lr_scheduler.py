@@ -41,7 +41,7 @@ class LRScheduler(Recorded):
         warmup_begin_lr: float = 0,
         warmup_mode: str = "linear",
     ) -> None:
-        if not isinstance(warmup_steps, int) or warmup_steps < 0:
+        if not _is_count(warmup_steps, 0):
             raise ValueError(f"warmup_steps is {warmup_steps!r}, expected a whole number from 0")
         if warmup_begin_lr > base_lr:
             raise ValueError(f"warmup_begin_lr is {warmup_begin_lr}, expected at most base_lr, {base_lr}")
@@ -135,7 +135,7 @@ class MultiFactorScheduler(LRScheduler):
         warmup_mode: str = "linear",
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        if not isinstance(step, list) or not step:
+        if not step:
             raise ValueError(f"step is {step!r}, expected a list of numbers of updates")
         if step[0] < 1 or any(later <= earlier for earlier, later in itertools.pairwise(step)):
             raise ValueError(f"step is {step}, expected rising numbers from 1")
@@ -167,7 +167,7 @@ class _Descent(LRScheduler):
         warmup_mode: str,
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
-        if not isinstance(max_update, int) or max_update < 1:
+        if not _is_count(max_update, 1):
             raise ValueError(f"max_update is {max_update!r}, expected a whole number from 1")
         if max_update <= warmup_steps:
             raise ValueError(f"max_update is {max_update}, expected more than the {warmup_steps} warmup_steps")
@@ -239,6 +239,10 @@ class CosineScheduler(_Descent):
 
     def remaining(self, done: float) -> float:
         return (1 + math.cos(math.pi * done)) / 2
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and value >= least
 
 
 def _check_factor(factor: float) -> None:

@@ -32,8 +32,9 @@ class Registry(Generic[T]):
         Raises:
             TypeError: it is no subclass of the base class.
         """
-        if not isinstance(cls, type) or not issubclass(cls, self.base):
-            raise TypeError(f"register: {cls!r} is not a subclass of {self.base.__name__}")
+        given: Any = cls
+        if not (isinstance(given, type) and issubclass(given, self.base)):
+            raise TypeError(f"register: {given!r} is not a subclass of {self.base.__name__}")
         key = (name or cls.__name__).lower()
         if self.classes.get(key, cls) is not cls:
             old = self.classes[key]

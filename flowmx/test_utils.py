@@ -55,9 +55,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(np.array_equal(_host(a), _host(b)))
 
 
-def almost_equal(
-    a: Any, b: Any, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False
-) -> bool:
+def almost_equal(a: Any, b: Any, rtol: float | None = None, atol: float | None = None, equal_nan: bool = False) -> bool:
     """Whether two arrays of one shape are equal within rtol·|b| + atol (defaults: by their dtype)."""
     one, other = _host(a), _host(b)
     rtol, atol = _tolerance(one, other, rtol, atol)
@@ -80,7 +78,8 @@ def assert_almost_equal(
     bad = np.isnan(excess) & ~((wide == wider) | (equal_nan & np.isnan(wide) & np.isnan(wider)))
     worst = np.unravel_index(np.argmax(np.where(bad, np.inf, np.nan_to_num(excess))), one.shape)
     raise AssertionError(
-        f"{names[0]} and {names[1]} differ in {int((excess > 1).sum() + bad.sum())} of {one.size} elements; the most at "
+        f"{names[0]} and {names[1]} differ in {int((excess > 1).sum() + bad.sum())} of {one.size} elements; "
+        f"the most at "
         f"{tuple(map(int, worst))}: {one[worst]} and {other[worst]} (rtol {rtol}, atol {atol})"
     )
 

@@ -37,18 +37,24 @@ class Linear(Operator):
         """Compute the gradient of the first input, into ``out``."""
         raise NotImplementedError(f"{self.name} has no transpose")
 
-    def others(self, inputs: Any) -> list[Any]:
-        """The inputs besides the first."""
+    def others(self, inputs: Any, count: int) -> list[Any]:
+        """The inputs between the first and ``like``."""
         read = (lambda at: shape_of(inputs, at)) if self.shape_only else inputs.__getitem__
-        return [read(at) for at in range(1, len(self.inputs()))]
+        return [read(at) for at in range(1, 1 + count)]
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        others = self.others(inputs)
+        others = self.others(inputs, len(self.inputs()) - 1)
+        return [self.transpose_of(F, heads[0], others, shape_of(inputs, 0)), *([None] * len(others))]
+
+    def transpose_of(self, F: Any, head: Any, others: Sequence[Any], like: Any) -> Any:
+        """Call the transpose."""
         parameters = bound(self)
         if self.variadic:
             parameters[self.variadic] += 1
-        made = F.op(f"_backward_{self.name}", heads[0], *others, shape_of(inputs, 0), **parameters)
-        return [made, *([None] * len(others))]
+            return F.op(f"_backward_{self.name}", head, *others, like, **parameters)
+        # By name, since some of the others may be left out.
+        named = dict(zip(self.inputs()[1:], others, strict=True))
+        return F.op(f"_backward_{self.name}", head, **named, like=like, **parameters)
 
 
 class _Transposed(Linear):
@@ -57,7 +63,7 @@ class _Transposed(Linear):
 
     def inputs(self) -> tuple[str, ...]:
         names = super().inputs()
-        return names if self.variadic else ("head", *names[1:], "like")
+        return names if self.variadic or "like" in names else (*names, "like")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         completed, outputs = super().infer_shape([shapes[-1], *shapes[1:-1]])
@@ -72,8 +78,7 @@ class _Transposed(Linear):
         self.transposed(run, inputs[0], inputs[1:-1], outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        read = (lambda at: shape_of(inputs, at)) if self.shape_only else inputs.__getitem__
-        others = [read(at) for at in range(1, len(self.inputs()) - 1)]
+        others = self.others(inputs, len(self.inputs()) - 2)
         parameters = bound(self)
         if self.variadic:
             parameters[self.variadic] -= 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred, shape_of
@@ -34,7 +34,7 @@ def multiply(xp: Any, a: Array, b: Array, out: Array) -> None:
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class _Product(Operator):
-    arguments = ("lhs", "rhs")
+    arguments: ClassVar[tuple[str, ...]] = ("lhs", "rhs")
     heavy = True
     transpose_a: bool = option(False, "Transpose lhs.")
     transpose_b: bool = option(False, "Transpose rhs.")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
-from flowmx.ops.dtypes import DType
+from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.elementwise import erf
 from flowmx.ops.nn_common import (
     blocks,
@@ -64,11 +64,19 @@ def _softsign_slope(xp: Any, y: Array, out: Array) -> None:
     xp.multiply(out, out, out=out)
 
 
+def _relu(xp: Any, x: Array, out: Array) -> None:
+    if is_floating(x.dtype):  # NumPy's clip is thrice as fast as its maximum with a number
+        xp.clip(x, 0, xp.inf, out=out)
+    else:
+        xp.maximum(x, 0, out=out)
+
+
+def _relu_slope(xp: Any, y: Array, out: Array) -> None:
+    xp.copyto(out, y > 0)
+
+
 _ACTIVATIONS = {
-    "relu": _Function(
-        lambda xp, x, out: xp.maximum(x, x.dtype.type(0), out=out),
-        lambda xp, y, out: xp.greater(y, 0, out=out, casting="unsafe"),
-        lambda F, y: F.zeros_like(y)),
+    "relu": _Function(_relu, _relu_slope, lambda F, y: F.zeros_like(y)),
     "sigmoid": _Function(_sigmoid, _sigmoid_slope, lambda F, y: 1.0 - y * 2.0),
     "tanh": _Function(lambda xp, x, out: xp.tanh(x, out=out), _tanh_slope, lambda F, y: y * -2.0),
     "softrelu": _Function(
@@ -84,7 +92,7 @@ class Activation(Operator):
     softsign x/(1 + |x|).
     """  # noqa: D205
 
-    in_place = ((0, 0),)
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("Which activation.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -125,7 +125,7 @@ class Linear(Operator):
     gradients, to any order.
     """
 
-    arguments = ("data", "weight", "bias")
+    arguments: ClassVar[tuple[str, ...]] = ("data", "weight", "bias")
     heavy = True
     no_bias: bool
 
@@ -152,7 +152,7 @@ class Linear(Operator):
 class LinearData(Operator):
     """Gradient of a :class:`Linear` operator for its data, in the shape of ``like``."""
 
-    arguments = ("head", "weight", "like")
+    arguments: ClassVar[tuple[str, ...]] = ("head", "weight", "like")
     hidden = True
 
     def inputs(self) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ class LinearData(Operator):
 class LinearWeight(Operator):
     """Gradient of a :class:`Linear` operator for its weight."""
 
-    arguments = ("head", "data")
+    arguments: ClassVar[tuple[str, ...]] = ("head", "data")
     hidden = True
 
     def inputs(self) -> tuple[str, ...]:

@@ -72,10 +72,6 @@ def _channels(op: Convolution | Deconvolution, data: ShapeOrNone) -> int:
     return channels
 
 
-def _add_bias(run: Run, out: Array, bias: Array) -> None:
-    run.xp.add(out, bias.reshape(-1, *(1,) * (out.ndim - 2)), out=out)
-
-
 @operator("Convolution", "Convolution_v1")
 class Convolution(Linear):
     """Convolve data with filters (as a correlation: the kernel is not flipped).
@@ -133,9 +129,8 @@ class Convolution(Linear):
         return 2 * product(outputs[0]) * product(inputs[1][1:]), sum(map(product, (*inputs, *outputs)))
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        correlate(run, self.geometry, inputs[0], inputs[1], outputs[0])
-        if not self.no_bias:
-            _add_bias(run, outputs[0], inputs[2])
+        bias = None if self.no_bias else inputs[2]
+        correlate(run, self.geometry, inputs[0], inputs[1], outputs[0], bias)
 
 
 @operator("_backward_Convolution_data")
@@ -234,7 +229,8 @@ class Deconvolution(Linear):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         spread(run, self.fitted(inputs[0].shape[2:])[0], inputs[0], inputs[1], outputs[0])
         if not self.no_bias:
-            _add_bias(run, outputs[0], inputs[2])
+            out = outputs[0]
+            run.xp.add(out, inputs[2].reshape(-1, *(1,) * (out.ndim - 2)), out=out)
 
 
 @operator("_backward_Deconvolution_data")

@@ -12,8 +12,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType
-from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, positive_axis
+from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, positive_axis, scratch
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+
+_PART = 1 << 16
+"""Elements to work on at a time."""
 
 
 class _Frame(NamedTuple):
@@ -45,7 +48,7 @@ def _standardise(xp: Any, x: Array, over: tuple[int, ...], eps: float, out: Arra
 class _Normalization(Operator):
     """What the four share; a subclass names its frame and the shapes of its statistics."""
 
-    arguments = ("data", "gamma", "beta")
+    arguments: ClassVar[tuple[str, ...]] = ("data", "gamma", "beta")
     inverse_std: ClassVar[bool] = False
     """The second statistic is 1/√(var + eps), not √(var + eps)."""
     eps: float
@@ -111,8 +114,8 @@ class _Normalization(Operator):
 class _BackwardNormalization(_Normalization):
     """Gradients for data, gamma and beta."""
 
-    arguments = ("head", "data", "gamma", "mean", "var")
-    auxiliary = ()
+    arguments: ClassVar[tuple[str, ...]] = ("head", "data", "gamma", "mean", "var")
+    auxiliary: ClassVar[tuple[str, ...]] = ()
     hidden = True
 
     def outputs(self) -> tuple[str, ...]:
@@ -133,29 +136,71 @@ class _BackwardNormalization(_Normalization):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, data, frame = run.xp, inputs[1], self.frame(inputs[1].shape)
-        dtype = computing_dtype(data.dtype)
-        head = inputs[0].reshape(frame.shape).astype(dtype, copy=False)
         stat = tuple(1 if axis in frame.over else length for axis, length in enumerate(frame.shape))
         mean, inverse = inputs[3].reshape(stat), inputs[4].reshape(stat)
         if not self.inverse_std:
             inverse = 1 / inverse
-        hat = xp.subtract(data.reshape(frame.shape), mean, dtype=dtype)
+        gamma = self.gamma(xp, inputs[2], frame)
+        head, x, out = (each.reshape(frame.shape) for each in (inputs[0], data, outputs[0]))
+        sums = [xp.zeros(frame.scale, mean.dtype) for _ in range(2)]
+        if 0 in frame.over:
+            self._across(run, head, x, mean, inverse, gamma, self.over_batch(inputs), out, sums)
+        else:
+            step = max(1, _PART // max(1, math.prod(frame.shape[1:])))
+            for start in range(0, len(x), step):
+                part = slice(start, start + step)
+                self._within(xp, frame, head[part], x[part], mean[part], inverse[part], gamma, out[part], sums)
+        outputs[1][...] = sums[0].reshape(outputs[1].shape)
+        outputs[2][...] = sums[1].reshape(outputs[2].shape)
+
+    def _across(
+        self, run: Run, head: Array, x: Array, mean: Array, inverse: Array, gamma: Array, over_batch: bool,
+        out: Array, sums: list[Array],
+    ) -> None:  # fmt: skip
+        """Statistics over the batch: the sums first, example by example, then the gradient.
+
+        dx = gamma/std · (head - mean(head) - x̂ · mean(head · x̂)), seen as a · (x - mean) + b · head + c.
+        """
+        xp, dtype = run.xp, mean.dtype
+        centred = scratch(run, "normalisation", x.shape[1:], dtype)
+        wide = scratch(run, "normalisation head", x.shape[1:], dtype)
+        for g, each in zip(head, x, strict=True):
+            xp.subtract(each, mean[0], out=centred)
+            xp.copyto(wide, g)
+            xp.multiply(centred, wide, out=centred)
+            sums[0][0] += centred.sum(axis=1, keepdims=True)
+            sums[1][0] += wide.sum(axis=1, keepdims=True)
+        sums[0] *= inverse
+        b = (gamma * inverse)[0]
+        count = x.size // max(1, mean.size)
+        a = -b * inverse[0] * sums[0][0] / count
+        c = -b * sums[1][0] / count
+        for g, each, into in zip(head, x, out, strict=True):
+            xp.multiply(g, b, out=wide)
+            if over_batch:
+                xp.subtract(each, mean[0], out=centred)
+                centred *= a
+                wide += centred
+                wide += c
+            xp.copyto(into, wide, casting="unsafe")
+
+    @staticmethod
+    def _within(
+        xp: Any, frame: _Frame, head: Array, x: Array, mean: Array, inverse: Array, gamma: Array, out: Array,
+        sums: list[Array],
+    ) -> None:  # fmt: skip
+        """Statistics within each example: dx = (g - mean(g) - x̂ · mean(g · x̂))/std with g = head · gamma."""
+        hat = xp.subtract(x, mean, dtype=mean.dtype)
         hat *= inverse
         product = head * hat
-        others = frame.others
-        outputs[1][...] = product.sum(axis=others).reshape(outputs[1].shape)
-        outputs[2][...] = head.sum(axis=others).reshape(outputs[2].shape)
-        gamma = self.gamma(xp, inputs[2], frame)
-        if self.over_batch(inputs):
-            # dx = (g - mean(g) - x̂ · mean(g · x̂))/std with g = head · gamma
-            product *= gamma
-            scaled = head * gamma
-            hat *= product.mean(axis=frame.over, keepdims=True)
-            hat += scaled.mean(axis=frame.over, keepdims=True)
-            xp.subtract(scaled, hat, out=hat)
-        else:
-            xp.multiply(head, gamma, out=hat)
-        outputs[0][...] = xp.multiply(hat, inverse, out=hat).reshape(outputs[0].shape)
+        sums[0] += product.sum(axis=frame.others, keepdims=True)
+        sums[1] += head.sum(axis=frame.others, keepdims=True, dtype=mean.dtype)
+        product *= gamma
+        scaled = head * gamma
+        hat *= product.mean(axis=frame.over, keepdims=True)
+        scaled -= hat
+        scaled -= (head * gamma).mean(axis=frame.over, keepdims=True)
+        xp.multiply(scaled, inverse, out=out, casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         raise NotImplementedError  # no second order
@@ -178,7 +223,7 @@ class BatchNorm(_Normalization):
     ``output_mean_var``: mean and 1/√(var + eps), each (channels,).
     """
 
-    auxiliary = ("moving_mean", "moving_var")
+    auxiliary: ClassVar[tuple[str, ...]] = ("moving_mean", "moving_var")
     mode_matters = True
     inverse_std = True
     eps: float = option(1e-3, "Added to the variance.", low=0)
@@ -301,7 +346,7 @@ class BackwardInstanceNorm(_BackwardNormalization, InstanceNorm):
 class GroupNorm(_Normalization):
     """Normalise each group of channels of each example (Wu and He, "Group Normalization", 2018).
 
-    Shapes: data (batch, channels, ...), gamma and beta (channels,). Further outputs with
+    Shapes: data (batch, channels, ...), gamma and beta (num_groups,), as in MXNet 1.9. Further outputs with
     ``output_mean_var``: mean and √(var + eps), each (batch, num_groups).
     """
 
@@ -311,8 +356,7 @@ class GroupNorm(_Normalization):
 
     def frame(self, shape: Shape) -> _Frame:
         groups = self.num_groups
-        inside = (groups, shape[1] // groups)
-        return _Frame((shape[0], *inside, math.prod(shape[2:])), (2, 3), (1, *inside, 1))
+        return _Frame((shape[0], groups, math.prod(shape[1:]) // groups), (2,), (1, groups, 1))
 
     def scale_shape(self, shape: Shape) -> Shape:
         expect_rank(self, "data", shape, 3)
@@ -321,7 +365,7 @@ class GroupNorm(_Normalization):
                 f"{self.name}: input data has shape {shape}, expected a multiple of num_groups "
                 f"{self.num_groups} channels"
             )
-        return (shape[1],)
+        return (self.num_groups,)
 
     def statistics_shape(self, shape: Shape) -> Shape:
         return (shape[0], self.num_groups)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType
@@ -18,7 +18,7 @@ Normalization = Literal["null", "batch", "valid"]
 class _Labelled(Operator):
     """An operator of data and label, whose dtypes may differ."""
 
-    arguments = ("data", "label")
+    arguments: ClassVar[tuple[str, ...]] = ("data", "label")
 
     def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
         data = dtypes[0]
@@ -28,7 +28,7 @@ class _Labelled(Operator):
 class _Backward(Operator):
     """The gradient of an output layer, of its output, its label and (where it is used) the head."""
 
-    arguments = ("output", "label")
+    arguments: ClassVar[tuple[str, ...]] = ("output", "label")
     hidden = True
     is_loss = False
 
@@ -119,11 +119,11 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
                 shape = (math.prod(y.shape[:-1]), y.shape[-1], 1)
             else:
                 shape = (y.shape[0], math.prod(y.shape[1:]), 1)
-            self._from_classes(xp, y.reshape(shape), label.reshape(shape[0], shape[2]), label, out.reshape(shape))
+            self._from_classes(xp, y.reshape(shape), label.reshape(shape[0], shape[2]), out.reshape(shape))
         if self.out_grad:
             xp.multiply(out, inputs[2], out=out)
 
-    def _from_classes(self, xp: Any, y: Array, label: Array, given: Array, out: Array) -> None:
+    def _from_classes(self, xp: Any, y: Array, label: Array, out: Array) -> None:
         classes = label.astype(xp.int64)[:, None, :]
         alpha, others = self.smooth_alpha, max(1, y.shape[1] - 1)
         xp.subtract(y, y.dtype.type(alpha / others), out=out)
@@ -138,7 +138,7 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
             out *= (label != self.ignore_label)[:, None, :]
         scale = self.grad_scale
         if self.normalization == "batch":
-            scale /= given.shape[0]
+            scale /= y.shape[0]
         elif self.normalization == "valid":
             scale /= max(1, int((label != self.ignore_label).sum()))
         if self.normalization != "valid":

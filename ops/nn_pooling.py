@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from flowmx.errors import ParameterError, ShapeError
+from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, scratch
 from flowmx.ops.nn_convolution import check_layout, per_axis
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
 
-_PART_BYTES = 1 << 19
+_PART_BYTES = 1 << 20
 
 
 class _Axis(NamedTuple):
@@ -68,29 +72,37 @@ def _spread_sum(xp: Any, head: Array, line: _Axis, data: Array) -> None:
         xp.add(data[source], head[where], out=data[source])
 
 
-def _spread_max(xp: Any, head: Array, data: Array, output: Array, line: _Axis, out: Array, left: Array) -> None:
-    """Give each window's gradient to its first maximum along one axis; uses up ``left`` (shaped as head)."""
-    apart = line.stride >= line.kernel
+def _spread_max(run: Run, head: Array, data: Array, output: Array, line: _Axis, out: Array) -> None:
+    """Give each window's gradient to its first maximum along one axis."""
+    xp, taps = run.xp, list(line.taps())
     # Selecting by whole-number products of the bit patterns is exact: infinity times 0 would not be.
     bits = f"i{head.dtype.itemsize}"
-    left[...] = head
-    if not (apart and line.windows * line.kernel == line.length and line.pad == 0):
-        out.fill(0)
-    for source, where in line.taps():
-        rest = left[where].view(bits)
-        here = xp.equal(data[source], output[where])
-        if apart:
-            xp.multiply(rest, here, out=out[source].view(bits))
-            xp.subtract(rest, out[source].view(bits), out=rest)
-        else:
-            part = xp.multiply(rest, here)
-            xp.subtract(rest, part, out=rest)
-            xp.add(out[source], part.view(out.dtype), out=out[source])
+    rest = head.view(bits)
+    left, here = (scratch(run, f"pooling {slot}", head.shape, bits) for slot in ("left", "here"))
+    if line.stride >= line.kernel and all(line.whole(where) for _, where in taps):
+        # Windows that do not overlap, of one length: what the taps before left over goes to the last.
+        if line.stride > line.kernel or line.windows * line.kernel < line.length:
+            out.fill(0)
+        for (source, _), (after, _) in pairwise(taps):
+            xp.copyto(here, xp.equal(data[source], output))
+            xp.multiply(rest, here, out=here)
+            out[source].view(bits)[...] = here
+            into = out[after].view(bits) if after is taps[-1][0] else left
+            rest = xp.subtract(rest, here, out=into)
+        if len(taps) == 1:
+            out[taps[0][0]] = head
+        return
+    out.fill(0)
+    xp.copyto(left, rest)
+    for source, where in taps:
+        part = xp.multiply(left[where], xp.equal(data[source], output[where]))
+        left[where] -= part
+        out[source] += part.view(out.dtype)
 
 
 @operator("Pooling", "Pooling_v1")
 class Pooling(Operator):
-    """Reduce each window of the spatial axes to its maximum, mean, sum or p-norm.
+    """Reduce each window of the spatial axes to its maximum, mean, sum, or (Σx^p)^(1/p) for lp.
 
     Shapes: data (batch, channels, *size), output (batch, channels, *out). With the convention ``valid``
     out = floor((size + 2·pad - kernel)/stride) + 1, with ``full`` the same with ceil, and with ``same``
@@ -171,7 +183,7 @@ class Pooling(Operator):
         planes = data.reshape(-1, *data.shape[2:])
         result = out.reshape(-1, *out.shape[2:])
         if self.pool_type == "max":
-            low = -math.inf if data.dtype.kind not in "iu" else xp.iinfo(data.dtype).min
+            low = _lowest(data.dtype)
             for part in _parts(planes):
                 _reduce_all(run, xp.maximum, low, planes[part], lines, result[part])
             return
@@ -179,13 +191,13 @@ class Pooling(Operator):
         for part in _parts(planes):
             piece = planes[part].astype(dtype, copy=False)
             if self.pool_type == "lp":
-                piece = xp.abs(piece) ** self.p_value
+                piece = piece**self.p_value
             total = scratch(run, "pooling sum", result[part].shape, dtype)
             _reduce_all(run, xp.add, 0, piece, lines, total)
             if self.pool_type == "avg":
                 xp.divide(total, self.counts(xp, lines, dtype), out=total)
             elif self.pool_type == "lp":
-                xp.power(total, 1 / (self.p_value or 1), out=total)
+                _root(xp, self.p_value, total)
             result[part] = total
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
@@ -208,24 +220,23 @@ class BackwardPooling(Pooling):
         lines = self.lines(spatial, head.shape[1:])
         for part in _parts(data):
             if self.pool_type == "max":
-                self._of_max(run, head[part], data[part], lines, out[part])
+                self._of_max(run, head[part], data[part], output[part], lines, out[part])
             else:
                 self._of_sum(run, head[part], data[part], output[part], lines, out[part])
 
-    def _of_max(self, run: Run, head: Array, data: Array, lines: list[_Axis], out: Array) -> None:
+    def _of_max(self, run: Run, head: Array, data: Array, output: Array, lines: list[_Axis], out: Array) -> None:
         # Reduced from the last axis on, a window's first row with the maximum comes before its first column.
         levels = [data]
-        for line in reversed(lines):
+        for line in reversed(lines[1:]):
             made = scratch(run, f"pooling level {line.axis}", _shrunk(levels[-1].shape, line), data.dtype)
-            _reduce(run.xp, run.xp.maximum, -math.inf, levels[-1], line, made)
+            _reduce(run.xp, run.xp.maximum, _lowest(data.dtype), levels[-1], line, made)
             levels.append(made)
         for line in lines:
-            output, before = levels.pop(), levels[-1]
+            before = levels.pop()
             last = line is lines[-1]
             into = out if last else scratch(run, f"pooling gradient {line.axis}", before.shape, head.dtype)
-            left = scratch(run, "pooling left", head.shape, head.dtype)
-            _spread_max(run.xp, head, before, output, line, into, left)
-            head = into
+            _spread_max(run, head, before, output, line, into)
+            head, output = into, before
 
     def _of_sum(self, run: Run, head: Array, data: Array, output: Array, lines: list[_Axis], out: Array) -> None:
         xp, dtype = run.xp, computing_dtype(out.dtype)
@@ -241,7 +252,7 @@ class BackwardPooling(Pooling):
             _spread_sum(xp, head, line, into)
             head = into
         if self.pool_type == "lp":
-            xp.multiply(head, xp.sign(data) * xp.abs(data.astype(dtype)) ** power, out=head)
+            xp.multiply(head, data.astype(dtype) ** power, out=head)
         out[...] = head
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
@@ -255,6 +266,19 @@ def _parts(planes: Array) -> Iterator[slice]:
     step = max(1, _PART_BYTES // max(1, math.prod(planes.shape[1:]) * planes.dtype.itemsize))
     for start in range(0, len(planes), step):
         yield slice(start, start + step)
+
+
+def _root(xp: Any, p: int | None, total: Array) -> None:
+    """The p-th root, in place."""
+    if p == 2:
+        xp.sqrt(total, out=total)
+    elif p == 3:
+        xp.cbrt(total, out=total)
+
+
+def _lowest(dtype: DType) -> float:
+    """What the maximum of an empty window is, as in MXNet."""
+    return float(np.iinfo(dtype).min if dtype.kind in "iu" else np.finfo(computing_dtype(dtype)).min)
 
 
 def _shrunk(shape: Shape, line: _Axis) -> Shape:

@@ -562,23 +562,20 @@ class Concat(Operator):
         if known is None:
             return shapes, [None]
         axis = axis_of(self, self.dim, len(known), "dim")
-        rest: ShapeOrNone = None
+        rest = known
         for position, shape in enumerate(shapes):
             if shape is None:
                 continue
-            both = merge(rest, (*shape[:axis], -1, *shape[axis + 1 :])) if len(shape) == len(known) else False
+            both = merge(rest, (*shape[:axis], rest[axis], *shape[axis + 1 :])) if len(shape) == len(known) else False
             if both is False:
                 raise ShapeError(
                     f"{self.name}: input {position} has shape {shape}, expected {known} but for axis {axis}"
                 )
             rest = both
-        assert rest is not None
-
-        def completed(length: int) -> Shape:
-            return (*rest[:axis], length, *rest[axis + 1 :])
-
         lengths = [-1 if shape is None else shape[axis] for shape in shapes]
-        return [completed(n) for n in lengths], [completed(-1 if -1 in lengths else sum(lengths))]
+        total = -1 if -1 in lengths else sum(lengths)
+        made = [(*rest[:axis], length, *rest[axis + 1 :]) for length in (*lengths, total)]
+        return [*made[:-1]], [made[-1]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.concatenate(inputs, axis=self.dim, out=outputs[0])
@@ -808,7 +805,5 @@ class CastLike(Operator):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0], casting="unsafe")
 
-    def gradient(
-        self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
-    ) -> list[Any]:
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_cast_like", heads[0], shape_of(inputs, 0)), None]

@@ -128,7 +128,7 @@ def _batch_last(array: Array) -> Array:
     return array.transpose(*range(1, array.ndim), 0)
 
 
-def correlate(run: Run, g: Geometry, data: Array, weight: Array, out: Array) -> None:
+def correlate(run: Run, g: Geometry, data: Array, weight: Array, out: Array, bias: Array | None = None) -> None:
     """The convolution of data (N, C, *size) with weight (F, C/groups, *kernel), into out (N, F, *out)."""
     plan = _Plan(run, g, data.shape, out.shape, out.dtype)
     matrices = plan.matrices(weight)
@@ -140,6 +140,8 @@ def correlate(run: Run, g: Geometry, data: Array, weight: Array, out: Array) -> 
             part = target[:, rows, ..., chunk]
             result = plan.memory("result", g.groups, matrices.shape[1], columns.shape[2])
             run.xp.matmul(matrices, columns, out=result)
+            if bias is not None:
+                result += bias.reshape(g.groups, -1, 1)
             run.xp.copyto(part, result.reshape(part.shape), casting="unsafe")
 
 

@@ -18,7 +18,7 @@ FOLDERS = {"flowmx": "flowmx", "flowmx.devices": "devices", "flowmx.ops": "ops",
 # From the ground up. A name stands for the module and all that is in it, except the top, `flowmx`, which
 # stands for the package's __init__ alone.
 FLOORS: list[set[str]] = [
-    {"flowmx.settings", "flowmx.errors"},
+    {"flowmx.settings", "flowmx.errors", "flowmx.registry"},
     {"flowmx.engine", "flowmx.comm"},
     {"flowmx.devices"},
     {"flowmx.ops"},
@@ -42,6 +42,7 @@ FLOORS: list[set[str]] = [
         "flowmx.metric",
         "flowmx.optimizer",
         "flowmx.recordio",
+        "flowmx.test_utils",
     },
     {"flowmx.gluon", "flowmx.model", "flowmx.module"},
     {"flowmx.cli", "flowmx.__main__"},
@@ -49,7 +50,7 @@ FLOORS: list[set[str]] = [
 ]
 
 # What stands apart: it may import only itself and these.
-APART: dict[str, set[str]] = {"flowmx.comm": {"flowmx.settings", "flowmx.errors"}}
+APART: dict[str, set[str]] = {"flowmx.comm": {"flowmx.settings", "flowmx.errors", "flowmx.registry"}}
 
 
 class Module(NamedTuple):

@@ -24,7 +24,7 @@ from flowmx import settings
 from flowmx.engine import bulking as _bulking
 from flowmx.engine.actor import Actor, LoopActor, ThreadActor
 from flowmx.engine.origin import Origin, capture, current_layer, describe, layer_scope, user_frame
-from flowmx.engine.runtime import BlockingInCoroutineWarning, Engine, engine, new_event_loop, run
+from flowmx.engine.runtime import BlockingInCoroutineWarning, Engine, current, engine, new_event_loop, run
 from flowmx.engine.scheduler import Operation, Scheduler, State, Variable
 from flowmx.errors import EngineError
 
@@ -52,22 +52,24 @@ class Handle(Operation):
     """
 
     def __await__(self) -> Generator[Any, None, Any]:
-        yield from engine.wait_async(self)
+        if self.failure is None:
+            yield from engine.wait_async(self)
         return self._outcome()
 
     def wait(self) -> Any:
         """Block until it is complete; returns the function's result or raises its error."""
-        engine.wait(self)
+        if self.failure is None:
+            engine.wait(self)
         return self._outcome()
 
     def done(self) -> bool:
-        """True when it is complete, well or not."""
-        return self.state == State.DONE
+        """True when it is complete, well or not, or cancelled."""
+        return self.state == State.DONE or self.failure is not None
 
     def cancel(self) -> bool:
         """Do not run it any more; True when that was still possible.
 
-        What it would have written carries :class:`flowmx.errors.OperationCancelled` from then on, until
+        What it would have written carries :class:`flowmx.errors.OperationCancelled`, from its turn on until
         it is written again. A coroutine that runs already is cancelled at its next await; a plain
         function that runs is not stopped (False).
         """
@@ -134,12 +136,24 @@ def push(
     label = name or getattr(function, "__name__", type(function).__name__)
     op = Handle(work, (), read_tags, write_tags, actor, label, capture())
     op.priority, op.is_coroutine, op.bulkable = priority, is_coroutine, False
+    context.run(current.set, op)
     engine.enqueue(op)
     return op
 
 
 async def _await_in(context: contextvars.Context, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    return await asyncio.get_running_loop().create_task(function(), context=context)
+    result, ending = await asyncio.get_running_loop().create_task(_ended(function), context=context)
+    if ending is not None:
+        raise ending
+    return result
+
+
+async def _ended(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, BaseException | None]:
+    """What a coroutine returns, or the exception by which it would end the whole loop."""
+    try:
+        return await function(), None
+    except (SystemExit, KeyboardInterrupt) as ending:
+        return None, ending
 
 
 def _tags(argument: str, items: Iterable[Variable | HasVariable]) -> tuple[Variable, ...]:

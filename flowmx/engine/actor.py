@@ -111,10 +111,18 @@ class Actor(ABC):
         """Try to stop an operation that runs already; True when it will end early (locked)."""
         return False
 
-    def reset(self) -> None:
-        """Forget threads and queued work, in the child of a fork."""
+    def rest(self) -> None:
+        """Stopped: be ready to start anew at the next operation; the engine hands over again what is ready (locked)."""
         self.mailbox = Mailbox()
         self.engine = None
+
+    def reset(self) -> None:
+        """Forget threads and queued work, in the child of a fork."""
+        self.rest()
+
+    def mend(self, running: int) -> None:
+        """Start from an empty mailbox and ``running`` operations, after an interrupt broke off some step (locked)."""
+        self.mailbox = Mailbox()
 
 
 class ThreadActor(Actor):
@@ -132,8 +140,10 @@ class ThreadActor(Actor):
         self.slots = slots
         self.urgent_slots = urgent_slots
         self.running = 0
-        self._waking = 0
-        self._parked: list[threading.Lock] = []
+        # A worker parks by acquiring a lock of its own. One too many wake-ups does no harm.
+        self._workers: list[threading.Lock] = []
+        self._parked: dict[threading.Lock, None] = {}
+        self._waking: set[threading.Lock] = set()
         self._stopped = False
         self._finished: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -141,11 +151,11 @@ class ThreadActor(Actor):
     def accept(self, op: Operation) -> None:
         if op.priority == 0:
             self.mailbox.plain.append(op)
-            if self.running + self._waking < self.slots:
+            if self.running + len(self._waking) < self.slots:
                 self._wake()
             return
         self.mailbox.put(op)
-        if self.running + self._waking < self.slots + (self.urgent_slots if op.priority > 0 else 0):
+        if self.running + len(self._waking) < self.slots + (self.urgent_slots if op.priority > 0 else 0):
             self._wake()
 
     def is_idle(self) -> bool:
@@ -158,14 +168,14 @@ class ThreadActor(Actor):
         return True
 
     def release(self) -> None:
-        self.running -= 1
-        if self.running + self._waking < self.slots and len(self.mailbox):
+        self.running = max(0, self.running - 1)
+        if self.running + len(self._waking) < self.slots and len(self.mailbox):
             self._wake()
 
     def yield_slot(self) -> None:
         """The calling worker is about to wait inside its operation: let another take its place (locked)."""
         self.slots += 1
-        if len(self.mailbox) and self.running + self._waking < self.slots:
+        if len(self.mailbox) and self.running + len(self._waking) < self.slots:
             self._wake()
 
     def regain_slot(self) -> None:
@@ -176,21 +186,26 @@ class ThreadActor(Actor):
         """Bring one more worker to the mailbox (locked)."""
         if self._stopped:
             return
-        self._waking += 1
         if self._parked:
-            self._parked.pop().release()
+            parking, _ = self._parked.popitem()
         else:
             assert self.engine is not None
-            self.engine.start_worker(self)
+            parking = threading.Lock()
+            parking.acquire()
+            self.engine.start_worker(self, parking)
+            self._workers.append(parking)
+        self._waking.add(parking)
+        if parking.locked():
+            parking.release()
 
     def begin(self, parking: threading.Lock) -> Operation | None:
         """The next operation for a worker that has just come, or None: then it is parked (locked)."""
-        self._waking -= 1
+        self._waking.discard(parking)
         op = None
         if self.running < self.slots or (self.mailbox.urgent() and self.running < self.slots + self.urgent_slots):
             op = self.mailbox.take()
         if op is None:
-            self._parked.append(parking)
+            self._parked[parking] = None
             return None
         self.running += 1
         op.state = RUNNING
@@ -201,29 +216,27 @@ class ThreadActor(Actor):
         if self.running <= self.slots or self.mailbox.urgent():
             op = self.mailbox.take()
         if op is None:
-            self.running -= 1
-            self._parked.append(parking)
+            self.running = max(0, self.running - 1)
+            self._parked[parking] = None
         else:
             op.state = RUNNING
         return op
 
-    def serve(self) -> None:
+    def serve(self, parking: threading.Lock) -> None:
         """A worker thread's life: run what is ready, park, until stopped."""
         engine = self.engine
         assert engine is not None
         lock = engine.lock
-        parking = threading.Lock()
-        parking.acquire()
         engine.here.actor = self
         with engine.guard():
             while True:
+                parking.acquire()
                 with lock:
-                    if self._stopped:
+                    if self._stopped or self.engine is not engine:
                         return
                     op = self.begin(parking)
                 while op is not None:
                     op = engine.execute(op, self, parking)
-                parking.acquire()
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -232,17 +245,35 @@ class ThreadActor(Actor):
 
     def stop(self) -> None:
         self._stopped = True
-        while self._parked:
-            self._parked.pop().release()
+        self._rouse()
         if self._loop is not None and self._finished is not None:
             self._loop.call_soon_threadsafe(self._finished.set)
 
-    def reset(self) -> None:
-        super().reset()
-        self.running = self._waking = 0
-        self._parked = []
+    def _rouse(self) -> None:
+        """Bring every worker to the mailbox (locked)."""
+        workers = {*self._workers, *self._parked}
+        self._parked.clear()
+        self._waking.clear()
+        for parking in workers:
+            if parking.locked():
+                parking.release()
+
+    def rest(self) -> None:
+        super().rest()
+        self._workers.clear()
+        self._parked.clear()
+        self._waking.clear()
         self._stopped = False
         self._finished = self._loop = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.running = 0
+
+    def mend(self, running: int) -> None:
+        super().mend(running)
+        self.running = running
+        self._rouse()
 
 
 class LoopActor(Actor):
@@ -298,11 +329,15 @@ class LoopActor(Actor):
         if self._loop is not None and self._wakeup is not None:
             self._loop.call_soon_threadsafe(self._wakeup.set)
 
-    def reset(self) -> None:
-        super().reset()
+    def rest(self) -> None:
+        super().rest()
         self._tasks = {}
         self._signalled = self._stopped = False
         self._wakeup = self._loop = None
+
+    def mend(self, running: int) -> None:
+        super().mend(running)
+        self._signalled = False
 
 
 class InlineActor(Actor):

@@ -1,8 +1,8 @@
 """Bulking: several small operations pushed as one, as ``mxnet.engine.bulk`` does.
 
 Inside ``with bulk(size):`` the operations of one actor are gathered into one open operation, which takes
-on their reads and writes as they come and is let go when it is full, when the scope ends, or when the
-same task waits for something. An operation that would make the open one wait for something pushed after
+on their reads and writes as they come and is let go when it is full, when the scope ends, or when anybody
+waits for something. An operation that would make the open one wait for something pushed after
 it starts a new bulk: a later operation may already depend on the open one, and the two would wait for
 each other.
 """
@@ -27,6 +27,7 @@ class _Scope:
         self.size = size
         self.parts: list[Operation] = []
         self.op: Operation | None = None
+        self.closed = False
 
     def add(self, part: Operation) -> None:
         """Gather an operation; it is pushed with the others when the bulk is let go."""
@@ -45,6 +46,7 @@ class _Scope:
                     part.origin,
                 )
                 self.engine.scheduler.push(self.op, hold=1)
+                self.engine.open_bulks[self] = None
             op = self.op
             self.engine.scheduler.tag(op, part.reads, part.writes)
             op.reads += part.reads
@@ -59,6 +61,7 @@ class _Scope:
         """Let the open operation go."""
         with self.engine.lock:
             op, self.op = self.op, None
+            self.engine.open_bulks.pop(self, None)
             if op is not None and self.engine.scheduler.unhold(op):
                 op.actor.accept(op)
 
@@ -93,4 +96,5 @@ def bulk(engine: Engine, size: int) -> Iterator[None]:
         yield
     finally:
         _scope.reset(token)
+        scope.closed = True  # tasks and operations begun inside may still see it
         scope.flush()

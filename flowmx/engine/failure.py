@@ -18,13 +18,14 @@ class Failure:
     Attributes:
         exception: the original exception object.
         seen: True once somebody has been told (a wait raised it).
+        listed: True once it stands among those that ``waitall`` raises from.
     """
 
-    __slots__ = ("exception", "seen", "traceback")
+    __slots__ = ("exception", "listed", "seen", "traceback")
 
     def __init__(self, exception: BaseException, op: Operation) -> None:
         self.exception = exception
-        self.seen = False
+        self.seen = self.listed = False
         # The engine's own frame on top says nothing to the reader.
         top = exception.__traceback__
         self.traceback: TracebackType | None = top.tb_next if top is not None and top.tb_next is not None else top

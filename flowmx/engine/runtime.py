@@ -7,8 +7,9 @@ its actor has a free slot, the thread runs the actor's ready operations instead 
 makes push-and-wait cost microseconds and not a thread hop.
 
 The lock is re-entrant because a finaliser or a signal handler may push from the middle of anything.
-A ``KeyboardInterrupt`` may strike between any two bytecodes of the main thread: whatever the main thread
-was doing to an operation then ends with that operation failed, never with one that nobody completes.
+A ``KeyboardInterrupt`` may strike between any two bytecodes of the main thread, in the middle of a push or
+a completion too. :meth:`Engine._mend` then fails the operation that the thread was about and resolves what
+is pending anew from what operations declare, so that the engine stays usable.
 """
 
 from __future__ import annotations
@@ -41,6 +42,12 @@ _YIELD_EVERY = 64
 _PRIVATE_FRAMES_HIDDEN = 2
 
 
+_MAX_FAILURES = 64
+
+current: ContextVar[Operation | None] = ContextVar("flowmx_operation", default=None)
+"""The pushed operation that this code runs in."""
+
+
 class BlockingInCoroutineWarning(UserWarning):
     """A blocking read was used inside a coroutine, where an awaited one belongs."""
 
@@ -64,6 +71,8 @@ class Engine:
         self.here = _Here()
         self.bulk_scope: ContextVar[Any] | None = None
         """Set once anybody has used :func:`flowmx.engine.bulk`."""
+        self.open_bulks: dict[Any, None] = {}
+        """The bulk scopes that hold an operation back; any wait lets them all go."""
         self.scheduler = Scheduler()
         self._push = self.scheduler.push
         self._is_free = self.scheduler.is_free
@@ -80,6 +89,7 @@ class Engine:
         self._awaits = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
+        self._left_behind: asyncio.AbstractEventLoop | None = None
         self._threads: list[threading.Thread] = []
         self._warned: set[tuple[str, int]] = set()
         self.guard: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
@@ -125,7 +135,7 @@ class Engine:
                 if self._push(op):
                     actor.accept(op)
         except BaseException as error:
-            self._abandon(op, error)
+            self._mend(op, error)
             raise
 
     def _run_at_push(self, op: Operation) -> None:
@@ -136,8 +146,8 @@ class Engine:
         """
         self.scheduler.pass_through(op)
         failure = carried(op) if self._poisoned else None
-        self._inside_inline = True
         try:
+            self._inside_inline = True
             if failure is None:
                 self.inline(op.function, *op.arguments)
         except Exception as error:
@@ -158,8 +168,9 @@ class Engine:
         """What other engine kinds, the checking mode and bulks change; True when that was all of the push."""
         if self._route is not None and op.actor.may_lend:
             op.actor = self._route
-        if self.checking and not op.is_coroutine:
-            op.function, op.arguments = _checked, (op.function, op.arguments, op.reads, op.writes)
+        if self.checking:
+            checked = _checked_coroutine if op.is_coroutine else _checked
+            op.function, op.arguments = checked, (op.function, op.arguments, op.reads, op.writes)
         if op.actor.engine is not self:
             self._adopt(op.actor)
         if self._naive:
@@ -170,7 +181,7 @@ class Engine:
             self._run_inline(op)
             return True
         scope = self.bulk_scope.get() if self.bulk_scope is not None and op.bulkable else None
-        if scope is not None:
+        if scope is not None and not scope.closed:
             scope.add(op)
             return True
         return False
@@ -205,10 +216,7 @@ class Engine:
             if task.cancelled() or task.exception() is None:
                 return
             _log.error("actor %s died", actor.name, exc_info=task.exception())
-            error = EngineError(f"actor {actor.name} died: {task.exception()!r}")
-            for op in list(self.pending):
-                if op.actor is actor:
-                    self._abandon(op, error)
+            self._abandon([op for op in self.pending if op.actor is actor], f"actor {actor.name} died")
 
         task.add_done_callback(ended)
 
@@ -222,9 +230,10 @@ class Engine:
             self._loop_thread.start()
         return self._loop
 
-    def start_worker(self, actor: ThreadActor) -> None:
-        """Start one more worker thread for an actor (locked)."""
-        thread = threading.Thread(target=actor.serve, name=f"flowmx-{actor.name}-{len(self._threads)}", daemon=True)
+    def start_worker(self, actor: ThreadActor, parking: threading.Lock) -> None:
+        """Start one more worker thread for an actor, parked (locked)."""
+        name = f"flowmx-{actor.name}-{len(self._threads)}"
+        thread = threading.Thread(target=actor.serve, args=(parking,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -235,15 +244,16 @@ class Engine:
         """
         if self.here.actor is not None or threading.current_thread() is self._loop_thread:
             return
-        if self.bulk_scope is not None:
-            self._flush_bulk()
-        gate = threading.Lock()
-        gate.acquire()
-        with self.lock:
-            if self._has_room(op.nbytes):
-                return
-            self._room_waiters.append(gate.release)
-        gate.acquire()
+        if self.open_bulks:
+            self._flush_bulks()
+        while True:
+            gate = threading.Lock()
+            gate.acquire()
+            with self.lock:
+                if self._has_room(op.nbytes):
+                    return
+                self._room_waiters.append(gate.release)
+            gate.acquire()
 
     def _has_room(self, nbytes: int = 0) -> bool:
         return not self.pending or (
@@ -258,9 +268,9 @@ class Engine:
             if oldest is not None:
                 yield from self.wait_async(oldest)
 
-    def _flush_bulk(self) -> None:
-        scope = self.bulk_scope.get() if self.bulk_scope is not None else None
-        if scope is not None:
+    def _flush_bulks(self) -> None:
+        """Let every bulk go: whoever waits may wait for one that another task or thread holds open."""
+        for scope in list(self.open_bulks):
             scope.flush()
 
     # -- running ---------------------------------------------------------------------------------------
@@ -290,17 +300,21 @@ class Engine:
                 interrupt, error = error, _interrupted(op)
             failure = Failure(error, op)
         following: Operation | None = None
-        with self.lock:
-            waiters = self._finish(op, failure)
-            if parking is not None:
-                following = actor.proceed(parking)
-            elif interrupt is None and (until is None or until.state != DONE):
-                following = actor.mailbox.take(light)
-                if following is not None:
-                    following.state = RUNNING
-        if waiters is not None:
-            for waiter in waiters:
-                waiter()
+        try:
+            with self.lock:
+                waiters = self._finish(op, failure)
+                if parking is not None:
+                    following = actor.proceed(parking)
+                elif interrupt is None and (until is None or until.state != DONE):
+                    following = actor.mailbox.take(light)
+                    if following is not None:
+                        following.state = RUNNING
+            if waiters is not None:
+                for waiter in waiters:
+                    waiter()
+        except BaseException as error:
+            self._mend(op, error, following)
+            raise
         # Dropped outside the lock: a finaliser of what the operation held may do anything.
         op.function = _nothing
         op.arguments = op.reads = op.writes = ()
@@ -326,6 +340,8 @@ class Engine:
             waiter()
         op.function = _nothing
         op.arguments = op.reads = op.writes = ()
+        if self._naive:
+            self._run_naive()
 
     def _finish(self, op: Operation, failure: Failure | None) -> list[Callable[[], None]] | None:
         """Complete an operation and hand on what it makes ready (locked); returns whom to tell."""
@@ -338,12 +354,37 @@ class Engine:
                 variable.failure = None
         self.pending_bytes -= op.nbytes
         op.actor.executed += 1
+        cancelled: list[Operation] | None = None
         for ready in self.scheduler.complete(op):
-            ready.actor.accept(ready)
+            if ready.failure is None:
+                ready.actor.accept(ready)
+            elif cancelled is None:
+                cancelled = [ready]
+            else:
+                cancelled.append(ready)
         waiters, op.waiters = op.waiters, None
+        if cancelled is not None:
+            waiters = [*(waiters or ()), *self._end_cancelled(cancelled)]
         if self._room_waiters and self._has_room():
             waiters = (waiters or []) + self._room_waiters
             self._room_waiters = []
+        return waiters
+
+    def _end_cancelled(self, cancelled: list[Operation]) -> list[Callable[[], None]]:
+        """Complete operations that were cancelled while they waited: their turn has come (locked)."""
+        waiters: list[Callable[[], None]] = []
+        for op in cancelled:  # the list grows meanwhile
+            assert op.failure is not None
+            self._poison(op, op.failure)
+            self.pending_bytes -= op.nbytes
+            for ready in self.scheduler.complete(op):
+                if ready.failure is None:
+                    ready.actor.accept(ready)
+                else:
+                    cancelled.append(ready)
+            waiters += op.waiters or ()
+            op.waiters = None
+            op.reads = op.writes = ()
         return waiters
 
     def _poison(self, op: Operation, failure: Failure) -> None:
@@ -351,9 +392,12 @@ class Engine:
         self._poisoned = True
         op.failure = failure
         self.failed += 1
-        if failure not in self.failures[-8:]:
-            self.failures.append(failure)
-            del self.failures[:-64]
+        if not failure.seen and not failure.listed:
+            if len(self.failures) >= _MAX_FAILURES:
+                self.failures = [each for each in self.failures if not each.seen]
+            if len(self.failures) < _MAX_FAILURES:  # the first ones are what tells most
+                failure.listed = True
+                self.failures.append(failure)
         for variable in op.writes:
             variable.failure = failure
 
@@ -372,19 +416,57 @@ class Engine:
             for variable in op.writes:
                 variable.failure = None
 
-    def _abandon(self, op: Operation, error: BaseException) -> None:
-        """End an operation that can not be run: it fails with ``error``."""
-        if isinstance(error, KeyboardInterrupt):
-            error = _interrupted(op)
+    def _abandon(self, ops: list[Operation], why: str) -> None:
+        """End operations that nobody will run: they fail, each in its turn."""
         with self.lock:
-            if op not in self.pending:
-                return
-            waiters = self._finish(op, Failure(error, op))
+            for op in ops:
+                if op.failure is None:
+                    op.failure = Failure(EngineError(f"operation {op.name!r} was given up: {why}"), op)
+            waiters = [
+                waiter
+                for op in ops
+                if op.state in (READY, RUNNING)
+                for waiter in self._finish(op, op.failure) or ()
+            ]  # fmt: skip
+        for waiter in waiters:
+            waiter()
+
+    def _mend(self, op: Operation | None, error: BaseException, following: Operation | None = None) -> None:
+        """Put the books right where an interrupt broke off a push, a completion or a lent thread's turn.
+
+        ``op`` is what the thread was about, and fails; ``following`` is what it had taken, and goes back.
+        """
+        with self.lock:
+            if following is not None:
+                following.state = READY
+            ready = self.scheduler.rebuild()
+            self.pending_bytes = sum(each.nbytes for each in self.pending)
+            for actor in self.actors.values():
+                actor.mend(sum(each.state == RUNNING and each.actor is actor for each in self.pending))
+            waiters: list[Callable[[], None]] | None = None
+            if op is not None:
+                if isinstance(error, KeyboardInterrupt):
+                    error = _interrupted(op)
+                if op not in self.pending:
+                    waiters, op.waiters = op.waiters, None
+                elif op.state == WAITING:
+                    op.failure = Failure(error, op)
+                else:
+                    waiters = self._finish(op, Failure(error, op))
+            for each in ready:
+                if each.state == READY:
+                    each.actor.accept(each)
         for waiter in waiters or ():
             waiter()
 
     def _run_inline(self, op: Operation) -> None:
         """The naive engine: run what is ready here and now, then see the pushed operation complete."""
+        self._run_naive()
+        if op.state != DONE and self.here.actor is None and threading.current_thread() is not self._loop_thread:
+            self._block(op)
+
+    def _run_naive(self) -> None:
+        """The naive engine: run what is ready on this thread."""
         with self.guard():
             while True:
                 with self.lock:
@@ -392,20 +474,28 @@ class Engine:
                     if ready is None:
                         break
                     ready.state = RUNNING
-                self.execute(ready, self._inline, None)
-        if op.state != DONE and self.here.actor is None and threading.current_thread() is not self._loop_thread:
-            self._block(op)
+                self.execute(ready, self._inline, None, ready)
 
     def cancel(self, op: Operation) -> bool:
-        """Cancel an operation that has not started (or a coroutine that runs); True when it will not end well."""
+        """Cancel an operation that has not started (or a coroutine that runs); True when it will not end well.
+
+        One that waits keeps its place: it ends, and poisons what it writes, when its turn comes.
+        """
         with self.lock:
-            if op.state in (WAITING, READY):
-                error = OperationCancelled(f"operation {op.name!r} was cancelled before it ran")
-                waiters = self._finish(op, Failure(error, op))
-            elif op.state == RUNNING:
+            if op.state == RUNNING:
                 return op.actor.cancel_running(op)
-            else:
+            if op.state == DONE or op.failure is not None:
                 return False
+            failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled before it ran"), op)
+            dropped = op.function, op.arguments  # outside the lock, as in `execute`
+            op.function, op.arguments = _nothing, ()
+            if op.state == READY:
+                waiters = self._finish(op, failure)
+                op.reads = op.writes = ()
+            else:
+                op.failure = failure
+                waiters, op.waiters = op.waiters, None
+        del dropped
         for waiter in waiters or ():
             waiter()
         return True
@@ -421,8 +511,9 @@ class Engine:
         self._wait(op)
 
     def _wait(self, op: Operation) -> None:
-        if self.bulk_scope is not None:
-            self._flush_bulk()
+        self._refuse_circle(op)
+        if self.open_bulks:
+            self._flush_bulks()
         inside = self.here.actor
         if isinstance(inside, ThreadActor):
             with self.lock:
@@ -440,29 +531,29 @@ class Engine:
 
     def _lend(self, actor: Actor, until: Operation | None, light: bool) -> None:
         """Run ready operations of an actor on this thread, until one is done or nothing (light) is ready."""
-        current: Operation | None = None
+        op: Operation | None = None
         here = self.here
-        with self.lock:
-            if not actor.may_lend or (until is not None and until.state == DONE) or not actor.claim():
-                return
-            current = actor.mailbox.take(light)
-            if current is None:
-                actor.release()
-                return
-            current.state = RUNNING
-        inside, here.actor = here.actor, actor
+        inside = here.actor
         try:
+            with self.lock:
+                if not actor.may_lend or (until is not None and until.state == DONE) or not actor.claim():
+                    return
+                op = actor.mailbox.take(light)
+                if op is None:
+                    actor.release()
+                    return
+                op.state = RUNNING
+            here.actor = actor
             with self.guard():
-                while current is not None:
-                    current = self.execute(current, actor, None, until, light)
-        except BaseException as error:
-            if current is not None and current.state != DONE:
-                self._abandon(current, error)
-            raise
-        finally:
+                while op is not None:
+                    op = self.execute(op, actor, None, until, light)
             here.actor = inside
             with self.lock:
                 actor.release()
+        except BaseException as error:
+            here.actor = inside
+            self._mend(op, error)
+            raise
 
     def _block(self, op: Operation) -> None:
         gate = threading.Lock()
@@ -484,12 +575,13 @@ class Engine:
             yield
         if op.state == DONE:
             return
-        if self.bulk_scope is not None:
-            self._flush_bulk()
+        if self.open_bulks:
+            self._flush_bulks()
         if op.light:
             self._lend(op.actor, op, True)
             if op.state == DONE:
                 return
+        self._refuse_circle(op)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
@@ -514,7 +606,9 @@ class Engine:
     def wait_variable(self, variable: Variable) -> None:
         """Block until the writes pushed on a variable so far are done; raises what poisoned it."""
         writer = variable.writer
-        if writer is not None:
+        if writer is not None and writer.state != DONE:
+            if self.holds(variable):
+                return
             self.wait(writer)
         if variable.failure is not None:
             variable.failure.throw()
@@ -523,9 +617,39 @@ class Engine:
         """The awaited form of :meth:`wait_variable`."""
         writer = variable.writer
         if writer is not None:
+            if writer.state != DONE and self.holds(variable):
+                return
             yield from self.wait_async(writer)
+        elif self.must_yield():
+            yield
         if variable.failure is not None:
             variable.failure.throw()
+
+    def holds(self, variable: Variable) -> bool:
+        """True inside an operation that reads or writes the variable: it is there, and later writers wait."""
+        op = current.get()
+        return op is not None and (variable in op.reads or variable in op.writes)
+
+    def _behind(self) -> set[Operation]:
+        """The operation that this code runs in and all that wait for it (usually: none)."""
+        inside = current.get()
+        if inside is None or inside.state == DONE:
+            return set()
+        with self.lock:
+            found, todo = {inside}, [inside]
+            while todo:
+                later = set(todo.pop().dependents or ()) - found
+                found |= later
+                todo += later
+        return found
+
+    def _refuse_circle(self, op: Operation) -> None:
+        """Raise where an operation would wait inside itself for what can not end before it does."""
+        if current.get() is not None and op in self._behind():
+            raise EngineError(
+                f"an operation waits inside itself for {op.name!r}, which can not end before it does: wait outside, "
+                "or push what is to come later without waiting"
+            )
 
     def wait_all(self, throw: bool = True) -> None:
         """Block until everything pushed so far is complete; raises the first error nobody has seen."""
@@ -533,9 +657,10 @@ class Engine:
             waiting = list(self.pending)
         if waiting and asyncio._get_running_loop() is not None:
             self._blocking_in_coroutine(waiting[-1])
+        behind = self._behind()
         # The last first: when it is done, most are.
         for op in reversed(waiting):
-            if op.state != DONE and not self._is_own(op):
+            if op.state != DONE and op not in behind:
                 self._wait(op)
         if throw:
             self._throw_unseen()
@@ -544,14 +669,11 @@ class Engine:
         """The awaited form of :meth:`wait_all`."""
         with self.lock:
             waiting = list(self.pending)
+        behind = self._behind()
         for op in reversed(waiting):
-            if op.state != DONE:
+            if op.state != DONE and op not in behind:
                 yield from self.wait_async(op)
         self._throw_unseen()
-
-    def _is_own(self, op: Operation) -> bool:
-        """True for an operation that runs on this very thread (waiting for it would never end)."""
-        return self.here.actor is not None and op.state == RUNNING
 
     def _throw_unseen(self) -> None:
         with self.lock:
@@ -591,8 +713,8 @@ class Engine:
 
     def drain(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for all pending work; True when nothing is left."""
-        if self.bulk_scope is not None:
-            self._flush_bulk()
+        if self.open_bulks:
+            self._flush_bulks()
         idle = threading.Event()
         with self.lock:
             last = list(self.pending)
@@ -643,8 +765,14 @@ class Engine:
         if loop is not None and loop_thread is not None:
             loop.call_soon_threadsafe(loop.stop)
             loop_thread.join(join)
-        for actor in self.actors.values():
-            actor.reset()
+        with self.lock:
+            for actor in self.actors.values():
+                actor.rest()
+            if not self._closed:  # what another thread has pushed meanwhile
+                for op in self.pending:
+                    if op.state == READY:
+                        self._adopt(op.actor)
+                        op.actor.accept(op)
 
     def before_fork(self) -> None:
         """Finish what can be finished and stop the threads, so that both processes start from quiet."""
@@ -664,12 +792,18 @@ class Engine:
             actor.reset()
         self._threads = []
         self._room_waiters = []
+        self._left_behind = self._loop  # closing it would disturb the parent's
         self._loop = self._loop_thread = None
         self.here = _Here()
-        self.lock.release()
-        for op in list(self.pending):
-            self._abandon(op, EngineError(f"operation {op.name!r} was still pending in the parent when it forked"))
+        for scope in self.open_bulks:
+            scope.op = None
+        self.open_bulks.clear()
+        for op in self.pending:
+            while op.held:
+                self.scheduler.unhold(op)
+        self._abandon(list(self.pending), "it was still pending in the parent when that forked")
         self.failures.clear()
+        self.lock.release()
 
     # -- looking ---------------------------------------------------------------------------------------
 
@@ -704,6 +838,22 @@ def carried(op: Operation) -> Failure | None:
     return None
 
 
+class _Check:
+    """The content of what an operation only reads, before and after."""
+
+    def __init__(self, reads: tuple[Variable, ...], writes: tuple[Variable, ...]) -> None:
+        self._before = {each: each.fingerprint() for each in reads if each not in writes}
+
+    def compare(self) -> None:
+        """Raise UndeclaredWriteError where one of them has changed."""
+        for variable, old in self._before.items():
+            if variable.fingerprint() != old:
+                raise UndeclaredWriteError(
+                    f"the operation changed {variable!r}, which it declared as read: name it in `writes` "
+                    "(an operator's workspace, a generator's state and a running mean are written too)"
+                )
+
+
 def _checked(
     function: Callable[..., Any],
     arguments: tuple[Any, ...],
@@ -711,15 +861,22 @@ def _checked(
     writes: tuple[Variable, ...],
 ) -> Any:
     """The checking mode: run an operation and see that what it declared as read has not changed."""
-    only_read = [variable for variable in dict.fromkeys(reads) if variable not in writes]
-    before = [variable.fingerprint() for variable in only_read]
+    check = _Check(reads, writes)
     result = function(*arguments)
-    for variable, old in zip(only_read, before, strict=True):
-        if variable.fingerprint() != old:
-            raise UndeclaredWriteError(
-                f"the operation changed {variable!r}, which it declared as read: name it in `writes` "
-                "(an operator's workspace, a generator's state and a running mean are written too)"
-            )
+    check.compare()
+    return result
+
+
+async def _checked_coroutine(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    reads: tuple[Variable, ...],
+    writes: tuple[Variable, ...],
+) -> Any:
+    """As :func:`_checked`, for a coroutine function."""
+    check = _Check(reads, writes)
+    result = await function(*arguments)
+    check.compare()
     return result
 
 

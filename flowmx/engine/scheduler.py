@@ -102,7 +102,7 @@ class Operation:
         light: True when running it takes microseconds, so that an ``await`` may do it in place.
         is_coroutine: the function is a coroutine function.
         bulkable: it may be gathered with others into one operation.
-        state, blockers, dependents, serial: the scheduler's.
+        state, blockers, held, dependents, serial: the scheduler's.
         waiters: called when it is complete.
         failure, result: how it ended.
     """
@@ -112,6 +112,7 @@ class Operation:
     bulkable = True
     state = WAITING
     blockers = 0
+    held = 0
     dependents: list[Operation] | None = None
     waiters: list[Callable[[], None]] | None = None
     failure: Failure | None = None
@@ -156,15 +157,18 @@ def _wait_for(op: Operation, earlier: Operation) -> None:
 class Scheduler:
     """Resolves operations by the variables that they read and write. Not locked: the caller's business."""
 
-    __slots__ = ("completed", "pending", "serial")
+    __slots__ = ("pending", "serial")
 
     def __init__(self) -> None:
         self.pending: dict[Operation, None] = {}
         """Every operation pushed and not complete, oldest first."""
         self.serial = 0
         """How many operations were pushed."""
-        self.completed = 0
+
+    @property
+    def completed(self) -> int:
         """How many operations have completed."""
+        return self.serial - len(self.pending)
 
     def push(self, op: Operation, hold: int = 0) -> bool:
         """Add an operation; True when it may start now.
@@ -176,7 +180,7 @@ class Scheduler:
         self.serial = op.serial = self.serial + 1
         self.pending[op] = None
         if hold:
-            op.blockers = hold
+            op.held = op.blockers = hold
         self.tag(op, op.reads, op.writes)
         if op.blockers:
             return False
@@ -226,13 +230,13 @@ class Scheduler:
     def pass_through(self, op: Operation) -> None:
         """Count a free operation as pushed and complete: it runs before anything else can be pushed."""
         self.serial = op.serial = self.serial + 1
-        self.completed += 1
         op.state = DONE
         for variable in op.writes:
             variable.version += 1
 
     def unhold(self, op: Operation) -> bool:
         """Take away one extra blocker; True when the operation may start now."""
+        op.held -= 1
         op.blockers -= 1
         if op.blockers == 0 and op.state == WAITING:
             op.state = READY
@@ -244,9 +248,11 @@ class Scheduler:
         op.state = RUNNING
 
     def complete(self, op: Operation) -> Sequence[Operation]:
-        """Say that an operation has ended, well or not; returns those that may start now, in push order."""
+        """Say that an operation has ended, well or not; returns those that may start now, in push order.
+
+        One that still waits can not end: what was pushed after it relies on what was pushed before it.
+        """
         op.state = DONE
-        self.completed += 1
         self.pending.pop(op, None)
         for variable in op.writes:
             if variable.writer is op:
@@ -263,6 +269,28 @@ class Scheduler:
                 ready.append(dependent)
         return ready
 
+    def rebuild(self) -> list[Operation]:
+        """Resolve everything pending anew, where a push or a completion was broken off; returns what is ready.
+
+        What operations declare, in push order, says all there is to know.
+        """
+        versions: dict[Variable, int] = {}
+        for op in list(self.pending):
+            for variable in (*op.reads, *op.writes):
+                versions[variable] = variable.version
+                variable.writer = variable.readers = None
+            op.dependents = None
+            op.blockers = op.held
+            if op.state == DONE:
+                del self.pending[op]
+        for op in self.pending:
+            self.tag(op, op.reads, op.writes)
+            if op.state == WAITING and not op.blockers:
+                op.state = READY
+        for variable, version in versions.items():
+            variable.version = version
+        return [op for op in self.pending if op.state == READY]
+
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself (for tests; walks everything pending)."""
         counted: dict[Operation, int] = dict.fromkeys(self.pending, 0)
@@ -275,10 +303,11 @@ class Scheduler:
                 assert dependent in counted, f"{dependent} waits for {op} but is not pending"
                 counted[dependent] += 1
         for op, blockers in counted.items():
-            assert op.blockers >= blockers, f"{op} counts {op.blockers} blockers, {blockers} name it"
+            assert op.blockers == blockers + op.held, f"{op} counts {op.blockers} blockers, {blockers} name it"
             assert (op.state == WAITING) == (op.blockers > 0), f"{op} has {op.blockers} blockers"
         running = [op for op in self.pending if op.state in (READY, RUNNING)]
-        assert running or not self.pending, "operations are pending and none may run"
+        held = any(op.held for op in self.pending)
+        assert running or held or not self.pending, "operations are pending and none may run"
         written: set[Variable] = set()
         touched: set[Variable] = set()
         for op in running:

@@ -87,12 +87,12 @@ class NDArrayIter(DataIter):
         self.reset()
 
     @property
-    def provide_data(self) -> list[DataDesc]:  # type: ignore[override]
+    def provide_data(self) -> list[DataDesc]:
         """Describes the inputs of a batch."""
         return self._described(self.data)
 
     @property
-    def provide_label(self) -> list[DataDesc]:  # type: ignore[override]
+    def provide_label(self) -> list[DataDesc]:
         """Describes the labels of a batch."""
         return self._described(self.label)
 

@@ -75,7 +75,7 @@ class PrefetchingIter(DataIter):
         rename_data: Sequence[Mapping[str, str]] | None = None,
         rename_label: Sequence[Mapping[str, str]] | None = None,
     ) -> None:
-        self.iters = list(iters) if isinstance(iters, (list, tuple)) else [iters]
+        self.iters: list[DataIter] = [iters] if isinstance(iters, DataIter) else list(iters)
         if not self.iters:
             raise ValueError("PrefetchingIter: there is no iterator")
         super().__init__(self.iters[0].batch_size)
@@ -93,12 +93,12 @@ class PrefetchingIter(DataIter):
         ]
 
     @property
-    def provide_data(self) -> list[DataDesc]:  # type: ignore[override]
+    def provide_data(self) -> list[DataDesc]:
         """Describes the inputs of a batch."""
         return _renamed([each.provide_data for each in self.iters], self.rename_data)
 
     @property
-    def provide_label(self) -> list[DataDesc]:  # type: ignore[override]
+    def provide_label(self) -> list[DataDesc]:
         """Describes the labels of a batch."""
         return _renamed([each.provide_label for each in self.iters], self.rename_label)
 

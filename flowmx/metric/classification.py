@@ -210,6 +210,9 @@ class PCC(EvalMetric):
         label_names: which labels it sees.
     """
 
+    _matrix: Host
+    _global_matrix: Host
+
     def __init__(
         self,
         name: str = "pcc",

@@ -117,7 +117,8 @@ class PearsonCorrelation(EvalMetric):
         check_label_shapes(label, pred, shape=True)
         pair = np.stack([label.ravel(), pred.ravel()]).astype(np.float64)
         if self.average == "macro":
-            return float(np.corrcoef(pair)[0, 1]), 1
+            correlations: Host = np.asarray(np.corrcoef(pair))
+            return float(correlations[0, 1]), 1
         for moments in (self._moments, self._global_moments):
             moments.include(pair)
         return 0.0, 1

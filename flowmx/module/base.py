@@ -284,7 +284,7 @@ class BaseModule:
             self.init_optimizer(kvstore, optimizer, optimizer_params)
         if validation_metric is None:
             validation_metric = eval_metric
-        eval_metric = metric.create(eval_metric) if not isinstance(eval_metric, metric.EvalMetric) else eval_metric
+        eval_metric = _metric(eval_metric)
 
         for epoch in range(begin_epoch, num_epoch):
             started = time.perf_counter()
@@ -359,18 +359,18 @@ class BaseModule:
         _refuse_sparse(sparse_row_id_fn)
         if reset:
             eval_data.reset()
-        eval_metric = metric.create(eval_metric) if not isinstance(eval_metric, metric.EvalMetric) else eval_metric
-        eval_metric.reset()
+        measured = _metric(eval_metric)
+        measured.reset()
         nbatch = 0
         async for eval_batch in _first(num_batch, eval_data):
             self.prepare(eval_batch)
             self.forward(eval_batch, is_train=False)
-            await self.update_metric_async(eval_metric, eval_batch.label)
-            await _call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
+            await self.update_metric_async(measured, eval_batch.label)
+            await _call(batch_end_callback, BatchEndParam(epoch, nbatch, measured, locals()))
             await _give_way()
             nbatch += 1
-        await _call(score_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
-        return eval_metric.get_name_value()
+        await _call(score_end_callback, BatchEndParam(epoch, nbatch, measured, locals()))
+        return measured.get_name_value()
 
     async def iter_predict(
         self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
@@ -452,6 +452,10 @@ class BaseModule:
             raise RuntimeError(f"{name}: the parameters are not initialized: call init_params() or set_params() first")
 
 
+def _metric(given: Any) -> metric.EvalMetric:
+    return given if isinstance(given, metric.EvalMetric) else metric.create(given)
+
+
 async def _batches(data: Any) -> AsyncIterator[Any]:
     """The batches of an iterator, which need not know ``async for``."""
     if hasattr(data, "__aiter__"):
@@ -483,7 +487,7 @@ async def _give_way() -> None:
 async def _call(callbacks: Callbacks, *args: Any) -> None:
     if callbacks is None:
         return
-    for callback in callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]:
+    for callback in [callbacks] if callable(callbacks) else callbacks:
         result = callback(*args)
         if inspect.isawaitable(result):
             await result

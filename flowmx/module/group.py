@@ -55,7 +55,7 @@ class ExecutorGroup:
         types = {
             each.name: each.dtype for each in (*data_shapes, *(label_shapes or ())) if each.name in self._arguments
         }
-        self.execs = [
+        self.execs: list[Any] = [
             symbol.simple_bind(
                 context, grad_req=requests, type_dict=types, shared_arg_names=self.param_names,
                 shared_exec=shared.execs[i] if shared is not None else None, **self._shapes_on(i),
@@ -105,11 +105,23 @@ class ExecutorGroup:
         self._describe(data_shapes, label_shapes)
         execs = self._kept.get(self._key())
         if execs is None:
-            execs = [each.reshape(allow_up_sizing=True, **self._shapes_on(i)) for i, each in enumerate(self._bound)]
+            execs = [self._reshaped(each, self._shapes_on(i)) for i, each in enumerate(self._bound)]
             if len(self._kept) >= _KEPT_SHAPES:
                 self._kept.pop(next(iter(self._kept)))
             self._kept[self._key()] = execs
         self.execs = execs
+
+    def _reshaped(self, executor: Any, shapes: dict[str, tuple[int, ...]]) -> Any:
+        # Labels may be left out, so that shapes which are not named may change; those of parameters may not.
+        made = executor.reshape(partial_shaping=True, allow_up_sizing=True, **shapes)
+        for name in self.param_names:
+            if made.arg_dict[name] is not executor.arg_dict[name]:
+                raise ValueError(
+                    f"reshape: with inputs of shapes {shapes} the parameter {name!r} would change from "
+                    f"{executor.arg_dict[name].shape} to {made.arg_dict[name].shape}; give inputs that differ in the "
+                    "number of instances alone, or bind another module"
+                )
+        return made
 
     # -- running ---------------------------------------------------------------------------------------
 

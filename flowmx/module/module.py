@@ -376,7 +376,7 @@ class Module(BaseModule):
                 "machines arrives with the KVStore issue"
             )
         rescale_grad = 1.0 / self._executors("init_optimizer").batch_size
-        names = dict(enumerate(self._param_names))
+        names: dict[int | str, str] = dict(enumerate(self._param_names))
         if isinstance(optimizer, str):
             arguments = {"rescale_grad": rescale_grad, **dict(optimizer_params)}
             optimizer = opt.create(optimizer, sym=self._symbol, param_idx2name=names, **arguments)
@@ -525,7 +525,8 @@ def _check_names(arguments: Sequence[str], names: Sequence[str], argument: str, 
         if name in arguments:
             continue
         inputs = [each for each in arguments if not each.endswith(("_weight", "_bias", "_gamma", "_beta"))]
-        message = f"Module: {argument} has {name!r}, which is no argument of the symbol; expected one of {', '.join(inputs)}?"
+        expected = f"expected one of {', '.join(inputs)}"
+        message = f"Module: {argument} has {name!r}, which is no argument of the symbol; {expected}"
         if throw:
             raise ValueError(message)
         warnings.warn(message, stacklevel=3)
@@ -535,8 +536,8 @@ def _chosen(params: dict[str, NDArray], names: Sequence[str]) -> dict[str, NDArr
     missing = [name for name in names if name not in params]
     if missing:
         raise ValueError(
-            f"bind: the parameters that were loaded lack {missing[0]!r}; set all with init_params(force_init=True) after "
-            "binding a module made from the symbol"
+            f"bind: the parameters that were loaded lack {missing[0]!r}: make the module from the symbol, and give "
+            "them to init_params with allow_missing=True"
         )
     return {name: params[name] for name in names}
 

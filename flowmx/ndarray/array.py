@@ -15,7 +15,8 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
 from flowmx.errors import ShapeError
 from flowmx.ndarray import core, indexing, recording
-from flowmx.ndarray.core import BaseArray, Elementwise, Storage, allocate, invoke, refuse_in_place
+from flowmx.ndarray.operators import Arithmetic
+from flowmx.ndarray.core import BaseArray, Storage, allocate, invoke, refuse_in_place
 from flowmx.ndarray.methods import Methods
 from flowmx.ndarray.recording import Entry, Leaf
 from flowmx.ops.dtypes import DType, as_dtype
@@ -26,7 +27,7 @@ Scalar = float | int | bool | np.generic
 _scalar_types = (float, int, bool, np.generic)
 
 
-class NDArray(Methods, BaseArray):
+class NDArray(Methods, Arithmetic):
     """An array of one element type on one device.
 
     Every operation on it returns at once; its content is computed by the engine. ``await array`` goes on
@@ -76,10 +77,10 @@ class NDArray(Methods, BaseArray):
         return self._call("transpose")
 
     @property
-    def grad(self) -> NDArray | None:
-        """The gradient buffer that :meth:`attach_grad` made, or None."""
+    def grad(self) -> Any:
+        """The gradient buffer (an NDArray) that :meth:`attach_grad` made, or None."""
         leaf = self._entry.node if self._entry is not None else None
-        return cast("NDArray | None", leaf.grad) if isinstance(leaf, Leaf) else None
+        return leaf.grad if isinstance(leaf, Leaf) else None
 
     def __len__(self) -> int:
         if not self._shape:
@@ -168,8 +169,7 @@ class NDArray(Methods, BaseArray):
 
     def __dlpack__(self, **options: Any) -> Any:
         """A DLPack capsule that shares this array's memory; blocks until the content is there."""
-        if not engine_writes_here(self._storage):
-            engine.wait_variable(self._storage)
+        engine.wait_variable(self._storage)
         self._storage.ensure()
         return self._read().__dlpack__(**options)
 
@@ -323,132 +323,10 @@ class NDArray(Methods, BaseArray):
         """Repeat axes of length 1 until the shape is ``shape``."""
         return self._call("broadcast_to", shape=tuple(shape))
 
-    def _call(self, name: str, *others: BaseArray, **parameters: Any) -> NDArray:
-        return cast("NDArray", invoke(lookup(name).create(**parameters), [self, *others], depth=3))
-
-    # -- arithmetic ------------------------------------------------------------------------------------
-
-    def __neg__(self) -> NDArray:
-        return self._call("negative")
-
-    def __pos__(self) -> NDArray:
-        return self
-
-    def __abs__(self) -> NDArray:
-        return self._call("abs")
-
-    def __invert__(self) -> NDArray:
-        return self._call("logical_not")
-
-    def __matmul__(self, other: NDArray) -> NDArray:
-        return self._call("dot" if self.ndim <= 2 else "batch_dot", other)
-
-    __hash__ = object.__hash__
-
-    def _change(self, array_op: str, scalar_op: str, other: Any) -> NDArray:
-        if recording.state.get().recording:
-            refuse_in_place(self, "in-place arithmetic")
-        if isinstance(other, BaseArray):
-            if other._shape != self._shape or other._dtype != self._dtype:
-                other = cast("NDArray", other).astype(self._dtype, copy=False).broadcast_to(self._shape)
-            invoke(lookup(array_op).create(), [self, other], out=self, depth=3)
-        elif isinstance(other, _scalar_types):
-            invoke(elementwise(scalar_op, other).op, [self], out=self, depth=3)
-        else:
-            return NotImplemented
-        return self
-
-    # (the operators + - * / ... are made from the table below)
-
-
-def engine_writes_here(storage: Storage) -> bool:
-    """True inside the operation that writes this storage (waiting for itself would never end)."""
-    writer = storage.writer
-    return writer is not None and writer.state == 2 and engine.here.actor is not None
-
 
 def _unpickled() -> NDArray:
     return cast("NDArray", object.__new__(NDArray))
 
-
-_elementwise: dict[tuple[str, Any], Elementwise] = {}
-_INTERN_LIMIT = 1024
-
-
-def elementwise(name: str, number: Any = None) -> Elementwise:
-    """An elementwise operator, with a number bound where it takes one; interned, since loops use them again."""
-    key = (name, number)
-    made = _elementwise.get(key)
-    if made is None:
-        cls = lookup(name)
-        made = Elementwise(cls.create() if number is None else cls.create(scalar=float(number)))
-        # 0.0 and -0.0 are equal as keys, and NaN is not even equal to itself.
-        if number is None or (number != 0 and number == number):
-            if len(_elementwise) >= _INTERN_LIMIT:
-                _elementwise.clear()
-            _elementwise[key] = made
-    return made
-
-
-def _binary(array_name: str, scalar_name: str, swapped: bool = False) -> Callable[[NDArray, Any], Any]:
-    both = elementwise(array_name)
-    numbers: dict[Any, Elementwise] = {}
-
-    def method(self: NDArray, other: Any) -> Any:
-        if isinstance(other, BaseArray):
-            return both(other, self) if swapped else both(self, other)
-        if isinstance(other, _scalar_types):
-            call = numbers.get(other)
-            if call is None:
-                call = elementwise(scalar_name, other)
-                if other != 0:  # 0.0 and -0.0 are equal as keys
-                    if len(numbers) >= _INTERN_LIMIT:
-                        numbers.clear()
-                    numbers[other] = call
-            return call(self)
-        if isinstance(other, np.ndarray):
-            other = array(other, self.context, self._dtype)
-            return both(other, self) if swapped else both(self, other)
-        return NotImplemented
-
-    return method
-
-
-def _in_place(array_name: str, scalar_name: str) -> Callable[[NDArray, Any], NDArray]:
-    def method(self: NDArray, other: Any) -> NDArray:
-        return self._change(array_name, scalar_name, other)
-
-    return method
-
-
-# Python's operator: the array operator, the scalar operators (straight and swapped), in place or not.
-_OPERATORS: list[tuple[str, str, str, str, bool]] = [
-    ("add", "broadcast_add", "_plus_scalar", "_plus_scalar", True),
-    ("sub", "broadcast_sub", "_minus_scalar", "_rminus_scalar", True),
-    ("mul", "broadcast_mul", "_mul_scalar", "_mul_scalar", True),
-    ("truediv", "broadcast_div", "_div_scalar", "_rdiv_scalar", True),
-    ("mod", "broadcast_mod", "_mod_scalar", "_rmod_scalar", True),
-    ("pow", "broadcast_power", "_power_scalar", "_rpower_scalar", True),
-    ("eq", "broadcast_equal", "_equal_scalar", "", False),
-    ("ne", "broadcast_not_equal", "_not_equal_scalar", "", False),
-    ("gt", "broadcast_greater", "_greater_scalar", "", False),
-    ("ge", "broadcast_greater_equal", "_greater_equal_scalar", "", False),
-    ("lt", "broadcast_lesser", "_lesser_scalar", "", False),
-    ("le", "broadcast_lesser_equal", "_lesser_equal_scalar", "", False),
-]
-
-
-def _named(method: Any, name: str) -> Any:
-    method.__name__ = name
-    method.__qualname__ = f"NDArray.{name}"
-    return method
-
-
-for _name, _array_op, _scalar_op, _swapped_op, _arithmetic in _OPERATORS:
-    setattr(NDArray, f"__{_name}__", _named(_binary(_array_op, _scalar_op), f"__{_name}__"))
-    if _arithmetic:
-        setattr(NDArray, f"__r{_name}__", _named(_binary(_array_op, _swapped_op, True), f"__r{_name}__"))
-        setattr(NDArray, f"__i{_name}__", _named(_in_place(_array_op, _scalar_op), f"__i{_name}__"))
 
 BaseArray.public = NDArray
 

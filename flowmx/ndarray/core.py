@@ -19,7 +19,7 @@ from flowmx import devices
 from flowmx.devices import Context, Device
 from flowmx.engine import Origin, capture
 from flowmx.engine.runtime import engine
-from flowmx.engine.scheduler import Operation, Variable
+from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, DeviceError, ShapeError, TypeInferenceError
 from flowmx.ndarray.recording import Entry, TapeNode, state
 from flowmx.ops.dtypes import DType, name_of
@@ -113,6 +113,8 @@ class BaseArray:
         storage = self._storage
         writer = storage.writer
         if writer is not None:
+            if writer.state != DONE and engine.holds(storage):
+                return self
             yield from engine.wait_async(writer)
         elif engine.must_yield():
             yield
@@ -126,8 +128,9 @@ class BaseArray:
 
     def wait_to_write(self) -> None:
         """Block until nothing pushed so far reads or writes it any more."""
-        for op in list(self._storage.pending()):
-            engine.wait(op)
+        if not engine.holds(self._storage):
+            for op in list(self._storage.pending()):
+                engine.wait(op)
 
 
 _new: Callable[[type[BaseArray]], BaseArray] = object.__new__

@@ -148,7 +148,7 @@ def moveaxis(tensor: NDArray, source: int | Sequence[int], destination: int | Se
     order = [axis for axis in range(ndim) if axis not in moved]
     for target, origin in sorted((target % ndim, origin) for target, origin in zip(targets, moved, strict=True)):
         order.insert(target, origin)
-    return cast("NDArray", tensor.transpose(*order))
+    return tensor.transpose(*order)
 
 
 def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:

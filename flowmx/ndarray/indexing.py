@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,7 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
         offset, shape, strides = _view(array, _expand(array, parts))
         target = _make_view(array, offset, shape, strides)
         whole = target._view is None
-        selected = lambda: target._written()  # noqa: E731
+        selected: Callable[[], Any] = target._written
         indexes: tuple[BaseArray, ...] = ()
     else:
         template, indexes = _template(array, parts)
@@ -244,9 +245,10 @@ def _template(array: BaseArray, parts: tuple[Any, ...]) -> tuple[str, tuple[Base
 def _gathered_shape(shape: Shape, template: str, index_shapes: list[Shape]) -> Shape:
     zeros = [np.broadcast_to(np.zeros((), np.int64), each) for each in index_shapes]
     try:
-        return np.broadcast_to(np.zeros((), np.bool_), shape)[rebuild(template, zeros)].shape
+        selected: Shape = np.broadcast_to(np.zeros((), np.bool_), shape)[rebuild(template, zeros)].shape
     except IndexError as error:
         raise IndexError(f"index [{template}] does not fit an array of shape {shape}: {error}") from None
+    return selected
 
 
 def _gather(array: BaseArray, parts: tuple[Any, ...]) -> BaseArray:

@@ -29,8 +29,6 @@ METHODS = [
 class Methods:
     """The operators that are also methods of an array, which is their first input."""
 
-    __slots__ = ()
-
     def transpose(self, *axes: Any, **kwargs: Any) -> Any:
         """The axes in another order (reversed where none is given), as numbers or as one tuple."""
         if len(axes) == 1 and isinstance(axes[0], (tuple, list)):

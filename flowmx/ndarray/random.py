@@ -76,7 +76,8 @@ def exponential(
     out: NDArray | None = None, **kwargs: Any,
 ) -> NDArray:  # fmt: skip
     """Exponential numbers of mean ``scale``."""
-    return _draw("exponential", {"lam": 1.0 / scale}, shape, dtype, ctx, out)
+    rate = F.reciprocal(scale) if isinstance(scale, NDArray) else 1.0 / scale
+    return _draw("exponential", {"lam": rate}, shape, dtype, ctx, out)
 
 
 def poisson(
@@ -120,12 +121,12 @@ def bernoulli(
         ValueError: ``prob`` is a number outside 0 ... 1.
     """
     if isinstance(prob, NDArray):
-        drawn = _draw("uniform", {"low": prob * 0.0, "high": prob * 0.0 + 1.0}, shape, None, ctx, None)
+        drawn = _draw("uniform", {"low": F.zeros_like(prob), "high": F.ones_like(prob)}, shape, None, ctx, None)
         made = F.broadcast_lesser(drawn, prob.reshape((*prob.shape, *(1,) * (len(drawn.shape) - len(prob.shape)))))
     elif not 0 <= prob <= 1:
         raise ValueError(f"random.bernoulli: prob is {prob}, expected 0 to 1")
     else:
-        made = uniform(shape=shape, ctx=ctx, out=None) < prob
+        made = F.op("_lesser_scalar", uniform(shape=shape, ctx=ctx), scalar=prob)
     if out is not None:
         made.astype(out.dtype, copy=False).copyto(out)
         return out

@@ -116,6 +116,9 @@ class RMSProp(Optimizer):
         if self.clip_weights:
             parameters["clip_weights"] = self.clip_weights
         if self.centered:
-            nd.op.rmspropalex_update(weight, grad, *state, out=weight, gamma2=self.gamma2, **parameters)
+            mean_square, mean, delta = state
+            parameters["gamma2"] = self.gamma2
+            nd.op.rmspropalex_update(weight, grad, mean_square, mean, delta, out=weight, **parameters)
         else:
-            nd.op.rmsprop_update(weight, grad, *state, out=weight, **parameters)
+            (mean_square,) = state
+            nd.op.rmsprop_update(weight, grad, mean_square, out=weight, **parameters)

@@ -54,7 +54,7 @@ def dumps(states: Mapping[Any, Any], progress: Mapping[str, Any], optimizer: Map
     """
     arrays: list[np.ndarray[Any, Any]] = []
     trees = [[index, _tree(state, arrays, index)] for index, state in states.items()]
-    header = msgpack.packb({"states": trees, "progress": progress, "optimizer": optimizer})
+    header: bytes = msgpack.packb({"states": trees, "progress": progress, "optimizer": optimizer})
     return _START.pack(MAGIC, VERSION, len(header)) + header + params.dumps(arrays)
 
 

@@ -23,6 +23,19 @@ if TYPE_CHECKING:
     from flowmx.executor import Executor
 
 
+def _binary(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbol]:
+    """The method for one of Python's operators: with a symbol of the same shape, or with a number."""
+
+    def method(self: Symbol, other: Any) -> Symbol:
+        if isinstance(other, Symbol):
+            return apply(array_op, [other, self] if swapped else [self, other])
+        if isinstance(other, (int, float, np.generic)):
+            return apply(scalar_op, [self], {"scalar": other})
+        return NotImplemented
+
+    return method
+
+
 class Symbol:
     """One or more outputs of a graph of operators.
 
@@ -342,7 +355,28 @@ class Symbol:
         """Write the JSON to a file (replaced as a whole)."""
         replace_file(fname, [self.tojson().encode()])
 
-    # -- arithmetic ------------------------------------------------------------------------------------
+    # -- arithmetic (by the names that MXNet's frontend calls: automatic node names come from them) -----
+
+    __add__ = _binary("_Plus", "_PlusScalar")
+    __sub__ = _binary("_Minus", "_MinusScalar")
+    __mul__ = _binary("_Mul", "_MulScalar")
+    __truediv__ = _binary("_Div", "_DivScalar")
+    __mod__ = _binary("_Mod", "_ModScalar")
+    __pow__ = _binary("_Power", "_PowerScalar")
+
+    __radd__ = _binary("_Plus", "_PlusScalar", swapped=True)
+    __rsub__ = _binary("_Minus", "_RMinusScalar", swapped=True)
+    __rmul__ = _binary("_Mul", "_MulScalar", swapped=True)
+    __rtruediv__ = _binary("_Div", "_RDivScalar", swapped=True)
+    __rmod__ = _binary("_Mod", "_RModScalar", swapped=True)
+    __rpow__ = _binary("_Power", "_RPowerScalar", swapped=True)
+
+    __eq__ = _binary("_Equal", "_EqualScalar")  # type: ignore[assignment]
+    __ne__ = _binary("_Not_Equal", "_NotEqualScalar")  # type: ignore[assignment]
+    __gt__ = _binary("_Greater", "_GreaterScalar")
+    __ge__ = _binary("_Greater_Equal", "_GreaterEqualScalar")
+    __lt__ = _binary("_Lesser", "_LesserScalar")
+    __le__ = _binary("_Lesser_Equal", "_LesserEqualScalar")
 
     def __neg__(self) -> Symbol:
         return apply("_MulScalar", [self], {"scalar": -1.0})
@@ -368,34 +402,6 @@ class Symbol:
             return call(name, (self, *args), kwargs)
 
         return method
-
-
-def _binary(array_op: str, scalar_op: str, swapped: bool) -> Callable[[Symbol, Any], Symbol]:
-    def method(self: Symbol, other: Any) -> Symbol:
-        if isinstance(other, Symbol):
-            return apply(array_op, [other, self] if swapped else [self, other])
-        if isinstance(other, (int, float, np.generic)):
-            return apply(scalar_op, [self], {"scalar": other})
-        return NotImplemented
-
-    return method
-
-
-# Python's operator, MXNet's operator for two symbols, for a symbol and a number, for a number and a symbol. The
-# names are those that MXNet's frontend calls, since automatic node names come from them.
-_OPERATORS = [
-    ("add", "_Plus", "_PlusScalar", "_PlusScalar"), ("sub", "_Minus", "_MinusScalar", "_RMinusScalar"),
-    ("mul", "_Mul", "_MulScalar", "_MulScalar"), ("truediv", "_Div", "_DivScalar", "_RDivScalar"),
-    ("mod", "_Mod", "_ModScalar", "_RModScalar"), ("pow", "_Power", "_PowerScalar", "_RPowerScalar"),
-    ("eq", "_Equal", "_EqualScalar", ""), ("ne", "_Not_Equal", "_NotEqualScalar", ""),
-    ("gt", "_Greater", "_GreaterScalar", ""), ("ge", "_Greater_Equal", "_GreaterEqualScalar", ""),
-    ("lt", "_Lesser", "_LesserScalar", ""), ("le", "_Lesser_Equal", "_LesserEqualScalar", ""),
-]  # fmt: skip
-
-for _name, _array, _scalar, _swapped in _OPERATORS:
-    setattr(Symbol, f"__{_name}__", _binary(_array, _scalar, False))
-    if _swapped:
-        setattr(Symbol, f"__r{_name}__", _binary(_array, _swapped, True))
 
 
 # -- making symbols ----------------------------------------------------------------------------------------

@@ -1,0 +1,62 @@
+"""``python -m benchmarks [name ...] [--rounds N]``: run the benchmarks and print every figure beside its peer.
+
+The peers live in environments of their own, under the folder that PEERS names: ``mxnet/bin/python`` with MXNet
+1.9.1. A benchmark whose peer is not there is run without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from benchmarks import turns
+
+
+def engine(rounds: int) -> None:
+    """What an operation costs beyond its arithmetic, on arrays of 16 floats."""
+    turns.report(
+        "Engine cost (microseconds an operation, arrays of 16 floats)",
+        turns.compare("engine", ["mxnet"], rounds),
+        {
+            "chain_us": ("mxnet", 0.35),
+            "independent_us": ("mxnet", 0.35),
+            "push_and_wait_us": ("mxnet", 0.6),
+            "push_and_await_us": ("push_and_wait_us", 1.5),
+        },
+    )
+
+
+def lenet(rounds: int) -> None:
+    """A training step of a symbolic LeNet, 1x28x28, batch 64."""
+    turns.report(
+        "LeNet training step (milliseconds, batch 64)",
+        turns.compare("lenet", ["mxnet"], rounds),
+        {"step_ms": ("mxnet", 1.5)},
+    )
+
+
+def lag(rounds: int) -> None:
+    """The lag of an event loop beside LeNet in training."""
+    turns.report("Event loop beside LeNet training (milliseconds of lag)", turns.compare("lag", [], rounds))
+
+
+def runahead(rounds: int) -> None:
+    """A million operations pushed without a wait."""
+    del rounds
+    turns.report("A million pushes without a wait", turns.compare("runahead", [], 1))
+
+
+BENCHMARKS = {function.__name__: function for function in (engine, lenet, lag, runahead)}
+
+
+def main() -> None:
+    """Run the chosen benchmarks."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], help="which (default: all)")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each system (default: %(default)s)")
+    options = parser.parse_args()
+    for name in options.names or BENCHMARKS:
+        BENCHMARKS[name](options.rounds)
+
+
+if __name__ == "__main__":
+    main()

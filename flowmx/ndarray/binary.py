@@ -1,0 +1,81 @@
+"""Functions of two operands, each an array or a number: ``mx.nd.maximum(2, x)``."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flowmx.ndarray.array import NDArray
+from flowmx.ndarray.core import invoke
+from flowmx.ops.registry import lookup
+
+Operand = NDArray | float
+_NUMBERS = (int, float, bool, np.generic)
+
+
+def _two(
+    name: str, arrays: str, scalar: str, swapped: str, numbers: Callable[[Any, Any], Any]
+) -> Callable[[Operand, Operand], Any]:
+    """A function of two operands.
+
+    Args:
+        name: its name.
+        arrays: the operator of two arrays is ``broadcast_`` with this.
+        scalar: the operator with a number on the right, without ``_scalar``.
+        swapped: the operator with a number on the left, without ``_scalar``.
+        numbers: the function of two numbers.
+    """
+
+    def function(lhs: Operand, rhs: Operand) -> Any:
+        for side, value in (("lhs", lhs), ("rhs", rhs)):
+            if not isinstance(value, (NDArray, *_NUMBERS)):
+                raise TypeError(f"{name}: {side} is {type(value).__name__}, expected an NDArray or a number")
+        if isinstance(lhs, NDArray):
+            if isinstance(rhs, NDArray):
+                return invoke(lookup(f"broadcast_{arrays}").create(), (lhs, rhs))
+            return invoke(lookup(f"{scalar}_scalar").create(scalar=float(rhs)), (lhs,))
+        if isinstance(rhs, NDArray):
+            return invoke(lookup(f"{swapped}_scalar").create(scalar=float(lhs)), (rhs,))
+        return numbers(lhs, rhs)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"{lookup(f'broadcast_{arrays}').__doc__} Each is an array or a number."
+    return function
+
+
+def _number(compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], float]:
+    """A comparison of numbers that gives 1.0 or 0.0."""
+    return lambda lhs, rhs: float(compute(lhs, rhs))
+
+
+# fmt: off
+add = _two("add", "add", "_plus", "_plus", operator.add)
+subtract = _two("subtract", "sub", "_minus", "_rminus", operator.sub)
+multiply = _two("multiply", "mul", "_mul", "_mul", operator.mul)
+divide = _two("divide", "div", "_div", "_rdiv", operator.truediv)
+true_divide = _two("true_divide", "div", "_div", "_rdiv", operator.truediv)
+modulo = _two("modulo", "mod", "_mod", "_rmod", operator.mod)
+power = _two("power", "power", "_power", "_rpower", operator.pow)
+maximum = _two("maximum", "maximum", "_maximum", "_maximum", max)
+minimum = _two("minimum", "minimum", "_minimum", "_minimum", min)
+hypot = _two("hypot", "hypot", "_hypot", "_hypot", math.hypot)
+equal = _two("equal", "equal", "_equal", "_equal", _number(operator.eq))
+not_equal = _two("not_equal", "not_equal", "_not_equal", "_not_equal", _number(operator.ne))
+greater = _two("greater", "greater", "_greater", "_lesser", _number(operator.gt))
+greater_equal = _two("greater_equal", "greater_equal", "_greater_equal", "_lesser_equal", _number(operator.ge))
+lesser = _two("lesser", "lesser", "_lesser", "_greater", _number(operator.lt))
+lesser_equal = _two("lesser_equal", "lesser_equal", "_lesser_equal", "_greater_equal", _number(operator.le))
+logical_and = _two("logical_and", "logical_and", "_logical_and", "_logical_and", _number(np.logical_and))
+logical_or = _two("logical_or", "logical_or", "_logical_or", "_logical_or", _number(np.logical_or))
+logical_xor = _two("logical_xor", "logical_xor", "_logical_xor", "_logical_xor", _number(np.logical_xor))
+# fmt: on
+
+__all__ = [
+    "add", "divide", "equal", "greater", "greater_equal", "hypot", "lesser", "lesser_equal", "logical_and",
+    "logical_or", "logical_xor", "maximum", "minimum", "modulo", "multiply", "not_equal", "power", "subtract",
+    "true_divide",
+]  # fmt: skip

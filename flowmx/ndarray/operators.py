@@ -1,0 +1,118 @@
+"""Python's arithmetic on arrays: each operator a row of the class body, by the names of MXNet's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from flowmx.ndarray import recording
+from flowmx.ndarray.core import BaseArray, Elementwise, allocate, invoke, refuse_in_place
+from flowmx.ops.registry import lookup
+
+if TYPE_CHECKING:
+    from flowmx.ndarray.array import NDArray
+
+_scalar_types = (float, int, bool, np.generic)
+_INTERN_LIMIT = 1024
+
+
+def _with_number(name: str, number: Any) -> Elementwise:
+    return Elementwise(lookup(name).create(scalar=float(number)))
+
+
+def _binary(array_name: str, scalar_name: str, swapped: bool = False) -> Callable[[Any, Any], NDArray]:
+    """The method for one operator: with an array (broadcast), or with a number."""
+    both = Elementwise(lookup(array_name).create())
+    numbers: dict[Any, Elementwise] = {}
+
+    def method(self: BaseArray, other: Any) -> Any:
+        if isinstance(other, BaseArray):
+            return both(other, self) if swapped else both(self, other)
+        if isinstance(other, _scalar_types):
+            call = numbers.get(other)
+            if call is None:
+                call = _with_number(scalar_name, other)
+                if other != 0:  # 0.0 and -0.0 are equal as keys
+                    if len(numbers) >= _INTERN_LIMIT:
+                        numbers.clear()
+                    numbers[other] = call
+            return call(self)
+        if isinstance(other, np.ndarray):
+            data = np.array(other, self._dtype, order="C")
+            brought = allocate(self._storage.device, data.shape, self._dtype, data)
+            return both(brought, self) if swapped else both(self, brought)
+        return NotImplemented
+
+    return method
+
+
+def _in_place(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray]:
+    """The method for one in-place operator: the array's own memory takes the result."""
+
+    def method(self: Any, other: Any) -> Any:
+        if recording.state.get().recording:
+            refuse_in_place(self, "in-place arithmetic")
+        if isinstance(other, BaseArray):
+            if other._shape != self._shape or other._dtype != self._dtype:
+                other = cast("NDArray", other).astype(self._dtype, copy=False).broadcast_to(self._shape)
+            invoke(lookup(array_name).create(), [self, other], out=self)
+        elif isinstance(other, _scalar_types):
+            invoke(lookup(scalar_name).create(scalar=float(other)), [self], out=self)
+        else:
+            return NotImplemented
+        return self
+
+    return method
+
+
+class Arithmetic(BaseArray):
+    """Arrays with arithmetic; comparisons give 1 and 0 in the array's own dtype."""
+
+    __add__ = _binary("broadcast_add", "_plus_scalar")
+    __sub__ = _binary("broadcast_sub", "_minus_scalar")
+    __mul__ = _binary("broadcast_mul", "_mul_scalar")
+    __truediv__ = _binary("broadcast_div", "_div_scalar")
+    __mod__ = _binary("broadcast_mod", "_mod_scalar")
+    __pow__ = _binary("broadcast_power", "_power_scalar")
+
+    __radd__ = _binary("broadcast_add", "_plus_scalar", swapped=True)
+    __rsub__ = _binary("broadcast_sub", "_rminus_scalar", swapped=True)
+    __rmul__ = _binary("broadcast_mul", "_mul_scalar", swapped=True)
+    __rtruediv__ = _binary("broadcast_div", "_rdiv_scalar", swapped=True)
+    __rmod__ = _binary("broadcast_mod", "_rmod_scalar", swapped=True)
+    __rpow__ = _binary("broadcast_power", "_rpower_scalar", swapped=True)
+
+    __iadd__ = _in_place("broadcast_add", "_plus_scalar")
+    __isub__ = _in_place("broadcast_sub", "_minus_scalar")
+    __imul__ = _in_place("broadcast_mul", "_mul_scalar")
+    __itruediv__ = _in_place("broadcast_div", "_div_scalar")
+    __imod__ = _in_place("broadcast_mod", "_mod_scalar")
+    __ipow__ = _in_place("broadcast_power", "_power_scalar")
+
+    __eq__ = _binary("broadcast_equal", "_equal_scalar")  # type: ignore[assignment]
+    __ne__ = _binary("broadcast_not_equal", "_not_equal_scalar")  # type: ignore[assignment]
+    __gt__ = _binary("broadcast_greater", "_greater_scalar")
+    __ge__ = _binary("broadcast_greater_equal", "_greater_equal_scalar")
+    __lt__ = _binary("broadcast_lesser", "_lesser_scalar")
+    __le__ = _binary("broadcast_lesser_equal", "_lesser_equal_scalar")
+    __hash__ = object.__hash__
+
+    def __neg__(self) -> NDArray:
+        return self._call("negative")
+
+    def __pos__(self) -> NDArray:
+        return cast("NDArray", self)
+
+    def __abs__(self) -> NDArray:
+        return self._call("abs")
+
+    def __invert__(self) -> NDArray:
+        return self._call("logical_not")
+
+    def __matmul__(self, other: NDArray) -> NDArray:
+        return self._call("dot" if len(self._shape) <= 2 else "batch_dot", other)
+
+    def _call(self, name: str, *others: BaseArray, **parameters: Any) -> NDArray:
+        return cast("NDArray", invoke(lookup(name).create(**parameters), [self, *others], depth=3))

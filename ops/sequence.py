@@ -1,0 +1,115 @@
+"""Operators on sequences of different lengths: data of the shape (time, batch, ...)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from flowmx.errors import ShapeError
+from flowmx.ops.dtypes import DType
+from flowmx.ops.indexing import whole
+from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear
+from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone, merge, option
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class _Sequence(Linear):
+    arguments = ("data", "sequence_length")
+    use_sequence_length: bool = option(False, "Take the lengths from the second input; else all are full.")
+    axis: int = option(0, "The axis of time, 0 or 1.", low=0, high=1)
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments if self.use_sequence_length else self.arguments[:1]
+
+    def made(self, shape: Shape) -> Shape:
+        """The output's shape."""
+        return shape
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        data = shapes[0]
+        if data is None:
+            return shapes, [None]
+        if len(data) < 2:
+            raise ShapeError(f"{self.name}: data has shape {data}, expected at least 2 axes (time, batch)")
+        if not self.use_sequence_length:
+            return shapes, [self.made(data)]
+        batch = (data[1 - self.axis],)
+        lengths = merge(shapes[1], batch)
+        if lengths is False:
+            raise ShapeError(f"{self.name}: sequence_length has shape {shapes[1]}, expected {batch}")
+        return [data, lengths], [self.made(data)]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [dtypes[0]]
+
+    def grid(self, run: Run, shape: Shape, others: Sequence[Array]) -> tuple[Array, Array]:
+        """The times and the lengths, as arrays that broadcast to (time, batch)."""
+        times = run.xp.arange(shape[self.axis])[:, None]
+        if self.use_sequence_length:
+            return times, whole(others[0])[None, :]
+        return times, run.xp.full((1, shape[1 - self.axis]), shape[self.axis])
+
+    def timed(self, x: Array) -> Array:
+        """The data as (time, batch, ...)."""
+        return x.swapaxes(0, 1) if self.axis else x
+
+
+@linear("SequenceMask")
+class SequenceMask(_Sequence):
+    """The sequences with ``value`` from their end on."""
+
+    value: float = option(0.0, "What stands behind the end.")
+
+    def _mask(self, run: Run, x: Array, others: Sequence[Array], value: float, out: Array) -> None:
+        times, lengths = self.grid(run, x.shape, others)
+        inside = times < lengths
+        timed = self.timed(x)
+        inside = inside.reshape(*inside.shape, *((1,) * (x.ndim - 2)))
+        self.timed(out)[...] = run.xp.where(inside, timed, timed.dtype.type(value))
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self._mask(run, inputs[0], inputs[1:], self.value, outputs[0])
+
+    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        self._mask(run, head, others, 0.0, out)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        # The transpose belongs to the linear part, without the value.
+        plain = type(self).create(use_sequence_length=self.use_sequence_length, axis=self.axis)
+        return Linear.gradient(cast("Linear", plain), F, inputs, outputs, heads)
+
+
+@linear("SequenceLast")
+class SequenceLast(_Sequence):
+    """The last element of each sequence: shape (batch, ...)."""
+
+    def made(self, shape: Shape) -> Shape:
+        return (shape[1 - self.axis], *shape[2:])
+
+    def _ends(self, run: Run, shape: Shape, others: Sequence[Array]) -> tuple[Array, Array]:
+        lengths = self.grid(run, shape, others)[1]
+        return run.xp.maximum(lengths[0], 1) - 1, run.xp.arange(lengths.shape[1])
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = self.timed(inputs[0])[self._ends(run, inputs[0].shape, inputs[1:])]
+
+    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        out[...] = 0
+        self.timed(out)[self._ends(run, out.shape, others)] = head
+
+
+@linear("SequenceReverse")
+class SequenceReverse(_Sequence):
+    """The sequences in reverse order of time; what lies behind their end stays in place."""
+
+    def _reverse(self, run: Run, x: Array, others: Sequence[Array], out: Array) -> None:
+        times, lengths = self.grid(run, x.shape, others)
+        origin = run.xp.where(times < lengths, lengths - 1 - times, times)
+        self.timed(out)[...] = self.timed(x)[origin, run.xp.arange(origin.shape[1])]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self._reverse(run, inputs[0], inputs[1:], outputs[0])
+
+    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        self._reverse(run, head, others, out)

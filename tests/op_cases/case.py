@@ -1,0 +1,84 @@
+"""A row of the operator tables: what to call an operator with, and how to check it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Array = Any
+Maker = Callable[[np.random.Generator], Array]
+
+
+class Case(NamedTuple):
+    """One call of an operator.
+
+    An input is a shape (normal numbers), or a function of a generator. Auxiliary states are the last inputs.
+    """
+
+    op: str
+    inputs: Sequence[tuple[int, ...] | Maker]
+    params: Mapping[str, Any] = MappingProxyType({})
+    auxiliary: int = 0
+    train: bool = True
+    numeric: bool = True
+    """Whether the gradient is that of the outputs (an output layer's is not)."""
+    wrt: tuple[int, ...] | None = None
+    """The inputs to differentiate by; None means all but the auxiliary states."""
+    recorded: bool = True
+    """Whether MXNet can be asked for the same."""
+    outputs: int | None = None
+    """How many outputs to compare with MXNet's; None means all visible ones."""
+    second: bool = False
+    """Whether the gradient's own gradient is checked too."""
+    gradient: bool = True
+    """False for operators through which no gradient flows, such as an optimizer's."""
+    same_gradient: bool = True
+    """False where MXNet's own gradient is wrong."""
+    note: str = ""
+
+    @property
+    def id(self) -> str:
+        shown = "-".join(f"{key}={value}" for key, value in self.params.items())
+        return "-".join(filter(None, (self.op, shown, self.note, "" if self.train else "predict")))
+
+    def arrays(self, seed: int = 0) -> list[Array]:
+        """The inputs, in float64."""
+        rng = np.random.default_rng(seed)
+        return [
+            np.asarray(each(rng) if callable(each) else rng.standard_normal(each), np.float64) for each in self.inputs
+        ]
+
+    def differentiable(self) -> tuple[int, ...]:
+        """Positions of the inputs whose gradients are compared."""
+        if not self.gradient:
+            return ()
+        return tuple(range(len(self.inputs) - self.auxiliary)) if self.wrt is None else self.wrt
+
+
+def positive(*shape: int) -> Maker:
+    """Numbers from 0.5 to 1.5."""
+    return lambda rng: rng.uniform(0.5, 1.5, shape)
+
+
+def apart(*shape: int) -> Maker:
+    """Numbers at least 0.1 apart from each other and from 0, in random order."""
+    size = int(np.prod(shape))
+    return lambda rng: ((rng.permutation(size) - size // 2 + 0.5) * 0.2).reshape(shape)
+
+
+def ties(*shape: int) -> Maker:
+    """Few different whole numbers, so that many are equal."""
+    return lambda rng: rng.integers(0, 3, shape)
+
+
+def classes(count: int, *shape: int) -> Maker:
+    """Class numbers."""
+    return lambda rng: rng.integers(0, count, shape)
+
+
+def fixed(values: Any) -> Maker:
+    """These values."""
+    return lambda rng: np.array(values)

@@ -1,0 +1,154 @@
+"""Initializers, against what MXNet writes (exact ones) or how its values are spread (random ones)."""
+
+import json
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from tests.fixtures import record_training as recorded
+
+TOLD = json.loads((recorded.FOLDER / "initializers.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("case", "told"), list(zip(recorded.INITIALIZERS, TOLD, strict=True)), ids=lambda c: str(c)[:60]
+)
+def test_does_as_recorded(case, told):
+    mx.random.seed(1)
+    dumped, content = recorded.run_initializer(mx, *case)
+    assert dumped == told[0]
+    if case[0] in recorded.EXACT:
+        np.testing.assert_allclose(content, told[1], rtol=1e-6)
+    else:
+        np.testing.assert_allclose(content[2], told[1][2], rtol=0.03)
+        bounded = case[0] == "Uniform" or case[1].get("rnd_type", "uniform") == "uniform"
+        if bounded and case[0] in ("Uniform", "Xavier"):
+            np.testing.assert_allclose(content[:2], told[1][:2], rtol=0.01)
+
+
+def initialized(initializer, name, shape=(4, 6), attrs=None):
+    array = mx.nd.full(shape, 7)
+    initializer(mx.init.InitDesc(name, attrs), array)
+    return array.asnumpy()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("a_bias", 0),
+        ("a_gamma", 1),
+        ("a_beta", 0),
+        ("a_moving_mean", 0),
+        ("a_moving_var", 1),
+        ("q_min", 0),
+        ("q_max", 1),
+    ],
+)
+def test_the_name_says_what_a_parameter_is(name, value):
+    assert (initialized(mx.init.Uniform(), name) == value).all()
+
+
+def test_an_unknown_name_is_refused():
+    with pytest.raises(ValueError, match="the name 'thing' does not say"):
+        initialized(mx.init.Uniform(), "thing")
+    with pytest.raises(NotImplementedError, match="must implement _init_weight"):
+        initialized(mx.init.Initializer(), "a_weight")
+
+
+def test_a_variable_s_own_initializer_counts_first():
+    assert (initialized(mx.init.Uniform(), "a_bias", attrs={"__init__": mx.init.Constant(3).dumps()}) == 3).all()
+    assert (initialized(mx.init.Uniform(), "thing", attrs={"__init__": "ones"}) == 1).all()
+
+
+def test_the_same_seed_gives_the_same_numbers():
+    for initializer in (mx.init.Xavier(), mx.init.Normal(), mx.init.Orthogonal()):
+        found = []
+        for _ in range(2):
+            mx.random.seed(3)
+            found.append(initialized(initializer, "a_weight"))
+        assert (found[0] == found[1]).all()
+        assert (initialized(initializer, "a_weight") != found[0]).any()
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4), (3, 2, 2)])
+def test_orthogonal_weights_are_orthogonal(shape):
+    matrix = initialized(mx.init.Orthogonal(2.0), "a_weight", shape).reshape(shape[0], -1)
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    np.testing.assert_allclose(gram, 4 * np.eye(len(gram)), atol=1e-5)
+
+
+def test_initializers_of_other_dtypes():
+    array = mx.nd.full((50, 50), 0, dtype=np.float16)
+    mx.init.Xavier()("a_weight", array)
+    assert 0.1 < array.asnumpy().std() < 0.2
+
+
+def test_create_reads_names_and_json():
+    assert mx.init.create("xavier", magnitude=2) == mx.init.Xavier(magnitude=2)
+    assert mx.init.create('["normal", {"sigma": 0.5}]') == mx.init.Normal(0.5)
+    assert mx.init.create(mx.init.MSRAPrelu(slope=0.1).dumps()) == mx.init.MSRAPrelu(slope=0.1)
+    assert mx.init.create('{"initializer": "normal", "sigma": 0.5}') == mx.init.Normal(0.5)
+    assert isinstance(mx.init.create("zeros"), mx.init.Zero)
+    assert mx.init.Normal(0.5) != mx.init.Normal(0.4)
+    with pytest.raises(ValueError, match="no initializer 'xavierr': did you mean 'xavier'"):
+        mx.init.create("xavierr")
+    with pytest.raises(TypeError, match="the initializer is 5, expected a name"):
+        mx.init.create(5)
+
+
+def test_own_initializers_can_be_registered():
+    @mx.init.register
+    @mx.init.alias("my_own")
+    class MyInit(mx.init.Initializer):
+        def _init_weight(self, name, arr):
+            arr[:] = 0.25
+
+        def _init_bias(self, name, arr):
+            arr[:] = 4
+
+    assert (initialized(mx.init.create("myinit"), "a_weight") == 0.25).all()
+    assert (initialized(mx.init.create("my_own"), "a_bias") == 4).all()
+
+
+def test_mixed_takes_the_first_pattern_that_matches():
+    mixed = mx.init.Mixed(["fc1_.*", ".*weight"], [mx.init.One(), mx.init.Zero()])
+    assert (initialized(mixed, "fc1_weight") == 1).all()
+    assert (initialized(mixed, "fc2_weight") == 0).all()
+    with pytest.raises(ValueError, match="no pattern matches the parameter 'fc2_bias'"):
+        initialized(mixed, "fc2_bias")
+    with pytest.raises(ValueError, match="1 patterns and 0 initializers"):
+        mx.init.Mixed([".*"], [])
+
+
+def test_load_copies_what_it_has(tmp_path):
+    path = str(tmp_path / "a.params")
+    mx.nd.save(path, {"arg:a_weight": mx.nd.full((4, 6), 3)})
+    load = mx.init.Load(path, default_init=mx.init.One())
+    assert (initialized(load, "a_weight") == 3).all()
+    assert (initialized(load, "b_weight") == 1).all()
+    with pytest.raises(ValueError, match=r"loaded with shape \(4, 6\), expected \(2, 2\)"):
+        initialized(load, "a_weight", (2, 2))
+    with pytest.raises(ValueError, match="no parameter 'b'"):
+        initialized(mx.init.Load({}), "b")
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: mx.init.Xavier("x"), "expected 'uniform' or 'gaussian'"),
+        (lambda: mx.init.Xavier(factor_type="x"), "expected 'avg', 'in' or 'out'"),
+        (lambda: mx.init.Orthogonal(rand_type="x"), "expected 'uniform' or 'normal'"),
+        (lambda: initialized(mx.init.Xavier(), "a_weight", (3,)), r"has shape \(3,\), expected at least two axes"),
+        (lambda: initialized(mx.init.Bilinear(), "a_weight", (3, 3)), "expected four axes"),
+    ],
+)
+def test_refuses_what_makes_no_sense(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_verbosity_logs_what_was_initialized(caplog):
+    caplog.set_level("INFO")
+    initialized(mx.init.One().set_verbosity(True), "a_weight")
+    assert "Initialized a_weight as weight: 1.0" in caplog.text

@@ -1,0 +1,347 @@
+"""Modules: training against MXNet's figures, checkpoints that resume exactly, and loops that never block."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from tests.fixtures import record_training as recorded
+
+TOLD = json.loads((recorded.FOLDER / "network.json").read_text())
+
+
+def data(**arguments):
+    return mx.io.NDArrayIter(*recorded.dataset(), batch_size=recorded.BATCH, **arguments)
+
+
+def params():
+    return tuple({name: mx.nd.array(value) for name, value in each.items()} for each in recorded.first_params())
+
+
+def module(**arguments):
+    return mx.mod.Module(recorded.network(mx.sym), **arguments)
+
+
+async def fitted(train=None, made=None, **arguments):
+    made = made or module()
+    if not made.params_initialized:
+        arguments["arg_params"], arguments["aux_params"] = params()
+    await made.fit(train or data(), **{"num_epoch": recorded.EPOCH, **recorded.FIT, **arguments})
+    return made
+
+
+async def content(made):
+    args, aux = made.get_params()
+    return {name: (await array).asnumpy() for name, array in (args | aux).items()}
+
+
+async def test_trains_as_mxnet_does():
+    metrics = []
+    made = await fitted(
+        eval_metric=["acc", "ce"],
+        batch_end_callback=lambda param: metrics.append(param.eval_metric.get_name_value()),
+    )
+    np.testing.assert_allclose(
+        [[value for _, value in batch] for batch in metrics],
+        [[value for _, value in batch] for batch in TOLD["metrics"]],
+        rtol=2e-4,
+    )
+    _, args, aux = mx.model.load_checkpoint(recorded.CHECKPOINT, recorded.EPOCH)
+    found = await content(made)
+    for name, wanted in (args | aux).items():
+        np.testing.assert_allclose(found[name], wanted.asnumpy(), rtol=1e-3, atol=2e-5)
+    outputs = await made.predict(data())
+    np.testing.assert_allclose(outputs.asnumpy(), TOLD["outputs"], rtol=1e-3, atol=1e-5)
+    scores = await made.score(data(), ["acc", "ce"])
+    assert [name for name, _ in scores] == ["accuracy", "cross-entropy"]
+    np.testing.assert_allclose([value for _, value in scores], [value for _, value in TOLD["scores"]], rtol=1e-3)
+
+
+async def test_a_checkpoint_of_mxnet_predicts_as_in_mxnet():
+    made = mx.mod.Module.load(recorded.CHECKPOINT, recorded.EPOCH)
+    made.bind(data().provide_data, for_training=False)
+    outputs = await made.predict(data())
+    assert outputs.shape == (28, 3)
+    np.testing.assert_allclose(outputs.asnumpy(), TOLD["outputs"], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "arguments"),
+    [
+        ("sgd", {"learning_rate": 0.2, "momentum": 0.9}),
+        ("adam", {"learning_rate": 0.05}),
+        ("nadam", {"learning_rate": 0.05}),
+        ("rmsprop", {"learning_rate": 0.05, "centered": True}),
+    ],
+)
+async def test_resumed_training_goes_on_exactly(tmp_path, optimizer, arguments):
+    def options():
+        schedule = mx.lr_scheduler.FactorScheduler(3, 0.9, base_lr=arguments["learning_rate"])
+        return {"optimizer": optimizer, "optimizer_params": {**arguments, "lr_scheduler": schedule}}
+
+    prefix = str(tmp_path / "net")
+    made = module()
+    save = mx.callback.module_checkpoint(made, prefix, save_optimizer_states=True)
+    await fitted(made=made, num_epoch=4, epoch_end_callback=save, **options())
+    resumed = mx.mod.Module.load(prefix, 2, load_optimizer_states=True)
+    await fitted(made=resumed, begin_epoch=2, num_epoch=4, **options())
+    found = await content(resumed)
+    for name, wanted in (await content(made)).items():
+        np.testing.assert_array_equal(found[name], wanted)
+
+
+async def test_two_devices_train_as_one_does():
+    """Without batch normalization, whose statistics are each device's own."""
+
+    def make(context):
+        net = mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=3, name="fc")
+        return mx.mod.Module(mx.sym.SoftmaxOutput(net, name="softmax"), context=context)
+
+    found = []
+    for context in (mx.cpu(), [mx.cpu(0), mx.cpu(1)]):
+        made = make(context)
+        mx.random.seed(2)
+        await made.fit(data(), eval_data=data(), num_epoch=2, **recorded.FIT)
+        found.append((await content(made), await made.predict(data()), await made.score(data(), "ce")))
+    for name, wanted in found[0][0].items():
+        np.testing.assert_allclose(found[1][0][name], wanted, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(found[1][1].asnumpy(), found[0][1].asnumpy(), rtol=1e-4)
+    assert made.get_outputs(merge_multi_context=False)[0][1].context == mx.cpu(1)
+
+
+async def test_two_devices_with_auxiliary_states():
+    made = module(context=[mx.cpu(0), mx.cpu(1)], work_load_list=[1, 3])
+    await fitted(made=made)
+    assert [part.shape for part in made.get_outputs(False)[0]] == [(2, 3), (6, 3)]
+    assert (await made.score(data(), "acc"))[0][1] > 0.5
+
+
+async def test_batches_of_another_size_are_taken():
+    made = module()
+    made.bind(data().provide_data, data().provide_label)
+    made.init_params(None, *params())
+    inputs, _ = recorded.dataset()
+    for size in (8, 3, 20, 3, 8):
+        made.forward(mx.io.DataBatch([mx.nd.array(inputs[:size])]), is_train=False)
+        assert made.get_outputs()[0].shape == (size, 3)
+    with pytest.raises(ValueError, match=r"'fc1_weight' would change from \(6, 5\) to \(6, 4\)"):
+        made.forward(mx.io.DataBatch([mx.nd.array(inputs[:8, :4])]), is_train=False)
+    whole = await made.predict(inputs)
+    assert whole.shape == (28, 3)
+
+
+async def test_the_low_level_calls():
+    made = mx.mod.Module(recorded.network(mx.sym), fixed_param_names=["fc1_weight"])
+    made.bind([("data", (8, 5))], [("softmax_label", (8,))], inputs_need_grad=True)
+    assert made.data_names == ["data"]
+    assert made.label_names == ["softmax_label"]
+    assert made.output_names == ["softmax_output"]
+    assert made.output_shapes == [("softmax_output", (8, 3))]
+    made.init_params(None, *params())
+    made.init_optimizer(optimizer_params={"learning_rate": 1.0})
+    batch = data().next()
+    before = {name: array.copy() for name, array in made.get_params()[0].items()}
+    metric = mx.metric.create("acc")
+    made.forward_backward(batch)
+    made.update()
+    await made.update_metric_async(metric, batch.label)
+    (grad,) = made.get_input_grads()
+    assert (await grad).shape == (8, 5)
+    assert np.abs(grad.asnumpy()).sum() > 0
+    after = made.get_params()[0]
+    for array in after.values():
+        await array
+    assert (after["fc1_weight"].asnumpy() == before["fc1_weight"].asnumpy()).all()
+    assert (after["fc2_weight"].asnumpy() != before["fc2_weight"].asnumpy()).any()
+    assert metric.num_inst == 8
+
+
+def test_gradients_can_be_added_up():
+    found = []
+    for request, times in (("write", 1), ("add", 2)):
+        made = module()
+        made.bind(data().provide_data, data().provide_label, grad_req=request)
+        made.init_params(None, *params())
+        for _ in range(times):
+            made.forward_backward(data().next())
+        found.append(made._group.gradient("fc2_weight").asnumpy())
+    np.testing.assert_allclose(found[1], 2 * found[0], rtol=1e-5)
+
+
+def test_gradients_of_outputs_can_be_given():
+    made = mx.mod.Module(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2, name="fc"), label_names=None)
+    made.bind([("data", (3, 4))])
+    made.init_params(mx.init.One())
+    made.forward(mx.io.DataBatch([mx.nd.full((3, 4), 2)]))
+    made.backward([mx.nd.full((3, 2), 5)])
+    assert (made._group.gradient("fc_weight").asnumpy() == 30).all()
+
+
+async def test_predictions_leave_padding_out_and_may_stay_apart():
+    made = await fitted(num_epoch=1)
+    apart = await made.predict(data(), merge_batches=False)
+    assert [batch[0].shape for batch in apart] == [(8, 3), (8, 3), (8, 3), (4, 3)]
+    listed = await made.predict(data(), num_batch=2, always_output_list=True)
+    assert [out.shape for out in listed] == [(16, 3)]
+    numbers = [number async for _, number, _ in made.iter_predict(data(), num_batch=3)]
+    assert numbers == [0, 1, 2]
+    assert await made.predict(data(), num_batch=0) == []
+
+
+async def test_callbacks_are_called_and_awaited():
+    calls = []
+
+    async def batch_end(param):
+        await asyncio.sleep(0)
+        calls.append(("batch", param.epoch, param.nbatch))
+
+    def epoch_end(epoch, symbol, args, aux):
+        calls.append(("epoch", epoch, len(args), len(aux)))
+
+    async def eval_end(param):
+        calls.append(("eval", param.epoch, param.nbatch))
+
+    await fitted(
+        num_epoch=2, eval_data=data(), batch_end_callback=[batch_end], epoch_end_callback=epoch_end,
+        eval_end_callback=eval_end,
+    )  # fmt: skip
+    assert calls[:6] == [*(("batch", 0, nbatch) for nbatch in range(4)), ("epoch", 0, 6, 2), ("eval", 0, 4)]
+    assert len(calls) == 12
+
+
+async def test_training_logs_as_mxnet_does(caplog):
+    caplog.set_level("INFO")
+    await fitted(num_epoch=1, eval_data=data(), batch_end_callback=mx.callback.Speedometer(8, 2))
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines[0].startswith("Epoch[0] Batch [0-2]\tSpeed: ")
+    assert lines[1].startswith("Epoch[0] Train-accuracy=0.")
+    assert lines[2].startswith("Epoch[0] Time cost=")
+    assert lines[3].startswith("Epoch[0] Validation-accuracy=0.")
+
+
+async def test_other_tasks_run_beside_training():
+    turns = 0
+
+    async def neighbour():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(neighbour())
+    await fitted()
+    task.cancel()
+    assert turns >= 12
+
+
+async def test_plain_iterators_are_taken():
+    class Plain:
+        """Knows neither async for nor our base class."""
+
+        provide_data = (("data", (8, 5)),)
+        provide_label = (("softmax_label", (8,)),)
+
+        def __iter__(self):
+            return iter([data().next()] * 2)
+
+        def reset(self):
+            pass
+
+    made = await fitted(Plain(), num_epoch=1)
+    assert len(await made.score(Plain(), "acc")) == 1
+
+
+async def test_modules_share_parameters():
+    made = await fitted(num_epoch=1)
+    other = module()
+    other.bind([("data", (2, 5))], [("softmax_label", (2,))], shared_module=made)
+    inputs, labels = recorded.dataset()
+    batch = mx.io.DataBatch([mx.nd.array(inputs[:2])], [mx.nd.array(labels[:2])])
+    other.forward_backward(batch)
+    other.update()
+    shared = await made._group.on_devices("fc2_weight")[0]
+    assert ((await content(other))["fc2_weight"] == shared.asnumpy()).all()
+
+
+async def test_parameters_can_be_saved_set_and_bound_anew(tmp_path):
+    made = await fitted(num_epoch=1)
+    path = str(tmp_path / "a.params")
+    made.save_params(path)
+    other = module()
+    other.bind(data().provide_data, data().provide_label)
+    other.load_params(path)
+    wanted = await content(made)
+    other.bind([("data", (4, 5))], for_training=False, force_rebind=True)
+    for name, value in (await content(other)).items():
+        np.testing.assert_array_equal(value, wanted[name])
+    with pytest.raises(ValueError, match="no parameter 'more'"):
+        other.set_params({**made.get_params()[0], "more": mx.nd.array([1])}, made.get_params()[1])
+    other.set_params({"more": mx.nd.array([1])}, {}, allow_missing=True, allow_extra=True)
+    with pytest.raises(ValueError, match="'bn_beta' is not among those given"):
+        other.set_params({}, {})
+    with pytest.raises(ValueError, match=r"'bn_beta' was given with shape \(1,\), expected \(6,\)"):
+        other.set_params({"bn_beta": mx.nd.array([1])}, {}, allow_missing=True)
+
+
+async def test_an_error_of_training_data_is_raised_where_it_is_awaited():
+    def fail():
+        raise ArithmeticError("bad batch")
+
+    batches = list(data())
+    mx.engine.push(fail, writes=[batches[1].data[0]])
+
+    class Failing(mx.io.NDArrayIter):
+        def next(self):
+            super().next()
+            return batches[self.cursor // self.batch_size]
+
+    with pytest.raises(ArithmeticError, match="bad batch"):
+        await fitted(Failing(*recorded.dataset(), batch_size=recorded.BATCH))
+
+
+@pytest.mark.parametrize(
+    ("error", "call", "message"),
+    [
+        (ValueError, lambda made: mx.mod.Module(made.symbol, data_names=["x"]), "data_names has 'x'"),
+        (ValueError, lambda made: mx.mod.Module(made.symbol, fixed_param_names=["x"]), "expected one of data"),
+        (ValueError, lambda made: mx.mod.Module(made.symbol, work_load_list=[1, 2]), "has 2 entries, expected 1"),
+        (NotImplementedError, lambda made: mx.mod.Module(made.symbol, group2ctxs={}), "arrive with"),
+        (RuntimeError, lambda made: made.data_shapes, "the module is not bound"),
+        (RuntimeError, lambda made: made.forward(data().next()), "forward: the module is not bound"),
+        (RuntimeError, lambda made: made.get_params(), "the parameters are not initialized"),
+        (RuntimeError, lambda made: made.save_optimizer_states("x"), "has no optimizer"),
+        (ValueError, lambda made: made.bind([("x", (2, 2))]), r"data_shapes names \['x'\]"),
+        (ValueError, lambda made: made.bind([("data", (2, 5))], [("softmax_label", (3,))]), "3 instances on axis 0"),
+        (ValueError, lambda made: made.bind([("data", (2, 5))], None, False, True), "needs for_training=True"),
+    ],
+)
+def test_refuses_what_can_not_be(error, call, message):
+    with pytest.raises(error, match=message):
+        call(module())
+
+
+async def test_refuses_what_can_not_be_trained():
+    with pytest.raises(ValueError, match="num_epoch is missing"):
+        await module().fit(data())
+    with pytest.raises(NotImplementedError, match="KVStore"):
+        await fitted(kvstore="dist_sync")
+    with pytest.raises(TypeError, match="optimizer is 5, expected a name"):
+        await fitted(optimizer=5)
+    with pytest.raises(ValueError, match="can not be split over 9 devices"):
+        await fitted(made=module(context=[mx.cpu(index) for index in range(9)]))
+    train = data()
+    list(train)
+    with pytest.raises(ValueError, match="does it need a reset"):
+        await fitted(train)
+
+
+async def test_warns_of_what_is_probably_not_meant():
+    with pytest.warns(UserWarning, match="label_names has 'x', which is no argument"):
+        module(label_names=["x"])
+    made = await fitted(num_epoch=1)
+    with pytest.warns(UserWarning, match="initialized already"):
+        made.init_params()
+    with pytest.warns(UserWarning, match="rescale_grad is 1.0"):
+        made.init_optimizer(optimizer=mx.optimizer.SGD(), force_init=True)

@@ -1,0 +1,202 @@
+"""What the tables of tests/op_cases do not say of the neural-network operators: dtypes, modes, refusals."""
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.ops.registry import lookup
+
+
+def nd(*shape, dtype="float32"):
+    return mx.nd.array(np.random.default_rng(len(shape)).standard_normal(shape), dtype=dtype)
+
+
+def gradient(array):
+    assert array.grad is not None
+    return array.grad.asnumpy()
+
+
+REFUSED = [
+    ("FullyConnected", [(2, 3), (4, 5)], {"num_hidden": 4, "no_bias": True},
+     r"weight has shape \(4, 5\), expected \(4, 3\)"),
+    ("FullyConnected", [(2, 3), (4, 3), (5,)], {"num_hidden": 4}, r"bias has shape \(5,\), expected \(4,\)"),
+    ("FullyConnected", [(2, 3), (4, 3), (4,)], {"num_hidden": 0}, "num_hidden is 0"),
+    ("Convolution", [(1, 2, 5, 5), (4, 2, 3, 3), (4,)], {"num_filter": 4}, "missing parameter kernel"),
+    ("Convolution", [(1, 2, 2, 5), (4, 2, 3, 3), (4,)], {"kernel": (3, 3), "num_filter": 4},
+     "smaller than one window"),
+    ("Convolution", [(1, 2, 5), (4, 2, 3, 3), (4,)], {"kernel": (3, 3), "num_filter": 4}, "expected 4 axes"),
+    ("Convolution", [(1, 3, 5, 5), (4, 2, 3, 3), (4,)], {"kernel": (3, 3), "num_filter": 4, "num_group": 2},
+     "num_group 2"),
+    ("Convolution", [(1, 2, 5, 5), (4, 2, 3, 3), (4,)], {"kernel": (3, 3), "num_filter": 4, "stride": (1,)},
+     "stride is"),
+    ("Convolution", [(1, 2, 5, 5), (4, 2, 3, 3), (4,)], {"kernel": (3, 3), "num_filter": 4, "layout": "NHWC"},
+     "layout is 'NHWC', expected 'NCHW'"),
+    ("Deconvolution", [(1, 2, 3, 3), (2, 2, 2, 2)], {"kernel": (2, 2), "num_filter": 2, "target_shape": (9, 9)},
+     "target_shape"),
+    ("Deconvolution", [(1, 2, 3, 3), (2, 2, 2, 2)], {"kernel": (2, 2), "num_filter": 2, "adj": (1, 1)}, "adj is"),
+    ("Pooling", [(1, 2, 5, 5)], {}, "kernel is missing"),
+    ("Pooling", [(1, 2, 5, 5)], {"kernel": (2, 2), "pad": (2, 2)}, "pad is"),
+    ("Pooling", [(1, 2, 1, 5)], {"kernel": (2, 2)}, "smaller than one window"),
+    ("Pooling", [(1, 2, 5, 5)], {"kernel": (2, 2), "pool_type": "lp"}, "p_value is missing"),
+    ("Pooling", [(1, 2, 5, 5)], {"kernel": (2, 2), "pool_type": "min"}, "pool_type is 'min'"),
+    ("Activation", [(2,)], {"act_type": "swish"}, "act_type is 'swish'"),
+    ("LeakyReLU", [(2, 3), (4,)], {"act_type": "prelu"}, r"gamma has shape \(4,\)"),
+    ("softmax", [(2, 3)], {"axis": 2}, "axis is 2"),
+    ("BatchNorm", [(2, 3), (4,), (3,), (3,), (3,)], {}, r"gamma has shape \(4,\), expected \(3,\)"),
+    ("GroupNorm", [(2, 3, 4), (2,), (2,)], {"num_groups": 2}, "num_groups 2"),
+    ("LRN", [(2, 3, 4, 4)], {"nsize": 4}, "nsize is 4"),
+    ("Dropout", [(2, 3)], {"p": 1.5}, "p is 1.5"),
+    ("Dropout", [(2, 3)], {"axes": (2,)}, "axes are"),
+    ("SoftmaxOutput", [(4, 3), (3,)], {}, r"label has shape \(3,\), expected \(4,\)"),
+    ("LinearRegressionOutput", [(4, 3), (4,)], {}, r"label has shape \(4,\), expected \(4, 3\)"),
+    ("sgd_update", [(4, 3), (3, 4)], {"lr": 0.1}, r"grad has shape \(3, 4\), expected \(4, 3\)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shapes", "params", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused_at_the_call(name, shapes, params, message):
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        mx.nd.op.op(name, *(nd(*shape) for shape in shapes), **params)
+    assert name in str(caught.value)
+
+
+# operator, parameters, known input shapes, completed input shapes, output shapes
+INFERRED = [
+    ("FullyConnected", {"num_hidden": 5}, [(7, 2, 3)], [(7, 2, 3), (5, 6), (5,)], [(7, 5)]),
+    ("FullyConnected", {"num_hidden": 5}, [(-1, 2, 3)], [(-1, 2, 3), (5, 6), (5,)], [(-1, 5)]),
+    ("FullyConnected", {"num_hidden": 5}, [None], [None, (5, -1), (5,)], [None]),
+    ("Convolution", {"kernel": (3, 3), "num_filter": 8}, [(-1, 4, 9, -1)],
+     [(-1, 4, 9, -1), (8, 4, 3, 3), (8,)], [(-1, 8, 7, -1)]),
+    ("Convolution", {"kernel": (3, 3), "num_filter": 8}, [None], [None, (8, -1, 3, 3), (8,)], [None]),
+    ("Deconvolution", {"kernel": (2, 2), "num_filter": 8, "stride": (2, 2)}, [(1, 4, 3, -1)],
+     [(1, 4, 3, -1), (4, 8, 2, 2)], [(1, 8, 6, -1)]),
+    ("Pooling", {"kernel": (2, 2), "stride": (2, 2)}, [(-1, 4, 9, 8)], [(-1, 4, 9, 8)], [(-1, 4, 4, 4)]),
+    ("BatchNorm", {}, [(-1, 4, 9)], [(-1, 4, 9), (4,), (4,), (4,), (4,)], [(-1, 4, 9), (4,), (4,), (1,)]),
+    ("LeakyReLU", {"act_type": "prelu"}, [(2, 4, 9)], [(2, 4, 9), (4,)], [(2, 4, 9)]),
+    ("SoftmaxOutput", {}, [(6, 3)], [(6, 3), (6,)], [(6, 3)]),
+    ("SoftmaxOutput", {"multi_output": True}, [(6, 3, 4, 5)], [(6, 3, 4, 5), (6, 4, 5)], [(6, 3, 4, 5)]),
+    ("LinearRegressionOutput", {}, [(6, 3)], [(6, 3), (6, 3)], [(6, 3)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "params", "given", "inputs", "outputs"), INFERRED, ids=lambda value: str(value)[:40])
+def test_shapes_of_inputs_follow_from_the_data(name, params, given, inputs, outputs):
+    op = lookup(name).create(**params)
+    missing = len(op.inputs()) + len(op.auxiliary) - len(given)
+    assert op.infer_shape([*given, *[None] * missing]) == (inputs, outputs)
+
+
+def test_batch_norm_follows_the_batch_in_training_alone():
+    x, gamma, beta = nd(8, 3, 4), mx.nd.ones((3,)), mx.nd.zeros((3,))
+    mean, var = mx.nd.zeros((3,)), mx.nd.ones((3,))
+    mx.nd.BatchNorm(x, gamma, beta, mean, var)
+    assert not mean.asnumpy().any()
+    with mx.autograd.train_mode():
+        mx.nd.BatchNorm(x, gamma, beta, mean, var, momentum=0.75)
+    host = x.asnumpy()
+    np.testing.assert_allclose(mean.asnumpy(), 0.25 * host.mean(axis=(0, 2)), rtol=1e-5)
+    np.testing.assert_allclose(var.asnumpy(), 0.75 + 0.25 * host.var(axis=(0, 2)), rtol=1e-5)
+
+
+def test_batch_norm_gives_its_statistics():
+    x = nd(8, 3)
+    ones = [mx.nd.ones((3,)) for _ in range(4)]
+    with mx.autograd.train_mode():
+        _, mean, inverse = mx.nd.BatchNorm(x, *ones, output_mean_var=True, eps=1e-3)
+    np.testing.assert_allclose(mean.asnumpy(), x.asnumpy().mean(axis=0), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(inverse.asnumpy(), 1 / np.sqrt(x.asnumpy().var(axis=0) + 1e-3), rtol=1e-5)
+
+
+def test_a_gradient_recorded_in_predict_mode_stays_so():
+    x, data = mx.nd.ones((4, 3)), [mx.nd.ones((3,)) for _ in range(4)]
+    x.attach_grad()
+    with mx.autograd.record(train_mode=False):
+        y = mx.nd.Dropout(mx.nd.BatchNorm(x, *data))
+    y.backward()  # the backward pass counts as training by default
+    np.testing.assert_allclose(gradient(x), 1 / np.sqrt(1.001), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("params", "kept"), [({}, 0.5), ({"p": 0.1}, 0.9), ({"p": 1.0}, 0.0), ({"p": 0.0}, 1.0)])
+def test_dropout_keeps_the_mean(params, kept):
+    mx.random.seed(1)
+    with mx.autograd.train_mode():
+        made = mx.nd.Dropout(mx.nd.ones((100, 100)), **params).asnumpy()
+    assert abs((made != 0).mean() - kept) < 0.02
+    assert np.isfinite(made).all() and (kept == 0 or abs(made.mean() - 1) < 0.03)
+    assert (mx.nd.Dropout(mx.nd.ones((10,))).asnumpy() == 1).all()
+    assert mx.nd.Dropout(mx.nd.ones((1000,)), mode="always").asnumpy().min() == 0
+
+
+def test_max_pooling_is_exact_where_gradients_are_infinite():
+    x = mx.nd.array(np.arange(16).reshape(1, 1, 4, 4))
+    x.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.Pooling(x, kernel=(2, 2), stride=(2, 2))
+    y.backward(mx.nd.array([[[[np.inf, 1], [np.nan, 2]]]]))
+    grads = gradient(x)[0, 0]
+    assert np.isinf(grads[1, 1]) and np.isnan(grads[3, 1]) and np.isfinite(grads).sum() == 14
+
+
+HALF = [
+    ("FullyConnected", [(3, 4), (5, 4), (5,)], {"num_hidden": 5}),
+    ("Convolution", [(2, 3, 6, 5), (4, 3, 3, 2), (4,)], {"kernel": (3, 2), "num_filter": 4}),
+    ("Deconvolution", [(2, 3, 4, 3), (3, 2, 3, 3)], {"kernel": (3, 3), "num_filter": 2}),
+    ("Pooling", [(2, 3, 6, 6)], {"kernel": (2, 2), "stride": (2, 2)}),
+    ("Pooling", [(2, 3, 6, 6)], {"kernel": (3, 3), "pool_type": "avg"}),
+    ("Activation", [(3, 4)], {"act_type": "sigmoid"}),
+    ("LeakyReLU", [(3, 4)], {"act_type": "elu"}),
+    ("softmax", [(3, 4)], {}),
+    ("log_softmax", [(3, 4)], {}),
+    ("LayerNorm", [(3, 4), (4,), (4,)], {}),
+    ("L2Normalization", [(3, 4)], {}),
+    ("LRN", [(2, 5, 3, 2)], {"nsize": 3}),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "params"), HALF, ids=lambda value: str(value)[:40])
+def test_half_precision_is_near_single(name, shapes, params):
+    results = []
+    for dtype in ("float16", "float32"):
+        arrays = [nd(*shape).astype("float16").astype(dtype) for shape in shapes]
+        for each in arrays:
+            each.attach_grad()
+        with mx.autograd.record():
+            made = mx.nd.op.op(name, *arrays, **params)
+        made.backward()
+        assert made.dtype == np.dtype(dtype).type
+        results.append([made.asnumpy(), *(each.grad.asnumpy() for each in arrays)])
+    for half, single in zip(*results, strict=True):
+        np.testing.assert_allclose(half, single, rtol=2e-2, atol=2e-2)
+
+
+def test_views_are_taken_as_inputs():
+    x = nd(4, 3, 6, 6)
+    weight = nd(5, 3, 3, 3)
+    part = x[1:3]
+    made = mx.nd.Convolution(part, weight, kernel=(3, 3), num_filter=5, no_bias=True)
+    whole = mx.nd.Convolution(x, weight, kernel=(3, 3), num_filter=5, no_bias=True)
+    np.testing.assert_allclose(made.asnumpy(), whole.asnumpy()[1:3], rtol=1e-5, atol=1e-5)
+
+
+def test_half_weights_have_a_master_copy():
+    weight, grad = mx.nd.array([1, 2], dtype="float16"), mx.nd.array([1e-4, 1e-4], dtype="float16")
+    master = mx.nd.array([1, 2], dtype="float32")
+    for _ in range(10):
+        mx.nd.mp_sgd_update(weight, grad, master, lr=0.1, out=weight)
+    np.testing.assert_allclose(master.asnumpy(), np.array([0.9999, 1.9999]), rtol=1e-5)
+    assert weight.dtype == np.float16
+
+
+def test_softmax_of_large_numbers_is_finite():
+    made = mx.nd.softmax(mx.nd.array([[1e4, 0.0, -1e4]])).asnumpy()
+    np.testing.assert_array_equal(made, [[1, 0, 0]])
+    assert np.isfinite(mx.nd.log_softmax(mx.nd.array([[1e4, 0.0, -1e4]])).asnumpy()).all()
+
+
+def test_an_unknown_class_has_no_gradient_of_its_own():
+    x = nd(2, 3)
+    x.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.SoftmaxOutput(x, mx.nd.array([7, -2]))
+    y.backward()
+    np.testing.assert_allclose(gradient(x), y.asnumpy(), rtol=1e-6)

@@ -1,0 +1,70 @@
+"""The registry as a whole: every operator is in a table of tests/op_cases, documented, and its stub is current."""
+
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+
+import tests.op_cases
+from flowmx import stubs
+from flowmx.ops.registry import Operator, lookup, registered
+
+# Operators that no table names, and why.
+ELSEWHERE: dict[str, str] = {
+    **dict.fromkeys(
+        ["_channel_window_sum", "_gather_channel", "_spread_bias", "_spread_channel"],
+        "part of layers' gradients, checked with their second gradients",
+    ),
+    **dict.fromkeys(
+        ["mp_sgd_update", "mp_sgd_mom_update", "mp_nag_mom_update"],
+        "half precision, where differences are too coarse: tests/test_optimizer.py",
+    ),
+    "_sum_like": "the gradient of broadcasting, checked with every broadcast_*",
+    "_cast_like": "the gradient of Cast",
+    "_take_along": "the gradient of sort and topk, checked with their second gradients",
+}
+
+
+def cases():
+    for module in pkgutil.iter_modules(tests.op_cases.__path__):
+        yield from getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
+
+
+def operators():
+    return sorted({cls.name: cls for cls in registered().values()}.items())
+
+
+CHECKED = {lookup(case.op).name for case in cases()}
+DIFFERENTIATED = {lookup(case.op).name for case in cases() if case.gradient}
+RANDOM = {name for name, cls in operators() if cls.uses_random}
+
+
+@pytest.mark.parametrize("name", [name for name, _ in operators()])
+def test_every_operator_is_in_a_table(name):
+    if name.startswith("_backward_") or name in ELSEWHERE or name in RANDOM:
+        return  # the gradients are checked with their operators, samplers in test_random.py
+    assert name in CHECKED, f"add a row for {name} to a table in tests/op_cases, or say in ELSEWHERE why not"
+
+
+@pytest.mark.parametrize("name", sorted(CHECKED - RANDOM))
+def test_every_gradient_is_checked(name):
+    cls = lookup(name)
+    has_gradient = not cls.no_gradient and cls.gradient is not Operator.gradient
+    if has_gradient and name not in ELSEWHERE:
+        assert name in DIFFERENTIATED, f"no row of {name} checks its gradient"
+
+
+def test_the_exceptions_exist():
+    assert set(ELSEWHERE) <= {name for name, _ in operators()}
+
+
+@pytest.mark.parametrize(("name", "cls"), operators())
+def test_every_operator_is_documented(name, cls):
+    assert cls.__doc__
+    assert cls.__doc__ != Operator.__doc__
+
+
+@pytest.mark.parametrize("path", list(stubs.stubs()), ids=lambda path: str(Path(path).name))
+def test_stubs_are_current(path):
+    assert path.read_text(encoding="utf-8") == stubs.stubs()[path], "run python -m flowmx.stubs"
