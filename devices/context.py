@@ -41,7 +41,7 @@ class Context:
         if known is None:
             if device_type not in cls.devstr2type:
                 raise DeviceError(f"device type is {device_type!r}, expected one of {sorted(cls.devstr2type)}")
-            if not isinstance(device_id, int) or device_id < 0:
+            if type(device_id) is not int or device_id < 0:
                 raise DeviceError(f"device id is {device_id!r}, expected a whole number from 0")
             known = super().__new__(cls)
             known.device_type, known.device_id, known._tokens = device_type, device_id, []

@@ -265,7 +265,7 @@ def _gradients(node: TapeNode, grads: list[NDArray | None]) -> Sequence[NDArray 
             "pass retain_graph=True to that one"
         )
     heads = [
-        F.zeros_like(node.outputs.unchecked(index)) if each is None else each
+        F.op("zeros_like", node.outputs.unchecked(index)) if each is None else each
         for index, each in enumerate(grads)
     ]
     # Inputs handed out with their history, so that a recorded backward pass continues the graph.

@@ -258,17 +258,16 @@ class Executor:
                 forward.append((_copy, [arrays[entry]], [output._written()], entry.node))
         backward = self._tie(plan.backward, arrays)
         for node, entry in plan.gradients.items():
-            target = self.grad_dict[node.name]
-            assert target is not None
+            bound = self.grad_dict[node.name]
+            assert bound is not None
             if self._requests[node.name] == "add":
-                backward.append((_accumulate, [arrays[entry]], [target._written()], node))
+                backward.append((_accumulate, [arrays[entry]], [bound._written()], node))
             elif entry not in self._direct or entry in plan.root:
-                backward.append((_copy, [arrays[entry]], [target._written()], node))
-        for name, target in self.grad_dict.items():
-            wanted = self._requests.get(name) == "write" and target is not None
-            if wanted and all(node.name != name for node in plan.gradients):
-                assert target is not None
-                target._written()[...] = 0
+                backward.append((_copy, [arrays[entry]], [bound._written()], node))
+        reached = {node.name for node in plan.gradients}
+        for name, unreached in self.grad_dict.items():
+            if unreached is not None and self._requests.get(name) == "write" and name not in reached:
+                unreached._written()[...] = 0
         return forward, backward
 
     def _tie(self, nodes: Sequence[Node], arrays: Mapping[Entry, Any]) -> list[Step]:

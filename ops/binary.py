@@ -219,8 +219,9 @@ def _register(row: Row) -> None:
         if compute is not reversed_forward:
             body["as_ufunc"] = scalar_direct if base is _Scalar else direct
         if base is _Scalar:
-            body["__annotations__"] = {"scalar": float}
+            body["__annotations__"] = {"scalar": float, "is_int": bool}
             body["scalar"] = required("The number.")
+            body["is_int"] = option(True, "Kept for MXNet's files.")
         operator(names[0], *names[1:])(type(names[0], (base,), body))
 
     make(row.broadcast, _Broadcast, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient)

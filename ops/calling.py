@@ -88,11 +88,10 @@ def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
     """The signature of a derived function; ``extra`` are keyword arguments such as ``out`` and ``name``."""
     kind = inspect.Parameter
     made = []
+    style: Any = kind.KEYWORD_ONLY if cls.variadic else kind.POSITIONAL_OR_KEYWORD
     if cls.variadic:
         made.append(kind("data", kind.VAR_POSITIONAL, annotation=Any))
-        style = kind.KEYWORD_ONLY
     else:
-        style = kind.POSITIONAL_OR_KEYWORD
         made += [kind(name, style, default=None, annotation=Any) for name in (*cls.arguments, *cls.auxiliary)]
     for parameter in cls.parameters.values():
         if parameter.name == cls.variadic:

@@ -12,13 +12,15 @@ from flowmx.ops.linear import Inferred, InferredTypes
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
 from flowmx.ops.reshaping import axis_of
 
+_CTX = "Kept for MXNet's files."
+_DTYPE = "The element type."
+_SHAPE = "The shape; in a symbol a 0 stands for a length that others say."
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+
 class _Creation(Operator):
     arguments = ()
     no_gradient = True
-    ctx: str = option("", "Kept for MXNet's files.")
-    dtype: DType = option(FLOAT32, "The element type.")
+    dtype: DType
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return [], [self.dtype]
@@ -26,7 +28,9 @@ class _Creation(Operator):
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class _Constant(_Creation):
-    shape: Shape = option((), "The shape; in a symbol a 0 stands for a length that others say.", low=0)
+    shape: Shape = option((), _SHAPE, low=0)
+    ctx: str = option("", _CTX)
+    dtype: DType = option(FLOAT32, _DTYPE)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return [], [tuple(length or -1 for length in self.shape)]
@@ -69,6 +73,8 @@ class Eye(_Creation):
     N: int = required("Number of rows.", low=1)
     M: int = option(0, "Number of columns; 0 for N.", low=0)
     k: int = option(0, "Which diagonal: above the main one from 1, below it from -1.")
+    ctx: str = option("", _CTX)
+    dtype: DType = option(FLOAT32, _DTYPE)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return [], [(self.N, self.M or self.N)]
@@ -86,6 +92,8 @@ class Arange(_Creation):
     step: float = option(1.0, "The distance between numbers.")
     repeat: int = option(1, "How often each number comes.", low=1)
     infer_range: bool = option(False, "Kept for MXNet's files.")
+    ctx: str = option("", _CTX)
+    dtype: DType = option(FLOAT32, _DTYPE)
 
     def bounds(self) -> tuple[float, float]:
         """First number and end."""
@@ -111,6 +119,8 @@ class Linspace(_Creation):
     stop: float = required("The last number, or the one after it.")
     num: int = required("How many.", low=0)
     endpoint: bool = option(True, "Whether stop is the last number.")
+    ctx: str = option("", _CTX)
+    dtype: DType = option(FLOAT32, _DTYPE)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return [], [(self.num,)]
@@ -127,6 +137,7 @@ class ArangeLike(Operator):
     start: float = option(0.0, "The first number.")
     step: float = option(1.0, "The distance between numbers.")
     repeat: int = option(1, "How often each number comes.", low=1)
+    ctx: str = option("", _CTX)
     axis: int | None = option(None, "The axis; None for the input's whole shape.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

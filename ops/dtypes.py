@@ -58,7 +58,7 @@ def _lookup(value: Any) -> DType:
     if isinstance(value, int) and not isinstance(value, bool) and value in BY_FLAG:
         return BY_FLAG[value]
     try:
-        dtype = np.dtype(value)
+        dtype: DType | None = np.dtype(value)
     except TypeError:
         dtype = None
     if dtype is None or dtype not in NAMES:

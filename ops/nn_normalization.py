@@ -240,6 +240,9 @@ class BatchNorm(_Normalization):
         # The last says whether the batch's statistics were used, for the gradient.
         return ("output", "mean", "var", "batch")
 
+    def counted_outputs(self) -> int:
+        return 3
+
     def frame(self, shape: Shape) -> _Frame:
         axis = positive_axis(self, self.axis, shape)
         return _Frame(_around(shape, axis), (0, 2), (1, shape[axis], 1))

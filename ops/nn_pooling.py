@@ -145,6 +145,9 @@ class Pooling(Operator):
         spare = padded - kernel
         return (spare // stride if self.pooling_convention == "valid" else -(-spare // stride)) + 1
 
+    def counted_outputs(self) -> int:
+        return 2 if self.pool_type == "max" else 1
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data = shapes[0]
         if data is None:

@@ -206,6 +206,10 @@ class Operator:
         """Names of the outputs."""
         return ("output",)
 
+    def counted_outputs(self) -> int:
+        """How many outputs MXNet counts in its JSON, where its implementation keeps other hidden ones."""
+        return len(self.outputs())
+
     def visible_outputs(self) -> int:
         """How many of the outputs the user sees; the rest serve the gradient."""
         return len(self.outputs())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 from flowmx.errors import ShapeError
@@ -12,12 +11,14 @@ from flowmx.ops.indexing import whole
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear
 from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone, merge, option
 
+_LENGTHS = "Take the lengths from the second input; else all are full."
+_AXIS = "The axis of time, 0 or 1."
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+
 class _Sequence(Linear):
     arguments = ("data", "sequence_length")
-    use_sequence_length: bool = option(False, "Take the lengths from the second input; else all are full.")
-    axis: int = option(0, "The axis of time, 0 or 1.", low=0, high=1)
+    use_sequence_length: bool
+    axis: int
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments if self.use_sequence_length else self.arguments[:1]
@@ -59,7 +60,9 @@ class _Sequence(Linear):
 class SequenceMask(_Sequence):
     """The sequences with ``value`` from their end on."""
 
+    use_sequence_length: bool = option(False, _LENGTHS)
     value: float = option(0.0, "What stands behind the end.")
+    axis: int = option(0, _AXIS, low=0, high=1)
 
     def _mask(self, run: Run, x: Array, others: Sequence[Array], value: float, out: Array) -> None:
         times, lengths = self.grid(run, x.shape, others)
@@ -84,6 +87,9 @@ class SequenceMask(_Sequence):
 class SequenceLast(_Sequence):
     """The last element of each sequence: shape (batch, ...)."""
 
+    use_sequence_length: bool = option(False, _LENGTHS)
+    axis: int = option(0, _AXIS, low=0, high=1)
+
     def made(self, shape: Shape) -> Shape:
         return (shape[1 - self.axis], *shape[2:])
 
@@ -102,6 +108,9 @@ class SequenceLast(_Sequence):
 @linear("SequenceReverse")
 class SequenceReverse(_Sequence):
     """The sequences in reverse order of time; what lies behind their end stays in place."""
+
+    use_sequence_length: bool = option(False, _LENGTHS)
+    axis: int = option(0, _AXIS, low=0, high=1)
 
     def _reverse(self, run: Run, x: Array, others: Sequence[Array], out: Array) -> None:
         times, lengths = self.grid(run, x.shape, others)

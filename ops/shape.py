@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -62,8 +61,6 @@ class Reshape(View):
             if not codes or min(codes) < -1:
                 return shapes, [None]
             return shapes, [tuple(code or -1 for code in codes)]
-        if not codes:
-            return shapes, [given if not self.shape and given and math.prod(given) != 1 else codes]
         return shapes, [resolve_reshape(given, codes, self.reverse)]
 
 
@@ -566,7 +563,8 @@ class Concat(Operator):
         for position, shape in enumerate(shapes):
             if shape is None:
                 continue
-            both = merge(rest, (*shape[:axis], rest[axis], *shape[axis + 1 :])) if len(shape) == len(known) else False
+            like = (*shape[:axis], rest[axis], *shape[axis + 1 :])
+            both: Any = merge(rest, like) if len(shape) == len(known) else False
             if both is False:
                 raise ShapeError(
                     f"{self.name}: input {position} has shape {shape}, expected {known} but for axis {axis}"
@@ -636,10 +634,12 @@ class Stack(Operator):
         return [parts] if self.num_args == 1 else list(parts)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+_SQUEEZE = "Drop the axis, where each part has length 1 on it."
+
+
 class _Split(Operator):
-    axis: int = option(1, "The axis to split.")
-    squeeze_axis: bool = option(False, "Drop the axis, where each part has length 1 on it.")
+    axis: int
+    squeeze_axis: bool
 
     def count(self) -> int:
         """The number of parts."""
@@ -690,6 +690,8 @@ class SliceChannel(_Split):
     """The input split along an axis into equal parts."""
 
     num_outputs: int = required("Number of parts.", low=1)
+    axis: int = option(1, "The axis to split.")
+    squeeze_axis: bool = option(False, _SQUEEZE)
 
     def count(self) -> int:
         return self.num_outputs
@@ -704,6 +706,8 @@ class SplitV2(_Split):
     """The input split along an axis at the given indices, or into ``sections`` equal parts."""
 
     indices: Shape = option((), "Where the parts start (MXNet's JSON puts a 0 first).")
+    axis: int = option(1, "The axis to split.")
+    squeeze_axis: bool = option(False, _SQUEEZE)
     sections: int = option(0, "Number of equal parts, or 0 to go by the indices.", low=0)
 
     def _inner(self) -> Shape:

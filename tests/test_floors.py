@@ -45,7 +45,7 @@ FLOORS: list[set[str]] = [
         "flowmx.test_utils",
     },
     {"flowmx.gluon", "flowmx.model", "flowmx.module"},
-    {"flowmx.cli", "flowmx.__main__"},
+    {"flowmx.cli", "flowmx.__main__", "flowmx.stubs"},
     {"flowmx"},
 ]
 

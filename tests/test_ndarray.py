@@ -483,18 +483,18 @@ def test_signatures_are_real():
     ("call", "error", "message"),
     [
         (lambda: nd.zeros((2, -1)), ShapeError, r"shape is \(2, -1\), expected lengths from 0"),
-        (lambda: nd.zeros("x"), ShapeError, "expected whole numbers"),
+        (lambda: nd.zeros("x"), ShapeError, "expected whole numbers"),  # type: ignore[arg-type]
         (lambda: nd.ones(2, dtype="float99"), TypeInferenceError, "dtype is 'float99', expected one of"),
         (lambda: nd.zeros(2, stype="csr"), ValueError, "only 'default' exists"),
         (lambda: nd.ones((2, 3)) + nd.ones((2, 4)), ShapeError, "do not broadcast"),
         (lambda: nd.ones(2) + nd.ones(2, dtype="int32"), TypeInferenceError, "has dtype int32, expected float32"),
         (lambda: nd.dot(nd.ones((2, 3)), nd.ones((2, 3))), ShapeError, "dot: .*lengths 3 and 2, expected the same"),
         (lambda: nd.sum(nd.ones((2, 3)), axis=2), ShapeError, "sum: axis is 2, expected -2 to 1"),
-        (lambda: nd.sum(nd.ones(2), axes=1), ParameterError, "no parameter 'axes'; did you mean 'axis'"),
-        (lambda: nd.sum([1, 2]), TypeError, "sum: input data is list .*, expected an NDArray"),
-        (lambda: nd.expand_dims(nd.ones(2)), ParameterError, "missing parameter axis"),
+        (lambda: nd.sum(nd.ones(2), axes=1), ParameterError, "no parameter 'axes'; did you mean 'axis'"),  # type: ignore[call-arg]
+        (lambda: nd.sum([1, 2]), TypeError, "sum: input data is list .*, expected an NDArray"),  # type: ignore[arg-type]
+        (lambda: nd.expand_dims(nd.ones(2)), ParameterError, "missing parameter axis"),  # type: ignore[call-arg]
         (lambda: nd.Concat(nd.ones((2, 3)), nd.ones((3, 3))), ShapeError, r"Concat: input 1 has shape \(3, 3\)"),
-        (lambda: nd.softmx(nd.ones(2)), AttributeError, "did you mean 'softmax'"),
+        (lambda: nd.softmx(nd.ones(2)), AttributeError, "did you mean 'softmax'"),  # type: ignore[attr-defined]
         (lambda: nd.arange(3, step=0), ParameterError, "step is 0"),
         (lambda: nd.Embedding(nd.ones(2), nd.ones((2, 2)), input_dim=3, output_dim=2), ShapeError,
          r"weight has shape \(2, 2\), expected \(3, 2\)"),

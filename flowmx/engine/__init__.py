@@ -133,7 +133,7 @@ def push(
         actor = engine.network if is_coroutine else _actor_of(device)
     context = contextvars.copy_context()
     work = functools.partial(_await_in, context, function) if is_coroutine else functools.partial(context.run, function)
-    label = name or getattr(function, "__name__", type(function).__name__)
+    label = name or str(getattr(function, "__name__", type(function).__name__))
     op = Handle(work, (), read_tags, write_tags, actor, label, capture())
     op.priority, op.is_coroutine, op.bulkable = priority, is_coroutine, False
     context.run(current.set, op)

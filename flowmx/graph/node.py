@@ -76,7 +76,7 @@ class Entry(NamedTuple):
     """One output of a node."""
 
     node: Node
-    index: int
+    index: int  # type: ignore[assignment]  # the field's usual name; nobody looks for tuple.index on it
 
 
 def topological(entries: Iterable[Entry]) -> list[Node]:

@@ -122,14 +122,12 @@ def _last_uses(plan: Plan, steps: Sequence[Node], first_backward: int) -> dict[E
     for step, node in enumerate(steps):
         for index in range(node.outputs()):
             last[Entry(node, index)] = step
-    users = [(node, position.get(node)) for node in (*plan.forward, *plan.backward)]
-    for node, step in users:
-        for entry in node.inputs:
+    for user, step in position.items():
+        for entry in user.inputs:
             root = plan.root.get(entry, entry)
-            if root.node.is_variable or step is None:
-                continue
-            crosses = step >= first_backward > position[root.node]
-            last[root] = kept if crosses else max(last[root], step)
+            if not root.node.is_variable:
+                crosses = step >= first_backward > position[root.node]
+                last[root] = kept if crosses else max(last[root], step)
     for entry in (*plan.outputs, *plan.gradients.values()):
         root = plan.root.get(entry, entry)
         if not root.node.is_variable:

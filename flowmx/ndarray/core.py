@@ -50,7 +50,7 @@ class Storage(Variable):
 
     def fingerprint(self) -> object:
         array = self.array
-        return None if array is None else zlib.crc32(np.ascontiguousarray(self.device.to_host(array)).view(np.uint8))
+        return None if array is None else zlib.crc32(np.ascontiguousarray(self.device.to_host(array)).tobytes())
 
 
 class BaseArray:

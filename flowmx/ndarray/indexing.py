@@ -273,11 +273,8 @@ def _share(array: BaseArray, shape: Shape) -> BaseArray:
     if array._view is not None and array._view[1] != strides and math.prod(array._shape) > 1:
         made: BaseArray = invoke(lookup("Reshape").create(shape=shape), [array], depth=4)
         return made
-    made = array._plain()
-    made._shape = shape
-    if array._view is not None or shape != array._storage.shape:
-        offset = array._view[0] if array._view is not None else 0
-        made._view = (offset, contiguous_strides(shape, array._dtype.itemsize))
+    offset = array._view[0] if array._view is not None else 0
+    made = _make_view(array, offset, shape, contiguous_strides(shape, array._dtype.itemsize))
     if recording.state.get().recording and array._entry is not None:
         old = array._shape
         core.record("Reshape", lambda F, i, o, heads: [reshape(heads[0], old)], [array], [made], 1)

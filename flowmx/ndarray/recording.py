@@ -42,7 +42,7 @@ class Entry(NamedTuple):
     """One output of a tape node, or a leaf (index 0)."""
 
     node: TapeNode | Leaf
-    index: int
+    index: int  # type: ignore[assignment]  # the field's usual name; nobody looks for tuple.index on it
 
 
 class TapeNode:

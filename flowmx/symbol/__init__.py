@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.symbol import functions as op
 from flowmx.symbol.symbol import Group, Symbol, Variable, load, load_json
@@ -13,8 +13,12 @@ fromjson = load_json
 __all__ = ["Group", "Symbol", "Variable", "fromjson", "load", "load_json", "op", "var"]
 
 
-def __getattr__(name: str) -> Any:
-    return getattr(op, name)
+if TYPE_CHECKING:
+    from flowmx.symbol.functions import *  # noqa: F403
+else:
+
+    def __getattr__(name: str) -> Any:
+        return getattr(op, name)
 
 
 def __dir__() -> list[str]:

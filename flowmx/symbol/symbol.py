@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def _binary(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbol]:
     """The method for one of Python's operators: with a symbol of the same shape, or with a number."""
 
-    def method(self: Symbol, other: Any) -> Symbol:
+    def method(self: Symbol, other: Any) -> Any:
         if isinstance(other, Symbol):
             return apply(array_op, [other, self] if swapped else [self, other])
         if isinstance(other, (int, float, np.generic)):
@@ -553,7 +553,7 @@ def _to_plain(entries: Sequence[Entry]) -> symbol_json.GraphJSON:
                     plain(position[entry.node], entry.index, version)
                     for entry, version in zip(node.inputs, versions.get(node, ()), strict=True)
                 ),
-                num_outputs=node.outputs(),
+                num_outputs=1 if node.op is None else node.op.counted_outputs(),
             )
             for node in nodes
         ),

@@ -1,10 +1,18 @@
 """The operators on shapes, axes, indices and matrices."""
 
+from typing import Any
+
 import numpy as np
 
 from tests.op_cases.case import Case, apart, classes, fixed, positive, ties
 
-_AXES = [{}, {"axis": 1}, {"axis": (0, 2)}, {"axis": (-1,), "keepdims": True}, {"axis": 1, "exclude": True}]
+_AXES: list[dict[str, Any]] = [
+    {},
+    {"axis": 1},
+    {"axis": (0, 2)},
+    {"axis": (-1,), "keepdims": True},
+    {"axis": 1, "exclude": True},
+]
 
 
 def _lower(*shape):
