@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import ClassVar
 
 from flowmx.errors import DeviceError
@@ -31,7 +31,6 @@ class Context:
 
     device_type: str
     device_id: int
-    _tokens: list[Token[Context]]
 
     def __new__(cls, device_type: str | Context, device_id: int = 0) -> Context:
         if isinstance(device_type, Context):
@@ -44,7 +43,7 @@ class Context:
             if type(device_id) is not int or device_id < 0:
                 raise DeviceError(f"device id is {device_id!r}, expected a whole number from 0")
             known = super().__new__(cls)
-            known.device_type, known.device_id, known._tokens = device_type, device_id, []
+            known.device_type, known.device_id = device_type, device_id
             known = cls._known.setdefault(key, known)
         return known
 
@@ -54,15 +53,11 @@ class Context:
         return self.devstr2type[self.device_type]
 
     def __enter__(self) -> Context:
-        self._tokens.append(_current.set(self))
+        _entered.set((*_entered.get(), self))
         return self
 
     def __exit__(self, *error: object) -> None:
-        token = self._tokens.pop()
-        try:
-            _current.reset(token)
-        except ValueError:  # another task's token came out first: both set the same context
-            _current.set(token.old_value if isinstance(token.old_value, Context) else cpu(0))
+        _entered.set(_entered.get()[:-1])
 
     def __reduce__(self) -> tuple[type[Context], tuple[str, int]]:
         return Context, (self.device_type, self.device_id)
@@ -86,9 +81,15 @@ def cpu_pinned(device_id: int = 0) -> Context:
     return Context("cpu_pinned", device_id)
 
 
-_current: ContextVar[Context] = ContextVar("flowmx_context", default=Context("cpu", 0))
+# A context is one object for everybody: what a task has entered stands in its own variable, not with the object.
+_entered: ContextVar[tuple[Context, ...]] = ContextVar("flowmx_context", default=(Context("cpu", 0),))
+
+
+def set_current_context(context: Context) -> None:
+    """Make a device the current one of this task, outside any ``with`` block."""
+    _entered.set((context,))
 
 
 def current_context() -> Context:
     """The device on which arrays are made when none is named."""
-    return _current.get()
+    return _entered.get()[-1]

@@ -1,6 +1,6 @@
 """Train LeNet on real handwritten digits, through the dependency engine.
 
-Run it with ``make train``, or ``python examples/train_digits.py --epochs 20``. It shows its progress live,
+Run it with ``make train``, or ``python examples/train_digits.py --epochs 10``. It shows its progress live,
 writes a checkpoint, a plot of the learning curve and one of test digits with their predictions, and ends
 with the accuracy on digits that it never saw in training.
 """
@@ -13,14 +13,11 @@ import sys
 import time
 from pathlib import Path
 
-import matplotlib
 import numpy as np
-from digits import lenet, load
+from digits import lenet, load, shifted
+from matplotlib.figure import Figure
 
 import flowmx as mx
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  (the backend must be chosen first)
 
 
 class Progress:
@@ -58,7 +55,8 @@ class Progress:
 
 def draw_curve(progress: Progress, tests: list[float], path: Path) -> None:
     """The learning curve as a PNG."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+    figure = Figure(figsize=(9, 3.5), layout="constrained")
+    left, right = figure.subplots(1, 2)
     epochs = range(1, len(progress.losses) + 1)
     left.plot(epochs, progress.losses, color="tab:blue")
     left.set(xlabel="epoch", ylabel="training loss", yscale="log", title="Loss")
@@ -67,7 +65,6 @@ def draw_curve(progress: Progress, tests: list[float], path: Path) -> None:
     right.set(xlabel="epoch", ylabel="accuracy", title="Accuracy")
     right.legend()
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def draw_digits(images: np.ndarray, labels: np.ndarray, predicted: np.ndarray, path: Path) -> None:
@@ -75,23 +72,25 @@ def draw_digits(images: np.ndarray, labels: np.ndarray, predicted: np.ndarray, p
     wrong = np.flatnonzero(predicted != labels)
     right = np.flatnonzero(predicted == labels)
     shown = np.concatenate([wrong[:6], right])[:24]
-    figure, axes = plt.subplots(3, 8, figsize=(9, 3.9), layout="constrained")
-    for axis, index in zip(axes.flat, shown, strict=True):
+    figure = Figure(figsize=(9, 3.9), layout="constrained")
+    for axis, index in zip(figure.subplots(3, 8).flat, shown, strict=True):
         axis.imshow(images[index, 0], cmap="gray_r")
         colour = "black" if predicted[index] == labels[index] else "tab:red"
         axis.set_title(f"{int(predicted[index])} (is {int(labels[index])})", fontsize=8, color=colour)
         axis.axis("off")
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 async def main(options: argparse.Namespace) -> float:
     """Train, save, draw; returns the test accuracy."""
     mx.random.seed(options.seed)
     train_images, train_labels, test_images, test_labels = load()
+    train_images, train_labels = shifted(train_images, train_labels, copies=3)
     train = mx.io.NDArrayIter(train_images, train_labels, options.batch_size, shuffle=True, last_batch_handle="discard")
     test = mx.io.NDArrayIter(test_images, test_labels, options.batch_size)
-    progress = Progress(len(train_images) // options.batch_size, options.batch_size)
+    batches = len(train_images) // options.batch_size
+    progress = Progress(batches, options.batch_size)
+    schedule = mx.lr_scheduler.CosineScheduler(batches * options.epochs, base_lr=0.1, final_lr=0)
     tests: list[float] = []
     options.out.mkdir(parents=True, exist_ok=True)
 
@@ -105,7 +104,7 @@ async def main(options: argparse.Namespace) -> float:
         eval_metric=["accuracy", "ce"],
         validation_metric="accuracy",
         optimizer="sgd",
-        optimizer_params={"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4},
+        optimizer_params={"learning_rate": 0.1, "lr_scheduler": schedule, "momentum": 0.9, "wd": 1e-4},
         initializer=mx.init.Xavier(),
         num_epoch=options.epochs,
         batch_end_callback=progress.batch,
@@ -124,7 +123,7 @@ async def main(options: argparse.Namespace) -> float:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--seed", type=int, default=42)
     parser.add_argument("--out", type=Path, default=Path("build/digits"))

@@ -32,6 +32,6 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttrScope", "Context", "MXNetError", "attribute", "autograd", "callback", "cpu", "cpu_pinned", "current_context",
-    "engine", "executor", "gpu", "init", "initializer", "io", "lr_scheduler", "metric", "mod", "model", "module", "name",
-    "nd", "ndarray", "num_gpus", "optimizer", "random", "registry", "run", "sym", "symbol",
+    "engine", "executor", "gpu", "init", "initializer", "io", "lr_scheduler", "metric", "mod", "model", "module",
+    "name", "nd", "ndarray", "num_gpus", "optimizer", "random", "registry", "run", "sym", "symbol",
 ]  # fmt: skip

@@ -203,9 +203,7 @@ def _order(heads: Sequence[NDArray]) -> list[TapeNode]:
     done: dict[TapeNode, None] = {}
     entered: set[TapeNode] = set()
     stack: list[TapeNode] = [
-        head._entry.node
-        for head in heads
-        if head._entry is not None and isinstance(head._entry.node, TapeNode)
+        head._entry.node for head in heads if head._entry is not None and isinstance(head._entry.node, TapeNode)
     ]
     while stack:
         node = stack[-1]
@@ -265,8 +263,7 @@ def _gradients(node: TapeNode, grads: list[NDArray | None]) -> Sequence[NDArray 
             "pass retain_graph=True to that one"
         )
     heads = [
-        F.op("zeros_like", node.outputs.unchecked(index)) if each is None else each
-        for index, each in enumerate(grads)
+        F.op("zeros_like", node.outputs.unchecked(index)) if each is None else each for index, each in enumerate(grads)
     ]
     # Inputs handed out with their history, so that a recorded backward pass continues the graph.
     inputs = _with_history(node)

@@ -54,7 +54,8 @@ class Prefix(NameManager):
         return self._prefix + super().get(name, hint)
 
 
-_current: ContextVar[NameManager] = ContextVar("flowmx_names", default=NameManager())
+_DEFAULT = NameManager()
+_current: ContextVar[NameManager] = ContextVar("flowmx_names", default=_DEFAULT)
 
 
 def current() -> NameManager:

@@ -166,18 +166,14 @@ class Settings:
     )
 
     # Memory
-    exec_enable_inplace: bool = _setting(
-        True, "Let a bound symbol's operations write over inputs that are done with."
-    )
+    exec_enable_inplace: bool = _setting(True, "Let a bound symbol's operations write over inputs that are done with.")
     exec_match_range: int = _setting(
         10,
         "How far in size two arrays of a bound symbol may differ and still share memory; 0 shares none.",
         low=0,
     )
     exec_num_temp: int = _setting(1, "Most temporary workspaces on each device.", low=1)
-    gpu_mem_pool_reserve: int = _setting(
-        5, "Percent of GPU memory left to everything but arrays.", low=0, high=100
-    )
+    gpu_mem_pool_reserve: int = _setting(5, "Percent of GPU memory left to everything but arrays.", low=0, high=100)
     gpu_mem_pool_type: PoolType = _setting(
         "Naive",
         "How the pool of GPU memory sizes blocks: exactly, rounded so that varying shapes fit, or no pool.",
@@ -196,9 +192,7 @@ class Settings:
         aliases={"ThreadedEnginePooled": "ThreadedEngine"},
     )
     engine_max_ops: int = _setting(4096, "Most operations in flight before a push waits its turn.", low=1)
-    engine_max_bytes: int = _setting(
-        1 << 30, "Most bytes of results in flight before a push waits its turn.", low=1
-    )
+    engine_max_bytes: int = _setting(1 << 30, "Most bytes of results in flight before a push waits its turn.", low=1)
     engine_check: bool = _setting(False, "Catch operations that write what they declared as read; slow.")
     blocking_in_loop: BlockingInLoop = _setting(
         "warn", "What a read that would block inside a coroutine does: warn and block, raise, or block."
@@ -230,9 +224,7 @@ class Settings:
     cudnn_autotune_default: Literal[0, 1, 2] = _setting(
         0, "The default of a convolution's cudnn_tune: 0 off, 1 fastest within the workspace, 2 fastest."
     )
-    seed: int | None = _setting(
-        None, "Seed of the random generators; unset, they start from fresh entropy.", low=0
-    )
+    seed: int | None = _setting(None, "Seed of the random generators; unset, they start from fresh entropy.", low=0)
 
 
 def _rows() -> Iterator[Setting]:
@@ -242,9 +234,7 @@ def _rows() -> Iterator[Setting]:
         # `int | None`: None is the state of being unset, and no text stands for it.
         kind = next((arm for arm in get_args(kind) if arm is not NoneType), kind)
         assert isinstance(kind, type), f"{declared.name}: {declared.type} is no type that a setting can have"
-        yield Setting(
-            name=declared.name, kind=kind, default=declared.default, choices=options, **declared.metadata
-        )
+        yield Setting(name=declared.name, kind=kind, default=declared.default, choices=options, **declared.metadata)
 
 
 TABLE: Mapping[str, Setting] = {row.name: row for row in _rows()}

@@ -37,7 +37,7 @@ def default_context() -> Context:
 
 def set_default_context(ctx: Context) -> None:
     """Make a device the current one of this task."""
-    _context._current.set(ctx)
+    _context.set_current_context(ctx)
 
 
 def _host(value: Any) -> Numbers:

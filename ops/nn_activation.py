@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
+from flowmx.errors import ParameterError
 from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.elementwise import erf
 from flowmx.ops.nn_common import (
@@ -294,10 +295,16 @@ def softmax_into(xp: Any, x: Array, axis: int | tuple[int, ...], out: Array) -> 
     xp.divide(out, out.sum(axis=axis, keepdims=True, dtype=computing_dtype(out.dtype)), out=out, casting="unsafe")
 
 
+def refuse_length(op: Any) -> None:
+    """Refuse it: softmin and log_softmax have the parameter in MXNet too, but no input for the lengths."""
+    if op.use_length:
+        raise ParameterError(f"{op.name}: use_length is True, but only softmax takes lengths")
+
+
 class _Softmax(Operator):
     """What softmax, softmin and log_softmax share."""
 
-    arguments = ("data", "length")
+    arguments: ClassVar[tuple[str, ...]] = ("data", "length")
     axis: int
     temperature: float | None
     dtype: DType | None
@@ -365,7 +372,11 @@ class Softmax(_Softmax):
 class Softmin(Softmax):
     """Softmax of the negated data along an axis."""
 
+    arguments = ("data",)
     in_place = ((0, 0),)
+
+    def __post_init__(self) -> None:
+        refuse_length(self)
 
     def scale(self) -> float:
         return -1 / (self.temperature or 1.0)
@@ -375,11 +386,15 @@ class Softmin(Softmax):
 class LogSoftmax(_Softmax):
     """The logarithm of softmax along an axis."""
 
+    arguments = ("data",)
     in_place = ((0, 0),)
     axis: int = option(-1, "The axis along which softmax sums to 1.")
     temperature: float | None = option(None, "T.")
     dtype: DType | None = option(None, "The output's dtype, by default the data's.")
     use_length: bool = option(False, "Take a second input: how many positions along the axis count.")
+
+    def __post_init__(self) -> None:
+        refuse_length(self)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, out = run.xp, outputs[0]
@@ -387,13 +402,9 @@ class LogSoftmax(_Softmax):
         xp.subtract(x, x.max(axis=self.axis, keepdims=True), out=out)
         total = xp.exp(out).sum(axis=self.axis, keepdims=True, dtype=computing_dtype(out.dtype))
         xp.subtract(out, xp.log(total), out=out, casting="unsafe")
-        if self.use_length:
-            out[...] = xp.where(self.inside(xp, inputs[0], inputs[1]), out, 0)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         head = heads[0]
-        if self.use_length:
-            raise NotImplementedError
         inner = F.sum(head, axis=self.axis, keepdims=True)
         return self.grads(_cast_back(F, self, (head - F.exp(outputs[0]) * inner) * self.scale(), inputs))
 

@@ -248,8 +248,11 @@ def _register(rule: _Rule, mixed: bool) -> None:
     }
     tail = {"wd": (0.0, "Weight decay."), "rescale_grad": (1.0, "The gradient's factor."),
             clip: (-1.0, "Clip the gradient to ± this where it is above 0.")}  # fmt: skip
+    # These come last in MXNet's signatures, the rest before the common ones.
+    late = ("clip_weights", "wd_lh")
     own = {name: (default, "") for name, default in rule.parameters.items()}
-    for name, (default, doc) in {**own, **tail}.items():
+    first = {name: given for name, given in own.items() if name not in late}
+    for name, (default, doc) in {**first, **tail, **own}.items():
         body["__annotations__"][name] = float
         body[name] = option(default, doc)
     if clip != "clip_gradient":

@@ -161,11 +161,13 @@ def _register(row: _Distribution) -> None:
     def make(name: str, aliases: tuple[str, ...], base: type[Operator], body: dict[str, Any], doc: str) -> None:
         operator(name, *aliases)(type(name, (base,), {**common, "__doc__": f"{row.doc}{doc}", **body}))
 
+    # MXNet's files say where the samples were made; here the bound device decides.
+    placed: dict[str, Any] = {"shape": shape["shape"], "ctx": option("", "Not used."), "dtype": shape["dtype"]}
     make(
         f"_random_{row.name}",
         (f"random_{row.name}", *row.aliases),
         _ByNumbers,
-        {**numbers, **shape, "__annotations__": {**number_kinds, **kinds}},
+        {**numbers, **placed, "__annotations__": {**number_kinds, "shape": Shape, "ctx": str, "dtype": DType | None}},
         "",
     )
     make(
@@ -194,6 +196,7 @@ class RandInt(Operator):
     low: int = required("The least.")
     high: int = required("One more than the greatest.")
     shape: Shape = option((), "The shape of the samples.", low=0)
+    ctx: str = option("", "Not used.")
     dtype: DType | None = option(None, "int32 (the default) or int64.")
 
     def __post_init__(self) -> None:

@@ -57,9 +57,7 @@ def test_a_bad_setting_is_an_error_without_a_traceback():
     assert done.stdout == ""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status"), [(["--help"], 0), (["info", "--help"], 0), ([], 2), (["inf"], 2)]
-)
+@pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["info", "--help"], 0), ([], 2), (["inf"], 2)])
 def test_exit_status(arguments, status, capsys):
     with pytest.raises(SystemExit) as caught:
         cli.main(arguments)

@@ -125,9 +125,7 @@ def _floor(name: str) -> int | None:
 def violations(graph: Mapping[str, set[str]]) -> list[str]:
     """Say which modules have no floor, and which imports go up."""
     found = [
-        f"{name} is on no floor: add it to FLOORS in tests/test_floors.py"
-        for name in graph
-        if _floor(name) is None
+        f"{name} is on no floor: add it to FLOORS in tests/test_floors.py" for name in graph if _floor(name) is None
     ]
     for name, targets in graph.items():
         allowed = next((APART[p] | {p} for p in APART if _is_in(name, p)), None)
@@ -136,9 +134,7 @@ def violations(graph: Mapping[str, set[str]]) -> list[str]:
             if here is not None and there is not None and there > here:
                 found.append(f"{name} (floor {here}) imports {target} (floor {there})")
             elif allowed is not None and not any(_is_in(target, p) for p in allowed):
-                found.append(
-                    f"{name} stands apart and imports {target}: it may import {', '.join(sorted(allowed))}"
-                )
+                found.append(f"{name} stands apart and imports {target}: it may import {', '.join(sorted(allowed))}")
     return found
 
 
@@ -181,9 +177,7 @@ def test_there_are_no_import_circles():
 )
 def test_finds_what_a_module_imports(source, target):
     empty = Module("", is_package=True)
-    modules = dict.fromkeys(
-        ["flowmx", "flowmx.ops", "flowmx.ops.nn", "flowmx.engine", "flowmx.engine.variable"], empty
-    )
+    modules = dict.fromkeys(["flowmx", "flowmx.ops", "flowmx.ops.nn", "flowmx.engine", "flowmx.engine.variable"], empty)
     modules["flowmx.engine.runtime"] = Module(source)
     assert import_graph(modules)["flowmx.engine.runtime"] == ({target} if target else set())
 

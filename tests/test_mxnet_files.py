@@ -92,5 +92,5 @@ def test_a_symbol_composed_here_is_the_text_that_mxnet_writes():
 
 def test_unknown_operator_is_named_with_its_node():
     text = mx.sym.exp(mx.sym.Variable("x"), name="here").tojson().replace('"exp"', '"expo"')
-    with pytest.raises(mx.MXNetError, match="'here'.*no operator 'expo'.*'exp'"):
+    with pytest.raises(mx.MXNetError, match=r"'here'.*no operator 'expo'.*'exp'"):
         mx.sym.load_json(text)

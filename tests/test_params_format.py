@@ -65,9 +65,7 @@ def listed(source: bytes | Path) -> list[Array]:
 # What MXNet wrote.
 
 
-@pytest.mark.parametrize(
-    ("file", "expected"), [("dict", recorded.dense_arrays()), ("numpy", recorded.numpy_arrays())]
-)
+@pytest.mark.parametrize(("file", "expected"), [("dict", recorded.dense_arrays()), ("numpy", recorded.numpy_arrays())])
 def test_reads_named_arrays(file: str, expected: dict[str, Array]) -> None:
     found = named(FOLDER / f"{file}.params")
     assert list(found) == list(expected)
@@ -97,9 +95,7 @@ def test_sparse_arrays_come_back_dense() -> None:
         assert_same(found[f"empty {kind}"], np.zeros((3, 2), np.float32))
 
 
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if path.stem != "sparse"], ids=lambda path: path.stem
-)
+@pytest.mark.parametrize("path", [path for path in FILES if path.stem != "sparse"], ids=lambda path: path.stem)
 def test_writes_what_mxnet_wrote(path: Path, tmp_path: Path) -> None:
     content = path.read_bytes()
     assert params.dumps(params.loads(content)) == content
@@ -208,10 +204,7 @@ def any_array(draw: st.DrawFn) -> Array:
     return np.frombuffer(draw(st.binary(min_size=size, max_size=size)), dtype).reshape(shape)
 
 
-@given(
-    st.lists(any_array(), max_size=4)
-    | st.dictionaries(st.text(max_size=5), any_array(), min_size=1, max_size=4)
-)
+@given(st.lists(any_array(), max_size=4) | st.dictionaries(st.text(max_size=5), any_array(), min_size=1, max_size=4))
 def test_round_trip(arrays: list[Array] | dict[str, Array]) -> None:
     content = params.dumps(arrays)
     found = params.loads(memoryview(bytearray(content)))

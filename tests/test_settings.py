@@ -147,4 +147,4 @@ def test_variables_of_mxnet_are_named_with_their_new_names():
 
 def test_settings_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        settings.get().engine_max_ops = 1  # type: ignore[misc]
+        settings.get().engine_max_ops = 1

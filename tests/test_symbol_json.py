@@ -22,8 +22,7 @@ from tests.fixtures import record_mxnet as recorded
 
 SYMBOLS: dict[str, str] = json.loads((recorded.FOLDER / "symbols.json").read_text(encoding="utf-8"))
 NETWORKS = {
-    name: (recorded.FOLDER / f"{name}-symbol.json").read_text(encoding="utf-8")
-    for name in recorded.INPUT_SHAPES
+    name: (recorded.FOLDER / f"{name}-symbol.json").read_text(encoding="utf-8") for name in recorded.INPUT_SHAPES
 }
 ALL = SYMBOLS | NETWORKS
 VERSION = {"mxnet_version": ("int", 10901)}
@@ -238,9 +237,7 @@ def test_truncated_text(text: bytes, data: st.DataObject) -> None:
 @given(st.sampled_from([text.encode() for text in ALL.values()]), st.data())
 def test_mutated_text(text: bytes, data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(text) - 1))
-    piece = data.draw(
-        st.binary(max_size=4) | st.sampled_from([b"[", b"]", b'"', b"99", b"-1", b"1e9", b"null"])
-    )
+    piece = data.draw(st.binary(max_size=4) | st.sampled_from([b"[", b"]", b'"', b"99", b"-1", b"1e9", b"null"]))
     parse_damaged(text[:at] + piece + text[at + data.draw(st.integers(0, 4)) :])
 
 

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import flowmx as mx
 
@@ -10,8 +11,7 @@ HEAVY = (64, 1024)  # 256 KiB: queued, not run at the push
 
 
 def resident_mb():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096 / 1e6
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
 
 
 def loop(shape, total, part):

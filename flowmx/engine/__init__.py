@@ -13,10 +13,11 @@ Both may be given the variables of arrays: ``reads=[array]`` stands for the arra
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -29,11 +30,35 @@ from flowmx.engine.scheduler import Operation, Scheduler, State, Variable
 from flowmx.errors import EngineError
 
 __all__ = [
-    "Actor", "BlockingInCoroutineWarning", "Engine", "EngineError", "Handle", "LoopActor", "Operation", "Origin",
-    "Scheduler", "State", "ThreadActor", "Variable", "bulk", "capture", "current_layer",
-    "describe", "delete_variable", "engine",
-    "layer_scope", "new_event_loop", "push", "room", "run", "set_bulk_size", "stats", "user_frame", "using",
-    "waitall", "waitall_async",
+    "Actor",
+    "BlockingInCoroutineWarning",
+    "Engine",
+    "EngineError",
+    "Handle",
+    "LoopActor",
+    "Operation",
+    "Origin",
+    "Scheduler",
+    "State",
+    "ThreadActor",
+    "Variable",
+    "bulk",
+    "capture",
+    "current_layer",
+    "delete_variable",
+    "describe",
+    "engine",
+    "layer_scope",
+    "new_event_loop",
+    "push",
+    "room",
+    "run",
+    "set_bulk_size",
+    "stats",
+    "user_frame",
+    "using",
+    "waitall",
+    "waitall_async",
 ]  # fmt: skip
 
 
@@ -218,25 +243,18 @@ def stats() -> dict[str, Any]:
     return engine.stats()
 
 
-class using:
+@contextlib.contextmanager
+def using(**values: Any) -> Iterator[Engine]:
     """A ``with`` block in which the engine runs with other settings, for tests and debugging.
 
     Example:
         >>> with mx.engine.using(engine_type="NaiveEngine"):
         ...     train()
     """
-
-    def __init__(self, **values: Any) -> None:
-        self._override = settings.override(**values)
-        self._before: settings.Settings | None = None
-
-    def __enter__(self) -> Engine:
-        self._before = engine.config
-        self._override.__enter__()
+    before = engine.config
+    with settings.override(**values):
         engine.configure(settings.get())
-        return engine
-
-    def __exit__(self, *error: Any) -> None:
-        self._override.__exit__(*error)
-        assert self._before is not None
-        engine.configure(self._before)
+        try:
+            yield engine
+        finally:
+            engine.configure(before)

@@ -8,6 +8,9 @@ from typing import NoReturn
 from flowmx.engine.origin import describe
 from flowmx.engine.scheduler import Operation
 
+_MOST_NOTES = 16
+"""An exception object that many operations raise gets no more than about this many notes."""
+
 
 class Failure:
     """The original exception of a failed operation, with notes that say where it came from.
@@ -29,8 +32,9 @@ class Failure:
         # The engine's own frame on top says nothing to the reader.
         top = exception.__traceback__
         self.traceback: TracebackType | None = top.tb_next if top is not None and top.tb_next is not None else top
-        for note in notes_for(op):
-            exception.add_note(note)
+        if len(getattr(exception, "__notes__", ())) < _MOST_NOTES:
+            for note in notes_for(op):
+                exception.add_note(note)
 
     def throw(self) -> NoReturn:
         """Raise the original exception, with the traceback of the operation itself."""

@@ -66,7 +66,6 @@ class Engine:
     """
 
     def __init__(self, config: settings.Settings | None = None) -> None:
-        self.config = config or settings.get()
         self.lock = threading.RLock()
         self.here = _Here()
         self.bulk_scope: ContextVar[Any] | None = None
@@ -83,7 +82,7 @@ class Engine:
         self.actors: dict[str, Actor] = {}
         self.network = LoopActor("network")
         self._inline = InlineActor("naive")
-        self._pool = ThreadActor("pool", slots=max(2, self.config.cpu_worker_nthreads))
+        self._pool = ThreadActor("pool")
         self._poisoned = False
         self._room_waiters: list[Callable[[], None]] = []
         self._awaits = 0
@@ -99,7 +98,11 @@ class Engine:
         self._inside_inline = False
         self._closed = False
         self._switch_interval_set = False
-        self.configure(self.config)
+        self.kind = ""
+        self.configure(config or settings.Settings())
+        # The environment is read at the first push, not here: a bad setting must not break the import.
+        self._configured = config is not None
+        self._special |= not self._configured
 
     def configure(self, config: settings.Settings) -> None:
         """Use other settings from here on; waits for what is pending where the engine's kind changes."""
@@ -108,9 +111,11 @@ class Engine:
         self.max_bytes = config.engine_max_bytes
         self.checking = config.engine_check
         kind = {"ThreadedEnginePooled": "ThreadedEngine"}.get(config.engine_type, config.engine_type)
-        if getattr(self, "kind", kind) != kind:
+        if self.kind not in ("", kind):
             self.wait_all(throw=False)
         self.kind = kind
+        self._configured = True
+        self._pool.slots = max(2, config.cpu_worker_nthreads)
         self._naive = kind == "NaiveEngine"
         self._route: Actor | None = {"NaiveEngine": self._inline, "ThreadedEngine": self._pool}.get(kind)
         self._special = self._route is not None or self.checking or self.bulk_scope is not None
@@ -166,6 +171,8 @@ class Engine:
 
     def _enqueue_specially(self, op: Operation) -> bool:
         """What other engine kinds, the checking mode and bulks change; True when that was all of the push."""
+        if not self._configured:
+            self.configure(settings.get())
         if self._route is not None and op.actor.may_lend:
             op.actor = self._route
         if self.checking:
@@ -296,7 +303,7 @@ class Engine:
             if failure is None:
                 op.result = op.function(*op.arguments)
         except BaseException as error:
-            if parking is None and isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 interrupt, error = error, _interrupted(op)
             failure = Failure(error, op)
         following: Operation | None = None
@@ -483,7 +490,7 @@ class Engine:
         """
         with self.lock:
             if op.state == RUNNING:
-                return op.actor.cancel_running(op)
+                return bool(op.actor.cancel_running(op))
             if op.state == DONE or op.failure is not None:
                 return False
             failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled before it ran"), op)

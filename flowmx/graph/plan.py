@@ -67,7 +67,8 @@ def make_plan(
     Args:
         outputs: what the user asked for.
         gradients: an entry for each differentiated variable.
-        shapes, dtypes: of every entry.
+        shapes: of every entry.
+        dtypes: likewise.
         external: entries that get memory from outside (outputs and gradients written in place).
     """
     forward = [node for node in topological(outputs) if not node.is_variable]

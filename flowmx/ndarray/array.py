@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
@@ -15,12 +15,12 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
 from flowmx.errors import ShapeError
 from flowmx.ndarray import core, indexing, recording
-from flowmx.ndarray.operators import Arithmetic
-from flowmx.ndarray.core import BaseArray, Storage, allocate, invoke, refuse_in_place
+from flowmx.ndarray.core import BaseArray, Storage, allocate, refuse_in_place
 from flowmx.ndarray.methods import Methods
+from flowmx.ndarray.operators import Arithmetic
 from flowmx.ndarray.recording import Entry, Leaf
 from flowmx.ops.dtypes import DType, as_dtype
-from flowmx.ops.registry import Operator, Shape, lookup
+from flowmx.ops.registry import Shape
 
 Scalar = float | int | bool | np.generic
 
@@ -325,7 +325,7 @@ class NDArray(Methods, Arithmetic):
 
 
 def _unpickled() -> NDArray:
-    return cast("NDArray", object.__new__(NDArray))
+    return object.__new__(NDArray)
 
 
 BaseArray.public = NDArray

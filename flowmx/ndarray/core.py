@@ -241,9 +241,9 @@ class Elementwise:
                 and reads[1].device is device
             )
         mode = state.get()
-        if not same or self._device is not device or mode.recording:
-            if mode.recording or not self._prepare(operands, device):
-                return invoke(self.op, operands, depth=3)
+        known = same and self._device is device
+        if mode.recording or not (known or self._prepare(operands, device)):
+            return invoke(self.op, operands, depth=3)
         spec = self._spec
         shape, dtype = spec.shapes[0], spec.dtypes[0]
         target = Storage(device, shape, dtype)
@@ -262,7 +262,7 @@ class Elementwise:
                 capture(3),
                 spec.nbytes,
                 spec.light,
-            )  # fmt: skip
+            )
         )
         return result
 
@@ -341,7 +341,7 @@ def invoke(
             origin,
             nbytes,
             spec.light,
-        )  # fmt: skip
+        )
     )
     visible = op.visible_outputs() if not spec.single else 1
     if mode.recording and not op.no_gradient:

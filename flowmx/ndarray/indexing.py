@@ -29,6 +29,8 @@ def get(array: BaseArray, key: Any) -> BaseArray:
     if recording.state.get().recording and array._entry is not None:
         return _recorded(array, full)
     offset, shape, strides = _view(array, full)
+    if full and not shape:  # one element comes as an array of one, as in MXNet
+        shape, strides = (1,), (array._dtype.itemsize,)
     return _make_view(array, offset, shape, strides)
 
 
@@ -191,6 +193,7 @@ def _recorded(array: BaseArray, full: tuple[Any, ...]) -> BaseArray:
         end.append(stop)
         step.append(stride)
         axis += 1
+    shape = shape or [1] * bool(full)
     taken: BaseArray = array
     if begin:
         op = lookup("slice").create(begin=tuple(begin), end=tuple(end), step=tuple(step))

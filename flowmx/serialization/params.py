@@ -357,9 +357,7 @@ def _read_array(reader: _Reader, what: str) -> Array:
         start = reader.offset
         storage = reader.number("i", f"{what}'s storage type")
         if storage not in _INDEX_ARRAYS:
-            raise reader.error(
-                f"{what}'s storage type, one of 0 (dense), 1 (row_sparse), 2 (csr)", storage, start
-            )
+            raise reader.error(f"{what}'s storage type, one of 0 (dense), 1 (row_sparse), 2 (csr)", storage, start)
         if storage != _DENSE:
             stored = reader.known_shape(f"{what}'s stored shape")
         shape = reader.shape(f"{what}'s shape")
@@ -394,9 +392,7 @@ def _spread_rows(
     row_per_index = shape != () and values.shape == (*rows.shape, *shape[1:])
     if rows.ndim != 1 or rows.dtype.kind not in "iu" or not row_per_index:
         found = f"{rows.shape} indices of {rows.dtype} with values of shape {values.shape}"
-        raise reader.error(
-            f"row_sparse {what} of shape {shape}, a row of values for each index", found, start
-        )
+        raise reader.error(f"row_sparse {what} of shape {shape}, a row of values for each index", found, start)
     if not _in_range(rows, shape[0]):
         raise reader.error(f"row indices of {what} below {shape[0]}", f"{rows.min()}..{rows.max()}", start)
     dense = reader.zeros(values.dtype, shape, f"row_sparse {what}")

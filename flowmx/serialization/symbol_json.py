@@ -188,10 +188,7 @@ def _unhide(
 def _graph(value: object, where: str) -> GraphJSON:
     known = {"nodes", "arg_nodes", "heads", "node_row_ptr", "attrs"}
     fields = _object(value, where, required={"nodes", "arg_nodes", "heads"}, known=known)
-    nodes = [
-        _node(item, f"{where}, node {i}", i)
-        for i, item in enumerate(_list(fields["nodes"], f"{where}, nodes"))
-    ]
+    nodes = [_node(item, f"{where}, node {i}", i) for i, item in enumerate(_list(fields["nodes"], f"{where}, nodes"))]
     heads = _entries(fields["heads"], f"{where}, heads", len(nodes))
     if "node_row_ptr" in fields:
         counts = _output_counts(fields["node_row_ptr"], len(nodes), f"{where}, node_row_ptr")
@@ -323,9 +320,7 @@ def _brief(value: object) -> str:
     """Describe a value, which may be huge, in a few words."""
     if isinstance(value, dict | list):
         return f"a {type(value).__name__} of {len(value)}"
-    return (
-        str(value)[:40] if isinstance(value, int | float) else f"{type(value).__name__} {str(value)[:40]!r}"
-    )
+    return str(value)[:40] if isinstance(value, int | float) else f"{type(value).__name__} {str(value)[:40]!r}"
 
 
 # Writing, in the layout of MXNet's JSON writer: it ends each line of a list with ", " and puts short lists of

@@ -492,7 +492,8 @@ def Variable(
         name: its name.
         attr: further attributes, as text.
         shape: its shape as far as it is known (0: an unknown length).
-        lr_mult, wd_mult: multipliers of learning rate and weight decay.
+        lr_mult: multiplies the learning rate.
+        wd_mult: multiplies the weight decay.
         dtype: its element type.
         init: the initializer, by name or as an object with ``dumps``.
         stype: kept for MXNet's scripts.
