@@ -1,0 +1,554 @@
+"""Law 5: exit, interrupt, fork and cancellation never hang and never crash.
+
+What ends a process is tried in processes of their own. A hang shows as a timeout, which is a failure.
+"""
+
+import faulthandler
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.engine import actor, bulking, runtime, scheduler
+from flowmx.errors import OperationCancelled
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="written for systems with fork and signals")
+
+KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
+TIMEOUT = 60
+PRELUDE = """
+import asyncio, os, random, signal, sys, threading, time
+import numpy as np
+import flowmx as mx
+rng = random.Random({seed})
+"""
+
+
+def start(script, seed=0, **environ):
+    """A Python process that runs a script, in development mode without its reports of threads at a fork."""
+    code = PRELUDE.format(seed=seed) + textwrap.dedent(script)
+    names = {f"FLOWMX_{name.upper()}": str(value) for name, value in environ.items()}
+    return subprocess.Popen(
+        [sys.executable, "-X", "faulthandler", "-c", code],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **names},
+    )
+
+
+def finish(process):
+    """Its exit code, output and errors; a process that hangs tells where, and is a failure."""
+    try:
+        out, err = process.communicate(timeout=TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGABRT)  # faulthandler prints every thread's stack
+        out, err = process.communicate()
+        pytest.fail(f"it hangs\n{out}\n{err}")
+    return process.returncode, out, err
+
+
+def run(script, seed=0, **environ):
+    return finish(start(script, seed, **environ))
+
+
+def run_all(jobs):
+    """Run ``(script, seed, settings)`` two at a time, and return ``(code, out, err)`` of each."""
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda job: run(job[0], job[1], **job[2]), jobs))
+
+
+# -- leaving -----------------------------------------------------------------------------------------------
+
+SILENT = {
+    "many operations": """
+        a = mx.nd.ones((10, 10))
+        for _ in range(rng.randrange(3000)):
+            a = a * 0.5 + 1
+    """,
+    "heavy operations": """
+        a = mx.nd.random.normal(shape=(500, 500))
+        for _ in range(rng.randrange(1, 40)):
+            a = mx.nd.dot(a, a) * 0.01
+    """,
+    "functions": """
+        x = mx.engine.Variable()
+        for i in range(rng.randrange(2000)):
+            mx.engine.push(lambda: sum(range(100)), writes=[x] if i % 2 else [], priority=i % 3 - 1)
+    """,
+    "coroutines": """
+        async def work():
+            await asyncio.sleep(rng.random() / 100)
+        for _ in range(rng.randrange(200)):
+            mx.engine.push(work)
+    """,
+    "copies between devices": """
+        a = mx.nd.ones((300, 300))
+        for i in range(rng.randrange(300)):
+            a = a.as_in_context(mx.cpu(i % 2)) * 1.0
+    """,
+    "a coroutine that never waits": """
+        async def main():
+            a = mx.nd.ones((300, 300))
+            for _ in range(rng.randrange(200)):
+                a = a * 1.0
+        mx.run(main())
+    """,
+    "a bulk": """
+        scope = mx.engine.bulk(10)
+        scope.__enter__()
+        a = mx.nd.ones((300, 300))
+        for _ in range(rng.randrange(100)):
+            a = a * 1.0
+    """,
+    "threads that push": """
+        def push():
+            a = mx.nd.ones((300, 300))
+            for _ in range(rng.randrange(300)):
+                a = a * 1.0
+        for _ in range(3):
+            threading.Thread(target=push).start()
+    """,
+    "sys.exit": """
+        a = mx.nd.ones((300, 300))
+        for _ in range(rng.randrange(300)):
+            a = a * 1.0
+        sys.exit(0)
+    """,
+    "an await that was cancelled": """
+        async def main():
+            a = mx.nd.random.normal(shape=(500, 500))
+            for _ in range(20):
+                a = mx.nd.dot(a, a) * 0.01
+            try:
+                await asyncio.wait_for(_wait(a), rng.random() / 100)
+            except TimeoutError:
+                pass
+        async def _wait(a):
+            await a
+        mx.run(main())
+    """,
+    "a loop closed with awaits pending": """
+        go_on = threading.Event()
+        handle = mx.engine.push(go_on.wait)
+        async def wait():
+            await handle
+        loop = mx.engine.new_event_loop(rng.random() < 0.5)
+        task = loop.create_task(wait())
+        loop.run_until_complete(asyncio.sleep(0))
+        task._log_destroy_pending = False
+        loop.close()
+        go_on.set()
+    """,
+}
+
+
+@pytest.mark.parametrize("count", [22, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
+def test_leaving_with_work_pending_is_silent_and_successful(count):
+    names = list(SILENT)
+    jobs = [(SILENT[names[i % len(names)]], i, {"engine_type": KINDS[-1 - i // len(names) % 3]}) for i in range(count)]
+    for i, (code, out, err) in enumerate(run_all(jobs)):
+        assert (code, out, err) == (0, "", ""), f"{names[i % len(names)]}, seed {i}, {jobs[i][2]}"
+
+
+LOUD = {
+    "a coroutine that never ends": (
+        """
+        async def forever():
+            await asyncio.Event().wait()
+        mx.engine.push(forever)
+        a = mx.nd.ones((2,))
+        mx.engine.push(forever, writes=[a])
+        a += 1
+        """,
+        0,
+        "still pending",
+    ),
+    "a coroutine that will not be stopped": (
+        """
+        async def forever():
+            while True:
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    pass
+        mx.engine.push(forever)
+        """,
+        0,
+        "still pending",
+    ),
+    "a function that never ends": ("mx.engine.push(lambda: threading.Event().wait(), name='sleeper')", 0, "'sleeper'"),
+    "an error that nobody waited for": (
+        """
+        a = mx.nd.ones((2,))
+        mx.engine.push(lambda: {}["lost"], writes=[a])
+        b = a + 1
+        """,
+        0,
+        "KeyError: 'lost'",
+    ),
+    "an exception of the program": ("a = mx.nd.ones((300, 300)) * 2\n{}['mine']", 1, "KeyError: 'mine'"),
+    "sys.exit in an operation somebody waits for": ("mx.engine.push(lambda: sys.exit(5)).wait()", 5, ""),
+    "sys.exit in a coroutine somebody waits for": (
+        """
+        async def leave():
+            sys.exit(6)
+        mx.engine.push(leave).wait()
+        """,
+        6,
+        "",
+    ),
+    "sys.exit in an operation nobody waits for": ("mx.engine.push(lambda: sys.exit(7))", 0, "SystemExit: 7"),
+    "sys.exit in a task": (
+        """
+        async def main():
+            await (mx.nd.ones((300, 300)) * 2)
+            sys.exit(8)
+        mx.run(main())
+        """,
+        8,
+        "",
+    ),
+    "a thread that pushes on": (
+        """
+        started = threading.Event()
+        def push():
+            a = mx.nd.ones((300, 300))
+            try:
+                while True:
+                    a = a * 1.0
+                    started.set()
+            except mx.engine.EngineError as error:
+                assert "shut down" in str(error)
+        threading.Thread(target=push, daemon=True).start()
+        started.wait()
+        """,
+        0,
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOUD)
+def test_leaving_tells_what_went_wrong_and_nothing_else(name):
+    script, expected, told = LOUD[name]
+    code, out, err = run(script, exit_timeout=0.3)
+    assert (code, out) == (expected, ""), err
+    assert (told in err) if told else (told is None or not err)
+    for noise in ("Fatal", "never awaited", "was destroyed", "Exception ignored"):
+        assert noise not in err
+
+
+# -- forking -----------------------------------------------------------------------------------------------
+
+FORKS = {
+    "os.fork": """
+        a = mx.nd.ones((300, 300))
+        b = mx.nd.random.normal(shape=(400, 400))
+        async def work():
+            await asyncio.sleep(rng.random() / 100)
+            return 3
+        handle = mx.engine.push(work)
+        for _ in range(rng.randrange(100)):
+            a = a * 1.0
+            b = mx.nd.dot(b, b) * 0.01
+        pid = os.fork()
+        assert (a * 2 + 1).asnumpy().sum() == 270_000
+        assert mx.engine.push(work).wait() == 3
+        assert handle.wait() == 3
+        async def main():
+            await b
+            return (await (a.as_in_context(mx.cpu(1)) * 2)).asnumpy()[0, 0]
+        assert mx.run(main()) == 2
+        if not pid:
+            sys.exit(9)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+        assert (a + 1).asnumpy()[0, 0] == 2
+    """,
+    "multiprocessing": """
+        import multiprocessing
+        a = mx.nd.ones((300, 300))
+        for _ in range(rng.randrange(100)):
+            a = a * 1.0
+        def double(i):
+            return float((a * i).asnumpy()[0, 0])
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            b = a * 3
+            assert pool.map(double, range(8)) == list(range(8))
+        assert b.asnumpy()[0, 0] == 3
+    """,
+    "while other threads push": """
+        stop = threading.Event()
+        totals = []
+        def push():
+            total = mx.nd.zeros((300, 300))
+            count = 0
+            while not stop.is_set():
+                total += 1
+                count += 1
+            totals.append(total.asnumpy()[0, 0] == count)
+        threads = [threading.Thread(target=push) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for _ in range(5):
+            pid = os.fork()
+            if not pid:
+                assert (mx.nd.ones((300, 300)) * 2).asnumpy()[0, 0] == 2
+                os._exit(0)
+            assert os.waitpid(pid, 0)[1] == 0
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert totals == [True, True]
+    """,
+    "with work that can not be finished before": """
+        never = mx.engine.push(threading.Event().wait)
+        a = mx.nd.ones((2,))
+        late = mx.engine.push(lambda: 1, reads=[a], writes=[a])
+        again = mx.engine.push(lambda: 2, writes=[a])
+        pid = os.fork()
+        if not pid:
+            for handle in (never, late, again):
+                try:
+                    handle.wait()
+                except mx.MXNetError as error:
+                    assert "when that forked" in str(error)
+                else:
+                    raise AssertionError
+            a[:] = 5
+            assert (a * 2).asnumpy().tolist() == [10, 10]
+            sys.stdout.flush()
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        os._exit(0)
+    """,
+}
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(52, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
+def test_both_sides_of_a_fork_go_on(count):
+    names = list(FORKS)
+    jobs = [
+        (FORKS[names[i % len(names)]], i, {"exit_timeout": 0.3 if "can not" in names[i % len(names)] else 10})
+        for i in range(count)
+    ]
+    for i, (code, out, err) in enumerate(run_all(jobs)):
+        assert (code, out, err) == (0, "", ""), f"{names[i % len(names)]}, seed {i}"
+
+
+# -- interrupts --------------------------------------------------------------------------------------------
+
+INTERRUPTED = {
+    "a loop that pushes": """
+        a = mx.nd.ones((100, 100))
+        print("ready", flush=True)
+        while True:
+            a = a * 1.0
+            mx.engine.push(int, writes=[a])
+    """,
+    "a blocking wait": """
+        handle = mx.engine.push(threading.Event().wait)
+        print("ready", flush=True)
+        handle.wait()
+    """,
+    "waits for tiny operations": """
+        a = mx.nd.ones((2,))
+        print("ready", flush=True)
+        while True:
+            mx.engine.push(int, writes=[a]).wait()
+            (a + 1).asnumpy()
+    """,
+    "an await": """
+        async def main():
+            async def forever():
+                await asyncio.Event().wait()
+            handle = mx.engine.push(forever)
+            print("ready", flush=True)
+            await handle
+        mx.run(main())
+    """,
+    "awaits of tiny operations": """
+        async def main():
+            a = mx.nd.ones((2,))
+            print("ready", flush=True)
+            while True:
+                await mx.engine.push(int, writes=[a])
+                await (a + 1)
+        mx.run(main())
+    """,
+}
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(150, marks=[pytest.mark.soak, pytest.mark.timeout(1200)])])
+def test_an_interrupt_at_any_moment_ends_the_program_as_usual(count):
+    names = list(INTERRUPTED)
+    rng = random.Random(count)
+
+    def interrupt(i):
+        process = start(INTERRUPTED[names[i % len(names)]], i, exit_timeout=0.5)
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(rng.random() / 20)  # any moment will do
+        process.send_signal(signal.SIGINT)
+        return finish(process)
+
+    with ThreadPoolExecutor(2) as pool:
+        for i, (code, _, err) in enumerate(pool.map(interrupt, range(count))):
+            assert code in (-signal.SIGINT, 128 + signal.SIGINT), f"{names[i % len(names)]}: {err}"
+            assert "KeyboardInterrupt" in err
+            assert "Fatal" not in err
+
+
+SURVIVES = """
+count = 0
+def interrupt():
+    while count < {count}:
+        time.sleep(rng.random() / 200)
+        if armed:
+            os.kill(os.getpid(), signal.SIGINT)
+armed = False
+thread = threading.Thread(target=interrupt)
+thread.start()
+a = mx.nd.zeros((2,))
+big = mx.nd.ones((200, 200))
+def work():
+    global a, big
+    while True:
+        a = a + 1
+        a += 1
+        big = big * 1.0
+        mx.engine.push(int, reads=[big], writes=[a])
+        with mx.engine.bulk(3):
+            (a * 2).as_in_context(mx.cpu(1))
+        if rng.random() < 0.3:
+            mx.engine.push(int, writes=[a]).wait()
+        if rng.random() < 0.1:
+            big.asnumpy()
+while count < {count}:
+    try:
+        armed = True
+        work()
+    except (KeyboardInterrupt, mx.MXNetError) as error:
+        armed = False
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, [])
+            time.sleep(0.002)
+        except KeyboardInterrupt:
+            pass
+        if isinstance(error, KeyboardInterrupt):
+            count += 1
+    mx.engine.engine.wait_all(throw=False)
+    mx.engine.engine.scheduler.check_invariants()
+    a, big = mx.nd.zeros((2,)), mx.nd.ones((200, 200))
+    assert (a + 1).asnumpy().tolist() == [1, 1]
+    assert mx.engine.push(lambda: 3, reads=[a]).wait() == 3
+    assert (big.as_in_context(mx.cpu(1)) * 2).asnumpy()[0, 0] == 2
+thread.join()
+mx.engine.engine.failures.clear()
+assert mx.engine.stats()["pending"] == mx.engine.stats()["pending_bytes"] == 0
+"""
+
+
+@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
+def test_a_program_that_catches_interrupts_goes_on_with_a_sound_engine(count):
+    code, out, err = run(SURVIVES.replace("{count}", str(count)), seed=count)
+    assert (code, out, err) == (0, "", "")
+
+
+ENGINE_FILES = {module.__file__ for module in (actor, bulking, runtime, scheduler)}
+
+
+def use_the_engine(a, big):
+    """A little of everything that keeps books on the calling thread."""
+    a = a + 1
+    mx.engine.push(int, reads=[a], writes=[big])
+    with mx.engine.bulk(3):
+        a += 1
+        big = big * 1.0
+        big = big * 1.0
+    mx.engine.push(int, writes=[a], priority=-1)
+    cancelled = mx.engine.push(int, reads=[big], writes=[a])
+    cancelled.cancel()
+    mx.engine.push(int, writes=[a]).wait()
+    big.asnumpy()
+    mx.engine.engine.wait_all(throw=False)
+
+
+def test_an_interrupt_at_any_line_of_the_engine_leaves_it_sound():
+    """Not at random moments but at each in turn: the tracer raises at the n-th line that the engine executes."""
+    interrupted = 0
+    for moment in range(100_000):
+        a, big = mx.nd.zeros((2,)), mx.nd.ones((200, 200))
+        mx.engine.engine.wait_all(throw=False)
+        left = [moment]
+
+        def trace(frame, event, argument, left=left):
+            if frame.f_code.co_filename not in ENGINE_FILES:
+                return None
+            if event == "line":
+                left[0] -= 1
+                if left[0] < 0:
+                    sys.settrace(None)
+                    raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        try:
+            sys.settrace(trace)
+            use_the_engine(a, big)
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(before)
+        for _ in range(2):
+            watched(lambda: mx.engine.engine.wait_all(throw=False))
+        mx.engine.engine.scheduler.check_invariants()
+        c = mx.nd.ones((200, 200))
+        assert watched(lambda c=c: mx.engine.push(lambda: 3, writes=[c]).wait()) == 3, moment
+        assert watched(lambda c=c: (c * 2).asnumpy()[0, 0]) == 2
+        assert mx.engine.stats()["pending_bytes"] == 0
+        mx.engine.engine.failures.clear()
+        if left[0] >= 0:
+            break
+    assert interrupted > 200
+
+
+def watched(work):
+    """Run something on this thread; where it hangs, every thread's stack is shown."""
+    faulthandler.dump_traceback_later(20, exit=True)
+    try:
+        return work()
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def test_a_worker_may_be_given_back_to_its_own_operation_after_an_interrupt():
+    """Other threads that were running operations meanwhile are not disturbed by the mending."""
+    go_on, started = threading.Event(), threading.Event()
+    a = mx.nd.zeros((2,), ctx=mx.cpu(1))
+
+    def work():
+        started.set()
+        assert go_on.wait(60)
+        np.from_dlpack(a)[:] = 7
+
+    mx.engine.push(work, writes=[a], device=mx.cpu(1))
+    assert started.wait(60)
+    follower = a + 1
+    op = mx.engine.push(lambda: 1, reads=[a])
+    mx.engine.engine._mend(op, KeyboardInterrupt())
+    go_on.set()
+    assert a.asnumpy().tolist() == [7, 7]
+    assert follower.asnumpy().tolist() == [8, 8]
+    with pytest.raises(OperationCancelled):
+        op.wait()
+    mx.engine.engine.failures.clear()
