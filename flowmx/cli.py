@@ -21,8 +21,8 @@ PACKAGES = {
     "msgpack": "messages between peers",
     "aiohttp": "peers",
     "uvloop": "a faster event loop",
-    "onednn-cpu-gomp": "faster convolutions on the CPU",
-    "numba": "fused kernels on the CPU",
+    "onednn-cpu-gomp": "for faster convolutions on the CPU, to come",
+    "numba": "for fused kernels on the CPU, to come",
     "threadpoolctl": "thread counts of BLAS",
     "cupy-cuda12x": "arrays on GPUs",
 }

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from flowmx import devices
+from flowmx import devices, settings
 from flowmx.devices import Context, Device
 from flowmx.engine.scheduler import Variable
 from flowmx.errors import DeviceError, ShapeError, TypeInferenceError
@@ -103,7 +103,11 @@ class Executor:
             gradients = gradient(entries, heads, wanted, self._shapes, self._dtypes)
         self._direct = self._written_directly(gradients)
         external = {*self._direct, *(entry for entry in entries if not entry.node.is_variable)}
-        return make_plan(entries, gradients, self._shapes, self._dtypes, external)
+        config = settings.get()
+        return make_plan(
+            entries, gradients, self._shapes, self._dtypes, external, config.exec_enable_inplace,
+            config.exec_match_range > 0,
+        )  # fmt: skip
 
     def _written_directly(self, gradients: Mapping[Node, Entry]) -> dict[Entry, NDArray]:
         """Gradients that their operator can write straight into the bound array."""

@@ -266,3 +266,19 @@ async def test_awaiting_outputs():
     (out,) = executor.forward()
     await out
     np.testing.assert_allclose(out.asnumpy().sum(axis=1), 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("match_range", [0, 10])
+def test_memory_settings_change_the_bytes_and_not_the_result(in_place, match_range):
+    x = mx.sym.Variable("x")
+    net = x
+    for _ in range(6):
+        net = mx.sym.sigmoid(mx.sym.broadcast_add(net, x))
+    values = np.linspace(-1, 1, 64).astype(np.float32)
+    plain = net.bind(mx.cpu(), [mx.nd.array(values)])
+    with mx.engine.using(exec_enable_inplace=in_place, exec_match_range=match_range):
+        other = net.bind(mx.cpu(), [mx.nd.array(values)])
+    assert np.array_equal(plain.forward()[0].asnumpy(), other.forward()[0].asnumpy())
+    values_alive = {(False, 0): 11, (False, 10): 2, (True, 0): 1, (True, 10): 1}[in_place, match_range]
+    assert other._plan.internal_bytes() == values_alive * 64 * 4

@@ -61,6 +61,8 @@ def make_plan(
     shapes: Mapping[Entry, Shape],
     dtypes: Mapping[Entry, DType],
     external: Iterable[Entry],
+    in_place: bool = True,
+    share: bool = True,
 ) -> Plan:
     """Order the nodes and share buffers among values that never live at the same time.
 
@@ -70,6 +72,8 @@ def make_plan(
         shapes: of every entry.
         dtypes: likewise.
         external: entries that get memory from outside (outputs and gradients written in place).
+        in_place: let an operator write over an input that is done with.
+        share: let values that never live at the same time share a buffer.
     """
     forward = [node for node in topological(outputs) if not node.is_variable]
     before = set(forward)
@@ -79,11 +83,12 @@ def make_plan(
         if node.op is not None and node.op.name in VIEWS:
             source = node.inputs[0]
             plan.root[Entry(node, 0)] = plan.root.get(source, source)
-    _share(plan, set(external))
+    _place(plan, set(external), in_place, share)
     return plan
 
 
-def _share(plan: Plan, external: set[Entry]) -> None:
+def _place(plan: Plan, external: set[Entry], in_place: bool, share: bool) -> None:
+    """Give every entry that needs one a buffer, step by step."""
     steps = [node for node in (*plan.forward, *plan.backward) if Entry(node, 0) not in plan.root]
     first_backward = len([node for node in plan.forward if Entry(node, 0) not in plan.root])
     last_use = _last_uses(plan, steps, first_backward)
@@ -100,7 +105,7 @@ def _share(plan: Plan, external: set[Entry]) -> None:
             if entry in external:
                 continue
             size = plan.nbytes(entry)
-            donor = _in_place_donor(plan, node, index, step, last_use, taken)
+            donor = _in_place_donor(plan, node, index, step, last_use, taken) if in_place else None
             if donor is not None:
                 taken.add(donor)
                 plan.buffer[entry] = plan.buffer[donor]
@@ -110,7 +115,7 @@ def _share(plan: Plan, external: set[Entry]) -> None:
                 plan.buffer[entry] = len(plan.sizes)
                 plan.sizes.append(size)
         for entry in dies.get(step, ()):
-            if entry in plan.buffer and entry not in taken:
+            if share and entry in plan.buffer and entry not in taken:
                 number = plan.buffer[entry]
                 free.setdefault(plan.sizes[number], []).append(number)
 
