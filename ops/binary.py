@@ -47,12 +47,21 @@ def ufunc(name: str) -> Callable[..., Any]:
     return call
 
 
+# What keeps to the dtype of whole numbers too.
+_WHOLE = {"add", "subtract", "multiply", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal", "less",
+          "less_equal"}  # fmt: skip
+
+
 def _direct(row: Row, xp: Any, dtype: DType, number: float | None = None) -> tuple[Callable[..., Any], Any] | None:
-    """The row as one ufunc call, for floating inputs."""
+    """The row as one ufunc call, for floating inputs, or whole ones where the ufunc keeps their dtype."""
     name = "divide" if row.function is _divide else getattr(row.function, "ufunc", None)
-    if name is None or dtype.kind != "f":
+    whole = dtype.kind in "iu" and name in _WHOLE and (number is None or float(number).is_integer())
+    if name is None or not (dtype.kind == "f" or whole):
         return None
-    return getattr(xp, name), None if number is None else xp.asarray(number, dtype)
+    try:
+        return getattr(xp, name), None if number is None else xp.asarray(int(number) if whole else number, dtype)
+    except OverflowError:
+        return None
 
 
 def _divide(xp: Any, a: Any, b: Any, out: Array) -> None:
@@ -208,6 +217,13 @@ def _register(row: Row) -> None:
     def scalar_direct(self: Any, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
         return _direct(row, xp, dtype, self.scalar)
 
+    def reversed_direct(self: Any, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+        direct = _direct(row, xp, dtype, self.scalar)
+        if direct is None:
+            return None
+        straight, number = direct
+        return lambda x, n, out: straight(n, x, out), number
+
     def make(names: tuple[str, ...], base: type[Operator], doc: str, compute: Any, derive: Any) -> None:
         if not names:
             return
@@ -216,7 +232,9 @@ def _register(row: Row) -> None:
             body["no_gradient"] = True
         else:
             body["gradient"] = derive
-        if compute is not reversed_forward:
+        if compute is reversed_forward:
+            body["as_ufunc"] = reversed_direct
+        else:
             body["as_ufunc"] = scalar_direct if base is _Scalar else direct
         if base is _Scalar:
             body["__annotations__"] = {"scalar": float, "is_int": bool}

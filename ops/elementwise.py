@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx.ops.dtypes import is_floating
+from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.registry import Array, Operator, Run, operator
 
 Derivative = Callable[[Any, Any, Any, Any], Any]
@@ -36,6 +36,7 @@ def ufunc(name: str) -> Callable[..., Any]:
     def call(xp: Any, x: Array, out: Array) -> None:
         getattr(xp, name)(x, out=out, casting="unsafe")
 
+    call.ufunc = name  # type: ignore[attr-defined]
     return call
 
 

@@ -68,6 +68,7 @@ ShapeOrNone = Shape | None
 _INTERN_LIMIT = 4096
 _SPEC_LIMIT = 512
 _LIGHT_BYTES = 1 << 16
+_LIGHT_FLOPS = 1 << 16
 
 _by_name: dict[str, type[Operator]] = {}
 _kernels: dict[tuple[str, str], Callable[..., None]] = {}
@@ -304,11 +305,17 @@ class Operator:
         final_dtypes = [FLOAT32 if dtype is None else dtype for dtype in out_dtypes]
         moved = sum(_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
         made = Spec(final_shapes, final_dtypes, light=False)
-        made.light = not self.heavy and moved + made.nbytes <= _LIGHT_BYTES
+        made.light = moved + made.nbytes <= _LIGHT_BYTES and self._is_quick(shapes, final_shapes)
         if len(self._specs) >= _SPEC_LIMIT:
             self._specs.clear()
         self._specs[key] = made
         return made
+
+    def _is_quick(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
+        """True where the arithmetic on these shapes takes microseconds, as far as the operator says."""
+        if not self.heavy:
+            return True
+        return type(self).cost is not Operator.cost and self.cost(inputs, outputs)[0] <= _LIGHT_FLOPS
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self.attributes().items())

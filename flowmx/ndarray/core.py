@@ -199,6 +199,8 @@ def _compute_ufunc(ufunc: Callable[..., Any], operands: tuple[BaseArray, ...], n
     array = storage.array
     if array is None:
         array = storage.array = storage.device.allocate(storage.shape, storage.dtype)
+    if result._view is not None:
+        array = result._read()
     x = operands[0]
     content = x._storage.array if x._view is None else x._read()
     if number is not None:
@@ -214,71 +216,68 @@ class Elementwise:
     """An elementwise operator, ready to be called on arrays again and again.
 
     It remembers what was inferred at the last call: where shapes and dtypes are the same objects, as they
-    are in loops, nothing is inferred, and a ufunc is called without anything between.
+    are in loops, nothing is inferred, and a ufunc is called without anything between. What it remembers is
+    one tuple, replaced as a whole, so that several threads may call it.
     """
 
-    __slots__ = ("_device", "_dtypes", "_number", "_shapes", "_spec", "_ufunc", "op")
+    __slots__ = ("_known", "op")
 
     def __init__(self, op: Operator) -> None:
         self.op = op
-        self._shapes: tuple[Shape | None, Shape | None] = (None, None)
+        self._known: tuple[Any, ...] = (None,) * 8
 
-    def __call__(self, x: BaseArray, y: BaseArray | None = None) -> Any:
+    def __call__(self, x: BaseArray, y: BaseArray | None = None, out: BaseArray | None = None) -> Any:
+        """Enqueue it; ``out`` may only be ``x`` itself, which is then updated in place."""
+        x_shape, x_dtype, y_shape, y_dtype, device, spec, ufunc, number = self._known
         storage = x._storage
-        device = storage.device
-        shapes = self._shapes
+        same = x_shape is x._shape and x_dtype is x._dtype and storage.device is device
         if y is None:
             operands: tuple[BaseArray, ...] = (x,)
             reads: tuple[Storage, ...] = (storage,)
-            same = shapes[0] is x._shape and self._dtypes[0] is x._dtype
         else:
             operands, reads = (x, y), (storage, y._storage)
-            same = (
-                shapes[0] is x._shape
-                and shapes[1] is y._shape
-                and self._dtypes[0] is x._dtype
-                and self._dtypes[1] is y._dtype
-                and reads[1].device is device
-            )
-        mode = state.get()
-        known = same and self._device is device
-        if mode.recording or not (known or self._prepare(operands, device)):
-            return invoke(self.op, operands, depth=3)
-        spec = self._spec
+            same = same and y_shape is y._shape and y_dtype is y._dtype and reads[1].device is device
+        if state.get().recording or not same:
+            known = None if state.get().recording else self._learn(operands, storage.device)
+            if known is None:
+                return invoke(self.op, operands, out, depth=3)
+            _, _, _, _, device, spec, ufunc, number = known
         shape, dtype = spec.shapes[0], spec.dtypes[0]
-        target = Storage(device, shape, dtype)
-        result = _new(BaseArray.public)
-        result._storage = target
-        result._shape = shape
-        result._dtype = dtype
+        if out is None:
+            target = Storage(device, shape, dtype)
+            out = _new(BaseArray.public)
+            out._storage = target
+            out._shape = shape
+            out._dtype = dtype
+            nbytes = spec.nbytes
+        elif out._shape == shape and out._dtype == dtype:
+            target, nbytes = storage, 0
+        else:
+            return invoke(self.op, operands, out, depth=3)
         engine.enqueue(
             Operation(
                 _compute_ufunc,
-                (self._ufunc, operands, self._number, result),
+                (ufunc, operands, number, out),
                 reads,
                 (target,),
                 device.compute,
                 self.op.name,
                 capture(3),
-                spec.nbytes,
+                nbytes,
                 spec.light,
             )
         )
-        return result
+        return out
 
-    def _prepare(self, operands: tuple[BaseArray, ...], device: Device) -> bool:
-        """Remember what this call needs; False where the general path must take it."""
-        op = self.op
-        direct = op.as_ufunc(device.xp, operands[0]._dtype)
+    def _learn(self, operands: tuple[BaseArray, ...], device: Device) -> tuple[Any, ...] | None:
+        """Remember what calls like this one need; None where the general path must take it."""
+        direct = self.op.as_ufunc(device.xp, operands[0]._dtype)
         if direct is None or any(each._storage.device is not device for each in operands):
-            return False
-        shapes, dtypes = tuple([each._shape for each in operands]), tuple([each._dtype for each in operands])
-        self._spec = op.spec(shapes, dtypes)
-        self._ufunc, self._number = direct
-        self._device = device
-        self._dtypes = (dtypes[0], dtypes[-1])
-        self._shapes = (shapes[0], shapes[-1])
-        return True
+            return None
+        spec = self.op.spec(tuple([each._shape for each in operands]), tuple([each._dtype for each in operands]))
+        first, last = operands[0], operands[-1]
+        self._known = (first._shape, first._dtype, last._shape, last._dtype, device, spec, *direct)
+        return self._known
 
 
 def invoke(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flowmx.ndarray.core import BaseArray, invoke
+from flowmx.ndarray.core import BaseArray, Elementwise, invoke
 from flowmx.ops import calling
 from flowmx.ops.registry import Operator, lookup, registered
 
@@ -38,12 +38,34 @@ def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return invoke(op, ordered, out, device, 4)
 
 
+def _without_parameters(cls: type[Operator]) -> Operator | None:
+    """The operator with its defaults, where arrays are all that a call must give, else None."""
+    if cls.variadic or cls.auxiliary or not cls.arguments or cls.updates or cls.uses_random:
+        return None
+    if any(parameter.required for parameter in cls.parameters.values()):
+        return None
+    made = cls.create()
+    return made if made.inputs() == cls.arguments and made.visible_outputs() == 1 else None
+
+
 def function_for(name: str) -> Callable[..., Any]:
     """The array function of an operator."""
     cls = lookup(name)
+    plain = _without_parameters(cls)
+    count = len(cls.arguments)
+    if plain is None or count > 2:
 
-    def function(*args: Any, **kwargs: Any) -> Any:
-        return call(cls, args, kwargs)
+        def function(*args: Any, **kwargs: Any) -> Any:
+            return call(cls, args, kwargs)
+
+    else:
+        quick = Elementwise(plain)
+
+        def function(*args: Any, **kwargs: Any) -> Any:
+            # The usual call, arrays alone, without sorting its arguments.
+            if not kwargs and len(args) == count and all([isinstance(each, BaseArray) for each in args]):
+                return quick(*args)
+            return call(cls, args, kwargs)
 
     calling.dress(function, cls, name, "flowmx.ndarray", _EXTRA)
     return function

@@ -22,23 +22,33 @@ def _with_number(name: str, number: Any) -> Elementwise:
     return Elementwise(lookup(name).create(scalar=float(number)))
 
 
+class _Numbers:
+    """The operators of one name with numbers bound, interned, since loops use the same numbers again."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self.known: dict[Any, Elementwise] = {}
+
+    def make(self, number: Any) -> Elementwise:
+        made = _with_number(self._name, number)
+        if number != 0:  # 0.0 and -0.0 are equal as keys
+            if len(self.known) >= _INTERN_LIMIT:
+                self.known.clear()
+            self.known[number] = made
+        return made
+
+
 def _binary(array_name: str, scalar_name: str, swapped: bool = False) -> Callable[[Any, Any], NDArray]:
     """The method for one operator: with an array (broadcast), or with a number."""
     both = Elementwise(lookup(array_name).create())
-    numbers: dict[Any, Elementwise] = {}
+    numbers = _Numbers(scalar_name)
+    known = numbers.known
 
     def method(self: BaseArray, other: Any) -> Any:
         if isinstance(other, BaseArray):
             return both(other, self) if swapped else both(self, other)
         if isinstance(other, _scalar_types):
-            call = numbers.get(other)
-            if call is None:
-                call = _with_number(scalar_name, other)
-                if other != 0:  # 0.0 and -0.0 are equal as keys
-                    if len(numbers) >= _INTERN_LIMIT:
-                        numbers.clear()
-                    numbers[other] = call
-            return call(self)
+            return (known.get(other) or numbers.make(other))(self)
         if isinstance(other, np.ndarray):
             data = np.array(other, self._dtype, order="C")
             brought = allocate(self._storage.device, data.shape, self._dtype, data)
@@ -50,19 +60,20 @@ def _binary(array_name: str, scalar_name: str, swapped: bool = False) -> Callabl
 
 def _in_place(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray]:
     """The method for one in-place operator: the array's own memory takes the result."""
+    both = Elementwise(lookup(array_name).create())
+    numbers = _Numbers(scalar_name)
+    known = numbers.known
 
     def method(self: Any, other: Any) -> Any:
-        if recording.state.get().recording:
+        if self._entry is not None and recording.state.get().recording:
             refuse_in_place(self, "in-place arithmetic")
         if isinstance(other, BaseArray):
             if other._shape != self._shape or other._dtype != self._dtype:
                 other = cast("NDArray", other).astype(self._dtype, copy=False).broadcast_to(self._shape)
-            invoke(lookup(array_name).create(), [self, other], out=self)
-        elif isinstance(other, _scalar_types):
-            invoke(lookup(scalar_name).create(scalar=float(other)), [self], out=self)
-        else:
-            return NotImplemented
-        return self
+            return both(self, other, self)
+        if isinstance(other, _scalar_types):
+            return (known.get(other) or numbers.make(other))(self, None, self)
+        return NotImplemented
 
     return method
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> Any:
-        return getattr(op, name)
+        found = globals()[name] = getattr(op, name)
+        return found
 
 
 def __dir__() -> list[str]:
