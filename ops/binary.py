@@ -222,7 +222,7 @@ def _register(row: Row) -> None:
         if direct is None:
             return None
         straight, number = direct
-        return lambda x, n, out: straight(n, x, out), number
+        return lambda x, n, out: straight(n, x, out=out), number
 
     def make(names: tuple[str, ...], base: type[Operator], doc: str, compute: Any, derive: Any) -> None:
         if not names:

@@ -271,9 +271,9 @@ class Operator:
         raise NotImplementedError(f"{self.name} has no gradient")
 
     def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
-        """The forward as one call ``ufunc(*inputs, out)``, for inputs of this dtype; None where it is more.
+        """The forward as one call ``ufunc(*inputs, out=out)``, for inputs of this dtype; None where it is more.
 
-        With a number, which is then a 0-d array of the dtype: ``ufunc(input, number, out)``.
+        With a number, which is then a 0-d array of the dtype: ``ufunc(input, number, out=out)``.
         """
         return None
 

@@ -24,7 +24,7 @@ from flowmx.errors import OperationCancelled
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="written for systems with fork and signals")
 
 KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
-TIMEOUT = 60
+TIMEOUT = 40
 PRELUDE = """
 import asyncio, os, random, signal, sys, threading, time
 import numpy as np
@@ -43,6 +43,7 @@ def start(script, seed=0, **environ):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **names},
     )
 
@@ -52,7 +53,7 @@ def finish(process):
     try:
         out, err = process.communicate(timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGABRT)  # faulthandler prints every thread's stack
+        os.killpg(process.pid, signal.SIGABRT)  # faulthandler prints every thread's stack
         out, err = process.communicate()
         pytest.fail(f"it hangs\n{out}\n{err}")
     return process.returncode, out, err

@@ -204,12 +204,12 @@ def _compute_ufunc(ufunc: Callable[..., Any], operands: tuple[BaseArray, ...], n
     x = operands[0]
     content = x._storage.array if x._view is None else x._read()
     if number is not None:
-        ufunc(content, number, array)
+        ufunc(content, number, out=array)
     elif len(operands) == 2:
         y = operands[1]
-        ufunc(content, y._storage.array if y._view is None else y._read(), array)
+        ufunc(content, y._storage.array if y._view is None else y._read(), out=array)
     else:
-        ufunc(content, array)
+        ufunc(content, out=array)
 
 
 class Elementwise:
