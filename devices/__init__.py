@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextvars
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -68,6 +69,16 @@ def in_use() -> list[Device]:
 def num_gpus() -> int:
     """How many GPUs can be used."""
     return 0
+
+
+def _after_fork() -> None:
+    """In the child of a fork, no thread is left that could be making a device."""
+    global _lock
+    _lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _actor_of(device: Any) -> Actor:

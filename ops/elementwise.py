@@ -167,10 +167,15 @@ def _register(row: Row) -> None:
         y = outputs[0] if "y" in row.needs else None
         return [row.derivative(F, x, y, heads[0])]
 
+    def as_ufunc(self: Operator, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+        name = getattr(row.function, "ufunc", None)
+        return (getattr(xp, name), None) if name is not None and dtype.kind == "f" else None
+
     body: dict[str, Any] = {
         "__doc__": row.doc,
         "__module__": __name__,
         "forward": forward,
+        "as_ufunc": as_ufunc,
         "in_place": ((0, 0),),
     }
     if row.derivative is None:

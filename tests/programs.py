@@ -96,13 +96,15 @@ class _Writer:
                 length -= 1
                 yield made
 
-    def any(self, like: _Slot | None = None, device: bool = True) -> int | None:
-        fitting = [
+    def fitting(self, like: _Slot | None, device: bool) -> list[int]:
+        return [
             i
             for i, slot in enumerate(self.slots)
             if like is None or (slot.shape == like.shape and (not device or slot.device == like.device))
         ]
-        return self.rng.choice(fitting) if fitting else None
+
+    def any(self, like: _Slot | None = None, device: bool = True) -> int:
+        return self.rng.choice(self.fitting(like, device))
 
     def constant(self) -> float:
         return self.rng.randrange(-16, 17) / 2
@@ -172,10 +174,10 @@ class _Writer:
         value: Any = self.constant()
         if self.rng.random() < 0.6:
             # From either device: an assignment brings the value over.
-            found = self.any(_Slot(selected, 0), device=False)
-            if found is None:
+            fitting = self.fitting(_Slot(selected, 0), device=False)
+            if not fitting:
                 return None
-            return ("assign", a, key, "slot", found)
+            return ("assign", a, key, "slot", self.rng.choice(fitting))
         return ("assign", a, key, "constant", value)
 
     def copyto(self) -> Statement:
@@ -543,7 +545,7 @@ class Flow:
                 await asyncio.sleep(0)
             return work()
 
-        tags = [*written, generator] if draws else written
+        tags: list[Any] = [*written, generator] if draws else written
         function = work if kind == "function" else work_async
         self.handles.append(
             mx.engine.push(function, [*read, *written], tags, device=self.contexts[device], priority=priority)

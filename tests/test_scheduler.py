@@ -271,7 +271,7 @@ class Interleavings(RuleBasedStateMachine):
         self.model.drain()
 
 
-class TestInterleavings(Interleavings.TestCase):  # type: ignore[name-defined, misc]
+class TestInterleavings(Interleavings.TestCase):  # type: ignore[valid-type, misc]
     settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flowmx.errors import ParameterError
 from flowmx.ndarray.core import BaseArray, Elementwise, invoke
 from flowmx.ops import calling
 from flowmx.ops.registry import Operator, lookup, registered
@@ -44,7 +45,10 @@ def _without_parameters(cls: type[Operator]) -> Operator | None:
         return None
     if any(parameter.required for parameter in cls.parameters.values()):
         return None
-    made = cls.create()
+    try:
+        made = cls.create()
+    except ParameterError:  # none is required by itself, but not all may be left out
+        return None
     return made if made.inputs() == cls.arguments and made.visible_outputs() == 1 else None
 
 
@@ -63,9 +67,12 @@ def function_for(name: str) -> Callable[..., Any]:
 
         def function(*args: Any, **kwargs: Any) -> Any:
             # The usual call, arrays alone, without sorting its arguments.
-            if not kwargs and len(args) == count and all([isinstance(each, BaseArray) for each in args]):
-                return quick(*args)
-            return call(cls, args, kwargs)
+            if kwargs or len(args) != count:
+                return call(cls, args, kwargs)
+            for each in args:
+                if not isinstance(each, BaseArray):
+                    return call(cls, args, kwargs)
+            return quick(*args)
 
     calling.dress(function, cls, name, "flowmx.ndarray", _EXTRA)
     return function
