@@ -15,6 +15,7 @@ import heapq
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from flowmx.engine.scheduler import DONE, RUNNING, Operation
@@ -62,6 +63,10 @@ class Mailbox:
 
     def __len__(self) -> int:
         return len(self.plain) + len(self._ranked)
+
+    def __iter__(self) -> Iterator[Operation]:
+        yield from self.plain
+        yield from (op for _, _, op in self._ranked)
 
 
 class Actor(ABC):
@@ -201,6 +206,7 @@ class ThreadActor(Actor):
     def begin(self, parking: threading.Lock) -> Operation | None:
         """The next operation for a worker that has just come, or None: then it is parked (locked)."""
         self._waking.discard(parking)
+        self._parked.pop(parking, None)
         op = None
         if self.running < self.slots or (self.mailbox.urgent() and self.running < self.slots + self.urgent_slots):
             op = self.mailbox.take()
@@ -252,8 +258,8 @@ class ThreadActor(Actor):
     def _rouse(self) -> None:
         """Bring every worker to the mailbox (locked)."""
         workers = {*self._workers, *self._parked}
+        self._waking |= set(self._parked)
         self._parked.clear()
-        self._waking.clear()
         for parking in workers:
             if parking.locked():
                 parking.release()

@@ -32,38 +32,61 @@ class _Scope:
     def add(self, part: Operation) -> None:
         """Gather an operation; it is pushed with the others when the bulk is let go."""
         with self.engine.lock:
-            if self.op is not None and (part.actor is not self.op.actor or self._waits_for_later(part, self.op)):
-                self.flush()
-            if self.op is None:
-                self.parts = []
-                self.op = Operation(
-                    _run_parts,
-                    SettledArguments((self.engine, self.parts)),
-                    (),
-                    (),
-                    part.actor,
-                    "bulk",
-                    part.origin,
-                )
-                self.engine.scheduler.push(self.op, hold=1)
-                self.engine.open_bulks[self] = None
-            op = self.op
-            self.engine.scheduler.tag(op, part.reads, part.writes)
-            op.reads += part.reads
-            op.writes += part.writes
-            op.nbytes += part.nbytes
-            self.engine.pending_bytes += part.nbytes
-            self.parts.append(part)
-            if len(self.parts) >= self.size:
-                self.flush()
+            try:
+                self._add(part)
+            except BaseException as error:
+                self._give_up(error)
+                raise
+
+    def _add(self, part: Operation) -> None:
+        if self.op is not None and (part.actor is not self.op.actor or self._waits_for_later(part, self.op)):
+            self.flush()
+        if self.op is None:
+            self.parts = []
+            self.op = Operation(
+                _run_parts,
+                SettledArguments((self.engine, self.parts)),
+                (),
+                (),
+                part.actor,
+                "bulk",
+                part.origin,
+            )
+            self.engine.scheduler.push(self.op, hold=1)
+            self.engine.open_bulks[self] = None
+        op = self.op
+        self.engine.scheduler.tag(op, part.reads, part.writes)
+        op.reads += part.reads
+        op.writes += part.writes
+        op.nbytes += part.nbytes
+        self.engine.pending_bytes += part.nbytes
+        self.parts.append(part)
+        if len(self.parts) >= self.size:
+            self.flush()
 
     def flush(self) -> None:
         """Let the open operation go."""
         with self.engine.lock:
-            op, self.op = self.op, None
-            self.engine.open_bulks.pop(self, None)
-            if op is not None and self.engine.scheduler.unhold(op):
-                op.actor.accept(op)
+            op = self.op
+            if op is None:
+                return
+            try:
+                self.engine.open_bulks.pop(self, None)
+                self.op = None
+                if self.engine.scheduler.unhold(op):
+                    op.actor.accept(op)
+            except BaseException as error:
+                self.op = op
+                self._give_up(error)
+                raise
+
+    def _give_up(self, error: BaseException) -> None:
+        """An interrupt struck: the open operation fails (locked)."""
+        op, self.op = self.op, None
+        self.engine.open_bulks.pop(self, None)
+        if op is not None:
+            op.held = 0
+        self.engine._mend(op, error)
 
     @staticmethod
     def _waits_for_later(part: Operation, op: Operation) -> bool:

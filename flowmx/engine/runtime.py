@@ -21,6 +21,7 @@ import logging
 import os
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Coroutine, Generator
 from contextlib import AbstractContextManager
@@ -40,6 +41,8 @@ _log = logging.getLogger("flowmx.engine")
 # tiny operations in a loop does not starve its neighbours (64 of them take about half a millisecond).
 _YIELD_EVERY = 64
 _PRIVATE_FRAMES_HIDDEN = 2
+# Seconds after which a blocked thread looks whether what it waits for has been lost.
+_LOOK_AFTER = 1.0
 
 
 _MAX_FAILURES = 64
@@ -88,7 +91,7 @@ class Engine:
         self._awaits = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
-        self._left_behind: asyncio.AbstractEventLoop | None = None
+        self._left_behind: list[object] = []
         self._threads: list[threading.Thread] = []
         self._warned: set[tuple[str, int]] = set()
         self.guard: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
@@ -124,23 +127,30 @@ class Engine:
 
     def enqueue(self, op: Operation) -> None:
         """Push an operation: it runs when its dependencies are met. Returns at once."""
+        if op.light and not self._special and op.actor.engine is self:
+            try:
+                with self.lock:
+                    if op.actor.is_idle() and self._is_free(op) and not self._inside_inline:
+                        self._run_at_push(op)
+                        return
+            except BaseException as error:
+                self._mend(op, error)
+                raise
         if len(self.pending) >= self.max_ops or self.pending_bytes + op.nbytes > self.max_bytes:
             self._make_room(op)
-        if self._special and self._enqueue_specially(op):
-            return
-        actor = op.actor
-        if actor.engine is not self:
-            self._adopt(actor)
         try:
+            if self._special and self._enqueue_specially(op):
+                return
+            actor = op.actor
+            if actor.engine is not self:
+                self._adopt(actor)
             with self.lock:
-                if op.light and self._is_free(op) and actor.is_idle() and not self._inside_inline:
-                    self._run_at_push(op)
-                    return
                 self.pending_bytes += op.nbytes
                 if self._push(op):
                     actor.accept(op)
         except BaseException as error:
-            self._mend(op, error)
+            with self.lock:  # a worker may run it already
+                self._mend(None if op.state == RUNNING else op, error)
             raise
 
     def _run_at_push(self, op: Operation) -> None:
@@ -205,15 +215,18 @@ class Engine:
         with self.lock:
             if actor.engine is self:
                 return
-            actor.engine = self
-            self.actors[actor.name] = actor
             if not self._switch_interval_set:
                 self._switch_interval_set = True
                 if self.config.switch_interval and sys.getswitchinterval() > self.config.switch_interval:
                     sys.setswitchinterval(self.config.switch_interval)
-            if not isinstance(actor, InlineActor):
-                loop = self._ensure_loop()
-                loop.call_soon_threadsafe(self._supervise, actor)
+            try:
+                actor.engine = self
+                self.actors[actor.name] = actor
+                if not isinstance(actor, InlineActor):
+                    self._ensure_loop().call_soon_threadsafe(self._supervise, actor)
+            except BaseException:
+                actor.engine = None
+                raise
 
     def _supervise(self, actor: Actor) -> None:
         """Start an actor's coroutine (on the loop); where that ends by an error, its work fails loudly."""
@@ -230,11 +243,10 @@ class Engine:
     def _ensure_loop(self) -> asyncio.AbstractEventLoop:
         """The engine's loop, started in a thread of its own at first use (locked)."""
         if self._loop is None:
-            self._loop = new_event_loop(self.config.uvloop)
-            self._loop_thread = threading.Thread(
-                target=_run_loop, args=(self._loop,), name="flowmx-engine", daemon=True
-            )
-            self._loop_thread.start()
+            loop = new_event_loop(self.config.uvloop)
+            thread = threading.Thread(target=_run_loop, args=(loop,), name="flowmx-engine", daemon=True)
+            thread.start()
+            self._loop, self._loop_thread = loop, thread
         return self._loop
 
     def start_worker(self, actor: ThreadActor, parking: threading.Lock) -> None:
@@ -319,15 +331,15 @@ class Engine:
             if waiters is not None:
                 for waiter in waiters:
                     waiter()
+            # Dropped outside the lock: a finaliser of what the operation held may do anything.
+            op.function = _nothing
+            op.arguments = op.reads = op.writes = ()
+            if interrupt is None:
+                return following
         except BaseException as error:
             self._mend(op, error, following)
             raise
-        # Dropped outside the lock: a finaliser of what the operation held may do anything.
-        op.function = _nothing
-        op.arguments = op.reads = op.writes = ()
-        if interrupt is not None:
-            raise interrupt
-        return following
+        raise interrupt
 
     async def run_coroutine(self, op: Operation) -> None:
         """Run a coroutine operation to its end, as a task on the engine's loop."""
@@ -441,15 +453,23 @@ class Engine:
     def _mend(self, op: Operation | None, error: BaseException, following: Operation | None = None) -> None:
         """Put the books right where an interrupt broke off a push, a completion or a lent thread's turn.
 
-        ``op`` is what the thread was about, and fails; ``following`` is what it had taken, and goes back.
+        ``op`` is what the thread was about, and fails; ``following`` is what it had taken, and goes back. It may
+        be done over, and is where another interrupt breaks it off too: the first one is on its way already.
         """
+        while True:
+            try:
+                return self._mend_once(op, error, following)
+            except KeyboardInterrupt:
+                continue
+
+    def _mend_once(self, op: Operation | None, error: BaseException, following: Operation | None) -> None:
         with self.lock:
             if following is not None:
                 following.state = READY
             ready = self.scheduler.rebuild()
             self.pending_bytes = sum(each.nbytes for each in self.pending)
             for actor in self.actors.values():
-                actor.mend(sum(each.state == RUNNING and each.actor is actor for each in self.pending))
+                actor.mend(sum(o.state == RUNNING and o.actor is actor and o is not op for o in self.pending))
             waiters: list[Callable[[], None]] | None = None
             if op is not None:
                 if isinstance(error, KeyboardInterrupt):
@@ -474,14 +494,19 @@ class Engine:
 
     def _run_naive(self) -> None:
         """The naive engine: run what is ready on this thread."""
-        with self.guard():
-            while True:
-                with self.lock:
-                    ready = self._inline.mailbox.take()
-                    if ready is None:
-                        break
-                    ready.state = RUNNING
-                self.execute(ready, self._inline, None, ready)
+        op: Operation | None = None
+        try:
+            with self.guard():
+                while True:
+                    with self.lock:
+                        op = self._inline.mailbox.take()
+                        if op is None:
+                            break
+                        op.state = RUNNING
+                    self.execute(op, self._inline, None, op)
+        except BaseException as error:
+            self._mend(op, error)
+            raise
 
     def cancel(self, op: Operation) -> bool:
         """Cancel an operation that has not started (or a coroutine that runs); True when it will not end well.
@@ -496,12 +521,16 @@ class Engine:
             failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled before it ran"), op)
             dropped = op.function, op.arguments  # outside the lock, as in `execute`
             op.function, op.arguments = _nothing, ()
-            if op.state == READY:
-                waiters = self._finish(op, failure)
-                op.reads = op.writes = ()
-            else:
-                op.failure = failure
-                waiters, op.waiters = op.waiters, None
+            try:
+                if op.state == READY:
+                    waiters = self._finish(op, failure)
+                    op.reads = op.writes = ()
+                else:
+                    op.failure = failure
+                    waiters, op.waiters = op.waiters, None
+            except BaseException as error:
+                self._mend(op, error)
+                raise
         del dropped
         for waiter in waiters or ():
             waiter()
@@ -569,7 +598,17 @@ class Engine:
             if op.state == DONE:
                 return
             op.waiters = [*(op.waiters or ()), gate.release]
-        gate.acquire()
+        while not gate.acquire(timeout=_LOOK_AFTER):
+            self._find_lost()
+
+    def _find_lost(self) -> None:
+        """Hand over again what is ready and in no mailbox: an interrupt between two bytecodes lost it."""
+        with self.lock:
+            ready = [each for each in self.pending if each.state == READY]
+            queued = {each for actor in self.actors.values() for each in actor.mailbox}
+            for each in ready:
+                if each not in queued:
+                    each.actor.accept(each)
 
     def must_yield(self) -> bool:
         """True at every 64th await that needs no wait: it yields to the loop all the same."""
@@ -722,6 +761,7 @@ class Engine:
         """Wait at most ``timeout`` seconds for all pending work; True when nothing is left."""
         if self.open_bulks:
             self._flush_bulks()
+        self._find_lost()
         idle = threading.Event()
         with self.lock:
             last = list(self.pending)
@@ -759,7 +799,8 @@ class Engine:
         self._stop_threads(join=1.0)
 
     def _stop_threads(self, join: float) -> None:
-        """Stop the actors and the loop, and join their threads for at most ``join`` seconds each."""
+        """Stop the actors and the loop, and join their threads for at most ``join`` seconds in all."""
+        until = time.monotonic() + join
         with self.lock:
             for actor in self.actors.values():
                 actor.stop()
@@ -768,10 +809,10 @@ class Engine:
             self._loop = self._loop_thread = None
         for thread in threads:
             if thread is not threading.current_thread():
-                thread.join(join)
+                thread.join(max(0.0, until - time.monotonic()))
         if loop is not None and loop_thread is not None:
             loop.call_soon_threadsafe(loop.stop)
-            loop_thread.join(join)
+            loop_thread.join(max(0.1, until - time.monotonic()))
         with self.lock:
             for actor in self.actors.values():
                 actor.rest()
@@ -795,11 +836,12 @@ class Engine:
 
     def after_fork_in_child(self) -> None:
         """The child has none of the threads: start anew; what was still pending fails with a reason."""
+        if self._loop is not None:  # never to be closed here, which would disturb the parent's
+            self._left_behind.append((self._loop, asyncio.all_tasks(self._loop)))
         for actor in self.actors.values():
             actor.reset()
         self._threads = []
         self._room_waiters = []
-        self._left_behind = self._loop  # closing it would disturb the parent's
         self._loop = self._loop_thread = None
         self.here = _Here()
         for scope in self.open_bulks:
@@ -892,7 +934,7 @@ def new_event_loop(use_uvloop: bool = True) -> asyncio.AbstractEventLoop:
     if use_uvloop:
         try:
             import uvloop
-        except ImportError:
+        except (ImportError, RuntimeError):  # RuntimeError: the interpreter is about to exit
             pass
         else:
             loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
