@@ -81,7 +81,7 @@ async def test_one_failure_among_ten_thousand_operations_is_told_where_it_belong
     assert "mx.engine.push(functools.partial(add, index, step)" in notes
     assert traceback.extract_tb(caught.value.__traceback__)[-1].name == "add", "the traceback is the operation's"
     await mx.nd.waitall_async()
-    assert (arrays[4] + 1).asnumpy().tolist() == [1000, 1000]
+    assert (await (arrays[4] + 1)).asnumpy().tolist() == [1000, 1000]
 
 
 def test_the_statement_that_called_an_operator_is_named():
