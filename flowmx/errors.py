@@ -23,6 +23,10 @@ class DeviceError(MXNetError, ValueError):
     """A device does not exist here, or arrays of one operation live on different devices."""
 
 
+class NotImplementedForSymbol(MXNetError, NotImplementedError):
+    """A method of arrays that symbols can not have: they have no content until they are bound."""
+
+
 class AutogradError(MXNetError):
     """A gradient was asked for that the tape cannot give (not recorded, freed, or changed in place)."""
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ndarray.methods import METHODS
+from flowmx.ops.calling import METHODS
 from flowmx.ops.dtypes import DType, name_of
 from flowmx.ops.parameters import Parameter
 from flowmx.ops.registry import Operator, Shape, lookup, registered
@@ -59,13 +59,13 @@ from flowmx.ndarray.array import NDArray
 
 _Out = NDArray | Sequence[NDArray] | None
 
-METHODS: list[str]
-
-def split_at(indices_or_sections: int | Sequence[int]) -> dict[str, Any]: ...
 def method_for(name: str) -> Callable[..., Any]: ...
 
 class Methods:
     def transpose(self, *axes: int | Sequence[int] | None, **kwargs: Any) -> NDArray: ...
+    def expand_dims(self, axis: int, inplace: bool = False) -> NDArray: ...
+    def flatten(self, inplace: bool = False) -> NDArray: ...
+    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False) -> NDArray: ...
     def split_v2(
         self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False
     ) -> Any: ...
@@ -74,6 +74,8 @@ class Methods:
 
 def annotation(parameter: Parameter) -> str:
     """The type of a parameter, as a stub writes it."""
+    if parameter.name == "ctx":
+        return "Any"
     if parameter.choices:
         text = f"Literal[{', '.join(map(repr, parameter.choices))}]"
     else:
@@ -158,7 +160,7 @@ def stubs() -> dict[Path, str]:
     folder = Path(__file__).parent
     return {
         folder / "ndarray" / "functions.pyi": functions_stub(
-            "NDArray", _ARRAY_HEAD, ["out: _Out = None", "name: str | None = None", "ctx: Any = None"]
+            "NDArray", _ARRAY_HEAD, ["out: _Out = None", "name: str | None = None"]
         ),
         folder / "ndarray" / "methods.pyi": methods_stub(),
         folder / "symbol" / "functions.pyi": functions_stub(

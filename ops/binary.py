@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType, is_floating
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
 
 Derivative = Callable[[Any, Any, Any, Any, Any], Any]
 
@@ -106,7 +106,7 @@ TABLE = [
         "the smaller of a and b", ("broadcast_minimum",), ("_minimum", "_Minimum"),
         ("_minimum_scalar", "_MinimumScalar")),
     Row("hypot", ufunc("hypot"), lambda F, a, b, y, g: g * a / y, lambda F, a, b, y, g: g * b / y, "aby",
-        "√(a² + b²)", ("broadcast_hypot",), ("_hypot",), ("_hypot_scalar",)),
+        "√(a² + b²)", ("broadcast_hypot",), ("_hypot", "_Hypot"), ("_hypot_scalar", "_HypotScalar")),
     Row("equal", ufunc("equal"), None, None, "", "1 where a = b", ("broadcast_equal",), ("_equal", "_Equal"),
         ("_equal_scalar", "_EqualScalar")),
     Row("not_equal", ufunc("not_equal"), None, None, "", "1 where a ≠ b", ("broadcast_not_equal",),
@@ -120,11 +120,11 @@ TABLE = [
     Row("lesser_equal", ufunc("less_equal"), None, None, "", "1 where a ≤ b", ("broadcast_lesser_equal",),
         ("_lesser_equal", "_Lesser_Equal"), ("_lesser_equal_scalar", "_LesserEqualScalar")),
     Row("logical_and", ufunc("logical_and"), None, None, "", "1 where both are not 0", ("broadcast_logical_and",),
-        ("_logical_and",), ("_logical_and_scalar",)),
+        ("_logical_and", "_Logical_And"), ("_logical_and_scalar", "_LogicalAndScalar")),
     Row("logical_or", ufunc("logical_or"), None, None, "", "1 where one is not 0", ("broadcast_logical_or",),
-        ("_logical_or",), ("_logical_or_scalar",)),
+        ("_logical_or", "_Logical_Or"), ("_logical_or_scalar", "_LogicalOrScalar")),
     Row("logical_xor", ufunc("logical_xor"), None, None, "", "1 where exactly one is not 0",
-        ("broadcast_logical_xor",), ("_logical_xor",), ("_logical_xor_scalar",)),
+        ("broadcast_logical_xor",), ("_logical_xor", "_Logical_Xor"), ("_logical_xor_scalar", "_LogicalXorScalar")),
 ]  # fmt: skip
 
 
@@ -238,7 +238,7 @@ def _register(row: Row) -> None:
             body["as_ufunc"] = scalar_direct if base is _Scalar else direct
         if base is _Scalar:
             body["__annotations__"] = {"scalar": float, "is_int": bool}
-            body["scalar"] = required("The number.")
+            body["scalar"] = option(1.0, "The number.")
             body["is_int"] = option(True, "Kept for MXNet's files.")
         operator(names[0], *names[1:])(type(names[0], (base,), body))
 

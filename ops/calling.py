@@ -14,6 +14,19 @@ from flowmx.ops.registry import Operator, documentation
 
 Inputs = dict[str, Any]
 
+METHODS = [
+    "abs", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "argmax", "argmax_channel",
+    "argmin", "argsort", "batch_dot", "broadcast_axes", "broadcast_axis", "broadcast_like", "cbrt", "ceil",
+    "clip", "cos", "cosh", "degrees", "depth_to_space", "diag", "dot", "erf", "exp", "expm1",
+    "fix", "flip", "floor", "log", "log10", "log1p", "log2", "log_softmax", "max", "mean", "min",
+    "nanprod", "nansum", "norm", "one_hot", "ones_like", "pad", "pick", "prod", "radians", "rcbrt",
+    "reciprocal", "relu", "repeat", "rint", "round", "rsqrt", "shape_array", "sigmoid", "sign", "sin",
+    "sinh", "size_array", "slice", "slice_axis", "slice_like", "softmax", "softmin", "sort",
+    "space_to_depth", "split", "sqrt", "square", "sum", "swapaxes", "take", "tan", "tanh",
+    "tile", "topk", "trunc", "zeros_like",
+]  # fmt: skip
+"""Operators that are also methods of their first input, an array or a symbol."""
+
 
 def split(
     cls: type[Operator], args: Sequence[Any], kwargs: Mapping[str, Any], is_input: Callable[[Any], bool]
@@ -85,7 +98,10 @@ def in_order(op: Operator, inputs: Inputs) -> list[Any]:
 
 
 def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
-    """The signature of a derived function; ``extra`` are keyword arguments such as ``out`` and ``name``."""
+    """The signature of a derived function; ``extra`` are keyword arguments such as ``out`` and ``name``.
+
+    Where an operator has a parameter of such a name, it stands for both.
+    """
     kind = inspect.Parameter
     made = []
     style: Any = kind.KEYWORD_ONLY if cls.variadic else kind.POSITIONAL_OR_KEYWORD
@@ -96,10 +112,12 @@ def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
     for parameter in cls.parameters.values():
         if parameter.name == cls.variadic:
             continue
-        annotation = Any if parameter.kind is DType else parameter.kind
+        # A dtype and a device come in many forms.
+        annotation = Any if parameter.kind is DType or parameter.name == "ctx" else parameter.kind
         default = None if parameter.required else parameter.default
         made.append(kind(parameter.name, style, default=default, annotation=annotation))
-    made += [kind(name, kind.KEYWORD_ONLY, default=None, annotation=Any) for name in extra]
+    own = {each.name for each in made}
+    made += [kind(name, kind.KEYWORD_ONLY, default=None, annotation=Any) for name in extra if name not in own]
     return inspect.Signature(made)
 
 
@@ -109,6 +127,16 @@ def dress(function: Any, cls: type[Operator], name: str, module: str, extra: Seq
     function.__module__ = module
     function.__doc__ = documentation(cls)
     function.__signature__ = signature(cls, extra)
+
+
+def dress_method(function: Any, cls: type[Operator], name: str, module: str, owner: str, extra: Sequence[str]) -> None:
+    """Give a method its name, signature and docstring; the operator's first input is ``self``."""
+    dress(function, cls, name, module, extra)
+    first, *rest = function.__signature__.parameters.values()
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    function.__signature__ = function.__signature__.replace(parameters=[own, *rest])
+    function.__doc__ = function.__doc__.replace(f"    {first.name}: input.\n", "", 1)
+    function.__qualname__ = f"{owner}.{name}"
 
 
 def _short(value: Any) -> str:

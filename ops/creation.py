@@ -91,24 +91,28 @@ class Arange(_Creation):
     stop: float | None = option(None, "The end, not included.")
     step: float = option(1.0, "The distance between numbers.")
     repeat: int = option(1, "How often each number comes.", low=1)
-    infer_range: bool = option(False, "Kept for MXNet's files.")
+    infer_range: bool = option(False, "Where stop is not given: from start, as many as the output's use asks for.")
     ctx: str = option("", _CTX)
     dtype: DType = option(FLOAT32, _DTYPE)
+
+    def __post_init__(self) -> None:
+        if self.step == 0:
+            raise ParameterError("_arange: parameter step is 0, expected another number")
 
     def bounds(self) -> tuple[float, float]:
         """First number and end."""
         return (0.0, self.start) if self.stop is None else (self.start, self.stop)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        if self.infer_range and self.stop is None:
+            return [], [(-1,)]
         start, stop = self.bounds()
-        if self.step == 0:
-            raise ParameterError("_arange: parameter step is 0, expected another number")
         return [], [(max(0, math.ceil((stop - start) / self.step)) * self.repeat,)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out, xp = outputs[0], run.xp
-        numbers = self.bounds()[0] + self.step * xp.arange(out.size // self.repeat)
-        out[...] = numbers if self.repeat == 1 else xp.repeat(numbers, self.repeat)
+        start = self.start if self.infer_range else self.bounds()[0]
+        out[...] = start + self.step * (xp.arange(out.size) // self.repeat)
 
 
 @operator("_linspace")

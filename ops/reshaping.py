@@ -137,6 +137,13 @@ def _infer(result: list[int], inferred: int, old: Shape, refuse: Any) -> None:
         raise refuse(f"it has {math.prod(result)} elements, the input {size}")
 
 
+def split_at(indices_or_sections: int | Sequence[int]) -> dict[str, Any]:
+    """The parameters of ``_split_v2`` for what NumPy calls ``indices_or_sections``."""
+    if isinstance(indices_or_sections, int):
+        return {"sections": indices_or_sections}
+    return {"indices": (0, *indices_or_sections)}
+
+
 def rebuild(template: str, arrays: Sequence[Any]) -> tuple[Any, ...]:
     """The index key of a template such as ``"@,1:3,None,..."``, with an array for each ``@``."""
     rest = iter(arrays)

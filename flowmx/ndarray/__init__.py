@@ -14,6 +14,7 @@ from flowmx.ndarray.creation import *  # noqa: F403
 __all__ = [
     "NDArray", "array", "contrib", "empty", "full", "linalg", "op", "random", "waitall", "waitall_async",
 ]  # fmt: skip
+_internal = op  # MXNet's name for the operators whose names begin with an underscore
 __all__ += binary.__all__ + creation.__all__
 
 

@@ -297,11 +297,15 @@ class NDArray(Methods, Arithmetic):
     def __setitem__(self, key: Any, value: Any) -> None:
         indexing.put(self, key, value)
 
+    def slice_assign(self, rhs: NDArray, begin: Shape, end: Shape, step: Shape | None = None) -> NDArray:
+        """Assign an array to a slice, given as the operator ``slice`` takes it; returns the array."""
+        steps = step or (None,) * len(begin)
+        self[tuple(slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))] = rhs
+        return self
+
     def slice_assign_scalar(self, value: float, begin: Shape, end: Shape, step: Shape | None = None) -> NDArray:
         """Assign a number to a slice; returns the array."""
-        steps = step or (None,) * len(begin)
-        self[tuple(slice(b, e, s) for b, e, s in zip(begin, end, steps, strict=True))] = value
-        return self
+        return self.slice_assign(cast("NDArray", value), begin, end, step)
 
     def reshape(self, *shape: Any, reverse: bool = False, **kwargs: Any) -> NDArray:
         """The same content with another shape; shares memory where that is possible.

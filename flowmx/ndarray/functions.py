@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flowmx import devices
 from flowmx.errors import ParameterError
 from flowmx.ndarray.core import BaseArray, Elementwise, invoke
 from flowmx.ops import calling
 from flowmx.ops.registry import Operator, lookup, registered
 
-_EXTRA = ("out", "name", "ctx")
+_EXTRA = ("out", "name")
 
 
 def _is_array(value: Any) -> bool:
@@ -27,16 +28,20 @@ def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     """Call an operator on arrays, with arguments as the user wrote them."""
     out = kwargs.pop("out", None)
     kwargs.pop("name", None)
-    ctx = kwargs.pop("ctx", None)
     inputs, parameters = calling.split(cls, args, kwargs, _is_array)
+    # The device that an operator without inputs runs on; where there are inputs, they decide.
+    ctx = parameters.pop("ctx", None) if "ctx" in cls.parameters else None
     op = cls.create(**parameters)
     ordered = calling.in_order(op, inputs)
-    device = None
-    if ctx is not None and not ordered:
-        from flowmx import devices
+    return invoke(op, ordered, out, _device(ctx) if ctx and not ordered else None, 4)
 
-        device = devices.get(devices.Context(ctx))
-    return invoke(op, ordered, out, device, 4)
+
+def _device(ctx: devices.Context | str) -> devices.Device:
+    """The device of a context, or of its text such as ``gpu(1)``."""
+    if isinstance(ctx, str):
+        kind, _, number = ctx.rstrip(")").partition("(")
+        ctx = devices.Context(kind, int(number or 0))
+    return devices.get(ctx)
 
 
 def _without_parameters(cls: type[Operator]) -> Operator | None:

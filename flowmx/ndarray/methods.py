@@ -5,25 +5,14 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx.ndarray import functions
 from flowmx.ops import calling
+from flowmx.ops.calling import METHODS
 from flowmx.ops.registry import lookup
-
-METHODS = [
-    "abs", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "argmax", "argmax_channel",
-    "argmin", "argsort", "batch_dot", "broadcast_axes", "broadcast_axis", "broadcast_like", "cbrt", "ceil",
-    "clip", "cos", "cosh", "degrees", "depth_to_space", "diag", "dot", "erf", "exp", "expand_dims", "expm1",
-    "fix", "flatten", "flip", "floor", "log", "log10", "log1p", "log2", "log_softmax", "max", "mean", "min",
-    "nanprod", "nansum", "norm", "one_hot", "ones_like", "pad", "pick", "prod", "radians", "rcbrt",
-    "reciprocal", "relu", "repeat", "rint", "round", "rsqrt", "shape_array", "sigmoid", "sign", "sin",
-    "sinh", "size_array", "slice", "slice_axis", "slice_like", "softmax", "softmin", "sort",
-    "space_to_depth", "split", "sqrt", "square", "squeeze", "sum", "swapaxes", "take", "tan", "tanh",
-    "tile", "topk", "trunc", "zeros_like",
-]  # fmt: skip
+from flowmx.ops.reshaping import split_at
 
 
 class Methods:
@@ -37,16 +26,27 @@ class Methods:
             kwargs["axes"] = axes
         return functions.op("transpose", self, **kwargs)
 
+    def expand_dims(self, axis: int, inplace: bool = False) -> Any:
+        """A new axis of length 1; with ``inplace`` the result shares this array's memory."""
+        return self._seen("expand_dims", inplace, axis=axis)
+
+    def flatten(self, inplace: bool = False) -> Any:
+        """All axes but the first made one; with ``inplace`` the result shares this array's memory."""
+        return self._seen("Flatten", inplace)
+
+    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False) -> Any:
+        """Without axes of length 1 (all, or those given); with ``inplace`` it shares this array's memory."""
+        return self._seen("squeeze", inplace, axis=axis)
+
+    def _seen(self: Any, name: str, inplace: bool, **parameters: Any) -> Any:
+        """An operator that gives the same elements another shape."""
+        if not inplace:
+            return functions.op(name, self, **parameters)
+        return self.reshape(lookup(name).create(**parameters).spec((self._shape,), (self._dtype,)).shapes[0])
+
     def split_v2(self, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False) -> Any:
         """The parts along an axis, split at the indices given, or into as many equal parts as a number says."""
         return functions.op("_split_v2", self, axis=axis, squeeze_axis=squeeze_axis, **split_at(indices_or_sections))
-
-
-def split_at(indices_or_sections: Any) -> dict[str, Any]:
-    """The parameters of ``_split_v2`` for what NumPy calls ``indices_or_sections``."""
-    if isinstance(indices_or_sections, int):
-        return {"sections": indices_or_sections}
-    return {"indices": (0, *indices_or_sections)}
 
 
 def method_for(name: str) -> Callable[..., Any]:
@@ -56,13 +56,7 @@ def method_for(name: str) -> Callable[..., Any]:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         return functions.call(cls, (self, *args), kwargs)
 
-    calling.dress(method, cls, name, "flowmx.ndarray", ("out",))
-    made: Any = method
-    first, *rest = made.__signature__.parameters.values()
-    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    made.__signature__ = made.__signature__.replace(parameters=[own, *rest])
-    made.__doc__ = made.__doc__.replace(f"    {first.name}: input.\n", "", 1)
-    made.__qualname__ = f"NDArray.{name}"
+    calling.dress_method(method, cls, name, "flowmx.ndarray", "NDArray", ("out",))
     return method
 
 

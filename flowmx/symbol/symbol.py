@@ -18,6 +18,7 @@ from flowmx.ops.dtypes import FLAGS, as_dtype, name_of
 from flowmx.ops.registry import Operator, Shape, ShapeOrNone, lookup
 from flowmx.serialization import symbol_json
 from flowmx.serialization.atomic import replace_file
+from flowmx.symbol.methods import Methods
 
 if TYPE_CHECKING:
     from flowmx.executor import Executor
@@ -36,7 +37,7 @@ def _binary(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[S
     return method
 
 
-class Symbol:
+class Symbol(Methods):
     """One or more outputs of a graph of operators.
 
     Example:
@@ -339,6 +340,24 @@ class Symbol:
         """MXNet's own was never finished; bind with gradients and call backward."""
         raise NotImplementedError("Symbol.grad: bind with args_grad and call backward instead")
 
+    gradient = grad
+
+    def as_np_ndarray(self) -> Symbol:
+        """This symbol (kept for MXNet's scripts)."""
+        return self
+
+    def as_nd_ndarray(self) -> Symbol:
+        """This symbol (kept for MXNet's scripts)."""
+        return self
+
+    def get_backend_symbol(self, backend: str) -> Symbol:
+        """This symbol: there is one backend, whose passes run when a symbol is bound."""
+        return self
+
+    def optimize_for(self, backend: str, *args: Any, **kwargs: Any) -> Symbol:
+        """This symbol, as :meth:`get_backend_symbol`; the arguments are kept for MXNet's scripts."""
+        return self
+
     # -- text ------------------------------------------------------------------------------------------
 
     def debug_str(self) -> str:
@@ -386,22 +405,12 @@ class Symbol:
 
     __hash__ = object.__hash__
 
-    def __getattr__(self, name: str) -> Callable[..., Symbol]:
-        """Operators as methods: ``x.reshape(shape=...)``, ``x.sum(axis=1)``."""
-        if name.startswith("_"):
-            raise AttributeError(f"Symbol has no attribute {name!r}")
-        name = {"reshape": "Reshape", "astype": "Cast", "flatten": "Flatten"}.get(name, name)
-        try:
-            lookup(name)
-        except AttributeError:
-            raise AttributeError(f"Symbol has no attribute {name!r}") from None
+    if TYPE_CHECKING:  # the methods that are operators are made in methods.py
 
-        def method(*args: Any, **kwargs: Any) -> Symbol:
-            if name in ("Reshape", "transpose", "broadcast_to") and args and isinstance(args[0], int):
-                args = (args,)
-            return call(name, (self, *args), kwargs)
+        def __getattr__(self, name: str) -> Callable[..., Symbol]: ...
 
-        return method
+    def _call(self, called: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Symbol:
+        return call(called, (self, *args), kwargs)
 
 
 # -- making symbols ----------------------------------------------------------------------------------------
@@ -421,6 +430,8 @@ def call(called: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Symbol:
     label = kwargs.pop("name", None)
     attributes = kwargs.pop("attr", None)
     kwargs.pop("out", None)
+    if "ctx" in kwargs:
+        kwargs["ctx"] = str(kwargs["ctx"])
     # Extra text attributes such as __layout__ may come as keywords.
     extra = {key: kwargs.pop(key) for key in list(kwargs) if key.startswith("__") and key.endswith("__")}
     inputs, parameters = calling.split(cls, args, kwargs, is_symbol)
