@@ -1,0 +1,120 @@
+"""Write docs/operators.md, the page of all operators: ``python -m tests.operator_page``. A test holds it current."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from flowmx.ops.parameters import Parameter
+from flowmx.ops.registry import Operator, registered
+from tests.surface import EXCLUDED, FUNCTIONS, GRADIENTS, NUMPY, OPERATORS, SPARSE
+
+FILE = Path(__file__).parents[1] / "docs" / "operators.md"
+
+_STATES = {
+    "operator": "operators, provided",
+    "alias": "further names of these, provided",
+    "function": "provided as functions that are no operators of the registry",
+    "gradient": "gradients: MXNet registers an operator for each; here gradients are written in terms of operators",
+    "sparse": "names under `mx.nd.sparse` for operators on sparse arrays: only dense storage exists here",
+    "numpy": "operators of `mx.np` and `mx.npx`, not provided yet",
+    "excluded": "left out, with the reason below",
+}
+
+_HEAD = """\
+# Operators
+
+<!-- Written by `python -m tests.operator_page`; a test holds it current. -->
+
+Every operator that MXNet 1.9.1 registers, and what became of it here. An operator `name` is `mx.nd.name` on arrays
+and `mx.sym.name` on symbols; one that begins with `_linalg_`, `_contrib_`, `_image_`, `_random_` or `_sample_` is also
+found in the namespace of that name (`mx.nd.linalg.gemm2`). Arguments come in the order shown: the inputs, then the
+parameters with their defaults (`=?` where one must be given). `help(mx.nd.name)` says what each means.
+
+"""
+
+
+def state(name: str) -> str | None:
+    """What became of one of MXNet's operator names: a key of the table of states, or None for nothing yet."""
+    cls = registered().get(name)
+    if cls is not None and not cls.hidden:
+        return "operator" if cls.name == name else "alias"
+    if name in FUNCTIONS:
+        return "function"
+    for kind, prefixes in (("gradient", GRADIENTS), ("numpy", NUMPY), ("sparse", SPARSE)):
+        if name.startswith(prefixes):
+            return kind
+    return "excluded" if name in EXCLUDED else None
+
+
+def sentence(cls: type[Operator]) -> str:
+    """The first sentence of an operator's docstring, on one line."""
+    paragraph = " ".join((cls.__doc__ or "").partition("\n\n")[0].split())
+    first = re.match(r".*?(?<!\.)\.(?= [A-Z`])", paragraph)
+    return first[0] if first else paragraph
+
+
+def call_of(cls: type[Operator]) -> str:
+    """An operator with its arguments, as it is called."""
+
+    def shown(parameter: Parameter) -> str:
+        default = "?" if parameter.required else parameter.render(parameter.default)
+        return f"{parameter.name}={default or repr(default)}"
+
+    inputs = ["*data"] if cls.variadic else [*cls.arguments, *cls.auxiliary]
+    parameters = [shown(each) for each in cls.parameters.values() if each.name != cls.variadic]
+    return f"{cls.name}({', '.join([*inputs, *parameters])})"
+
+
+def families() -> dict[str, list[type[Operator]]]:
+    """The provided operators by family, a module each, in the order that they are registered."""
+    found: dict[str, dict[type[Operator], None]] = defaultdict(dict)
+    for cls in registered().values():
+        if not cls.hidden:
+            module = sys.modules[cls.__module__]
+            found[re.split(r"[:.\n]|, each", module.__doc__ or module.__name__)[0]][cls] = None
+    return {title: list(classes) for title, classes in sorted(found.items())}
+
+
+def words(names: Iterable[str]) -> str:
+    """Names as a wrapped paragraph."""
+    return textwrap.fill(" ".join(f"`{name}`" for name in sorted(names)), 120, break_on_hyphens=False) + "\n"
+
+
+def page() -> str:
+    """The whole page."""
+    by_state: dict[str | None, list[str]] = defaultdict(list)
+    for name in OPERATORS:
+        by_state[state(name)].append(name)
+    lines = [_HEAD, f"| names | of the {len(OPERATORS)} that MXNet 1.9.1 registers |\n", "|---:|---|\n"]
+    lines += [f"| {len(by_state[key])} | {text} |\n" for key, text in _STATES.items()]
+    if by_state[None]:
+        lines.append(f"| {len(by_state[None])} | missing: {' '.join(by_state[None])} |\n")
+    for title, classes in families().items():
+        lines.append(f"\n## {title}\n\n")
+        for cls in classes:
+            also = f" Also {', '.join(f'`{alias}`' for alias in cls.aliases)}." if cls.aliases else ""
+            lines.append(f"- `{call_of(cls)}`: {sentence(cls)}{also}\n")
+    lines.append("\n## Provided as functions\n\n")
+    lines += [f"- `{name}`: {FUNCTIONS[name]}\n" for name in sorted(by_state["function"])]
+    lines.append("\n## Left out\n")
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for name in by_state["excluded"]:
+        reasons[EXCLUDED[name]].append(name)
+    lines += [f"\n{reason[0].upper()}{reason[1:]}:\n\n{words(names)}" for reason, names in sorted(reasons.items())]
+    for title, key in (("Gradients", "gradient"), ("Sparse names", "sparse"), ("`mx.np` and `mx.npx`", "numpy")):
+        lines.append(f"\n## {title}\n\n{words(by_state[key])}")
+    return "".join(lines)
+
+
+def main() -> None:
+    """Write the page."""
+    FILE.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

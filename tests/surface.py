@@ -1,0 +1,100 @@
+"""MXNet 1.9.1's public names (tests/fixtures/mxnet_names.json), and what of them is left out here, and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FILE = Path(__file__).parent / "fixtures" / "mxnet_names.json"
+
+_RECORDED: dict[str, Any] = json.loads(FILE.read_text())
+
+ARGUMENTS: dict[str, list[str]] = {name: text.split() for name, text in _RECORDED.pop("arguments").items()}
+"""The arguments of the public operators' functions, in their order."""
+
+OPERATORS: dict[str, str] = {
+    name: real or name for name, _, real in (word.partition("=") for word in _RECORDED.pop("operators").split())
+}
+"""Every registered operator, with the name that it is registered by (itself, unless it is an alias)."""
+
+NAMES: dict[str, list[str]] = {key: text.split() for key, text in _RECORDED.items()}
+"""The callables of each namespace (``nd``, ``nd.linalg``, ..., ``sym``, ...) and the methods of NDArray and Symbol."""
+
+_REASONS: dict[str, str] = {
+    "sparse storage: only dense arrays exist here": """
+        cast_storage _contrib_SparseEmbedding _contrib_getnnz _contrib_edge_id _square_sum _scatter_elemwise_div
+        _scatter_minus_scalar _scatter_plus_scalar
+    """,
+    "quantization": """
+        _contrib_quantize _contrib_quantize_asym _contrib_quantize_v2 _contrib_dequantize _contrib_requantize
+        _contrib_calibrate_entropy _contrib_quantized_act _contrib_quantized_batch_norm _contrib_quantized_concat
+        _contrib_quantized_conv _contrib_quantized_elemwise_add _contrib_quantized_elemwise_mul
+        _contrib_quantized_embedding _contrib_quantized_flatten _contrib_quantized_fully_connected
+        _contrib_quantized_pooling _contrib_quantized_rnn
+    """,
+    "graph sampling for DGL, on sparse arrays": """
+        _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample _contrib_dgl_csr_neighbor_uniform_sample
+        _contrib_dgl_graph_compact _contrib_dgl_subgraph
+    """,
+    "detection networks": """
+        _contrib_DeformableConvolution _contrib_DeformablePSROIPooling _contrib_ModulatedDeformableConvolution
+        _contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiProposal
+        _contrib_PSROIPooling _contrib_Proposal _contrib_RROIAlign _contrib_bipartite_matching _contrib_box_decode
+        _contrib_box_encode
+    """,
+    "decodes image files: a matter of mx.image": """
+        imdecode _imdecode _cvcopyMakeBorder _cvimdecode _cvimread _cvimresize
+    """,
+    "a fused operator of MXNet's oneDNN backend, which only its graph passes make": """
+        _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
+    """,
+    "part of how MXNet's executor is built": """
+        _CachedOp _CachedOpThreadSafe _CrossDeviceCopy _CustomFunction _NDArray _Native _NoGradient
+    """,
+    "no operator: an import or helper that MXNet's module happens to show": """
+        AttrScope CachedOp SymbolHandle check_call current_context get_indexing_dispatch_code
+        get_oshape_of_gather_nd_op indexing_key_expand_implicit_axes contrib.uniform
+    """,
+}
+
+EXCLUDED: dict[str, str] = {name: reason for reason, names in _REASONS.items() for name in names.split()}
+"""Names that flowmx does not offer, each with its reason."""
+
+GRADIENTS = "_backward", "_contrib_backward", "_broadcast_backward", "_split_v2_backward"
+"""How the names of operators begin that MXNet's gradients alone use; here gradients are derived otherwise."""
+
+NUMPY = "_np_", "_npi_", "_npx_"
+"""How the names of operators begin that only MXNet's ``mx.np`` and ``mx.npx`` use."""
+
+SPARSE = ("_sparse_",)
+"""How the names begin under which ``mx.nd.sparse`` finds operators."""
+
+FUNCTIONS: dict[str, str] = {
+    "_cond": "`contrib.cond`",
+    "_contrib_boolean_mask": "`contrib.boolean_mask`, whose shape depends on its input's content",
+    "_copyto": "`x.copyto(y)`",
+    "_crop_assign": "`x[...] = y`, `x.slice_assign`",
+    "_crop_assign_scalar": "`x[...] = number`, `x.slice_assign_scalar`",
+    "_foreach": "`contrib.foreach`",
+    "_onehot_encode": "`nd.onehot_encode`",
+    "_scatter_set_nd": "`x[indices] = y`",
+    "_set_value": "`x[:] = number`",
+    "_slice_assign": "`x[...] = y`, `x.slice_assign`",
+    "_slice_assign_scalar": "`x[...] = number`, `x.slice_assign_scalar`",
+    "_while_loop": "`contrib.while_loop`",
+    "_zeros_without_dtype": "`zeros`",
+}
+"""Operators of MXNet for which there is a function or a method instead."""
+
+PREFIXES = {"linalg": "_linalg_", "image": "_image_", "contrib": "_contrib_"}
+"""Namespaces whose functions are operators of such names."""
+
+
+def excluded(namespace: str, name: str) -> str | None:
+    """Why a public name is left out, or None."""
+    _, _, inner = namespace.partition(".")
+    prefixed = PREFIXES.get(inner, "") + name
+    if prefixed.startswith(GRADIENTS):
+        return "gradient"
+    return EXCLUDED.get(prefixed) or EXCLUDED.get(f"{inner}.{name}") or EXCLUDED.get(name)
