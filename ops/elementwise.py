@@ -5,14 +5,15 @@ A derivative gets (F, x, y, g): the input, the output, the head gradient.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flowmx.ops.dtypes import DType, is_floating
-from flowmx.ops.registry import Array, Operator, Run, operator
+from flowmx.ops.registry import Array, Operator, Run, operator, option
+from flowmx.ops.special import erf, erfinv
+from flowmx.ops.special_gamma import gamma, gammaln, polygamma
 
 Derivative = Callable[[Any, Any, Any, Any], Any]
 
@@ -78,32 +79,7 @@ def _logical_not(xp: Any, x: Array, out: Array) -> None:
     xp.equal(x, 0, out=out, casting="unsafe")
 
 
-def _erf(xp: Any, x: Array, out: Array) -> None:
-    out[...] = erf(x)
-
-
-def erf(x: Array) -> Array:
-    """The error function of each element, in float64."""
-    flat = np.asarray(x, dtype=np.float64).ravel()
-    return np.fromiter(map(math.erf, flat), np.float64, flat.size).reshape(x.shape)
-
-
-def _special(function: str) -> Callable[..., Any]:
-    scalar = getattr(math, function)
-
-    def safe(value: float) -> float:
-        try:
-            return float(scalar(value))
-        except (ValueError, OverflowError):
-            return math.inf if value >= 0 or value != value else math.nan
-
-    def call(xp: Any, x: Array, out: Array) -> None:
-        flat = np.asarray(x, dtype=np.float64).ravel()
-        out[...] = np.fromiter(map(safe, flat), np.float64, flat.size).reshape(x.shape)
-
-    return call
-
-
+_HALF_ROOT_PI = 0.886226925452758
 _TWO_OVER_ROOT_PI = 1.1283791670955126
 
 TABLE = [
@@ -147,9 +123,11 @@ TABLE = [
     Row("sigmoid", _sigmoid, lambda F, x, y, g: g * y * (1.0 - y), "y", "Elementwise 1/(1 + e⁻ˣ)."),
     Row("softsign", _softsign, lambda F, x, y, g: g / F.square(F.abs(x) + 1.0), "x", "Elementwise x/(1 + |x|)."),
     Row("_softrelu", _softrelu, lambda F, x, y, g: g * F.sigmoid(x), "x", "Elementwise log(1 + eˣ)."),
-    Row("erf", _erf, lambda F, x, y, g: g * _TWO_OVER_ROOT_PI * F.exp(-(x * x)), "x", "The error function."),
-    Row("gamma", _special("gamma"), None, "", "The gamma function."),
-    Row("gammaln", _special("lgamma"), None, "", "The logarithm of the absolute gamma function."),
+    Row("erf", erf, lambda F, x, y, g: g * _TWO_OVER_ROOT_PI * F.exp(-(x * x)), "x", "The error function."),
+    Row("erfinv", erfinv, lambda F, x, y, g: g * _HALF_ROOT_PI * F.exp(y * y), "y", "The inverse of erf."),
+    Row("gamma", gamma, lambda F, x, y, g: g * y * F.op("_polygamma", x), "xy", "The gamma function."),
+    Row("gammaln", gammaln, lambda F, x, y, g: g * F.op("_polygamma", x), "x",
+        "The logarithm of the absolute gamma function."),
     Row("logical_not", _logical_not, lambda F, x, y, g: F.zeros_like(g), "", "1 where x is 0, else 0."),
     Row("_copy", _copy, lambda F, x, y, g: g, "", "A copy of x.", ("identity",)),
     Row("BlockGrad", _copy, lambda F, x, y, g: F.zeros_like(g), "", "x, through which no gradient flows.",
@@ -157,9 +135,20 @@ TABLE = [
 ]  # fmt: skip
 
 
+_WHOLE = {"negative", "abs", "sign", "round", "rint", "ceil", "floor", "trunc", "fix", "square", "relu", "logical_not",
+          "_copy", "BlockGrad"}  # fmt: skip
+"""What gives whole numbers for whole numbers; the others compute them as floating ones, and drop the fraction."""
+
+
 def _register(row: Row) -> None:
     def forward(self: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        row.function(run.xp, inputs[0], outputs[0])
+        x, out = inputs[0], outputs[0]
+        if is_floating(out.dtype) or row.name in _WHOLE:
+            row.function(run.xp, x, out)
+            return
+        made = run.xp.empty(out.shape, np.float32)
+        row.function(run.xp, x.astype(np.float32), made)
+        run.xp.copyto(out, made, casting="unsafe")
 
     def gradient(self: Operator, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
         assert row.derivative is not None
@@ -177,6 +166,7 @@ def _register(row: Row) -> None:
         "forward": forward,
         "as_ufunc": as_ufunc,
         "in_place": ((0, 0),),
+        "keeps_layout": True,
     }
     if row.derivative is None:
         body["no_gradient"] = True
@@ -187,3 +177,17 @@ def _register(row: Row) -> None:
 
 for _row in TABLE:
     _register(_row)
+
+
+@operator("_polygamma")
+class Polygamma(Operator):
+    """The derivatives of gammaln: the digamma function (order 0) and its own, order by order."""
+
+    hidden = True
+    order: int = option(0, "How often digamma is differentiated.", low=0)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        polygamma(self.order)(run.xp, inputs[0], outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [heads[0] * F.op("_polygamma", inputs[0], order=self.order + 1)]

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from flowmx.errors import ParameterError
 from flowmx.ops.dtypes import DType, is_floating
-from flowmx.ops.elementwise import erf
 from flowmx.ops.nn_common import (
     blocks,
     computing_dtype,
@@ -18,6 +17,7 @@ from flowmx.ops.nn_common import (
     unchecked,
 )
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+from flowmx.ops.special import erf
 
 
 class _Function(NamedTuple):
@@ -199,7 +199,9 @@ class LeakyReLU(Operator):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, x, out = run.xp, inputs[0], outputs[0]
         if self.act_type == "gelu":
-            out[...] = x * (0.5 * (1 + erf(x * _ROOT_HALF)))
+            share = xp.empty_like(x)
+            erf(xp, x * _ROOT_HALF, share)
+            out[...] = x * (0.5 * (1 + share))
             return
         below = xp.minimum(x, 0)
         if self.act_type in ("elu", "selu"):

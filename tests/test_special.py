@@ -1,0 +1,106 @@
+"""The special functions: precision over their whole range, limits, other dtypes, and agreement with the formulas."""
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.ops import special, special_gamma
+
+reference = pytest.importorskip("scipy.special")
+
+POSITIVE = np.concatenate([np.geomspace(1e-12, 1, 400), np.linspace(0.01, 12, 1500), np.geomspace(12, 170, 300)])
+NEGATIVE = -(np.arange(10)[:, None] + np.linspace(0.1, 0.9, 90)).ravel()
+UNIT = np.concatenate([np.geomspace(1e-12, 0.1, 200), np.linspace(0.1, 0.999, 700), 1 - np.geomspace(1e-3, 1e-15, 200)])
+RANGES = {
+    "erf": np.concatenate([-np.linspace(0, 7, 500), np.geomspace(1e-300, 7, 1500)]),
+    "erfinv": np.concatenate([-UNIT, UNIT]),
+    "gamma": np.concatenate([POSITIVE, NEGATIVE]),
+    "gammaln": np.concatenate([POSITIVE, 1 + np.geomspace(1e-9, 0.5, 50), np.geomspace(170, 1e300, 100), NEGATIVE]),
+    "digamma": np.concatenate([POSITIVE, NEGATIVE]),
+}
+FUNCTIONS = {
+    "erf": special.erf,
+    "erfinv": special.erfinv,
+    "gamma": special_gamma.gamma,
+    "gammaln": special_gamma.gammaln,
+    "digamma": special_gamma.digamma,
+}
+
+
+def compute(function, x):
+    out = np.empty_like(x)
+    with np.errstate(all="ignore"):
+        function(np, x, out)
+    return out
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_float64_is_near_machine_precision(name):
+    x = RANGES[name]
+    expected = getattr(reference, name)(x)
+    # Near a zero the value is as imprecise as the argument times the slope: compare it with 1 there.
+    slack = 4e-15 * np.maximum(np.abs(expected), 1.0 if name in ("gammaln", "digamma") else 0.0)
+    assert (np.abs(compute(FUNCTIONS[name], x) - expected) <= slack).all()
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_float32_is_within_a_few_ulp(name):
+    with np.errstate(all="ignore"):
+        x = np.unique(RANGES[name].astype(np.float32))
+        expected = getattr(reference, name)(x.astype(np.float64))
+        rounded = expected.astype(np.float32)
+    x, expected, rounded = (each[np.isfinite(rounded)] for each in (x, expected, rounded))
+    found = compute(FUNCTIONS[name], x).astype(np.float64)
+    assert (np.abs(found - expected) <= 3 * np.spacing(np.abs(rounded))).all()
+
+
+@pytest.mark.parametrize("order", [1, 2, 3])
+def test_polygamma(order):
+    x = np.concatenate([np.linspace(0.05, 40, 500), np.geomspace(40, 1e6, 50)])
+    np.testing.assert_allclose(compute(special_gamma.polygamma(order), x), reference.polygamma(order, x), rtol=4e-15)
+
+
+def test_polygamma_of_negative_numbers_is_the_derivative():
+    x = -(np.arange(4)[:, None] + np.linspace(0.1, 0.9, 9)).ravel()
+    step = 1e-5
+    slope = (reference.digamma(x + step) - reference.digamma(x - step)) / (2 * step)
+    np.testing.assert_allclose(compute(special_gamma.polygamma(1), x), slope, rtol=1e-6)
+
+
+def test_limits():
+    x = np.array([0.0, -0.0, -1.0, -2.0, np.inf, -np.inf, np.nan, 180.0, -190.5])
+    inf, nan = np.inf, np.nan
+    np.testing.assert_array_equal(compute(special_gamma.gamma, x), [inf, -inf, nan, nan, inf, nan, nan, inf, 0])
+    large = compute(special_gamma.gammaln, x)
+    np.testing.assert_array_equal(large[:7], [inf, inf, inf, inf, inf, inf, nan])
+    np.testing.assert_array_equal(compute(special_gamma.digamma, x)[:5], [-inf, inf, nan, nan, inf])
+    edge = np.array([1.0, -1.0, 1.5, nan, 0.0])
+    np.testing.assert_array_equal(compute(special.erfinv, edge), [inf, -inf, nan, nan, 0])
+    np.testing.assert_array_equal(compute(special.erf, np.array([inf, -inf, nan, -0.0])), [1, -1, nan, 0])
+
+
+def test_factorials_are_exact():
+    x = np.arange(1, 9, dtype=np.float64)
+    np.testing.assert_array_equal(compute(special_gamma.gamma, x), [1, 1, 2, 6, 24, 120, 720, 5040])
+
+
+@pytest.mark.parametrize("name", ["erf", "erfinv", "gamma", "gammaln"])
+def test_half_precision_and_views(name):
+    x = np.linspace(0.1, 0.9, 24).reshape(4, 6)
+    expected = getattr(reference, name)(x)
+    half = getattr(mx.nd, name)(mx.nd.array(x, dtype="float16"))
+    assert half.dtype == np.float16
+    np.testing.assert_allclose(half.asnumpy(), expected, rtol=1e-2)
+    view = getattr(mx.nd, name)(mx.nd.array(x, dtype="float64").T)
+    np.testing.assert_allclose(view.asnumpy(), expected.T, rtol=1e-14)
+
+
+def test_large_arrays_in_blocks():
+    x = np.random.default_rng(0).uniform(-6, 30, 100_001)
+    found = mx.nd.gammaln(mx.nd.array(x, dtype="float64")).asnumpy()
+    np.testing.assert_allclose(found, reference.gammaln(x), rtol=1e-12, atol=1e-13)
+
+
+def test_inverse():
+    x = mx.nd.array(np.linspace(-0.99, 0.99, 101), dtype="float64")
+    np.testing.assert_allclose(mx.nd.erf(mx.nd.erfinv(x)).asnumpy(), x.asnumpy(), rtol=1e-14)
