@@ -1,0 +1,334 @@
+"""Writing LLVM's assembly: one function that works on vectors of a fixed number of lanes.
+
+Every function has the same shape. It gets one address, of the words of a call: a counter from which threads
+take their tasks, the number of tasks, then whatever the function itself reads (lengths, numbers, and arrays,
+which come as NumPy's objects). Since tasks are taken from a counter, the same function serves any number of
+threads, and a thread that comes late leaves its share to the others::
+
+    code = Code("add", REAL)
+    n, x, out = code.word(), code.array(), code.array()
+    with code.tasks() as task:
+        ...
+    text = code.finish()
+
+The text is all that leaves this module: nothing here needs LLVM.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+# Where NumPy's array object keeps the address of its data: right after the object's head.
+_DATA = object.__basicsize__
+
+INDEX = "i64"
+
+
+class Real(NamedTuple):
+    """An element type in registers: LLVM's name, the whole numbers of its size, the lanes of a vector."""
+
+    name: str
+    integer: str
+    suffix: str
+    bits: int
+    mantissa: int
+    lanes: int
+
+    @property
+    def bias(self) -> int:
+        """The exponent's bias."""
+        return (1 << (self.bits - self.mantissa - 2)) - 1
+
+
+# 64 bytes: one register where the machine has them that long, several where not.
+FLOAT = Real("float", "i32", "f32", 32, 23, 16)
+DOUBLE = Real("double", "i64", "f64", 64, 52, 8)
+
+
+class Value(NamedTuple):
+    """A value in a register: its type, and its name or literal."""
+
+    type: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.name}"
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it holds a number a lane."""
+        return self.type.startswith("<")
+
+
+class Code:
+    """The text of one function, as it grows.
+
+    Args:
+        real: the element type it computes in.
+        features: what the processor can do, as LLVM names it.
+    """
+
+    def __init__(self, real: Real = FLOAT, features: frozenset[str] = frozenset()) -> None:
+        self.real = real
+        self.features = features
+        self.lanes = real.lanes
+        self.vector = f"<{self.lanes} x {real.name}>"
+        self.integers = f"<{self.lanes} x {real.integer}>"
+        self.mask = f"<{self.lanes} x i1>"
+        self._declared: dict[str, None] = {}
+        self._entry: list[str] = []
+        self._body: list[str] = []
+        self._names = 0
+        self._words = 2
+
+    # -- text ------------------------------------------------------------------------------------------
+
+    def _name(self) -> str:
+        self._names += 1
+        return f"%v{self._names}"
+
+    def put(self, type: str, instruction: str) -> Value:
+        """Add an instruction with a result."""
+        name = self._name()
+        self._body.append(f"  {name} = {instruction}")
+        return Value(type, name)
+
+    def do(self, instruction: str) -> None:
+        """Add an instruction without a result."""
+        self._body.append(f"  {instruction}")
+
+    def call(self, name: str, type: str, *arguments: Value) -> Value:
+        """Call one of LLVM's intrinsic functions."""
+        self._declared[f"declare {type} @{name}({', '.join(a.type for a in arguments)})"] = None
+        text = f"call {type} @{name}({', '.join(map(str, arguments))})"
+        if type == "void":
+            self.do(text)
+            return Value(type, "")
+        return self.put(type, text)
+
+    def finish(self) -> str:
+        """The whole text, with the function ``kernel``."""
+        wide = ' "min-legal-vector-width"="512"' if "avx512f" in self.features else ""
+        lines = [
+            *self._declared,
+            f"define void @kernel(ptr noalias %data) nounwind{wide} {{",
+            "entry:", *self._entry, "  br label %start", "start:", *self._body, "  ret void", "}",
+        ]  # fmt: skip
+        return "\n".join(lines) + "\n"
+
+    # -- the words of the call -------------------------------------------------------------------------
+
+    def _load_word(self, type: str) -> Value:
+        place, name = self._name(), self._name()
+        self._entry.append(f"  {place} = getelementptr i64, ptr %data, i64 {self._words}")
+        self._entry.append(f"  {name} = load {type}, ptr {place}, align 8")
+        self._words += 1
+        return Value(type, name)
+
+    def word(self) -> Value:
+        """The next word, a whole number."""
+        return self._load_word(INDEX)
+
+    def number(self) -> Value:
+        """The next word, a float64, in every lane of a vector."""
+        wide = self._load_word("double")
+        if self.real.name != "double":
+            name = self._name()
+            self._entry.append(f"  {name} = fptrunc double {wide.name} to {self.real.name}")
+            wide = Value(self.real.name, name)
+        first, every = self._name(), self._name()
+        self._entry.append(f"  {first} = insertelement {self.vector} poison, {wide}, i64 0")
+        zeros = f"<{self.lanes} x i32> zeroinitializer"
+        self._entry.append(f"  {every} = shufflevector {self.vector} {first}, {self.vector} poison, {zeros}")
+        return Value(self.vector, every)
+
+    def array(self) -> Value:
+        """The next word, a NumPy array: the address of its data."""
+        head = self._load_word("ptr")
+        place, name = self._name(), self._name()
+        self._entry.append(f"  {place} = getelementptr i8, ptr {head.name}, i64 {_DATA}")
+        self._entry.append(f"  {name} = load ptr, ptr {place}, align 8")
+        return Value("ptr", name)
+
+    # -- control ---------------------------------------------------------------------------------------
+
+    def _label(self) -> str:
+        self._names += 1
+        return f"b{self._names}"
+
+    def local(self, value: Value) -> Value:
+        """A variable with this first value; see :meth:`get` and :meth:`set`. LLVM makes a register of it."""
+        name = self._name()
+        self._entry.append(f"  {name} = alloca {value.type}")
+        made = Value(value.type, name)
+        self.set(made, value)
+        return made
+
+    def get(self, variable: Value) -> Value:
+        """A variable's value."""
+        return self.put(variable.type, f"load {variable.type}, ptr {variable.name}")
+
+    def set(self, variable: Value, value: Value) -> None:
+        """Change a variable."""
+        self.do(f"store {value}, ptr {variable.name}")
+
+    @contextmanager
+    def tasks(self) -> Iterator[Value]:
+        """Repeat for one task after another, until no thread finds one: yields the task's number."""
+        head, inside, done = self._label(), self._label(), self._label()
+        place = self.put("ptr", "getelementptr i64, ptr %data, i64 1")
+        count = self.put(INDEX, f"load i64, ptr {place.name}, align 8")
+        self.do(f"br label %{head}")
+        self._body.append(f"{head}:")
+        task = self.put(INDEX, "atomicrmw add ptr %data, i64 1 monotonic, align 8")
+        more = self.put("i1", f"icmp ult {task}, {count.name}")
+        self.do(f"br i1 {more.name}, label %{inside}, label %{done}")
+        self._body.append(f"{inside}:")
+        yield task
+        self.do(f"br label %{head}")
+        self._body.append(f"{done}:")
+
+    @contextmanager
+    def loop(self, start: Value, stop: Value, step: int = 1) -> Iterator[Value]:
+        """Repeat for start, start + step, ... below stop: yields the index."""
+        head, inside, done = self._label(), self._label(), self._label()
+        variable = self.local(start)
+        self.do(f"br label %{head}")
+        self._body.append(f"{head}:")
+        index = self.get(variable)
+        more = self.put("i1", f"icmp slt {index}, {stop.name}")
+        self.do(f"br i1 {more.name}, label %{inside}, label %{done}")
+        self._body.append(f"{inside}:")
+        yield index
+        self.set(variable, self.plus(index, step))
+        self.do(f"br label %{head}")
+        self._body.append(f"{done}:")
+
+    @contextmanager
+    def when(self, condition: Value) -> Iterator[None]:
+        """Only where the condition holds."""
+        inside, done = self._label(), self._label()
+        self.do(f"br i1 {condition.name}, label %{inside}, label %{done}")
+        self._body.append(f"{inside}:")
+        yield
+        self.do(f"br label %{done}")
+        self._body.append(f"{done}:")
+
+    def strips(self, start: Value, stop: Value, body: Callable[[Value, Value | None], None]) -> None:
+        """Go from start to stop in vectors: ``body(index, mask)``, the mask None but for what is left at the end."""
+        length = self.put(INDEX, f"sub nsw {stop}, {start.name}")
+        whole = self.plus(start, self.put(INDEX, f"and {length}, {-self.lanes}"))
+        with self.loop(start, whole, self.lanes) as index:
+            body(index, None)
+        with self.when(self.put("i1", f"icmp slt {whole}, {stop.name}")):
+            left = self.put(INDEX, f"sub nsw {stop}, {whole.name}")
+            body(whole, self.first_lanes(left))
+
+    # -- whole numbers ---------------------------------------------------------------------------------
+
+    @staticmethod
+    def index(value: int) -> Value:
+        """A whole number."""
+        return Value(INDEX, str(value))
+
+    def plus(self, a: Value, b: Value | int) -> Value:
+        """a + b."""
+        return self.put(INDEX, f"add nsw {a}, {b.name if isinstance(b, Value) else b}")
+
+    def times(self, a: Value, b: Value | int) -> Value:
+        """a · b."""
+        return self.put(INDEX, f"mul nsw {a}, {b.name if isinstance(b, Value) else b}")
+
+    def least(self, a: Value, b: Value) -> Value:
+        """The smaller."""
+        return self.call("llvm.smin.i64", INDEX, a, b)
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def at(self, address: Value, index: Value, type: str = "") -> Value:
+        """The address of an element."""
+        return self.put("ptr", f"getelementptr {type or self.real.name}, {address}, {index}")
+
+    def load(self, address: Value, index: Value, mask: Value | None = None, other: Value | None = None) -> Value:
+        """A vector from an element on; lanes outside the mask are ``other`` (default 0)."""
+        place, size = self.at(address, index), self.real.bits // 8
+        if mask is None:
+            return self.put(self.vector, f"load {self.vector}, {place}, align {size}")
+        name = f"llvm.masked.load.v{self.lanes}{self.real.suffix}.p0"
+        other = other or Value(self.vector, "zeroinitializer")
+        return self.call(name, self.vector, place, Value("i32", str(size)), mask, other)
+
+    def store(self, value: Value, address: Value, index: Value, mask: Value | None = None) -> None:
+        """Store a vector from an element on."""
+        place, size = self.at(address, index), self.real.bits // 8
+        if mask is None:
+            self.do(f"store {value}, {place}, align {size}")
+        else:
+            name = f"llvm.masked.store.v{self.lanes}{self.real.suffix}.p0"
+            self.call(name, "void", value, place, Value("i32", str(size)), mask)
+
+    def load_one(self, address: Value, index: Value) -> Value:
+        """One element."""
+        return self.put(self.real.name, f"load {self.real.name}, {self.at(address, index)}")
+
+    def store_one(self, value: Value, address: Value, index: Value) -> None:
+        """Store one element."""
+        self.do(f"store {value}, {self.at(address, index)}")
+
+    # -- numbers ---------------------------------------------------------------------------------------
+
+    def constant(self, value: float) -> Value:
+        """A number in every lane."""
+        if self.real.name == "float":
+            try:
+                value = struct.unpack("<f", struct.pack("<f", value))[0]
+            except OverflowError:
+                value = float("inf") if value > 0 else float("-inf")
+        literal = "0x" + struct.pack(">d", value).hex().upper()
+        return self._every(self.vector, f"{self.real.name} {literal}")
+
+    def whole(self, value: int) -> Value:
+        """A whole number, of the elements' size, in every lane."""
+        return self._every(self.integers, f"{self.real.integer} {value}")
+
+    def _every(self, type: str, one: str) -> Value:
+        return Value(type, f"<{', '.join([one] * self.lanes)}>")
+
+    def spread(self, one: Value) -> Value:
+        """One number in every lane."""
+        vector = f"<{self.lanes} x {one.type}>"
+        first = self.put(vector, f"insertelement {vector} poison, {one}, i64 0")
+        zeros = f"<{self.lanes} x i32> zeroinitializer"
+        return self.put(vector, f"shufflevector {first}, {vector} poison, {zeros}")
+
+    def first_lanes(self, count: Value) -> Value:
+        """The mask of the first ``count`` lanes."""
+        numbers = ", ".join(f"i64 {lane}" for lane in range(self.lanes))
+        return self.put(self.mask, f"icmp sgt {self.spread(count)}, <{numbers}>")
+
+    def choose(self, condition: Value, yes: Value, no: Value) -> Value:
+        """Lane by lane one of two."""
+        return self.put(yes.type, f"select {condition}, {yes}, {no}")
+
+    def binary(self, name: str, a: Value, b: Value) -> Value:
+        """fadd, fsub, fmul or fdiv; a product and a sum may become one fused operation."""
+        return self.put(a.type, f"{name} contract {a}, {b.name}")
+
+    def intrinsic(self, name: str, *operands: Value) -> Value:
+        """One of LLVM's functions of vectors, such as ``llvm.fabs``."""
+        kind = f"v{self.lanes}{self.real.suffix}" if operands[0].is_vector else self.real.suffix
+        return self.call(f"{name}.{kind}", operands[0].type, *operands)
+
+    def total(self, value: Value) -> Value:
+        """The sum of a vector's lanes."""
+        name = f"llvm.vector.reduce.fadd.v{self.lanes}{self.real.suffix}"
+        zero = Value(self.real.name, "-0.0")
+        self._declared[f"declare {self.real.name} @{name}({self.real.name}, {self.vector})"] = None
+        return self.put(self.real.name, f"call reassoc {self.real.name} @{name}({zero}, {value})")
+
+    def largest(self, value: Value) -> Value:
+        """The largest of a vector's lanes, NaN left aside."""
+        return self.call(f"llvm.vector.reduce.fmax.v{self.lanes}{self.real.suffix}", self.real.name, value)

@@ -1,0 +1,168 @@
+"""From LLVM's assembly to functions in memory, by llvmlite, with a cache of machine code on disk.
+
+llvmlite is imported at the first compilation. A file of the cache is named by a digest of all that its content
+follows from: the text, LLVM's version, the processor and its features. It begins with a digest of what
+follows, so that a damaged file is found out and made anew. A folder that can not be written costs only time.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Function = Callable[[bytes], None]
+_PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # releases the interpreter's lock
+_DIGEST = hashlib.sha256
+_DIGEST_SIZE = _DIGEST().digest_size
+
+_lock = threading.Lock()
+
+
+class Unavailable(Exception):
+    """There is no compiler here."""
+
+
+class Compiled(NamedTuple):
+    """A function in memory."""
+
+    call: Function
+    """Called with the words of a call."""
+    address: int
+
+
+class _Host(NamedTuple):
+    """The compiler for this machine."""
+
+    machine: Any
+    engine: Any
+    features: frozenset[str]
+    identity: str
+    """What machine code depends on besides the text."""
+
+
+@lru_cache(maxsize=1)
+def _host() -> _Host | None:
+    """llvmlite set up, or None where it is missing or does not know this machine."""
+    try:
+        import llvmlite
+        import llvmlite.binding as llvm
+
+        llvm.initialize_native_target()
+        llvm.initialize_native_asmprinter()
+        name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
+        machine = llvm.Target.from_default_triple().create_target_machine(
+            cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="jitdefault", jit=True
+        )
+        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    except (ImportError, OSError, RuntimeError):
+        return None
+    versions = (llvmlite.__version__, llvm.llvm_version_info, sys.byteorder, llvm.get_default_triple())
+    return _Host(
+        machine, engine, frozenset(key for key, has in features.items() if has), repr((versions, name, features.flatten()))
+    )
+
+
+def available() -> bool:
+    """Whether functions can be compiled here (imports llvmlite)."""
+    return _host() is not None
+
+
+def features() -> frozenset[str]:
+    """What this processor can do, as LLVM names it; nothing where there is no compiler."""
+    host = _host()
+    return frozenset() if host is None else host.features
+
+
+def compile(text: str) -> Compiled:
+    """The function ``kernel`` of an assembly text, from the cache or compiled now.
+
+    Raises:
+        Unavailable: llvmlite is missing.
+    """
+    with _lock:
+        host = _host()
+        if host is None:
+            raise Unavailable("llvmlite is not installed")
+        # Functions of all texts live in one process: each gets a name of its own.
+        name = f"flowmx_{_DIGEST(text.encode()).hexdigest()[:24]}"
+        text = text.replace("@kernel(", f"@{name}(", 1)
+        path = _folder() / _DIGEST(f"{host.identity}\n{text}".encode()).hexdigest()
+        machine_code = _read(path)
+        if machine_code is None:
+            machine_code = _generate(host, text)
+            _write(path, machine_code)
+        return _load(host, name, machine_code)
+
+
+def _generate(host: _Host, text: str) -> bytes:
+    import llvmlite.binding as llvm
+
+    module = llvm.parse_assembly(text)
+    module.verify()
+    options = llvm.create_pipeline_tuning_options(speed_level=3)
+    options.loop_vectorization = options.slp_vectorization = False  # the text works on vectors already
+    builder = llvm.create_pass_builder(host.machine, options)
+    builder.getModulePassManager().run(module, builder)
+    code: bytes = host.machine.emit_object(module)
+    return code
+
+
+_loaded: dict[str, Compiled] = {}
+
+
+def _load(host: _Host, name: str, machine_code: bytes) -> Compiled:
+    import llvmlite.binding as llvm
+
+    known = _loaded.get(name)
+    if known is None:
+        host.engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
+        host.engine.finalize_object()
+        address = host.engine.get_function_address(name)
+        known = _loaded[name] = Compiled(_PROTOTYPE(address), address)
+    return known
+
+
+# -- the cache ---------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    """Where machine code is kept: $FLOWMX_KERNEL_CACHE, else the user's cache folder."""
+    named = os.environ.get("FLOWMX_KERNEL_CACHE")
+    if named:
+        return Path(named)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~").expanduser() / ".cache") / "flowmx" / "kernels"
+
+
+def _read(path: Path) -> bytes | None:
+    """The content of a file of the cache, or None where there is no sound one."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, machine_code = content[:_DIGEST_SIZE], content[_DIGEST_SIZE:]
+    return machine_code if digest == _DIGEST(machine_code).digest() else None
+
+
+def _write(path: Path, machine_code: bytes) -> None:
+    """Put a file into the cache as a whole, or not at all."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, made = tempfile.mkstemp(dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(_DIGEST(machine_code).digest() + machine_code)
+            os.replace(made, path)
+        except BaseException:
+            os.unlink(made)
+            raise
+    except OSError:
+        pass  # read-only or full: it is compiled again next time

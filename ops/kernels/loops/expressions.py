@@ -1,0 +1,307 @@
+"""Formulas as small graphs: what a fused loop computes for each element.
+
+Python's operators on an :class:`Expr` build further ones. Leaves are the loop's inputs, numbers, and
+parameters, whose values come with each call. What depends on parameters and numbers alone is computed once a
+call, in Python's floats, not once an element. Equal expressions are the same object, so that a formula may
+name a subexpression twice and have it computed once.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, Union
+
+Operand = Union["Expr", float]
+
+_made: dict[Any, Expr] = {}
+
+# What may be computed ahead of the loop, in Python's floats.
+_UNIFORM: dict[str, Callable[..., float]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "div": operator.truediv,
+    "neg": operator.neg,
+    "power": operator.pow,
+}
+
+
+class Expr:
+    """One node: a primitive applied to others, or a leaf. Made by the functions below, never directly.
+
+    Attributes:
+        kind: the primitive's name, as :mod:`.lowering` knows it, or a leaf's: input, number, parameter.
+        args: its operands.
+        value: an input's position, a number, a parameter's name.
+        uniform: True where no input is part of it.
+    """
+
+    __slots__ = ("args", "kind", "uniform", "value")
+
+    def __init__(self, kind: str, args: tuple[Expr, ...], value: Any) -> None:
+        self.kind = kind
+        self.args = args
+        self.value = value
+        self.uniform = kind in ("number", "parameter") or (kind in _UNIFORM and all(arg.uniform for arg in args))
+
+    def __add__(self, other: Operand) -> Expr:
+        return make("add", self, other)
+
+    def __radd__(self, other: Operand) -> Expr:
+        return make("add", other, self)
+
+    def __sub__(self, other: Operand) -> Expr:
+        return make("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Expr:
+        return make("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Expr:
+        return make("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Expr:
+        return make("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Expr:
+        return make("div", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Expr:
+        return make("div", other, self)
+
+    def __pow__(self, other: Operand) -> Expr:
+        return make("power", self, other)
+
+    def __rpow__(self, other: Operand) -> Expr:
+        return make("power", other, self)
+
+    def __neg__(self) -> Expr:
+        return make("neg", self)
+
+    def __lt__(self, other: Operand) -> Expr:
+        return make("lt", self, other)
+
+    def __le__(self, other: Operand) -> Expr:
+        return make("le", self, other)
+
+    def __gt__(self, other: Operand) -> Expr:
+        return make("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Expr:
+        return make("ge", self, other)
+
+    def __and__(self, other: Expr) -> Expr:
+        return make("and", self, other)
+
+    def __bool__(self) -> bool:
+        raise TypeError("a formula's condition is known in the loop alone: use where()")
+
+    def __repr__(self) -> str:
+        inside = ", ".join(map(repr, self.args)) if self.args else self.value
+        return f"{self.kind}({inside})"
+
+
+def make(kind: str, *operands: Operand) -> Expr:
+    """The expression of a primitive; numbers among the operands become leaves, and numbers alone one number."""
+    args = tuple([arg if isinstance(arg, Expr) else number(arg) for arg in operands])
+    if kind in _UNIFORM and all(arg.kind == "number" for arg in args):
+        return number(_UNIFORM[kind](*[arg.value for arg in args]))
+    return _intern(kind, args, None)
+
+
+def _intern(kind: str, args: tuple[Expr, ...], value: Any) -> Expr:
+    # A zero's sign matters, and 1 == 1.0 == True.
+    key = (kind, tuple(map(id, args)), repr(value))
+    known = _made.get(key)
+    return known if known is not None else _made.setdefault(key, Expr(kind, args, value))
+
+
+def number(value: float) -> Expr:
+    """A number that is part of the formula."""
+    return _intern("number", (), float(value))
+
+
+def placeholder(position: int) -> Expr:
+    """The element of an input."""
+    return _intern("input", (), position)
+
+
+def parameter(name: str) -> Expr:
+    """A number that comes with each call: an attribute of the operator."""
+    return _intern("parameter", (), name)
+
+
+class Parameters:
+    """The parameters of an operator inside a formula: ``p.lr`` is the expression of its attribute ``lr``."""
+
+    def __getattr__(self, name: str) -> Expr:
+        return parameter(name)
+
+
+def evaluate(uniform: Expr, owner: Any) -> float:
+    """The value of an expression without inputs; parameters are attributes of ``owner``.
+
+    An overflow or a division by 0 gives what it gives in a loop: infinity or NaN.
+    """
+    if uniform.kind == "number":
+        return float(uniform.value)
+    if uniform.kind == "parameter":
+        return float(getattr(owner, uniform.value))
+    operands = [evaluate(arg, owner) for arg in uniform.args]
+    try:
+        return float(_UNIFORM[uniform.kind](*operands))
+    except ZeroDivisionError:
+        return math.nan if not operands[0] else math.copysign(math.inf, operands[0])
+    except OverflowError:
+        return math.inf
+
+
+def uniforms(outputs: Sequence[Expr]) -> list[Expr]:
+    """The largest subexpressions that come with each call (numbers excepted), each once."""
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+
+    def visit(expr: Expr) -> None:
+        if expr in seen:
+            return
+        seen.add(expr)
+        if expr.uniform:
+            if expr.kind != "number":
+                found[expr] = None
+            return
+        for arg in expr.args:
+            visit(arg)
+
+    for output in outputs:
+        visit(output)
+    return list(found)
+
+
+# -- primitives beyond Python's operators ------------------------------------------------------------------
+
+
+def fma(a: Operand, b: Operand, c: Operand) -> Expr:
+    """a · b + c, rounded once where the machine can."""
+    return make("fma", a, b, c)
+
+
+def where(condition: Expr, yes: Operand, no: Operand) -> Expr:
+    """``yes`` where the condition holds, else ``no``."""
+    return make("select", condition, yes, no)
+
+
+def equal(a: Operand, b: Operand) -> Expr:
+    """Whether a = b."""
+    return make("eq", a, b)
+
+
+def not_equal(a: Operand, b: Operand) -> Expr:
+    """Whether a ≠ b (NaN is unequal to everything)."""
+    return make("ne", a, b)
+
+
+def either(a: Expr, b: Expr) -> Expr:
+    """Whether one of two conditions holds."""
+    return make("or", a, b)
+
+
+def differ(a: Expr, b: Expr) -> Expr:
+    """Whether exactly one of two conditions holds."""
+    return make("xor", a, b)
+
+
+def one_if(condition: Expr) -> Expr:
+    """1 where the condition holds, else 0."""
+    return where(condition, 1.0, 0.0)
+
+
+def absolute(x: Operand) -> Expr:
+    """The absolute value."""
+    return make("abs", x)
+
+
+def sqrt(x: Operand) -> Expr:
+    """The square root."""
+    return make("sqrt", x)
+
+
+def nearest(x: Operand) -> Expr:
+    """The nearest whole number, halves to even."""
+    return make("rint", x)
+
+
+def floor(x: Operand) -> Expr:
+    """The largest whole number not above x."""
+    return make("floor", x)
+
+
+def ceil(x: Operand) -> Expr:
+    """The smallest whole number not below x."""
+    return make("ceil", x)
+
+
+def trunc(x: Operand) -> Expr:
+    """x without its fraction."""
+    return make("trunc", x)
+
+
+def copysign(size: Operand, sign: Operand) -> Expr:
+    """The size of one, the sign of another."""
+    return make("copysign", size, sign)
+
+
+def scale(x: Operand, exponent: Operand) -> Expr:
+    """x · 2^exponent, for a whole-numbered exponent from -252 to 252."""
+    return make("scale", x, exponent)
+
+
+def exponent(x: Operand) -> Expr:
+    """e of x = m · 2^e with √½ ≤ m < √2, for normal positive x."""
+    return make("exponent", x)
+
+
+def mantissa(x: Operand) -> Expr:
+    """m of x = m · 2^e with √½ ≤ m < √2, for normal positive x."""
+    return make("mantissa", x)
+
+
+def minimum(a: Operand, b: Operand) -> Expr:
+    """The smaller; NaN where one is NaN."""
+    return _extreme(a, b, lambda x, y: x > y)
+
+
+def maximum(a: Operand, b: Operand) -> Expr:
+    """The larger; NaN where one is NaN."""
+    return _extreme(a, b, lambda x, y: x < y)
+
+
+def _extreme(a: Operand, b: Operand, gives_way: Callable[[Any, Any], Any]) -> Expr:
+    if not isinstance(a, Expr):
+        a, b = b, a
+    assert isinstance(a, Expr)
+    chosen = where(gives_way(a, b), b, a)  # a, where a is NaN
+    if isinstance(b, Expr) and b.kind != "number":
+        chosen = where(not_equal(b, b), b, chosen)
+    return chosen
+
+
+def clip(x: Expr, low: Operand, high: Operand) -> Expr:
+    """x brought into low ... high, which are no NaN; NaN stays."""
+    x = where(x < low, low, x)
+    return where(x > high, high, x)
+
+
+def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
+    """Σ coefficients[k] · x^k: Horner's rule, for even and odd powers apart where it would be a long chain."""
+    if len(coefficients) < 8:
+        return _horner(x, coefficients)
+    square = x * x
+    return fma(_horner(square, coefficients[1::2]), x, _horner(square, coefficients[::2]))
+
+
+def _horner(x: Expr, coefficients: Sequence[float]) -> Expr:
+    result = number(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        result = fma(result, x, coefficient)
+    return result

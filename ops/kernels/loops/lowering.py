@@ -1,0 +1,115 @@
+"""From formulas to instructions: what each primitive of :mod:`.expressions` becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from flowmx.ops.kernels.loops.code import Code, Value
+from flowmx.ops.kernels.loops.expressions import Expr
+
+_BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
+_INTRINSICS = {
+    "fma": "llvm.fmuladd",
+    "abs": "llvm.fabs",
+    "sqrt": "llvm.sqrt",
+    "rint": "llvm.rint",
+    "floor": "llvm.floor",
+    "ceil": "llvm.ceil",
+    "trunc": "llvm.trunc",
+    "copysign": "llvm.copysign",
+}
+# Comparisons with NaN do not hold, but for "unequal".
+_COMPARISONS = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
+
+
+def lower(
+    code: Code, outputs: Sequence[Expr], inputs: Sequence[Value], uniforms: Mapping[Expr, Value]
+) -> list[Value]:
+    """Add the instructions that compute formulas.
+
+    Args:
+        code: the function to add them to.
+        outputs: the formulas.
+        inputs: the inputs' values, by position.
+        uniforms: the values that come with the call; see :func:`.expressions.uniforms`.
+    """
+    known: dict[Expr, Value] = {}
+
+    def visit(expr: Expr) -> Value:
+        value = known.get(expr)
+        if value is None:
+            value = known[expr] = _emit(code, expr, visit, inputs, uniforms)
+        return value
+
+    return [visit(output) for output in outputs]
+
+
+def _emit(
+    code: Code, expr: Expr, visit: Callable[[Expr], Value], inputs: Sequence[Value], uniforms: Mapping[Expr, Value]
+) -> Value:
+    kind = expr.kind
+    if expr in uniforms:
+        return uniforms[expr]
+    if kind == "input":
+        return inputs[expr.value]
+    if kind == "number":
+        return code.constant(expr.value)
+    operands = [visit(arg) for arg in expr.args]
+    if kind in _BINARY:
+        return code.binary(_BINARY[kind], *operands)
+    if kind in _INTRINSICS:
+        return code.intrinsic(_INTRINSICS[kind], *operands)
+    if kind in _COMPARISONS:
+        return code.put(code.mask, f"fcmp {_COMPARISONS[kind]} {operands[0]}, {operands[1].name}")
+    if kind in ("and", "or", "xor"):
+        return code.put(code.mask, f"{kind} {operands[0]}, {operands[1].name}")
+    if kind == "neg":
+        return code.put(code.vector, f"fneg {operands[0]}")
+    if kind == "select":
+        return code.choose(*operands)
+    if kind == "scale":
+        return _scale(code, *operands)
+    if kind in ("exponent", "mantissa"):
+        return _parts(code, operands[0], kind)
+    raise ValueError(f"there is no primitive {kind!r}")
+
+
+def _bits(code: Code, value: Value) -> Value:
+    return code.put(code.integers, f"bitcast {value} to {code.integers}")
+
+
+def _number(code: Code, bits: Value) -> Value:
+    return code.put(code.vector, f"bitcast {bits} to {code.vector}")
+
+
+def _integer(code: Code, name: str, a: Value, b: int | Value) -> Value:
+    other = b if isinstance(b, Value) else code.whole(b)
+    return code.put(code.integers, f"{name} {a}, {other.name}")
+
+
+def _scale(code: Code, x: Value, exponent: Value) -> Value:
+    """x · 2^exponent, in two halves, since 2^exponent by itself may overflow where the product does not."""
+    if code.real.name == "float" and "avx512f" in code.features:
+        zero, every, current = Value(code.vector, "zeroinitializer"), Value("i16", "-1"), Value("i32", "4")
+        return code.call("llvm.x86.avx512.mask.scalef.ps.512", code.vector, x, exponent, zero, every, current)
+    # Added to 1.5 · 2^mantissa a whole number stands in the low bits.
+    magic = code.constant(1.5 * 2.0**code.real.mantissa)
+    whole = _integer(code, "sub", _bits(code, code.put(code.vector, f"fadd {exponent}, {magic.name}")),
+                     _bits(code, magic))  # fmt: skip
+    first = _integer(code, "ashr", whole, 1)
+    for part in (first, _integer(code, "sub", whole, first)):
+        power = _integer(code, "shl", _integer(code, "add", part, code.real.bias), code.real.mantissa)
+        x = code.put(code.vector, f"fmul {x}, {_number(code, power).name}")
+    return x
+
+
+def _parts(code: Code, x: Value, kind: str) -> Value:
+    """The exponent or the mantissa of x, the mantissa from √½ to √2."""
+    real = code.real
+    # Shifted by the bits of √½, the exponent's field counts from there.
+    root_half = {"float": 0x3F3504F3, "double": 0x3FE6A09E667F3BCD}[real.name]
+    shifted = _integer(code, "sub", _bits(code, x), root_half)
+    exponent = _integer(code, "ashr", shifted, real.mantissa)
+    if kind == "exponent":
+        return code.put(code.vector, f"sitofp {exponent} to {code.vector}")
+    return _number(code, _integer(code, "sub", _bits(code, x), _integer(code, "shl", exponent, real.mantissa)))
