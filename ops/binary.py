@@ -11,9 +11,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType, is_floating
+from flowmx.ops.linear import InferredTypes
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
+
+_INT64: DType = np.dtype(np.int64)
+_FLOAT64: DType = np.dtype(np.float64)
 
 Derivative = Callable[[Any, Any, Any, Any, Any], Any]
 
@@ -160,6 +166,7 @@ def sum_to(F: Any, gradient: Any, inputs: Any, position: int) -> Any:
 
 class _Two(Operator):
     arguments = ("lhs", "rhs")
+    keeps_layout = True
     in_place = ((0, 0), (1, 0))
 
 
@@ -169,14 +176,24 @@ class _Broadcast(_Two):
 
 
 class _Scalar(Operator):
+    keeps_layout = True
     in_place = ((0, 0),)
     scalar: float
+    is_int: bool
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        given = dtypes[0]
+        if given is None or is_floating(given):
+            return dtypes, dtypes
+        if self.is_int:
+            return dtypes, [_INT64 if given.kind == "b" else given]
+        return dtypes, [_FLOAT64]
 
 
 def _number(op: Any, x: Array) -> float | int:
     """The scalar as a Python number of the array's kind, which then takes the array's dtype."""
     value: float = op.scalar
-    return value if is_floating(x.dtype) or not math.isfinite(value) else int(value)
+    return value if is_floating(x.dtype) or not (op.is_int and math.isfinite(value)) else int(value)
 
 
 def _register(row: Row) -> None:
@@ -215,10 +232,10 @@ def _register(row: Row) -> None:
         return _direct(row, xp, dtype)
 
     def scalar_direct(self: Any, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
-        return _direct(row, xp, dtype, self.scalar)
+        return _direct(row, xp, dtype, self.scalar) if self.is_int or is_floating(dtype) else None
 
     def reversed_direct(self: Any, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
-        direct = _direct(row, xp, dtype, self.scalar)
+        direct = scalar_direct(self, xp, dtype)
         if direct is None:
             return None
         straight, number = direct
@@ -239,7 +256,7 @@ def _register(row: Row) -> None:
         if base is _Scalar:
             body["__annotations__"] = {"scalar": float, "is_int": bool}
             body["scalar"] = option(1.0, "The number.")
-            body["is_int"] = option(True, "Kept for MXNet's files.")
+            body["is_int"] = option(True, "Whether whole numbers stay whole; else they become float64.")
         operator(names[0], *names[1:])(type(names[0], (base,), body))
 
     make(row.broadcast, _Broadcast, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient)

@@ -94,6 +94,7 @@ class Activation(Operator):
     """  # noqa: D205
 
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
+    keeps_layout = True
     act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("Which activation.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -181,9 +182,6 @@ class LeakyReLU(Operator):
 
     def outputs(self) -> tuple[str, ...]:
         return ("output", "mask") if self.act_type == "rrelu" else ("output",)
-
-    def visible_outputs(self) -> int:
-        return 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data = shapes[0]

@@ -225,6 +225,7 @@ class BatchNorm(_Normalization):
 
     auxiliary: ClassVar[tuple[str, ...]] = ("moving_mean", "moving_var")
     mode_matters = True
+    keeps_layout = True
     inverse_std = True
     eps: float = option(1e-3, "Added to the variance.", low=0)
     momentum: float = option(0.9, "How much of the moving statistics stays.")
@@ -393,6 +394,9 @@ class L2Normalization(Operator):
     eps: float = option(1e-10, "Added to the sum of squares.", low=0)
     mode: Literal["channel", "instance", "spatial"] = option("instance", "What the norm is taken over.")
 
+    def counted_outputs(self) -> int:
+        return 2
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         expect_rank(self, "data", shapes[0], 2 if self.mode == "instance" else 3)
         return shapes, shapes[:1]
@@ -423,6 +427,7 @@ class LRN(Operator):
     y = x/(knorm + alpha/nsize · Σx²)^beta, the sum over the ``nsize`` channels around each.
     """
 
+    keeps_layout = True
     alpha: float = option(1e-4, "Weight of the sum of squares.")
     beta: float = option(0.75, "Exponent.")
     knorm: float = option(2.0, "Added to the sum.")
@@ -431,6 +436,9 @@ class LRN(Operator):
     def __post_init__(self) -> None:
         if self.nsize % 2 == 0:
             raise ParameterError(f"{self.name}: nsize is {self.nsize}, expected an odd number")
+
+    def counted_outputs(self) -> int:
+        return 2
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         expect_rank(self, "data", shapes[0], 4, 4)

@@ -345,6 +345,9 @@ class PlainLoss(Operator):
 
     is_loss = True
 
+    def outputs(self) -> tuple[str, ...]:
+        return ("loss",)
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
 

@@ -109,6 +109,7 @@ class Pooling(Operator):
     (one spatial axis only) ceil((size + 2·pad)/stride).
     """
 
+    keeps_layout = True
     kernel: Shape = option((), "Lengths of the window; not needed with global_pool.", low=1)
     pool_type: Literal["max", "avg", "sum", "lp"] = option("max", "What a window becomes.")
     global_pool: bool = option(False, "One window over all of each spatial axis.")
@@ -281,7 +282,9 @@ def _root(xp: Any, p: int | None, total: Array) -> None:
 
 def _lowest(dtype: DType) -> float:
     """What the maximum of an empty window is, as in MXNet."""
-    return float(np.iinfo(dtype).min if dtype.kind in "iu" else np.finfo(computing_dtype(dtype)).min)
+    if dtype.kind in "iu":
+        return float(np.iinfo(dtype).min)
+    return float(np.finfo(dtype if dtype.kind == "f" else computing_dtype(dtype)).min)
 
 
 def _shrunk(shape: Shape, line: _Axis) -> Shape:

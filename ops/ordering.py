@@ -72,6 +72,12 @@ class Sort(_Ordered):
 
     is_ascend: bool = option(True, "From the smallest to the largest.")
 
+    def outputs(self) -> tuple[str, ...]:
+        return ("output0",)
+
+    def counted_outputs(self) -> int:
+        return 2
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [self.shape(shapes[0])]
 
@@ -115,7 +121,11 @@ class TopK(_Ordered):
     dtype: DType = option(FLOAT32, "The dtype of positions.")
 
     def outputs(self) -> tuple[str, ...]:
-        return ("output0", "output1") if self.ret_typ == "both" else ("output",)
+        names = {"both": ("output0", "output1"), "value": ("output0",)}
+        return names.get(self.ret_typ, ("output",))
+
+    def counted_outputs(self) -> int:
+        return 2 if self.ret_typ in ("value", "both") else 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         given = shapes[0]

@@ -65,7 +65,7 @@ CASES = [
     Case("LeakyReLU", [apart(2, 3, 4), positive(3)], {"act_type": "prelu"}, second=True),
     Case("LeakyReLU", [apart(3, 4), positive(1)], {"act_type": "prelu"}, note="shared"),
     Case("LeakyReLU", [apart(3, 4)], {"act_type": "rrelu"}, recorded=False),
-    Case("LeakyReLU", [apart(3, 4)], {"act_type": "rrelu"}, train=False, same_gradient=False),
+    Case("LeakyReLU", [apart(3, 4)], {"act_type": "rrelu"}, train=False, same_gradient=False, outputs=1),
     Case("hard_sigmoid", [apart(5, 6)], {"alpha": 0.3, "beta": 0.4}),
     Case("softmax", [(3, 4)], second=True),
     Case("softmax", [(3, 4, 2)], {"axis": 1, "temperature": 2.0}),

@@ -1,0 +1,81 @@
+"""Every deterministic operator on every dtype: the dtypes that MXNet 1.9.1 gives, and values that agree.
+
+The dtypes and the values for whole numbers are MXNet's (tests/fixtures/record_dtypes.py); floating results are
+compared with those of float64. Where MXNet refuses a dtype, flowmx may take it.
+"""
+
+import importlib
+import json
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.ops.registry import lookup
+from tests.fixtures.record_dtypes import COMPARED, FILE, GIVEN, VALUES, call, inputs, named
+
+# Whole numbers whose results differ, and why.
+OTHERWISE = {
+    "norm": "MXNet rounds each partial sum of its scaled squares",
+    "Convolution": "MXNet's sums overflow the dtype on the way",
+    "erf": "1 from 4 on in float32",
+}
+TOLERANCE = {"float16": 2e-2, "float32": 1e-4, "float64": 1e-6, "indices": 1e-4}
+
+
+def cases():
+    for module, words in json.loads(FILE.read_text()).items():
+        table = named(importlib.import_module(f"tests.op_cases.{module}").CASES)
+        for name, text in words.items():
+            case = table.get(name)
+            random = case is not None and (lookup(case.op).uses_random is True or "rrelu" in case.params.values())
+            if not random:
+                yield pytest.param(module, name, case, text.split(), id=f"{module}-{name}")
+
+
+def exactly(case, dtype):
+    """The outputs for the same numbers in float64."""
+    arrays = [mx.nd.array(each.astype(np.float64), dtype="float64") for each in inputs(case, dtype)]
+    with mx.autograd.pause(train_mode=case.train):
+        made = mx.nd.op.op(case.op, *arrays, **case.params)
+    return [each.asnumpy().astype(np.float64) for each in (made if isinstance(made, list) else [made])]
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    with np.load(VALUES) as arrays:
+        return dict(arrays)
+
+
+def close(ours, theirs, tolerance, what):
+    size = np.abs(theirs[np.isfinite(theirs)]).max(initial=1.0)
+    np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance * size, err_msg=what)
+
+
+@pytest.mark.parametrize(("module", "name", "case", "words"), list(cases()))
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # a NaN as a whole number
+def test_dtypes(module, name, case, words, recorded):
+    assert case is not None, f"{name} is not in the table any more: record the module again"
+    starts = [int(word) for word in words[len(GIVEN) :]]
+    for dtype, word in zip(GIVEN, words, strict=False):
+        if word == "-":
+            continue
+        outputs = call(mx, case, dtype)
+        expected = [dtype] * len(outputs) if word == "=" else word.split(",")
+        assert [each.dtype.name for each in outputs] == expected, f"for {dtype}"
+        if dtype in TOLERANCE:
+            for mine, exact in zip(outputs, exactly(case, dtype), strict=True):
+                if mine.dtype.kind == "f":  # a dtype's lowest number stands for an empty maximum
+                    exact = np.where(exact < np.finfo(mine.dtype).min, np.finfo(mine.dtype).min, exact)
+                close(mine.astype(np.float64), exact, TOLERANCE[dtype], f"for {dtype}")
+        elif dtype in COMPARED and case.op not in OTHERWISE:
+            start, stop = starts[COMPARED.index(dtype) :][:2]
+            if start < stop:
+                mine = np.concatenate([each.ravel() for each in outputs]).astype(np.float64)
+                close(mine, recorded[module][start:stop], 1e-5, f"for {dtype}")
+
+
+def test_inputs_are_whole_numbers_that_differ():
+    case = importlib.import_module("tests.op_cases.elementwise").CASES[0]
+    assert {each.dtype.name for each in inputs(case, "int8")} == {"int8"}
+    assert len(np.unique(inputs(case, "int32")[0])) > 3
