@@ -17,12 +17,14 @@ from flowmx.devices import Context, Device
 from flowmx.engine.scheduler import Variable
 from flowmx.errors import DeviceError, ShapeError, TypeInferenceError
 from flowmx.graph import infer
+from flowmx.graph.fuse import fuse
 from flowmx.graph.gradient import gradient
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray, check_request, full
-from flowmx.ndarray.core import allocate, forward_of, run_on
+from flowmx.ndarray.core import allocate, forward_of
+from flowmx.ops import kernels
 from flowmx.ops.dtypes import DType, as_dtype, name_of
 from flowmx.ops.registry import Run, Shape
 from flowmx.symbol.symbol import Symbol
@@ -72,6 +74,8 @@ class Executor:
         self._heads: dict[Entry, Node] = {}
         self._plan = self._make_plan({node for node in arguments if self._differentiates(node)})
         self._workspace = Variable("workspace")
+        memo: dict[Any, Any] = {}
+        self._runs = {train: Run(device, train, memo) for train in (False, True)}
         self._steps: tuple[list[Step], list[Step]] | None = None
         self._ran_training = False
         plan = self._plan
@@ -84,7 +88,11 @@ class Executor:
             if head in read
         }
         self._heads_given = False
-        self._random = any(node.op.uses_random for node in (*plan.forward, *plan.backward) if node.op is not None)
+        steps = [node for node in (*plan.forward, *plan.backward) if node.op is not None]
+        self._random = any(node.op.uses_random for node in steps if node.op is not None)
+        self._detached = any(node.op.detached for node in steps if node.op is not None)
+        changed = [node.inputs[i].node for node in steps if node.op is not None for i in node.op.updates]
+        self._changed = [self._arrays[node]._storage for node in changed if node in self._arrays]
 
     def _differentiates(self, node: Node) -> bool:
         return self.grad_dict.get(node.name) is not None and self._requests.get(node.name, "null") != "null"
@@ -101,12 +109,13 @@ class Executor:
                 self._dtypes[Entry(head, 0)] = self._dtypes[entry]
             heads = [Entry(self._heads[entry], 0) for entry in entries]
             gradients = gradient(entries, heads, wanted, self._shapes, self._dtypes)
-        self._direct = self._written_directly(gradients)
-        external = {*self._direct, *(entry for entry in entries if not entry.node.is_variable)}
         config = settings.get()
+        outputs, gradients = fuse(entries, gradients, self._shapes, self._dtypes)
+        self._direct = self._written_directly(gradients)
+        external = {*self._direct, *(entry for entry in outputs if not entry.node.is_variable)}
         return make_plan(
-            entries, gradients, self._shapes, self._dtypes, external, config.exec_enable_inplace,
-            config.exec_match_range > 0,
+            outputs, gradients, self._shapes, self._dtypes, external, config.exec_enable_inplace,
+            config.exec_match_range > 0, lay_out=kernels.like_channels_last(self._device.context.device_type),
         )  # fmt: skip
 
     def _written_directly(self, gradients: Mapping[Node, Entry]) -> dict[Entry, NDArray]:
@@ -197,7 +206,7 @@ class Executor:
 
     def _push(self, name: str, train: bool, forward: bool, backward: bool) -> None:
         reads: list[Variable] = [bound._storage for bound in self._arrays.values()]
-        writes: list[Variable] = [self._workspace]
+        writes: list[Variable] = [self._workspace, *self._changed]
         if forward:
             writes += [output._storage for output in self.outputs]
             if train:
@@ -215,10 +224,10 @@ class Executor:
                     reads.append(target._storage)
         if self._random:
             writes.append(self._device.generator)
-        run = run_on(self._device, train)
+        run = self._runs[train]
         core.push_on(
             self._device, self._run, (run, forward, backward), tuple(dict.fromkeys(reads)),
-            tuple(dict.fromkeys(writes)), f"{self._symbol.name or 'graph'}.{name}", False, 0, 3,
+            tuple(dict.fromkeys(writes)), f"{self._symbol.name or 'graph'}.{name}", False, 0, 3, self._detached,
         )  # fmt: skip
 
     def _run(self, run: Run, forward: bool, backward: bool) -> None:
@@ -251,7 +260,9 @@ class Executor:
                 arrays[entry] = target._written()
         for entry, number in plan.buffer.items():
             size = plan.nbytes(entry)
-            arrays[entry] = memory[number][:size].view(plan.dtypes[entry]).reshape(plan.shapes[entry])
+            arrays[entry] = _shaped(
+                memory[number][:size].view(plan.dtypes[entry]), plan.shapes[entry], entry in plan.channels_last
+            )
         for node in (*plan.forward, *plan.backward):
             entry = Entry(node, 0)
             if entry in plan.root:
@@ -409,6 +420,14 @@ def _explain(error: Exception, step: Step) -> None:
     )
     error.add_note(f"flowmx: in node {node.name!r} ({node.op!r}) of a bound graph, made at {node.place()}")
     error.add_note(f"flowmx: its inputs: {shapes}")
+
+
+def _shaped(memory: Any, shape: Shape, is_channels_last: bool) -> Any:
+    """Flat memory as an array of this shape."""
+    if not is_channels_last:
+        return memory.reshape(shape)
+    rank = len(shape)
+    return memory.reshape(shape[0], *shape[2:], shape[1]).transpose(0, rank - 1, *range(1, rank - 1))
 
 
 def _check_bound(node: Node, bound: NDArray, shape: Shape, dtype: DType, device: Device) -> None:

@@ -81,6 +81,7 @@ class Convolution(Linear):
     out = (size + 2·pad - dilate·(kernel - 1) - 1)//stride + 1, in one to three spatial dimensions.
     """
 
+    makes_channels_last = True
     kernel: Shape = required("Lengths of the window.", low=1)
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
     dilate: Shape = option((), "Distances between the window's taps; 1 each by default.", low=1)
@@ -164,6 +165,7 @@ class Deconvolution(Linear):
     and adj then follow.
     """
 
+    makes_channels_last = True
     kernel: Shape = required("Lengths of the window.", low=1)
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
     dilate: Shape = option((), "Distances between the window's taps; 1 each by default.", low=1)

@@ -19,6 +19,7 @@ class Dropout(Operator):
 
     uses_random = True
     mode_matters = True
+    keeps_layout = True
     p: float = option(0.5, "Probability of dropping.", low=0, high=1)
     mode: Literal["always", "training"] = option("training", "When to drop.")
     axes: Shape = option((), "Axes that share one decision.")

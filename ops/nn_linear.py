@@ -22,7 +22,7 @@ from flowmx.ops.nn_common import (
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
 
 
-def _matrix(array: Array, flatten: bool) -> Array:
+def as_matrix(array: Array, flatten: bool) -> Array:
     """The data as a matrix: one row an example."""
     if array.ndim == 2:
         return array
@@ -68,7 +68,7 @@ class FullyConnected(Linear):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out = outputs[0]
-        _multiply(run, _matrix(inputs[0], self.flatten), inputs[1].T, _matrix(out, self.flatten))
+        _multiply(run, as_matrix(inputs[0], self.flatten), inputs[1].T, as_matrix(out, self.flatten))
         if not self.no_bias:
             run.xp.add(out, inputs[2], out=out)
 
@@ -79,7 +79,7 @@ class FullyConnectedData(LinearData, FullyConnected):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         head, weight = inputs[:2]
-        _multiply(run, _matrix(head, self.flatten), weight, outputs[0].reshape(-1, weight.shape[1]))
+        _multiply(run, as_matrix(head, self.flatten), weight, outputs[0].reshape(-1, weight.shape[1]))
 
 
 @operator("_backward_FullyConnected_weight")
@@ -92,7 +92,7 @@ class FullyConnectedWeight(LinearWeight, FullyConnected):
         return shapes, [(self.num_hidden, units)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        _multiply(run, _matrix(inputs[0], self.flatten).T, _matrix(inputs[1], self.flatten), outputs[0])
+        _multiply(run, as_matrix(inputs[0], self.flatten).T, as_matrix(inputs[1], self.flatten), outputs[0])
 
 
 @operator("_backward_bias")

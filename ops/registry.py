@@ -34,13 +34,16 @@ import difflib
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
 from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
 from flowmx.ops.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.parameters import Parameter, Shape, option, parameters_of, required
+
+if TYPE_CHECKING:
+    from flowmx.engine import Operation
 
 __all__ = [
     "FLOAT32",
@@ -82,14 +85,16 @@ class Run:
         train: True in training mode (Dropout drops, BatchNorm uses the batch's statistics).
         random: the device's random generator (NumPy's ``Generator``), for operators with ``uses_random``.
         device: the device that it runs on.
+        memo: where the forwards of a bound graph keep things from one run to the next; None elsewhere.
     """
 
-    __slots__ = ("device", "train", "xp")
+    __slots__ = ("device", "memo", "train", "xp")
 
-    def __init__(self, device: Any, train: bool) -> None:
+    def __init__(self, device: Any, train: bool, memo: dict[Any, Any] | None = None) -> None:
         self.device = device
         self.xp = device.xp
         self.train = train
+        self.memo = memo
 
     @property
     def random(self) -> np.random.Generator:
@@ -118,6 +123,8 @@ class Operator:
     aliases: ClassVar[tuple[str, ...]] = ()
     arguments: ClassVar[tuple[str, ...]] = ("data",)
     """Names of the inputs, without auxiliary states."""
+    skips: ClassVar[bool] = False
+    """True where positions count only the inputs that an instance takes, though others lie between them."""
     auxiliary: ClassVar[tuple[str, ...]] = ()
     """Names of the auxiliary states: further inputs that the forward updates in training mode."""
     variadic: ClassVar[str] = ""
@@ -136,6 +143,14 @@ class Operator:
     """True for output layers whose gradient ignores the head gradient (SoftmaxOutput)."""
     heavy: ClassVar[bool] = False
     """True when the work is more than proportional to the bytes touched (convolutions, products)."""
+    makes_channels_last: ClassVar[bool] = False
+    """True when kernels are faster with the channels (axis 1) of inputs and outputs beside each other in memory."""
+    keeps_layout: ClassVar[bool] = False
+    """True when the forward may write outputs that lie in memory as its inputs do, in whatever order of axes."""
+    detached: ClassVar[bool] = False
+    """True when it runs the user's own code, which may push and wait, so that it gets threads of its own."""
+    open_ended: ClassVar[bool] = False
+    """True when inputs and parameters have names that only the instance knows (Custom)."""
     hidden: ClassVar[bool] = False
     """True for operators that only other operators' gradients use; they get no public function."""
     parameters: ClassVar[dict[str, Parameter]] = {}
@@ -185,6 +200,11 @@ class Operator:
             described = ", ".join(f"{name} ({cls.parameters[name].describe()})" for name in missing)
             raise ParameterError(f"{cls.name}: missing parameter {described}")
         return values
+
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        """Whether it has a parameter of that name."""
+        return cls.open_ended or name in cls.parameters
 
     def attributes(self) -> dict[str, str]:
         """The parameters that differ from their defaults, as strings for MXNet's JSON."""
@@ -269,6 +289,9 @@ class Operator:
             heads: a gradient for each visible output.
         """
         raise NotImplementedError(f"{self.name} has no gradient")
+
+    def detach(self, work: Operation, inputs: Sequence[Any]) -> None:
+        """Prepare the operation that will run a ``detached`` operator on these arrays, before its push."""
 
     def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
         """The forward as one call ``ufunc(*inputs, out=out)``, for inputs of this dtype; None where it is more.
@@ -382,7 +405,7 @@ def registered() -> dict[str, type[Operator]]:
 def documentation(cls: type[Operator]) -> str:
     """The docstring of an operator's generated functions: its own, then inputs and parameters."""
     text = [inspect.cleandoc(cls.__doc__ or cls.name), "", "Args:"]
-    if cls.variadic:
+    if cls.variadic or cls.open_ended:
         text.append("    *data: the inputs.")
     else:
         text += [f"    {name}: input." for name in (*cls.arguments, *cls.auxiliary)]

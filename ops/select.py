@@ -54,6 +54,7 @@ class Clip(Operator):
     """Each element taken to the nearest number from ``a_min`` to ``a_max``."""
 
     in_place = ((0, 0),)
+    keeps_layout = True
     a_min: float = required("The smallest number.")
     a_max: float = required("The largest number.")
 
@@ -81,6 +82,7 @@ class AddN(Operator):
 
     variadic = "num_args"
     in_place = ((0, 0),)
+    keeps_layout = True
     num_args: int = required("Number of inputs.", low=1)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

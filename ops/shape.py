@@ -551,6 +551,7 @@ class Concat(Operator):
     """The inputs joined along an axis; their other axes must be equal."""
 
     variadic = "num_args"
+    keeps_layout = True
     num_args: int = required("Number of inputs.", low=1)
     dim: int = option(1, "The axis to join along.")
 
@@ -590,6 +591,7 @@ class BackwardConcat(Operator):
     """A head split into parts of the shapes of the further inputs."""
 
     hidden = True
+    keeps_layout = True
     variadic = "num_args"
     num_args: int = required("Number of inputs, the head first.", low=2)
     dim: int = option(1, "The axis to split.")

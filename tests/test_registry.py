@@ -20,6 +20,10 @@ ELSEWHERE: dict[str, str] = {
         ["mp_sgd_update", "mp_sgd_mom_update", "mp_nag_mom_update"],
         "half precision, where differences are too coarse: tests/test_optimizer.py",
     ),
+    **dict.fromkeys(
+        ["_relu_Convolution", "_relu_FullyConnected", "_relu_BatchNorm"],
+        "made by the fusion pass: tests/test_fuse.py",
+    ),
     "_sum_like": "the gradient of broadcasting, checked with every broadcast_*",
     "_cast_like": "the gradient of Cast",
     "_take_along": "the gradient of sort and topk, checked with their second gradients",

@@ -75,6 +75,11 @@ class Value:
         """Its shape."""
         return self.builder.shapes[self.entry]
 
+    @property
+    def dtype(self) -> DType:
+        """Its element type."""
+        return self.builder.dtypes[self.entry]
+
     def __neg__(self) -> Any:
         return self.builder.op("negative", self)
 

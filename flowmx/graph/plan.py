@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flowmx.graph.layout import channels_last
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Shape
@@ -30,6 +31,7 @@ class Plan:
         root: for an entry that is a view, the entry whose bytes it shows.
         buffer: the number of the buffer of each entry that has one.
         sizes: bytes of each buffer.
+        channels_last: the entries that lie channels-last in their buffer.
     """
 
     forward: list[Node]
@@ -41,6 +43,7 @@ class Plan:
     root: dict[Entry, Entry] = field(default_factory=dict)
     buffer: dict[Entry, int] = field(default_factory=dict)
     sizes: list[int] = field(default_factory=list)
+    channels_last: frozenset[Entry] = frozenset()
 
     def nbytes(self, entry: Entry) -> int:
         """Bytes of one entry."""
@@ -63,6 +66,7 @@ def make_plan(
     external: Iterable[Entry],
     in_place: bool = True,
     share: bool = True,
+    lay_out: bool = False,
 ) -> Plan:
     """Order the nodes and share buffers among values that never live at the same time.
 
@@ -74,16 +78,20 @@ def make_plan(
         external: entries that get memory from outside (outputs and gradients written in place).
         in_place: let an operator write over an input that is done with.
         share: let values that never live at the same time share a buffer.
+        lay_out: let values lie channels-last where kernels are faster then.
     """
+    external = set(external)
     forward = [node for node in topological(outputs) if not node.is_variable]
     before = set(forward)
     backward = [node for node in topological(gradients.values()) if not node.is_variable and node not in before]
     plan = Plan(forward, backward, list(outputs), dict(gradients), shapes, dtypes)
+    if lay_out:
+        plan.channels_last = channels_last((*forward, *backward), shapes, dtypes, external)
     for node in (*forward, *backward):
-        if node.op is not None and node.op.name in VIEWS:
+        if node.op is not None and node.op.name in VIEWS and node.inputs[0] not in plan.channels_last:
             source = node.inputs[0]
             plan.root[Entry(node, 0)] = plan.root.get(source, source)
-    _place(plan, set(external), in_place, share)
+    _place(plan, external, in_place, share)
     return plan
 
 
@@ -157,6 +165,7 @@ def _in_place_donor(
             and last_use[root] == step
             and roots.count(root) == 1
             and plan.nbytes(root) == plan.nbytes(Entry(node, index))
+            and (root in plan.channels_last) == (Entry(node, index) in plan.channels_last)
         ):
             return root
     return None

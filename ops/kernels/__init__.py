@@ -11,3 +11,10 @@ import pkgutil
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
+
+
+def like_channels_last(device_type: str) -> bool:
+    """Whether a device's kernels are faster with the channels beside each other in memory."""
+    from flowmx.ops.kernels.onednn.library import library
+
+    return device_type == "cpu" and library() is not None

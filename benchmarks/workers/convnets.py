@@ -1,0 +1,113 @@
+"""Milliseconds of a training step (forward and backward) and of inference of one network on the CPU.
+
+    python convnets.py SYSTEM NETWORK [BATCH [SIZE]]
+
+PyTorch is measured in both of its memory layouts; the better figure of each is given.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import networks  # lies beside this file; the peers know nothing of the package
+import numpy as np
+
+
+def best_ms(step: Callable[[], Any], seconds: float = 3.0, least: int = 3) -> float:
+    """The fastest of the runs that fit into the time, after two to warm up."""
+    step()
+    step()
+    times: list[float] = []
+    end = time.perf_counter() + seconds
+    while len(times) < least or time.perf_counter() < end:
+        start = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - start)
+    return 1000 * min(times)
+
+
+def mxnet_like(mx: Any, name: str, batch: int, size: int) -> dict[str, float]:
+    """flowmx and MXNet run the same code."""
+    rng = np.random.default_rng(0)
+    net = networks.symbol(mx, networks.NETWORKS[name])
+    shape = (batch, 3, size, size)
+
+    def bind(grad_req: str) -> Any:
+        requests = {each: "null" if each in ("data", "softmax_label") else grad_req for each in net.list_arguments()}
+        bound = net.simple_bind(mx.cpu(), grad_req=requests, data=shape, softmax_label=(batch,))
+        for each, array in bound.arg_dict.items():
+            if each == "softmax_label":
+                array[:] = rng.integers(0, 1000, batch)
+            elif each.endswith(("gamma",)):
+                array[:] = 1
+            else:
+                array[:] = rng.standard_normal(array.shape) * 0.05
+        for each, array in bound.aux_dict.items():
+            array[:] = 1 if each.endswith("var") else 0
+        return bound
+
+    training, inference = bind("write"), bind("null")
+
+    def train() -> None:
+        training.forward(is_train=True)
+        training.backward()
+        mx.nd.waitall()
+
+    def predict() -> None:
+        inference.forward(is_train=False)
+        mx.nd.waitall()
+
+    return {"train_ms": best_ms(train), "infer_ms": best_ms(predict)}
+
+
+def pytorch(name: str, batch: int, size: int) -> dict[str, float]:
+    """Both memory layouts, the better of each."""
+    import torch
+
+    layouts = (torch.contiguous_format, torch.channels_last)
+    found = [_pytorch(torch, name, batch, size, layout) for layout in layouts]
+    return {key: min(each[key] for each in found) for key in found[0]}
+
+
+def _pytorch(torch: Any, name: str, batch: int, size: int, layout: Any) -> dict[str, float]:
+    net = networks.module(torch, networks.NETWORKS[name], size).to(memory_format=layout)
+    data = torch.randn(batch, 3, size, size).to(memory_format=layout)
+    label = torch.randint(0, 1000, (batch,))
+
+    def train() -> None:
+        for parameter in net.parameters():
+            parameter.grad = None
+        torch.nn.functional.cross_entropy(net(data), label).backward()
+
+    def predict() -> None:
+        with torch.inference_mode():
+            torch.softmax(net(data), 1)
+
+    figures = {"train_ms": best_ms(train)}
+    net.eval()
+    return figures | {"infer_ms": best_ms(predict)}
+
+
+def main() -> None:
+    """Measure, and print the figures as JSON."""
+    system, name = sys.argv[1:3]
+    batch, size = (int(each) for each in (*sys.argv[3:], 16, 224)[:2]) if len(sys.argv) > 3 else (16, 224)
+    if system == "torch":
+        figures = pytorch(name, batch, size)
+    elif system == "mxnet":
+        import mxnet
+
+        figures = mxnet_like(mxnet, name, batch, size)
+    else:
+        import flowmx
+
+        figures = mxnet_like(flowmx, name, batch, size)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

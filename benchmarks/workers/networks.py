@@ -1,0 +1,146 @@
+"""The networks of convnet-benchmarks, once as symbols (flowmx, MXNet) and once as PyTorch modules.
+
+A network is a list of layers; a branch is a list inside a tuple, and the branches of a tuple are joined.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def conv(filters: int, kernel: int, stride: int = 1, pad: int = 0, relu: bool = True, norm: bool = False) -> Any:
+    """A convolution, with what follows it."""
+    return ("conv", filters, kernel, stride, pad, relu, norm)
+
+
+def pool(kernel: int, stride: int, pad: int = 0, kind: str = "max", full: bool = False) -> Any:
+    """A pooling."""
+    return ("pool", kernel, stride, pad, kind, full)
+
+
+def inception(a: int, b0: int, b: int, c0: int, c: int, d: int) -> Any:
+    """A GoogLeNet block: four branches, joined along the channels."""
+    return (
+        "concat",
+        [conv(a, 1)],
+        [conv(b0, 1), conv(b, 3, pad=1)],
+        [conv(c0, 1), conv(c, 5, pad=2)],
+        [pool(3, 1, 1), conv(d, 1)],
+    )
+
+
+def residual(filters: int, stride: int, project: bool) -> Any:
+    """A ResNet-18 block."""
+    body = [conv(filters, 3, stride, 1, norm=True), conv(filters, 3, 1, 1, relu=False, norm=True)]
+    return ("add", body, [conv(filters, 1, stride, relu=False, norm=True)] if project else [])
+
+
+ALEXNET = [
+    conv(64, 11, 4, 2), pool(3, 2), conv(192, 5, 1, 2), pool(3, 2), conv(384, 3, 1, 1), conv(256, 3, 1, 1),
+    conv(256, 3, 1, 1), pool(3, 2), ("fc", 4096, True), ("fc", 4096, True), ("fc", 1000, False),
+]  # fmt: skip
+VGG_A = [
+    conv(64, 3, 1, 1), pool(2, 2), conv(128, 3, 1, 1), pool(2, 2), conv(256, 3, 1, 1), conv(256, 3, 1, 1), pool(2, 2),
+    conv(512, 3, 1, 1), conv(512, 3, 1, 1), pool(2, 2), conv(512, 3, 1, 1), conv(512, 3, 1, 1), pool(2, 2),
+    ("fc", 4096, True), ("fc", 4096, True), ("fc", 1000, False),
+]  # fmt: skip
+GOOGLENET = [
+    conv(64, 7, 2, 3), pool(3, 2, full=True), conv(64, 1), conv(192, 3, 1, 1), pool(3, 2, full=True),
+    inception(64, 96, 128, 16, 32, 32), inception(128, 128, 192, 32, 96, 64), pool(3, 2, full=True),
+    inception(192, 96, 208, 16, 48, 64), inception(160, 112, 224, 24, 64, 64), inception(128, 128, 256, 24, 64, 64),
+    inception(112, 144, 288, 32, 64, 64), inception(256, 160, 320, 32, 128, 128), pool(3, 2, full=True),
+    inception(256, 160, 320, 32, 128, 128), inception(384, 192, 384, 48, 128, 128), pool(7, 1, kind="avg"),
+    ("fc", 1000, False),
+]  # fmt: skip
+RESNET_18 = [
+    conv(64, 7, 2, 3, norm=True), pool(3, 2, 1),
+    *(residual(f, s, s == 2) for f in (64, 128, 256, 512) for s in ((1 if f == 64 else 2), 1)),
+    pool(7, 1, kind="avg"), ("fc", 1000, False),
+]  # fmt: skip
+NETWORKS: dict[str, list[Any]] = {
+    "alexnet": ALEXNET, "googlenet": GOOGLENET, "vgg_a": VGG_A, "resnet_18": RESNET_18,
+}  # fmt: skip
+
+
+def symbol(mx: Any, layers: list[Any]) -> Any:
+    """The network as a symbol with a softmax on top, from ``mx.sym`` of flowmx or MXNet."""
+    return mx.sym.SoftmaxOutput(_symbol(mx, mx.sym.Variable("data"), layers), name="softmax")
+
+
+def _symbol(mx: Any, x: Any, layers: list[Any]) -> Any:
+    for kind, *rest in layers:
+        if kind == "conv":
+            filters, kernel, stride, pad, relu, norm = rest
+            x = mx.sym.Convolution(
+                x, num_filter=filters, kernel=(kernel, kernel), stride=(stride, stride), pad=(pad, pad), no_bias=norm
+            )
+            if norm:
+                x = mx.sym.BatchNorm(x, fix_gamma=False, eps=1e-5)
+            if relu:
+                x = mx.sym.Activation(x, act_type="relu")
+        elif kind == "pool":
+            kernel, stride, pad, type_, full = rest
+            x = mx.sym.Pooling(
+                x, kernel=(kernel, kernel), stride=(stride, stride), pad=(pad, pad), pool_type=type_,
+                pooling_convention="full" if full else "valid",
+            )  # fmt: skip
+        elif kind == "fc":
+            x = mx.sym.FullyConnected(x, num_hidden=rest[0])
+            if rest[1]:
+                x = mx.sym.Activation(x, act_type="relu")
+        elif kind == "concat":
+            x = mx.sym.Concat(*(_symbol(mx, x, branch) for branch in rest), dim=1)
+        else:
+            x = mx.sym.Activation(_symbol(mx, x, rest[0]) + _symbol(mx, x, rest[1]), act_type="relu")
+    return x
+
+
+def module(torch: Any, layers: list[Any], size: int = 224) -> Any:
+    """The network as a PyTorch module that gives logits."""
+    nn = torch.nn
+
+    class Join(nn.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, how: str, branches: list[Any]) -> None:
+            super().__init__()
+            self.how, self.branches = how, nn.ModuleList(branches)
+
+        def forward(self, x: Any) -> Any:
+            found = [branch(x) for branch in self.branches]
+            return torch.cat(found, 1) if self.how == "concat" else torch.relu_(found[0] + found[1])
+
+    def build(x: Any, layers: list[Any]) -> tuple[Any, Any]:
+        made: list[Any] = []
+
+        def put(layer: Any, x: Any) -> Any:
+            made.append(layer)
+            with torch.no_grad():
+                return layer(x)
+
+        for kind, *rest in layers:
+            if kind == "conv":
+                filters, kernel, stride, pad, relu, norm = rest
+                x = put(nn.Conv2d(x.shape[1], filters, kernel, stride, pad, bias=not norm), x)
+                if norm:
+                    x = put(nn.BatchNorm2d(filters), x)
+                if relu:
+                    x = put(nn.ReLU(inplace=True), x)
+            elif kind == "pool":
+                kernel, stride, pad, type_, full = rest
+                x = put(
+                    nn.MaxPool2d(kernel, stride, pad, ceil_mode=full)
+                    if type_ == "max"
+                    else nn.AvgPool2d(kernel, stride, pad, ceil_mode=full),
+                    x,
+                )
+            elif kind == "fc":
+                if x.dim() > 2:
+                    x = put(nn.Flatten(), x)
+                x = put(nn.Linear(x.shape[1], rest[0]), x)
+                if rest[1]:
+                    x = put(nn.ReLU(inplace=True), x)
+            else:
+                branches = [build(x, branch)[0] for branch in rest]
+                x = put(Join(kind, branches), x)
+        return nn.Sequential(*made), x
+
+    return build(torch.zeros(2, 3, size, size), layers)[0]

@@ -1,0 +1,43 @@
+"""Which values of a graph lie channels-last in memory.
+
+Kernels of convolutions are fastest where the channels (axis 1) lie beside each other. Laid out like that from one
+to the next, through all that merely keeps a layout between them, nothing is copied in between. Shapes stay as they
+are; only the strides differ, so every operator may read such a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from flowmx.graph.node import Entry, Node
+from flowmx.ops.dtypes import FLOAT32, DType
+from flowmx.ops.registry import Shape
+
+
+def channels_last(
+    nodes: Sequence[Node],
+    shapes: Mapping[Entry, Shape],
+    dtypes: Mapping[Entry, DType],
+    external: Collection[Entry],
+) -> frozenset[Entry]:
+    """The values to lay out channels-last.
+
+    Args:
+        nodes: the steps, in order.
+        shapes: of every entry.
+        dtypes: likewise.
+        external: entries whose memory comes from outside, in C order.
+    """
+    found: set[Entry] = set()
+    for node in nodes:
+        op = node.op
+        if op is None:
+            continue
+        keeps = op.keeps_layout and any(entry in found for entry in node.inputs)
+        if not (op.makes_channels_last or keeps):
+            continue
+        for index in range(node.outputs()):
+            entry = Entry(node, index)
+            if entry not in external and 3 <= len(shapes[entry]) <= 5 and dtypes[entry] == FLOAT32:
+                found.add(entry)
+    return frozenset(found)

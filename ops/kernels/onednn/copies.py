@@ -1,0 +1,70 @@
+"""Operators that only move elements, by oneDNN's reorder: joins, splits, transpositions, changes of layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.ops.kernels.onednn.primitives import Array, Reorder, geometry, plan, pointer, strided, suits
+from flowmx.ops.registry import Run, kernel
+
+_SMALL = 1 << 14
+"""Elements below which NumPy's copy is faster."""
+
+
+class Copy(Reorder):
+    """From one array to another of the same shape, however they lie."""
+
+    def __init__(self, source: Any, target: Any) -> None:
+        super().__init__(strided(*source), strided(*target))
+
+
+def copy(source: Array, target: Array) -> None:
+    """``target[...] = source`` for arrays of one shape, on all cores where that pays."""
+    made = None
+    if target.size >= _SMALL and 0 < target.ndim <= 12 and suits(source, target):
+        made = plan(Copy, geometry(source), geometry(target))
+    if made is None:
+        target[...] = source
+    else:
+        made(pointer(source), pointer(target))
+
+
+@kernel("cpu", "Concat")
+def _concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    out, start = outputs[0], 0
+    before = (slice(None),) * (op.dim % out.ndim)
+    for each in inputs:
+        stop = start + each.shape[op.dim]
+        copy(each, out[(*before, slice(start, stop))])
+        start = stop
+
+
+@kernel("cpu", "_backward_Concat")
+def _backward_concat(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    head, start = inputs[0], 0
+    before = (slice(None),) * (op.dim % head.ndim)
+    for out in outputs:
+        stop = start + out.shape[op.dim]
+        copy(head[(*before, slice(start, stop))], out)
+        start = stop
+
+
+def _view(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    copy(op.view(inputs[0], outputs[0].shape), outputs[0])
+
+
+for _name in ("transpose", "SwapAxis"):
+    kernel("cpu", _name)(_view)
+
+
+def _reshape(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    data, out = inputs[0], outputs[0]
+    if out.flags.c_contiguous:
+        copy(data, out.reshape(data.shape))
+    else:
+        op.forward(run, inputs, outputs)
+
+
+for _name in ("Reshape", "Flatten"):
+    kernel("cpu", _name)(_reshape)

@@ -1,0 +1,211 @@
+"""oneDNN's C API through ctypes: the library, its constants, and its functions with a check on their status.
+
+The library is that of the wheel ``onednn-cpu-gomp`` (oneDNN 3.2): ``libdnnl.so.3`` lies in the ``lib`` folder of
+the environment. Where it is missing, :func:`library` is None and every operator takes its plain forward.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+Handle = ctypes.c_void_p
+Dims = ctypes.c_int64 * 12
+
+_FILE = "libdnnl.so.3"
+
+STATUS = ["success", "out of memory", "invalid arguments", "unimplemented", "last implementation reached",
+          "runtime error", "not required"]  # fmt: skip
+
+
+class DType(IntEnum):
+    """Data types."""
+
+    F16 = 1
+    BF16 = 2
+    F32 = 3
+    S32 = 4
+    S8 = 5
+    U8 = 6
+
+
+class Prop(IntEnum):
+    """Kinds of propagation."""
+
+    FORWARD_TRAINING = 64
+    FORWARD_INFERENCE = 96
+    BACKWARD = 128
+    BACKWARD_DATA = 160
+
+
+class Alg(IntEnum):
+    """Algorithms."""
+
+    CONVOLUTION_DIRECT = 0x1
+    CONVOLUTION_WINOGRAD = 0x2
+    CONVOLUTION_AUTO = 0x3
+    DECONVOLUTION_DIRECT = 0xA
+    ELTWISE_RELU = 0x20
+    ELTWISE_TANH = 0x21
+    ELTWISE_LOGISTIC = 0x29
+    ELTWISE_RELU_FROM_OUTPUT = 0x100
+    POOLING_MAX = 0x1FF
+    POOLING_AVG_INCLUDE_PADDING = 0x2FF
+    POOLING_AVG_EXCLUDE_PADDING = 0x3FF
+    LRN_ACROSS_CHANNELS = 0xAFF
+    BINARY_ADD = 0x1FFF0
+
+
+class Query(IntEnum):
+    """What a primitive descriptor may be asked for."""
+
+    IMPLEMENTATION = 8
+    SRC = 129
+    DIFF_SRC = 130
+    WEIGHTS = 131
+    DIFF_WEIGHTS = 132
+    DST = 133
+    DIFF_DST = 134
+    WORKSPACE = 135
+    SCRATCHPAD = 136
+
+
+class Arg(IntEnum):
+    """The arguments of a primitive's execution."""
+
+    SRC = 1
+    SRC_1 = 2
+    DST = 17
+    WEIGHTS = 33
+    BIAS = 41
+    MEAN = 49
+    VARIANCE = 50
+    SCALE = 51
+    SHIFT = 52
+    WORKSPACE = 64
+    SCRATCHPAD = 80
+    DIFF_SRC = 129
+    DIFF_DST = 145
+    DIFF_WEIGHTS = 161
+    DIFF_BIAS = 169
+    DIFF_SCALE = 255
+    DIFF_SHIFT = 256
+    MULTIPLE_SRC = 1024
+
+
+USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT, FUSE_RELU = 1, 2, 4, 8
+ANY_LAYOUT = 1
+
+
+class ExecArg(ctypes.Structure):
+    """``dnnl_exec_arg_t``."""
+
+    _fields_ = [("arg", ctypes.c_int), ("memory", Handle)]
+
+
+class OneDNNError(RuntimeError):
+    """A call into oneDNN failed."""
+
+
+class Unsupported(OneDNNError):
+    """oneDNN has no implementation of what was asked for."""
+
+
+class Library:
+    """The loaded library with one engine and one stream; calls raise :class:`OneDNNError`."""
+
+    def __init__(self, path: Path) -> None:
+        self._dll = ctypes.CDLL(str(path))
+        # These two are called once for every execution: without a check in Python.
+        self.execute: Any = self._dll.dnnl_primitive_execute
+        self.execute.argtypes = [Handle, Handle, ctypes.c_int, ctypes.c_void_p]
+        self.set_pointer: Any = self._dll.dnnl_memory_set_data_handle
+        self.set_pointer.argtypes = [Handle, ctypes.c_void_p]
+        self._size: Any = self._dll.dnnl_memory_desc_get_size
+        self._size.argtypes, self._size.restype = [Handle], ctypes.c_size_t
+        self._query: Any = self._dll.dnnl_primitive_desc_query_md
+        self._query.argtypes, self._query.restype = [Handle, ctypes.c_int, ctypes.c_int], Handle
+        self._equal: Any = self._dll.dnnl_memory_desc_equal
+        self._equal.argtypes = [Handle, Handle]
+        self.engine = self.create("engine_create", 1, ctypes.c_size_t(0))
+        self.stream = self.create("stream_create", self.engine, 1)
+
+    def create(self, name: str, *arguments: Any) -> Handle:
+        """Call ``dnnl_NAME(&made, *arguments)``; returns what was made.
+
+        Raises:
+            Unsupported: there is no implementation.
+            OneDNNError: anything else that went wrong.
+        """
+        made = Handle()
+        self.call(name, ctypes.byref(made), *arguments)
+        return made
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Call ``dnnl_NAME``."""
+        check(name, self._dll[f"dnnl_{name}"](*arguments))
+
+    def size(self, desc: Handle) -> int:
+        """Bytes of a memory descriptor."""
+        return int(self._size(desc))
+
+    def equal(self, one: Handle, other: Handle) -> bool:
+        """Whether two memory descriptors are the same."""
+        return bool(self._equal(one, other))
+
+    def described(self, primitive_desc: Handle, what: Query, index: int = 0) -> Handle:
+        """A memory descriptor of a primitive descriptor, as one of our own."""
+        return self.create("memory_desc_clone", Handle(self._query(primitive_desc, what, index)))
+
+    def implementation(self, primitive_desc: Handle) -> str:
+        """The name of the implementation that was chosen."""
+        text = ctypes.c_char_p()
+        self.call("primitive_desc_query", primitive_desc, Query.IMPLEMENTATION, 0, ctypes.byref(text))
+        return (text.value or b"").decode()
+
+    def version(self) -> str:
+        """The library's version."""
+
+        class Version(ctypes.Structure):
+            _fields_ = [("numbers", ctypes.c_int * 3)]
+
+        self._dll.dnnl_version.restype = ctypes.POINTER(Version)
+        return ".".join(map(str, self._dll.dnnl_version().contents.numbers))
+
+
+def check(name: str, status: int) -> None:
+    """Raise where a call into oneDNN did not succeed."""
+    if status:
+        said = STATUS[status] if 0 < status < len(STATUS) else str(status)
+        kind = Unsupported if said in ("unimplemented", "last implementation reached") else OneDNNError
+        raise kind(f"oneDNN: {name} said: {said}")
+
+
+def _path() -> Path | None:
+    folders = [Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"]
+    return next((folder / _FILE for folder in folders if (folder / _FILE).exists()), None)
+
+
+_lock = threading.Lock()
+_loaded: list[Library | None] = []
+
+
+def library() -> Library | None:
+    """The library, loaded at the first call, or None where it is missing or does not load."""
+    if not _loaded:
+        with _lock:
+            if not _loaded:
+                _loaded.append(_load())
+    return _loaded[0]
+
+
+def _load() -> Library | None:
+    path = _path()
+    try:
+        return None if path is None else Library(path)
+    except (OSError, OneDNNError, AttributeError):
+        return None

@@ -1,0 +1,180 @@
+"""BatchNorm and its gradient by oneDNN."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.kernels.onednn.library import (
+    FUSE_RELU,
+    USE_GLOBAL_STATS,
+    USE_SCALE,
+    USE_SHIFT,
+    Arg,
+    Handle,
+    Prop,
+    Query,
+)
+from flowmx.ops.kernels.onednn.primitives import (
+    Array,
+    Desc,
+    Geometry,
+    Operand,
+    Primitive,
+    attributes,
+    channels_last,
+    geometry,
+    is_channels_last,
+    loaded,
+    plain,
+    plainly,
+    plan,
+    pointer,
+    scratch,
+    strided,
+    suits,
+)
+from flowmx.ops.nn_normalization import BatchNorm
+from flowmx.ops.registry import Run, kernel
+
+
+class _Plan:
+    """What both directions share."""
+
+    def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
+        self.order = channels_last if is_channels_last(data) or is_channels_last(out) else plain
+        self.data = self.order(data[0])
+        self.channels = plain((data[0][1],))
+        self.eps, self.flags = ctypes.c_float(eps), flags
+
+    def forward_desc(self, prop: Prop) -> Handle:
+        lib = loaded()
+        return lib.create(
+            "batch_normalization_forward_primitive_desc_create", lib.engine, int(prop), self.data.handle,
+            self.data.handle, self.eps, self.flags, attributes(),
+        )  # fmt: skip
+
+
+class Forward(_Plan):
+    """Normalise by the batch's statistics, which are given back, or by given ones (``USE_GLOBAL_STATS``)."""
+
+    def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
+        super().__init__(data, out, eps, flags)
+        training = not flags & USE_GLOBAL_STATS
+        prop = Prop.FORWARD_TRAINING if training else Prop.FORWARD_INFERENCE
+        arguments: dict[int, Desc | Query] = {
+            Arg.SRC: self.data, Arg.DST: self.data, Arg.SHIFT: self.channels,
+            Arg.MEAN: self.channels, Arg.VARIANCE: self.channels,
+        }  # fmt: skip
+        if flags & USE_SCALE:
+            arguments[Arg.SCALE] = self.channels
+        self._notes = training and bool(flags & FUSE_RELU)
+        if self._notes:
+            arguments[Arg.WORKSPACE] = Query.WORKSPACE
+        self._run = Primitive(self.forward_desc(prop), arguments)
+        self._source = Operand("data", strided(*data), self.data)
+        self._target = Operand("output", strided(*out), self.data, is_output=True)
+
+    def __call__(self, data: Array, out: Array, *parameters: Array) -> None:
+        where = pointer(out)
+        # Where the ReLU was 0 is written too; its own gradient sees that from the output.
+        note = (scratch("relu note", self._run.descriptor(Arg.WORKSPACE).nbytes),) if self._notes else ()
+        self._run(self._source.before(pointer(data)), self._target.room(where), *map(pointer, parameters), *note)
+        self._target.after(where)
+
+
+class Backward(_Plan):
+    """The gradients for the data, scale and shift."""
+
+    def __init__(self, head: Geometry, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
+        super().__init__(data, out, eps, flags)
+        lib = loaded()
+        desc = lib.create(
+            "batch_normalization_backward_primitive_desc_create", lib.engine, int(Prop.BACKWARD), self.data.handle,
+            self.data.handle, self.data.handle, self.eps, flags, self.forward_desc(Prop.FORWARD_TRAINING),
+            attributes(),
+        )  # fmt: skip
+        arguments: dict[int, Desc | Query] = {
+            Arg.DIFF_DST: self.data, Arg.SRC: self.data, Arg.DIFF_SRC: self.data, Arg.MEAN: self.channels,
+            Arg.VARIANCE: self.channels, Arg.DIFF_SHIFT: self.channels,
+        }  # fmt: skip
+        if flags & USE_SCALE:
+            arguments |= {Arg.SCALE: self.channels, Arg.DIFF_SCALE: self.channels}
+        self._run = Primitive(desc, arguments)
+        self._head = Operand("output", strided(*head), self.data)
+        self._source = Operand("data", strided(*data), self.data)
+        self._target = Operand("gradient", strided(*out), self.data, is_output=True)
+
+    def __call__(self, head: Array, data: Array, out: Array, *parameters: Array) -> None:
+        where = pointer(out)
+        self._run(
+            self._head.before(pointer(head)), self._source.before(pointer(data)), self._target.room(where),
+            *map(pointer, parameters),
+        )  # fmt: skip
+        self._target.after(where)
+
+
+def _flags(op: BatchNorm, given_statistics: bool) -> int:
+    return USE_SHIFT | (0 if op.fix_gamma else USE_SCALE) | (USE_GLOBAL_STATS if given_statistics else 0)
+
+
+def _fits(op: BatchNorm, *arrays: Array) -> bool:
+    """Whether oneDNN can have these: the channels are axis 1."""
+    rank = arrays[0].ndim
+    return 2 <= rank <= 5 and op.axis in (1, 1 - rank) and suits(*arrays)
+
+
+def batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool = False) -> bool:
+    """Compute BatchNorm; False where oneDNN cannot."""
+    data, gamma, beta, moving_mean, moving_var = inputs
+    out, mean, inverse, from_batch = outputs
+    if not _fits(op, data, out, moving_mean):
+        return False
+    batch = run.train and not op.use_global_stats
+    flags = _flags(op, not batch) | (FUSE_RELU if relu else 0)
+    made = plan(Forward, geometry(data), geometry(out), op.eps, flags)
+    if made is None:
+        return False
+    var = np.empty_like(mean)
+    if not batch:
+        mean[...], var[...] = moving_mean, moving_var
+    made(data, out, beta, mean, var, *(() if op.fix_gamma else (gamma,)))
+    if batch:
+        for moving, new in ((moving_mean, mean), (moving_var, var)):
+            moving *= op.momentum
+            moving += (1 - op.momentum) * new
+    inverse[...] = 1 / np.sqrt(var + var.dtype.type(op.eps))
+    from_batch[...] = batch
+    return True
+
+
+@kernel("cpu", "BatchNorm")
+def _batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    if not batch_norm(op, run, inputs, outputs):
+        plainly(op, run, inputs, outputs)
+
+
+@kernel("cpu", "_relu_BatchNorm")
+def _batch_norm_relu(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    if not batch_norm(op, run, inputs, outputs, relu=True):
+        plainly(op, run, inputs, outputs)
+
+
+@kernel("cpu", "_backward_BatchNorm")
+def _backward_batch_norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    head, data, gamma, mean, inverse = inputs[:5]
+    out, gamma_grad, beta_grad = outputs
+    made = None
+    if _fits(op, head, data, out, mean):
+        flags = _flags(op, not op.over_batch(inputs))
+        made = plan(Backward, geometry(head), geometry(data), geometry(out), op.eps, flags)
+    if made is None:
+        plainly(op, run, inputs, outputs)
+        return
+    var = 1 / np.square(inverse) - inverse.dtype.type(op.eps)
+    made(head, data, out, mean, var, beta_grad, *(() if op.fix_gamma else (gamma, gamma_grad)))
+    if op.fix_gamma:
+        gamma_grad.fill(0)

@@ -1,0 +1,162 @@
+"""Pooling and its gradient by oneDNN, for max and avg.
+
+The gradient of max needs to know where each maximum was. A bound graph keeps what its forward noted; elsewhere
+the windows are gone through once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
+from flowmx.ops.kernels.onednn.primitives import (
+    Array,
+    Desc,
+    Geometry,
+    Operand,
+    Primitive,
+    Shape,
+    attributes,
+    channels_last,
+    dims,
+    geometry,
+    is_channels_last,
+    loaded,
+    plain,
+    plainly,
+    plan,
+    pointer,
+    scratch,
+    strided,
+    suits,
+)
+from flowmx.ops.nn_pooling import Pooling
+from flowmx.ops.registry import Run, kernel
+
+
+def _windows(op: Pooling, size: Shape, out: Shape) -> tuple[Shape, Shape, Shape, Shape]:
+    """Stride, kernel, and the padding before and after each axis.
+
+    Raises:
+        Unsupported: an average over windows that reach beyond the padding, which oneDNN divides otherwise.
+    """
+    lines = op.lines(size, out)
+    after = [max(0, (n.windows - 1) * n.stride + n.kernel - n.length - n.pad) for n in lines]
+    if op.pool_type == "avg" and any(needed > line.pad for needed, line in zip(after, lines, strict=True)):
+        raise Unsupported("oneDNN: average pooling of windows that are cut off")
+    return (
+        tuple(n.stride for n in lines), tuple(n.kernel for n in lines), tuple(n.pad for n in lines), tuple(after)
+    )  # fmt: skip
+
+
+def _algorithm(op: Pooling) -> Alg:
+    if op.pool_type == "max":
+        return Alg.POOLING_MAX
+    if op.pool_type != "avg":
+        raise Unsupported(f"oneDNN: {op.pool_type} pooling")
+    include = op.count_include_pad is not False
+    return Alg.POOLING_AVG_INCLUDE_PADDING if include else Alg.POOLING_AVG_EXCLUDE_PADDING
+
+
+class _Plan:
+    """What both directions share."""
+
+    def __init__(self, op: Pooling, data: Geometry, out: Geometry) -> None:
+        order = channels_last if is_channels_last(data) or is_channels_last(out) else plain
+        self.algorithm = _algorithm(op)
+        self.data, self.out = order(data[0]), order(out[0])
+        stride, size, before, after = _windows(op, data[0][2:], out[0][2:])
+        self.windows = [dims(each) for each in (stride, size, (0,) * len(size), before, after)]
+
+    def forward_desc(self, train: bool) -> Handle:
+        lib = loaded()
+        return lib.create(
+            "pooling_forward_primitive_desc_create", lib.engine,
+            int(Prop.FORWARD_TRAINING if train else Prop.FORWARD_INFERENCE), int(self.algorithm),
+            self.data.handle, self.out.handle, *self.windows, attributes(),
+        )  # fmt: skip
+
+
+class Forward(_Plan):
+    """Output = the windows' maxima or averages; with ``note``, also where the maxima were."""
+
+    def __init__(self, op: Pooling, data: Geometry, out: Geometry, note: bool) -> None:
+        super().__init__(op, data, out)
+        arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.DST: self.out}
+        if note:
+            arguments[Arg.WORKSPACE] = Query.WORKSPACE
+        self._run = Primitive(self.forward_desc(note), arguments)
+        self.note_bytes = self._run.descriptor(Arg.WORKSPACE).nbytes if note else 0
+        self._source = Operand("data", strided(*data), self.data)
+        self._target = Operand("output", strided(*out), self.out, is_output=True)
+
+    def __call__(self, data: int, out: int, *note: int) -> None:
+        self._run(self._source.before(data), self._target.room(out), *note)
+        self._target.after(out)
+
+
+class Backward(_Plan):
+    """The gradient for the data."""
+
+    def __init__(self, op: Pooling, head: Geometry, data: Geometry) -> None:
+        super().__init__(op, data, head)
+        lib = loaded()
+        is_max = self.algorithm == Alg.POOLING_MAX
+        desc = lib.create(
+            "pooling_backward_primitive_desc_create", lib.engine, int(self.algorithm), self.data.handle,
+            self.out.handle, *self.windows, self.forward_desc(True), attributes(),
+        )  # fmt: skip
+        arguments: dict[int, Desc | Query] = {Arg.DIFF_DST: self.out, Arg.DIFF_SRC: self.data}
+        if is_max:
+            arguments[Arg.WORKSPACE] = Query.WORKSPACE
+        self._run = Primitive(desc, arguments)
+        self._head = Operand("output", strided(*head), self.out)
+        self._target = Operand("data", strided(*data), self.data, is_output=True)
+
+    def __call__(self, head: int, data: int, *note: int) -> None:
+        self._run(self._head.before(head), self._target.room(data), *note)
+        self._target.after(data)
+
+
+def _note(run: Run, made: Forward, out: Array) -> int:
+    """Memory in which a graph keeps where the maxima were, by the output that they belong to."""
+    import numpy as np
+
+    key = ("pooling", pointer(out))
+    memory = run.memo.get(key)  # type: ignore[union-attr]
+    if memory is None or memory.nbytes != made.note_bytes:
+        memory = run.memo[key] = np.empty(made.note_bytes, np.uint8)  # type: ignore[index]
+    return pointer(memory)
+
+
+@kernel("cpu", "Pooling")
+def _pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    data, out = inputs[0], outputs[0]
+    note = op.pool_type == "max" and run.train and run.memo is not None
+    made = plan(Forward, op, geometry(data), geometry(out), note) if suits(data, out) else None
+    if made is None:
+        plainly(op, run, inputs, outputs)
+    else:
+        made(pointer(data), pointer(out), *((_note(run, made, out),) if note else ()))
+
+
+@kernel("cpu", "_backward_Pooling")
+def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    head, data, output, out = (*inputs, outputs[0])
+    made = plan(Backward, op, geometry(head), geometry(out)) if suits(head, data, out) else None
+    if made is None:
+        plainly(op, run, inputs, outputs)
+        return
+    if op.pool_type != "max":
+        made(pointer(head), pointer(out))
+        return
+    kept = None if run.memo is None else run.memo.get(("pooling", pointer(output)))
+    if kept is not None:
+        made(pointer(head), pointer(out), pointer(kept))
+        return
+    again = plan(Forward, op, geometry(data), geometry(output), True)
+    assert again is not None
+    note = scratch("pooling note", again.note_bytes)
+    again(pointer(data), scratch("pooling again", output.nbytes), note)
+    made(pointer(head), pointer(out), note)

@@ -1,0 +1,216 @@
+"""The kernels by oneDNN against the plain forwards, on every row of the tables and however arrays lie in memory."""
+
+import importlib
+import pkgutil
+import threading
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+import tests.op_cases
+from flowmx import devices
+from flowmx.ops.kernels.onednn import library as onednn
+from flowmx.ops.kernels.onednn import primitives
+from flowmx.ops.registry import Run, kernel_for, lookup
+
+KERNELS = ["Convolution", "Deconvolution", "Pooling", "BatchNorm", "FullyConnected", "dot", "batch_dot", "Concat"]
+
+needs_onednn = pytest.mark.skipif(onednn.library() is None, reason="the oneDNN library is not installed")
+
+
+def rows():
+    for module in pkgutil.iter_modules(tests.op_cases.__path__):
+        for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", []):
+            if lookup(case.op).name in KERNELS:
+                yield pytest.param(case, id=case.id)
+
+
+def in_order(array, order):
+    """The array with its channels last in memory, or as it is."""
+    if order == "C" or array.ndim < 3:
+        return array
+    axes = (0, *range(2, array.ndim), 1)
+    return np.ascontiguousarray(array.transpose(axes)).transpose(np.argsort(axes))
+
+
+def both(op, inputs, shapes, order, train=True):
+    """The outputs of the plain forward and of the kernel."""
+    run = Run(devices.get(mx.cpu()), train)
+    plain = [np.zeros(shape, np.float32) for shape in shapes]
+    op.forward(run, [each.copy() for each in inputs], plain)
+    laid = order if op.keeps_layout or op.makes_channels_last else "C"
+    fast = [in_order(np.full(shape, 7, np.float32), laid) for shape in shapes]
+    kernel_for("cpu", op.name)(op, run, [in_order(each.copy(), order) for each in inputs], fast)
+    return plain, fast
+
+
+def assert_close(plain, fast):
+    for index, (expected, found) in enumerate(zip(plain, fast, strict=True)):
+        size = np.abs(expected).max(initial=1)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5 * size, err_msg=f"output {index}")
+
+
+def shapes_of(op, inputs):
+    spec = op.spec(tuple(each.shape for each in inputs), tuple(each.dtype for each in inputs))
+    return spec.shapes
+
+
+@needs_onednn
+@pytest.mark.parametrize("order", ["C", "channels last"])
+@pytest.mark.parametrize("case", list(rows()))
+def test_kernel_as_plain(case, order):
+    cls = lookup(case.op)
+    inputs = [each.astype(np.float32) for each in case.arrays()]
+    parameters = dict(case.params) | ({cls.variadic: len(inputs)} if cls.variadic else {})
+    op = cls.create(**parameters)
+    assert_close(*both(op, inputs, shapes_of(op, inputs), order, case.train))
+
+
+CONVOLUTIONS = [
+    ((2, 16, 14, 14), {"kernel": (3, 3), "num_filter": 32, "pad": (1, 1)}),
+    ((2, 16, 15, 13), {"kernel": (3, 3), "num_filter": 32, "stride": (2, 2), "num_group": 4}),
+    ((4, 3, 20), {"kernel": (5,), "num_filter": 7, "dilate": (2,)}),
+    ((2, 4, 6, 7, 8), {"kernel": (3, 2, 3), "num_filter": 8, "stride": (1, 2, 1), "pad": (1, 0, 2)}),
+    ((2, 16, 9, 9), {"kernel": (3, 3), "num_filter": 16, "num_group": 16, "pad": (1, 1)}),
+    ((1, 1, 1, 1), {"kernel": (1, 1), "num_filter": 1}),
+    ((3, 1, 28, 28), {"kernel": (5, 5), "num_filter": 20}),
+]
+
+
+@needs_onednn
+@pytest.mark.parametrize("order", ["C", "channels last"])
+@pytest.mark.parametrize("name", ["Convolution", "Deconvolution"])
+@pytest.mark.parametrize(("shape", "parameters"), CONVOLUTIONS)
+def test_convolutions(name, shape, parameters, order):
+    rng = np.random.default_rng(0)
+    op = lookup(name).create(**parameters, no_bias=False)
+    completed, outputs = op.infer_shape([shape, None, None])
+    data, weight, bias = (rng.standard_normal(each).astype(np.float32) for each in completed)
+    head = rng.standard_normal(outputs[0]).astype(np.float32)
+    assert_close(*both(op, [data, weight, bias], outputs, order))
+    for kind, inputs, shapes in (
+        ("data", [head, weight, data], [data.shape]),
+        ("weight", [head, data], [weight.shape]),
+    ):
+        back = lookup(f"_backward_{name}_{kind}").create(**parameters, no_bias=True)
+        assert_close(*both(back, inputs, shapes, order))
+
+
+@needs_onednn
+def test_bias_gradient_beside_the_weights():
+    rng = np.random.default_rng(0)
+    op = lookup("_backward_Convolution_weight_bias").create(kernel=(3, 3), num_filter=8, no_bias=True)
+    inputs = [rng.standard_normal(shape).astype(np.float32) for shape in ((2, 8, 5, 5), (2, 4, 7, 7))]
+    assert_close(*both(op, inputs, [(8, 4, 3, 3), (8,)], "C"))
+
+
+POOLINGS = [
+    {"kernel": (2, 2), "stride": (2, 2)},
+    {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1)},
+    {"kernel": (3, 3), "stride": (2, 2), "pooling_convention": "full"},
+    {"global_pool": True},
+    {"kernel": (3, 2), "stride": (1, 2), "pool_type": "avg", "pad": (1, 0)},
+    {"kernel": (3, 3), "stride": (2, 2), "pool_type": "avg", "pad": (1, 1), "count_include_pad": False},
+    {"kernel": (3, 3), "stride": (2, 2), "pool_type": "avg", "pooling_convention": "full"},
+    {"kernel": (2, 2), "pool_type": "sum"},
+    {"kernel": (2, 2), "pool_type": "lp", "p_value": 2},
+]
+
+
+@needs_onednn
+@pytest.mark.parametrize("order", ["C", "channels last"])
+@pytest.mark.parametrize("memo", [None, {}], ids=["alone", "in a graph"])
+@pytest.mark.parametrize("parameters", POOLINGS)
+def test_poolings(parameters, memo, order):
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((2, 16, 10, 10)).astype(np.float32)
+    op, back = (lookup(name).create(**parameters) for name in ("Pooling", "_backward_Pooling"))
+    shape = shapes_of(op, [data])[0]
+    run = Run(devices.get(mx.cpu()), True, memo)
+    plain, fast = np.zeros(shape, np.float32), in_order(np.full(shape, 7, np.float32), order)
+    op.forward(run, [data], [plain])
+    laid = in_order(data, order)
+    kernel_for("cpu", "Pooling")(op, run, [laid], [fast])
+    assert_close([plain], [fast])
+    head = rng.standard_normal(shape).astype(np.float32)
+    expected, found = np.zeros_like(data), in_order(np.full_like(data, 7), order)
+    back.forward(run, [head, data, plain], [expected])
+    kernel_for("cpu", "_backward_Pooling")(back, run, [in_order(head, order), laid, fast], [found])
+    assert_close([expected], [found])
+
+
+@needs_onednn
+@pytest.mark.parametrize("order", ["C", "channels last"])
+@pytest.mark.parametrize("fix_gamma", [False, True])
+@pytest.mark.parametrize("global_stats", [False, True])
+@pytest.mark.parametrize("shape", [(6, 16), (4, 16, 5), (4, 16, 5, 5), (2, 16, 3, 4, 5)])
+def test_batch_norm(shape, global_stats, fix_gamma, order):
+    rng = np.random.default_rng(0)
+    parameters = {"fix_gamma": fix_gamma, "use_global_stats": global_stats}
+    op, back = (lookup(name).create(**parameters) for name in ("BatchNorm", "_backward_BatchNorm"))
+    data = (rng.standard_normal(shape) * 3 + 1).astype(np.float32)
+    gamma, beta, mean, var = (rng.uniform(0.5, 1.5, shape[1]).astype(np.float32) for _ in range(4))
+    inputs = [data, gamma, beta, mean, var]
+    outputs, found = both(op, inputs, shapes_of(op, inputs), order)
+    assert_close(outputs, found)
+    head = rng.standard_normal(shape).astype(np.float32)
+    inputs = [head, data, gamma, *outputs[1:]]
+    assert_close(*both(back, inputs, shapes_of(back, inputs), order))
+
+
+@needs_onednn
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 48, 32), (1, 300, 200), (300, 1, 200), (33, 65, 129)])
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
+def test_products(m, n, k, transposed):
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
+    given = [x.T.copy() if t else x for x, t in zip((a, b), transposed, strict=True)]
+    op = lookup("dot").create(transpose_a=transposed[0], transpose_b=transposed[1])
+    assert_close(*both(op, given, [(m, n)], "C"))
+    batch = [np.stack([x, 2 * x]) for x in given]
+    op = lookup("batch_dot").create(transpose_a=transposed[0], transpose_b=transposed[1])
+    assert_close(*both(op, batch, [(2, m, n)], "C"))
+
+
+@needs_onednn
+def test_threads_share_a_primitive():
+    rng = np.random.default_rng(0)
+    data = [rng.standard_normal((64, 64)).astype(np.float32) for _ in range(4)]
+    op = lookup("dot").create()
+    run = Run(devices.get(mx.cpu()), True)
+    wrong = []
+
+    def work(x):
+        for _ in range(50):
+            out = np.empty((64, 64), np.float32)
+            kernel_for("cpu", "dot")(op, run, [x, x], [out])
+            if not np.allclose(out, x @ x, atol=1e-3):
+                wrong.append(out)
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in data]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_without_the_library(monkeypatch):
+    monkeypatch.setattr(onednn, "_loaded", [None])
+    monkeypatch.setattr(primitives, "_plans", {})
+    x = mx.nd.random.normal(shape=(2, 4, 12, 12))
+    weight, bias = mx.nd.random.normal(shape=(8, 4, 3, 3)), mx.nd.zeros((8,))
+    y = mx.nd.Convolution(x, weight, bias, kernel=(3, 3), num_filter=8)
+    y = mx.nd.Pooling(y, kernel=(2, 2), stride=(2, 2))
+    assert np.isfinite(
+        mx.nd.FullyConnected(y, mx.nd.ones((500, 200)), mx.nd.zeros((500,)), num_hidden=500).asnumpy()
+    ).all()
+    assert not primitives._plans or all(each is None for each in primitives._plans.values())
+
+
+def test_a_failed_call_says_which():
+    with pytest.raises(onednn.Unsupported, match="unimplemented"):
+        onednn.check("primitive_create", 3)
+    with pytest.raises(onednn.OneDNNError, match="primitive_create said: invalid arguments"):
+        onednn.check("primitive_create", 2)
