@@ -1,4 +1,4 @@
-"""Products of matrices, single and in batches, and the decompositions that MXNet calls linalg."""
+"""Products of matrices, single and in batches. MXNet's linalg has modules of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ def multiply(xp: Any, a: Array, b: Array, out: Array) -> None:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class _Product(Operator):
+class Product(Operator):
+    """Base of products of two inputs, either of them transposed or not."""
+
     arguments: ClassVar[tuple[str, ...]] = ("lhs", "rhs")
     heavy = True
     transpose_a: bool = option(False, "Transpose lhs.")
@@ -41,7 +43,7 @@ class _Product(Operator):
 
 
 @operator("dot")
-class Dot(_Product):
+class Dot(Product):
     """The sum of products over the last axis of lhs and the first axis of rhs.
 
     Matrices multiply; two vectors give the shape (1,). With more axes the others of lhs come first in the
@@ -94,7 +96,7 @@ def _as_matrix(x: Array, first: bool) -> Array:
 
 
 @operator("_backward_dot")
-class BackwardDot(_Product):
+class BackwardDot(Product):
     """The gradient of dot: of the side named, from the head and the other side."""
 
     hidden = True
@@ -130,8 +132,12 @@ class BackwardDot(_Product):
         ]
 
 
-def _batch_shape(op: Operator, a: Shape, b: Shape, transpose_a: bool, transpose_b: bool) -> Shape:
-    """The shape of the product of two batches of matrices."""
+def batch_shape(op: Operator, a: Shape, b: Shape, transpose_a: bool, transpose_b: bool) -> Shape:
+    """The shape of the product of two batches of matrices.
+
+    Raises:
+        ShapeError: they do not fit each other.
+    """
     batch = merge(a[:-2], b[:-2])
     if len(a) != len(b) or batch is False:
         raise ShapeError(f"{op.name}: inputs have shapes {a} and {b}, expected the same axes before the last two")
@@ -141,7 +147,12 @@ def _batch_shape(op: Operator, a: Shape, b: Shape, transpose_a: bool, transpose_
     return (*batch, rows, columns)
 
 
-def _at_least(op: Operator, name: str, shape: ShapeOrNone, ndim: int) -> None:
+def at_least(op: Operator, name: str, shape: ShapeOrNone, ndim: int) -> None:
+    """Refuse an input with too few axes.
+
+    Raises:
+        ShapeError: it has.
+    """
     if shape is not None and len(shape) < ndim:
         raise ShapeError(f"{op.name}: {name} has shape {shape}, expected at least {ndim} axes")
 
@@ -152,18 +163,18 @@ def flipped(x: Array, flip: bool) -> Array:
 
 
 @operator("batch_dot")
-class BatchDot(_Product):
+class BatchDot(Product):
     """The products of the matrices in two batches: (b, m, k) and (b, k, n) give (b, m, n)."""
 
     forward_stype: str | None = option(None, "Kept for MXNet's files.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         for name, shape in zip(self.arguments, shapes, strict=True):
-            _at_least(self, name, shape, 3)
+            at_least(self, name, shape, 3)
         lhs, rhs = shapes
         if lhs is None or rhs is None:
             return shapes, [None]
-        return shapes, [_batch_shape(self, lhs, rhs, self.transpose_a, self.transpose_b)]
+        return shapes, [batch_shape(self, lhs, rhs, self.transpose_a, self.transpose_b)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         a, b = flipped(inputs[0], self.transpose_a), flipped(inputs[1], self.transpose_b)
@@ -174,10 +185,10 @@ class BatchDot(_Product):
         return 2 * summed * math.prod(outputs[0]), super().cost(inputs, outputs)[1]
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return _product_gradient(F.batch_dot, inputs[0], inputs[1], heads[0], self.transpose_a, self.transpose_b)
+        return product_gradient(F.batch_dot, inputs[0], inputs[1], heads[0], self.transpose_a, self.transpose_b)
 
 
-def _product_gradient(product: Any, a: Any, b: Any, g: Any, ta: bool, tb: bool) -> list[Any]:
+def product_gradient(product: Any, a: Any, b: Any, g: Any, ta: bool, tb: bool) -> list[Any]:
     """The gradients of ``product(a, b)``, by the same product."""
     left = (
         product(b, g, transpose_a=tb, transpose_b=True) if ta else product(g, b, transpose_a=False, transpose_b=not tb)
@@ -186,117 +197,3 @@ def _product_gradient(product: Any, a: Any, b: Any, g: Any, ta: bool, tb: bool) 
         product(g, a, transpose_a=True, transpose_b=ta) if tb else product(a, g, transpose_a=not ta, transpose_b=False)
     )
     return [left, right]
-
-
-@operator("_linalg_gemm2", "linalg_gemm2")
-class Gemm2(_Product):
-    """alpha op(A) op(B) for matrices, or batches of them."""
-
-    arguments = ("A", "B")
-    alpha: float = option(1.0, "Factor of the product.")
-    axis: int = option(-2, "The axis of the matrices' rows (only -2, the default, is supported).", -2, -2)
-
-    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        for name, shape in zip(self.arguments, shapes, strict=True):
-            _at_least(self, name, shape, 2)
-        a, b = shapes
-        if a is None or b is None:
-            return shapes, [None]
-        return shapes, [_batch_shape(self, a, b, self.transpose_a, self.transpose_b)]
-
-    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        a, b = flipped(inputs[0], self.transpose_a), flipped(inputs[1], self.transpose_b)
-        multiply(run.xp, a, b, outputs[0])
-        if self.alpha != 1:
-            outputs[0][...] *= self.alpha
-
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        def product(one: Any, other: Any, **ways: bool) -> Any:
-            return F.op("_linalg_gemm2", one, other, alpha=self.alpha, **ways)
-
-        return _product_gradient(product, inputs[0], inputs[1], heads[0], self.transpose_a, self.transpose_b)
-
-
-@operator("_linalg_gemm", "linalg_gemm")
-class Gemm(_Product):
-    """alpha op(A) op(B) + beta C for matrices, or batches of them."""
-
-    arguments = ("A", "B", "C")
-    alpha: float = option(1.0, "Factor of the product.")
-    beta: float = option(1.0, "Factor of C.")
-    axis: int = option(-2, "The axis of the matrices' rows (only -2, the default, is supported).", -2, -2)
-
-    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        for name, shape in zip(self.arguments, shapes, strict=True):
-            _at_least(self, name, shape, 2)
-        a, b, c = shapes
-        if a is None or b is None:
-            return shapes, [c]
-        shape = _batch_shape(self, a, b, self.transpose_a, self.transpose_b)
-        both = merge(shape, c)
-        if both is False:
-            raise ShapeError(f"{self.name}: C has shape {c}, expected {shape}")
-        return [a, b, both], [both]
-
-    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        a, b = flipped(inputs[0], self.transpose_a), flipped(inputs[1], self.transpose_b)
-        outputs[0][...] = self.alpha * run.xp.matmul(a, b) + self.beta * inputs[2]
-
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        def product(one: Any, other: Any, **ways: bool) -> Any:
-            return F.op("_linalg_gemm2", one, other, alpha=self.alpha, **ways)
-
-        both = _product_gradient(product, inputs[0], inputs[1], heads[0], self.transpose_a, self.transpose_b)
-        return [*both, heads[0] * self.beta]
-
-
-@operator("_linalg_syrk", "linalg_syrk")
-class Syrk(Operator):
-    """alpha A Aᵀ, or alpha Aᵀ A with ``transpose``, for matrices, or batches of them."""
-
-    arguments = ("A",)
-    heavy = True
-    transpose: bool = option(False, "Compute Aᵀ A.")
-    alpha: float = option(1.0, "Factor of the product.")
-
-    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        a = shapes[0]
-        _at_least(self, "A", a, 2)
-        if a is None:
-            return shapes, [None]
-        side = a[-1 if self.transpose else -2]
-        return shapes, [(*a[:-2], side, side)]
-
-    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        a = flipped(inputs[0], self.transpose)
-        outputs[0][...] = self.alpha * run.xp.matmul(a, a.swapaxes(-1, -2))
-
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        both = heads[0] + F.SwapAxis(heads[0], dim1=-1, dim2=-2)
-        pair = (inputs[0], both) if self.transpose else (both, inputs[0])
-        return [F.op("_linalg_gemm2", *pair, alpha=self.alpha)]
-
-
-@operator("_linalg_sumlogdiag", "linalg_sumlogdiag")
-class SumLogDiag(Operator):
-    """The sum of the logarithms of the diagonal, for each matrix of a batch."""
-
-    arguments = ("A",)
-
-    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        a = shapes[0]
-        _at_least(self, "A", a, 2)
-        if a is None:
-            return shapes, [None]
-        if a[-1] != a[-2] and -1 not in a[-2:]:
-            raise ShapeError(f"{self.name}: A has shape {a}, expected square matrices")
-        return shapes, [a[:-2] or (1,)]
-
-    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        logs = run.xp.log(run.xp.diagonal(inputs[0], 0, -2, -1))
-        outputs[0][...] = logs.sum(-1).reshape(outputs[0].shape)
-
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        a = inputs[0]
-        shares = F.broadcast_div(F.expand_dims(heads[0], axis=-1), F.diag(a, axis1=-2, axis2=-1))
-        return [F.op("_backward_diag", shares, a, axis1=-2, axis2=-1)]
