@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.dtypes import is_floating
+from flowmx.ops.dtypes import BY_NAME, FLOAT32, is_floating
 from flowmx.ops.nn_common import blocks
 from flowmx.ops.registry import Array
 
@@ -48,9 +48,9 @@ def blockwise(core: Core, narrow: Core | None = None) -> Callable[[Any, Array, A
     """A function ``(xp, x, out)`` from one of blocks in float64, and one in float32 where that is precise enough."""
 
     def call(xp: Any, x: Array, out: Array) -> None:
-        chosen, dtype = core, np.float64
+        chosen, dtype = core, BY_NAME["float64"]
         if narrow is not None and is_floating(x.dtype) and x.dtype.itemsize <= 4:
-            chosen, dtype = narrow, np.float32
+            chosen, dtype = narrow, FLOAT32
         for part, result in blocks(x, out):
             result[...] = chosen(xp, part.reshape(-1).astype(dtype, copy=False)).reshape(result.shape)
 

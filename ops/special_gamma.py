@@ -193,12 +193,12 @@ def _polygamma_positive(order: int) -> Any:
     return core
 
 
-def _cotangent(order: int) -> Polynomial:
-    """The derivative of π cot πx of that order, as a polynomial in cot πx."""
+def _cotangent(order: int) -> list[float]:
+    """The derivative of π cot πx of that order, as coefficients of a polynomial in cot πx."""
     made = Polynomial([0.0, np.pi])
     for _ in range(order):
         made = made.deriv() * Polynomial([-np.pi, 0.0, -np.pi])
-    return made
+    return [float(each) for each in made.coef]
 
 
 def polygamma(order: int) -> Callable[[Any, Array, Array], None]:
@@ -209,7 +209,7 @@ def polygamma(order: int) -> Callable[[Any, Array, Array], None]:
 
     def negative(xp: Any, x: Array) -> Array:
         made = positive(xp, -x) * (-1) ** order + math.factorial(order) * (-x) ** -(order + 1)
-        made -= horner(cotangent.coef, 1 / xp.tan(np.pi * (x - xp.rint(x))))
+        made -= horner(cotangent, 1 / xp.tan(np.pi * (x - xp.rint(x))))
         return xp.where(x == xp.floor(x), np.nan, made)
 
     return blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, negative)], positive))

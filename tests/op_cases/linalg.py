@@ -1,5 +1,7 @@
 """The operators that MXNet calls linalg. Gradients by symmetric matrices are checked in tests/test_linalg.py."""
 
+from typing import Any
+
 import numpy as np
 
 from tests.op_cases.case import Case
@@ -25,7 +27,7 @@ def flipped(*shape):
     return lambda rng: regular(*shape)(rng) * ([-1.0] + [1.0] * (shape[-1] - 1))
 
 
-_WAYS = [
+_WAYS: list[dict[str, Any]] = [
     {},
     {"transpose": True, "alpha": 1.5},
     {"rightside": True, "lower": False},
