@@ -19,6 +19,7 @@ from flowmx.ops.nn_common import (
     product,
     unchecked,
 )
+from flowmx.ops.products import matmul
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
 
 
@@ -32,7 +33,7 @@ def as_matrix(array: Array, flatten: bool) -> Array:
 def _multiply(run: Run, a: Array, b: Array, out: Array) -> None:
     dtype = computing_dtype(out.dtype)
     if dtype == out.dtype:
-        run.xp.matmul(a, b, out=out)
+        matmul(run, a, b, out)
     else:
         out[...] = run.xp.matmul(a.astype(dtype), b.astype(dtype))
 

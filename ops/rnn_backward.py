@@ -8,6 +8,7 @@ from typing import Any
 from flowmx.ops import rnn_loops
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import product, scratch
+from flowmx.ops.products import matmul
 from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone, operator
 from flowmx.ops.rnn_layout import Weights
 from flowmx.ops.rnn_operator import RNN, ROWS, along, rows_of
@@ -71,8 +72,8 @@ class BackwardRNN(RNN):
                 made = self._go_back(run, track, along(part, direction), states, direction)
                 for out, state in zip(outputs[2:], states, strict=False):
                     out[row] = state
-                self._weigh(xp, track, made, direction, x, grads[layer][direction])
-                _spread(xp, made.outer, sides.input, below, add=direction > 0)
+                self._weigh(run, track, made, direction, x, grads[layer][direction])
+                _spread(run, made.outer, sides.input, below, add=direction > 0)
             mask = kept[layer].mask
             head = below if mask is None else xp.multiply(below, mask, out=below)
         if head is not outputs[0]:
@@ -92,13 +93,13 @@ class BackwardRNN(RNN):
         rnn_loops.backward(self.mode, run, track, heads, states[0], states[1], GateGradients(*turned))
         return GateGradients(outer, inner, projected)
 
-    def _weigh(self, xp: Any, track: Track, made: GateGradients, direction: int, x: Array, grads: Weights) -> None:
+    def _weigh(self, run: Run, track: Track, made: GateGradients, direction: int, x: Array, grads: Weights) -> None:
         """The gradients of one layer's parameters in one direction."""
-        xp.matmul(rows_of(made.outer).T, rows_of(x), out=grads.input)
+        matmul(run, rows_of(made.outer).T, rows_of(x), grads.input)
         inner, hidden = along(made.inner, direction), track.hidden
         # In the data's order of time, where the rows of all steps lie one behind the other.
         later, before = (along(each, direction) for each in (inner[1:], hidden[:-1]))
-        xp.matmul(rows_of(later).T, rows_of(before), out=grads.recurrent)
+        matmul(run, rows_of(later).T, rows_of(before), grads.recurrent)
         if len(inner):
             grads.recurrent[...] += inner[0].T @ track.state
         rows_of(made.outer).sum(axis=0, out=grads.input_bias)
@@ -106,13 +107,13 @@ class BackwardRNN(RNN):
         if grads.projection is not None:
             unprojected = track.gates[..., -self.state_size :] * track.more[1]
             unprojected, projected = along(unprojected, direction), made.projected
-            xp.matmul(rows_of(projected).T, rows_of(unprojected), out=grads.projection)
+            matmul(run, rows_of(projected).T, rows_of(unprojected), grads.projection)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         raise NotImplementedError  # no second order
 
 
-def _spread(xp: Any, gates: Array, weight: Array, out: Array, add: bool) -> None:
+def _spread(run: Run, gates: Array, weight: Array, out: Array, add: bool) -> None:
     """The gradient of a layer's input from that of its gates, into ``out`` or added to it."""
     rows, made = rows_of(gates), rows_of(out)
     for start in range(0, len(rows), ROWS):
@@ -120,4 +121,4 @@ def _spread(xp: Any, gates: Array, weight: Array, out: Array, add: bool) -> None
         if add:
             part += rows[start : start + ROWS] @ weight
         else:
-            xp.matmul(rows[start : start + ROWS], weight, out=part)
+            matmul(run, rows[start : start + ROWS], weight, part)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from flowmx.ops.nn_common import scratch
+from flowmx.ops.products import matmul
 from flowmx.ops.registry import Array, Run
 from flowmx.ops.rnn_track import GateGradients, Track, hold, join, split
 
@@ -84,7 +85,7 @@ def _by_gate(gates: Array, count: int) -> Array:
 def _simple_forward(activate: Callable[[Any, Array], None], run: Run, track: Track) -> None:
     for step, gates in enumerate(track.gates):
         hidden = track.hidden[step]
-        run.xp.matmul(track.before(step), track.weight.T, out=hidden)
+        matmul(run, track.before(step), track.weight.T, hidden)
         hidden += gates
         activate(run.xp, hidden)
         hold(run.xp, track, step, (hidden, track.before(step)))
@@ -117,7 +118,7 @@ def _simple_backward(
         passing = split(xp, track, step, state)
         slope(xp, track.hidden[step], outer[step])
         outer[step] *= state
-        xp.matmul(outer[step], track.weight, out=state)
+        matmul(run, outer[step], track.weight, state)
         join((state,), passing)
 
 
@@ -136,7 +137,7 @@ def lstm_forward(run: Run, track: Track) -> None:
     product = scratch(run, "lstm product", track.more.shape[2:], track.gates.dtype)
     cells, squashed = track.more
     for step, gates in enumerate(track.gates):
-        xp.matmul(track.before(step), track.weight.T, out=total)
+        matmul(run, track.before(step), track.weight.T, total)
         total += gates
         total *= scale
         xp.tanh(total, out=total)
@@ -153,7 +154,7 @@ def lstm_forward(run: Run, track: Track) -> None:
             xp.multiply(o, squashed[step], out=track.hidden[step])
         else:
             xp.multiply(o, squashed[step], out=product)
-            xp.matmul(product, track.projection.T, out=track.hidden[step])
+            matmul(run, product, track.projection.T, track.hidden[step])
         hold(xp, track, step, (cells[step], track.cell_before(step)), (track.hidden[step], track.before(step)))
 
 
@@ -213,7 +214,7 @@ def _lstm_backward(run: Run, track: Track, heads: Array, state: Array, cell: Arr
             gates[:, :3] *= cell[:, None]
             gates[:, 3] *= made
             cell *= forget[at]
-            xp.matmul(outer[step], track.weight, out=state)
+            matmul(run, outer[step], track.weight, state)
             join((state, cell), passing)
 
 
@@ -227,7 +228,7 @@ def gru_forward(run: Run, track: Track) -> None:
     (inner,) = track.more
     for step, gates in enumerate(track.gates):
         hidden, before = track.hidden[step], track.before(step)
-        xp.matmul(before, track.weight.T, out=total)
+        matmul(run, before, track.weight.T, total)
         xp.add(total[:, 2 * units :], track.bias, out=inner[step])
         switches, new = gates[:, : 2 * units], gates[:, 2 * units :]
         reset, update = gates[:, :units], gates[:, units : 2 * units]
@@ -274,7 +275,7 @@ def _gru_backward(run: Run, track: Track, heads: Array, state: Array, cell: Arra
             mine[:, 0] *= mine[:, 2]
             inner[step] = outer[step]
             _by_gate(inner[step], 3)[:, 2] *= reset
-            xp.matmul(inner[step], track.weight, out=product)
+            matmul(run, inner[step], track.weight, product)
             state *= update
             state += product
             join((state,), passing)

@@ -16,6 +16,7 @@ from flowmx.errors import ParameterError
 from flowmx.ops import rnn_loops
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, product, scratch
+from flowmx.ops.products import matmul
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
 from flowmx.ops.rnn_layout import KINDS, Kept, Layout, Weights
 from flowmx.ops.rnn_track import Track
@@ -193,7 +194,7 @@ class RNN(Operator):
             x = self.layer_input(run, given, kept, layer)
             for direction, weights in enumerate(sides):
                 track = self.track(given, kept[layer], weights, layer, direction)
-                _affine(xp, x, weights.input, self._bias(weights), kept[layer].gates[direction])
+                _affine(run, x, weights.input, self._bias(weights), kept[layer].gates[direction])
                 rnn_loops.forward(self.mode, run, track)
                 row = layer * len(sides) + direction
                 for state, last in zip(outputs[1:-1], (track.before, track.cell_before), strict=False):
@@ -234,12 +235,12 @@ def along(array: Array, direction: int) -> Array:
     return array[::-1] if direction else array
 
 
-def _affine(xp: Any, x: Array, weight: Array, bias: Array, out: Array) -> None:
+def _affine(run: Run, x: Array, weight: Array, bias: Array, out: Array) -> None:
     """Compute x Wᵀ + b into ``out``, with x (time, batch, inputs)."""
     rows, made = rows_of(x), rows_of(out)
     for start in range(0, len(rows), ROWS):
         part = made[start : start + ROWS]
-        xp.matmul(rows[start : start + ROWS], weight.T, out=part)
+        matmul(run, rows[start : start + ROWS], weight.T, part)
         part += bias
 
 

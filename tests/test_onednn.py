@@ -12,9 +12,11 @@ import tests.op_cases
 from flowmx import devices
 from flowmx.ops.kernels.onednn import library as onednn
 from flowmx.ops.kernels.onednn import primitives
+from flowmx.ops.kernels.onednn.matmul import multiply
+from flowmx.ops.products import matmul
 from flowmx.ops.registry import Run, kernel_for, lookup
 
-KERNELS = ["Convolution", "Deconvolution", "Pooling", "BatchNorm", "FullyConnected", "dot", "batch_dot", "Concat"]
+KERNELS = ["Convolution", "Deconvolution", "Pooling", "BatchNorm", "FullyConnected", "Concat", "transpose"]
 
 needs_onednn = pytest.mark.skipif(onednn.library() is None, reason="the oneDNN library is not installed")
 
@@ -162,30 +164,39 @@ def test_batch_norm(shape, global_stats, fix_gamma, order):
 @needs_onednn
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 48, 32), (1, 300, 200), (300, 1, 200), (33, 65, 129)])
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
-def test_products(m, n, k, transposed):
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+def test_products(m, n, k, transposed, batch):
     rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((m, k)).astype(np.float32), rng.standard_normal((k, n)).astype(np.float32)
-    given = [x.T.copy() if t else x for x, t in zip((a, b), transposed, strict=True)]
-    op = lookup("dot").create(transpose_a=transposed[0], transpose_b=transposed[1])
-    assert_close(*both(op, given, [(m, n)], "C"))
-    batch = [np.stack([x, 2 * x]) for x in given]
-    op = lookup("batch_dot").create(transpose_a=transposed[0], transpose_b=transposed[1])
-    assert_close(*both(op, batch, [(2, m, n)], "C"))
+    a, b = (
+        rng.standard_normal((*batch, *shape[:: -1 if t else 1])).astype(np.float32).swapaxes(-1, -2 if t else -1)
+        for shape, t in zip(((m, k), (k, n)), transposed, strict=True)
+    )
+    out = np.full((*batch, m, n), 7, np.float32)
+    assert multiply(a, b, out)
+    assert_close([a @ b], [out])
+
+
+@needs_onednn
+def test_products_of_parts_of_arrays():
+    rng = np.random.default_rng(0)
+    whole = rng.standard_normal((80, 90)).astype(np.float32)
+    out = np.full((60, 120), 7, np.float32)
+    matmul(Run(devices.get(mx.cpu()), True), whole[5:65, 10:50], whole[20:60, 3:63], out[:, 30:90])
+    assert_close([whole[5:65, 10:50] @ whole[20:60, 3:63]], [out[:, 30:90]])
+    assert (out[:, :30] == 7).all()
+    assert (out[:, 90:] == 7).all()
 
 
 @needs_onednn
 def test_threads_share_a_primitive():
     rng = np.random.default_rng(0)
     data = [rng.standard_normal((64, 64)).astype(np.float32) for _ in range(4)]
-    op = lookup("dot").create()
-    run = Run(devices.get(mx.cpu()), True)
     wrong = []
 
     def work(x):
         for _ in range(50):
             out = np.empty((64, 64), np.float32)
-            kernel_for("cpu", "dot")(op, run, [x, x], [out])
-            if not np.allclose(out, x @ x, atol=1e-3):
+            if not multiply(x, x, out) or not np.allclose(out, x @ x, atol=1e-3):
                 wrong.append(out)
 
     threads = [threading.Thread(target=work, args=(x,)) for x in data]

@@ -1,4 +1,4 @@
-"""Matrix products by oneDNN: FullyConnected and its gradients, dot, batch_dot.
+"""Matrix products by oneDNN: all that operators multiply, and FullyConnected with its bias and a ReLU.
 
 Transposed matrices go in as they lie in memory. Small products stay with the array library, whose call is cheaper.
 """
@@ -6,7 +6,6 @@ Transposed matrices go in as they lie in memory. Small products stay with the ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.ops.kernels.onednn.library import Arg
 from flowmx.ops.kernels.onednn.primitives import (
@@ -24,6 +23,7 @@ from flowmx.ops.kernels.onednn.primitives import (
     suits,
 )
 from flowmx.ops.nn_linear import FullyConnected, as_matrix
+from flowmx.ops.products import product
 from flowmx.ops.registry import Run, kernel
 
 _SMALL = 1 << 15
@@ -48,6 +48,7 @@ class Product:
         self.run = Primitive(desc, arguments)
 
 
+@product("cpu")
 def multiply(a: Array, b: Array, c: Array, bias: Array | None = None, relu: bool = False) -> bool:
     """Compute ``c = a @ b + bias``; False where oneDNN cannot, or need not."""
     if c.size * a.shape[-1] < _SMALL or not suits(a, b, c):
@@ -76,35 +77,4 @@ def _fully_connected(op: FullyConnected, run: Run, inputs: Sequence[Array], outp
 @kernel("cpu", "_relu_FullyConnected")
 def _fully_connected_relu(op: FullyConnected, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     if not fully_connected(op, inputs, outputs[0], relu=True):
-        op.forward(run, inputs, outputs)
-
-
-@kernel("cpu", "_backward_FullyConnected_data")
-def _fully_connected_data(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    head, weight, out = inputs[0], inputs[1], outputs[0]
-    if not (out.flags.c_contiguous and multiply(as_matrix(head, op.flatten), weight, as_matrix(out, op.flatten))):
-        op.forward(run, inputs, outputs)
-
-
-@kernel("cpu", "_backward_FullyConnected_weight")
-def _fully_connected_weight(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    head, data = (as_matrix(each, op.flatten) for each in inputs)
-    if not multiply(head.T, data, outputs[0]):
-        op.forward(run, inputs, outputs)
-
-
-@kernel("cpu", "dot")
-def _dot(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    a, b = inputs
-    matrices = a.ndim == b.ndim == 2
-    if not (matrices and multiply(a.T if op.transpose_a else a, b.T if op.transpose_b else b, outputs[0])):
-        op.forward(run, inputs, outputs)
-
-
-@kernel("cpu", "batch_dot")
-def _batch_dot(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    a, b = inputs
-    a = a.swapaxes(-1, -2) if op.transpose_a else a
-    b = b.swapaxes(-1, -2) if op.transpose_b else b
-    if not (a.ndim == b.ndim == outputs[0].ndim <= 12 and multiply(a, b, outputs[0])):
         op.forward(run, inputs, outputs)
