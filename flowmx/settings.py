@@ -184,6 +184,12 @@ class Settings:
         low=20,
         high=34,
     )
+    cpu_mem_pool_limit: int = _setting(
+        1024, "MiB of freed CPU memory that are kept for new arrays; 0 gives all back at once.", low=0
+    )
+
+    # Kernels
+    kernel_cache: str = _setting("", "The folder of compiled kernels; unset, flowmx/kernels in the user's cache folder.")
 
     # Engine
     engine_type: EngineType = _setting(

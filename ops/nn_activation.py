@@ -9,6 +9,7 @@ from flowmx.errors import ParameterError
 from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.nn_common import (
     blocks,
+    bound,
     computing_dtype,
     expect_rank,
     expect_shape,
@@ -16,7 +17,7 @@ from flowmx.ops.nn_common import (
     scratch,
     unchecked,
 )
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required, same_shape
 from flowmx.ops.special import erf
 
 
@@ -151,6 +152,13 @@ _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 _ROOT_HALF, _ROOT_TWO_PI = 0.7071067811865476, 2.5066282746310002
 
 
+def _normal(xp: Any, x: Array) -> Array:
+    """The share of the normal distribution that lies below x."""
+    made = xp.empty_like(x)
+    erf(xp, x * _ROOT_HALF, made)
+    return 0.5 * (1 + made)
+
+
 @operator("LeakyReLU")
 class LeakyReLU(Operator):
     """Rectifiers with a slope below zero; ``act_type`` says which.
@@ -197,9 +205,7 @@ class LeakyReLU(Operator):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, x, out = run.xp, inputs[0], outputs[0]
         if self.act_type == "gelu":
-            share = xp.empty_like(x)
-            erf(xp, x * _ROOT_HALF, share)
-            out[...] = x * (0.5 * (1 + share))
+            out[...] = x * _normal(xp, x)
             return
         below = xp.minimum(x, 0)
         if self.act_type in ("elu", "selu"):
@@ -235,13 +241,49 @@ class LeakyReLU(Operator):
             ]
         if self.act_type == "rrelu":
             return [head * ((x > 0.0) + (x <= 0.0) * outputs[1])]
-        if self.act_type == "leaky":
-            return [head * ((x > 0.0) + (x <= 0.0) * self.slope)]
+        return [F.op("_backward_LeakyReLU", head, x, **bound(self))]
+
+
+@operator("_backward_LeakyReLU")
+class BackwardLeakyReLU(LeakyReLU):
+    """The head times the derivative of leaky, elu, selu or gelu, of the data."""
+
+    arguments = ("head", "data")
+    hidden = True
+    in_place = ((0, 0), (1, 0))
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output",)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        shape = same_shape(self, shapes)
+        return [shape, shape], [shape]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (head, x), out = run.xp, inputs, outputs[0]
         if self.act_type == "gelu":
-            density = F.exp(x * x * -0.5) * (1 / _ROOT_TWO_PI)
-            return [head * ((F.erf(x * _ROOT_HALF) + 1.0) * 0.5 + x * density)]
-        above, scale = self._scales()
-        return [head * ((x > 0.0) * above + (x <= 0.0) * (outputs[0] + scale))]
+            density = xp.exp(x * x * -0.5) * (1 / _ROOT_TWO_PI)
+            slope = _normal(xp, x) + x * density
+        elif self.act_type == "leaky":
+            slope = xp.where(x > 0, 1.0, self.slope)
+        else:
+            above, scale = self._scales()
+            slope = xp.where(x > 0, above, xp.exp(xp.minimum(x, 0)) * scale)
+        xp.multiply(head, slope, out=out, casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        head, x = inputs
+        second: Any
+        if self.act_type == "gelu":
+            second = F.exp(x * x * -0.5) * (2.0 - x * x) * (1 / _ROOT_TWO_PI)
+        elif self.act_type == "leaky":
+            second = F.zeros_like(x)
+        else:
+            second = (x <= 0.0) * F.exp(F.op("_minimum_scalar", x, scalar=0.0)) * self._scales()[1]
+        return [F.op("_backward_LeakyReLU", heads[0], x, **bound(self)), heads[0] * head * second]
 
 
 def per_channel(vector: Array, data: Array) -> Array:

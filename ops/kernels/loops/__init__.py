@@ -1,0 +1,14 @@
+"""Fused loops for the CPU: a small compiler from formulas to machine code, and the kernels made with it.
+
+From the ground up: ``expressions`` (formulas as graphs) and ``functions`` (exp, log, erf, ... as formulas);
+``code`` (LLVM's assembly) and ``lowering`` (from the one to the other); ``compiler`` (to machine code, with a
+cache on disk), ``program`` (at the first use, away from event loops) and ``threads``; ``elementwise`` (a
+formula as a kernel). The tables are in the other modules, which register their kernels when this is imported.
+Nothing here is compiled, and llvmlite is not imported, before the first big array comes.
+"""
+
+from __future__ import annotations
+
+from flowmx.ops.kernels.loops import formulas, optimizers
+
+__all__ = ["formulas", "optimizers"]

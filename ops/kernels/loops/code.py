@@ -235,11 +235,11 @@ class Code:
         return Value(INDEX, str(value))
 
     def plus(self, a: Value, b: Value | int) -> Value:
-        """a + b."""
+        """The sum."""
         return self.put(INDEX, f"add nsw {a}, {b.name if isinstance(b, Value) else b}")
 
     def times(self, a: Value, b: Value | int) -> Value:
-        """a · b."""
+        """The product."""
         return self.put(INDEX, f"mul nsw {a}, {b.name if isinstance(b, Value) else b}")
 
     def least(self, a: Value, b: Value) -> Value:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import sys
 import tempfile
 import threading
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from flowmx import settings
 
 Function = Callable[[bytes], None]
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # releases the interpreter's lock
@@ -50,7 +51,7 @@ class _Host(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _host() -> _Host | None:
-    """llvmlite set up, or None where it is missing or does not know this machine."""
+    """The compiler set up, or None where llvmlite is missing or does not know this machine."""
     try:
         import llvmlite
         import llvmlite.binding as llvm
@@ -64,10 +65,9 @@ def _host() -> _Host | None:
         engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
     except (ImportError, OSError, RuntimeError):
         return None
-    versions = (llvmlite.__version__, llvm.llvm_version_info, sys.byteorder, llvm.get_default_triple())
-    return _Host(
-        machine, engine, frozenset(key for key, has in features.items() if has), repr((versions, name, features.flatten()))
-    )
+    able = frozenset(feature for feature, has in features.items() if has)
+    identity = (llvmlite.__version__, llvm.llvm_version_info, llvm.get_default_triple(), name, features.flatten())
+    return _Host(machine, engine, able, repr(identity))
 
 
 def available() -> bool:
@@ -134,8 +134,8 @@ def _load(host: _Host, name: str, machine_code: bytes) -> Compiled:
 
 
 def _folder() -> Path:
-    """Where machine code is kept: $FLOWMX_KERNEL_CACHE, else the user's cache folder."""
-    named = os.environ.get("FLOWMX_KERNEL_CACHE")
+    """Where machine code is kept: FLOWMX_KERNEL_CACHE, else the user's cache folder."""
+    named = settings.get().kernel_cache
     if named:
         return Path(named)
     base = os.environ.get("XDG_CACHE_HOME")
@@ -160,9 +160,9 @@ def _write(path: Path, machine_code: bytes) -> None:
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(_DIGEST(machine_code).digest() + machine_code)
-            os.replace(made, path)
+            Path(made).replace(path)
         except BaseException:
-            os.unlink(made)
+            Path(made).unlink()
             raise
     except OSError:
         pass  # read-only or full: it is compiled again next time

@@ -133,7 +133,14 @@ def parameter(name: str) -> Expr:
 
 
 class Parameters:
-    """The parameters of an operator inside a formula: ``p.lr`` is the expression of its attribute ``lr``."""
+    """The parameters of an operator inside a formula: ``p.lr`` is the expression of its attribute ``lr``.
+
+    Attributes:
+        op: the operator itself, for parameters that the formula's form depends on.
+    """
+
+    def __init__(self, op: Any) -> None:
+        self.op = op
 
     def __getattr__(self, name: str) -> Expr:
         return parameter(name)
@@ -182,7 +189,7 @@ def uniforms(outputs: Sequence[Expr]) -> list[Expr]:
 
 
 def fma(a: Operand, b: Operand, c: Operand) -> Expr:
-    """a · b + c, rounded once where the machine can."""
+    """The sum a · b + c, rounded once where the machine can."""
     return make("fma", a, b, c)
 
 
@@ -242,7 +249,7 @@ def ceil(x: Operand) -> Expr:
 
 
 def trunc(x: Operand) -> Expr:
-    """x without its fraction."""
+    """A number without its fraction."""
     return make("trunc", x)
 
 
@@ -252,17 +259,17 @@ def copysign(size: Operand, sign: Operand) -> Expr:
 
 
 def scale(x: Operand, exponent: Operand) -> Expr:
-    """x · 2^exponent, for a whole-numbered exponent from -252 to 252."""
+    """The product x · 2^exponent, for a whole-numbered exponent from -252 to 252."""
     return make("scale", x, exponent)
 
 
 def exponent(x: Operand) -> Expr:
-    """e of x = m · 2^e with √½ ≤ m < √2, for normal positive x."""
+    """The whole number e of x = m · 2^e with √½ ≤ m < √2, for normal positive x."""
     return make("exponent", x)
 
 
 def mantissa(x: Operand) -> Expr:
-    """m of x = m · 2^e with √½ ≤ m < √2, for normal positive x."""
+    """The factor m of x = m · 2^e with √½ ≤ m < √2, for normal positive x."""
     return make("mantissa", x)
 
 
@@ -287,7 +294,7 @@ def _extreme(a: Operand, b: Operand, gives_way: Callable[[Any, Any], Any]) -> Ex
 
 
 def clip(x: Expr, low: Operand, high: Operand) -> Expr:
-    """x brought into low ... high, which are no NaN; NaN stays."""
+    """A number brought into low ... high, which are no NaN; NaN stays."""
     x = where(x < low, low, x)
     return where(x > high, high, x)
 

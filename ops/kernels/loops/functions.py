@@ -62,7 +62,7 @@ _LOG2_TAIL = (
 
 
 def _split(x: Expr) -> tuple[Expr, Expr]:
-    """n and r of x = n · ln 2 + r, with |r| ≤ ln(2)/2."""
+    """The numbers n and r of x = n · ln 2 + r, with |r| ≤ ln(2)/2."""
     n = nearest(x * _LOG2_E)
     return n, fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
 
@@ -82,7 +82,7 @@ def expm1(x: Expr) -> Expr:
 
 
 def _log_normal(x: Expr) -> Expr:
-    """log x for normal positive numbers."""
+    """The logarithm of normal positive numbers."""
     e, f = exponent(x), mantissa(x) - 1.0
     square = f * f
     result = fma(e, _LN2_LOW, polynomial(f, _LOG1P) * f * square)

@@ -22,9 +22,7 @@ _INTRINSICS = {
 _COMPARISONS = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
 
 
-def lower(
-    code: Code, outputs: Sequence[Expr], inputs: Sequence[Value], uniforms: Mapping[Expr, Value]
-) -> list[Value]:
+def lower(code: Code, outputs: Sequence[Expr], inputs: Sequence[Value], uniforms: Mapping[Expr, Value]) -> list[Value]:
     """Add the instructions that compute formulas.
 
     Args:
@@ -88,7 +86,7 @@ def _integer(code: Code, name: str, a: Value, b: int | Value) -> Value:
 
 
 def _scale(code: Code, x: Value, exponent: Value) -> Value:
-    """x · 2^exponent, in two halves, since 2^exponent by itself may overflow where the product does not."""
+    """The product x · 2^exponent, in two halves, since 2^exponent by itself may overflow where the product does not."""
     if code.real.name == "float" and "avx512f" in code.features:
         zero, every, current = Value(code.vector, "zeroinitializer"), Value("i16", "-1"), Value("i32", "4")
         return code.call("llvm.x86.avx512.mask.scalef.ps.512", code.vector, x, exponent, zero, every, current)

@@ -10,13 +10,13 @@ import ctypes
 import os
 import sys
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 from flowmx import settings
 from flowmx.devices.threads import kernel_threads
 from flowmx.ops.kernels.loops.compiler import Compiled
 
+_LIBRARY = "libgomp.so.1"
 _PAUSE_HARD = 2
 
 _known: tuple[Any, int] = (None, 1)
@@ -41,34 +41,39 @@ def run(function: Compiled, words: bytes, threads: int) -> None:
     function.call(words)
 
 
-@lru_cache(maxsize=1)
-def libgomp() -> Any:
-    """GNU's OpenMP library, the one that oneDNN brings or loads; None where there is none."""
-    if not sys.platform.startswith("linux"):
-        return None
-    if (Path(sys.prefix) / "lib" / "libdnnl.so.3").exists():
-        # Loading it loads the libgomp that it stands on, under the name that the next lines ask for.
-        try:
-            ctypes.CDLL(str(Path(sys.prefix) / "lib" / "libdnnl.so.3"))
-        except OSError:
-            pass
-    try:
-        return ctypes.CDLL("libgomp.so.1")
-    except OSError:
-        return None
+def available() -> bool:
+    """Whether there is a pool of threads (loads libgomp)."""
+    return _parallel() is not None
 
 
 @lru_cache(maxsize=1)
 def _parallel() -> Any:
-    library = libgomp()
-    if library is None:
+    """The function that runs another on several threads, or None."""
+    if not sys.platform.startswith("linux"):
         return None
-    pause = getattr(library, "omp_pause_resource_all", None)
-    if pause is None:
-        return None  # older than GCC 9: a fork would leave a pool without threads
-    # The threads of a pool do not survive a fork: the forking thread lets its own go, and makes new ones when needed.
-    os.register_at_fork(before=lambda: pause(_PAUSE_HARD))
-    parallel = library.GOMP_parallel
+    from flowmx.ops.kernels.onednn.library import library
+
+    library()  # where it is, it brings the libgomp that it stands on
+    try:
+        found = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None
+    if not hasattr(found, "omp_pause_resource_all"):
+        return None  # older than GCC 9: see _before_fork
+    parallel = found.GOMP_parallel
     parallel.restype = None
     parallel.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint, ctypes.c_uint)
     return parallel
+
+
+def _before_fork() -> None:
+    """Let the forking thread's pool go, whoever made it: its threads would be missing in the child."""
+    try:
+        loaded = ctypes.CDLL(_LIBRARY, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        loaded.omp_pause_resource_all(_PAUSE_HARD)
+    except (OSError, AttributeError):
+        pass  # nobody uses it, or it is too old for this
+
+
+if sys.platform.startswith("linux"):
+    os.register_at_fork(before=_before_fork)

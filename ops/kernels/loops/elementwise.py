@@ -1,0 +1,211 @@
+"""Fused elementwise kernels: one pass over memory for a whole formula.
+
+A kernel is a formula under an operator's name::
+
+    fused("softsign", lambda p, x: x / (absolute(x) + 1.0))
+
+``p`` stands for the operator's parameters. A formula gives an expression for each output, and for each input
+that the operator updates. Arrays are walked in the order of memory, so they may lie in any order of axes as
+long as all of them lie alike and densely. Everything else takes the operator's plain forward.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.kernels.loops import threads
+from flowmx.ops.kernels.loops.code import DOUBLE, FLOAT, Code, Real
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, placeholder, uniforms
+from flowmx.ops.kernels.loops.lowering import lower
+from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.registry import Array, Operator, Run, kernel, lookup
+
+Formula = Callable[..., Any]
+
+_REALS: dict[Any, Real] = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
+_FLOAT_ONLY = {"scale", "exponent", "mantissa"}
+"""Primitives of polynomials, whose coefficients are those of float32."""
+
+# What a core does in a nanosecond, roughly: it decides on threads alone.
+_BYTES_A_NS = 64
+_STEPS_A_NS = 140
+_WORTH_A_THREAD_NS = 16_000
+_TASK = 1 << 14
+"""Elements of a task, at least."""
+
+
+class Loop:
+    """A formula as a loop over flat arrays of one element type.
+
+    Args:
+        outputs: the formulas.
+        inputs: how many arrays they take.
+        real: the element type.
+    """
+
+    def __init__(self, outputs: Sequence[Expr], inputs: int, real: Real) -> None:
+        self.outputs = outputs
+        self.inputs = inputs
+        self.real = real
+        self.uniforms = uniforms(outputs)
+        self.program = Program(self._write)
+        words = f"4q{len(self.uniforms)}d{inputs + len(outputs)}q"
+        self._pack = struct.Struct(words).pack
+        # Nanoseconds for each element, by what it costs to compute or to bring from memory.
+        self._pace = max((inputs + len(outputs)) * real.bits / 8 / _BYTES_A_NS, _steps(outputs) / _STEPS_A_NS)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the formula is right in this element type."""
+        return self.real is FLOAT or not _kinds(self.outputs) & _FLOAT_ONLY
+
+    def _write(self, features: frozenset[str]) -> str:
+        code = Code(self.real, features)
+        size, share = code.word(), code.word()
+        given = {uniform: code.number() for uniform in self.uniforms}
+        sources = [code.array() for _ in range(self.inputs)]
+        targets = [code.array() for _ in self.outputs]
+        with code.tasks() as task:
+            start = code.times(task, share)
+            stop = code.least(code.plus(start, share), size)
+
+            def body(index: Any, mask: Any) -> None:
+                read = [code.load(source, index, mask) for source in sources]
+                for value, target in zip(lower(code, self.outputs, read, given), targets, strict=True):
+                    code.store(value, target, index, mask)
+
+            code.strips(start, stop, body)
+        return code.finish()
+
+    def values(self, owner: Any) -> list[float]:
+        """The numbers that come with a call of this operator."""
+        return [evaluate(uniform, owner) for uniform in self.uniforms]
+
+    def run(self, size: int, numbers: Sequence[float], arrays: Sequence[Array]) -> bool:
+        """Run it over flat arrays, inputs first; False where it is not compiled (yet)."""
+        compiled = self.program.compiled or self.program.get()
+        if compiled is None:
+            return False
+        team = threads.count() if size * self._pace > _WORTH_A_THREAD_NS else 1
+        share = size
+        if team > 1:
+            share = max(_TASK, size // (8 * team) // 1024 * 1024)
+        words = self._pack(0, -(-size // share), size, share, *numbers, *map(id, arrays))
+        threads.run(compiled, words, team)
+        return True
+
+
+def _walk(outputs: Sequence[Expr]) -> set[Expr]:
+    seen: set[Expr] = set()
+    todo = list(outputs)
+    while todo:
+        expr = todo.pop()
+        if expr not in seen:
+            seen.add(expr)
+            todo += expr.args
+    return seen
+
+
+def _kinds(outputs: Sequence[Expr]) -> set[str]:
+    return {expr.kind for expr in _walk(outputs)}
+
+
+def _steps(outputs: Sequence[Expr]) -> int:
+    """How many instructions an element takes; a division counts for several."""
+    return sum(8 if e.kind in ("div", "sqrt") else 1 for e in _walk(outputs) if e.args and not e.uniform)
+
+
+def in_memory_order(arrays: Sequence[Array]) -> bool:
+    """Whether arrays of one shape lie densely and alike in memory, so that they can be walked as flat ones."""
+    for array in arrays:
+        if not array.flags.c_contiguous:
+            break
+    else:
+        return True
+    first = arrays[0]
+    axes = [axis for axis, length in enumerate(first.shape) if length != 1]
+    strides = [first.strides[axis] for axis in axes]
+    for array in arrays[1:]:
+        if [array.strides[axis] for axis in axes] != strides:
+            return False
+    step = first.itemsize
+    for stride, axis in sorted(zip(strides, axes, strict=True)):
+        if stride != step:
+            return False
+        step *= first.shape[axis]
+    return True
+
+
+class Fused:
+    """The kernel of an operator by a formula; see the module's essay.
+
+    Args:
+        name: the operator's name.
+        formula: called as ``formula(p, *inputs)``; returns an expression, a tuple of them, or None.
+        variant: what of an operator's parameters the formula's form depends on (it finds them in ``p.op``).
+        least: elements below which the plain forward is as fast.
+    """
+
+    def __init__(
+        self, name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = 8192
+    ) -> None:
+        self.name = name
+        self.formula = formula
+        self.variant = variant
+        self.least = least
+        self.updates = lookup(name).updates
+        self._loops: dict[Any, Loop | None] = {}
+
+    def loop(self, op: Any, dtype: Any, count: int) -> Loop | None:
+        """The loop for an operator and an element type, or None where there is none."""
+        key = (dtype, count, None if self.variant is None else self.variant(op))
+        try:
+            return self._loops[key]
+        except KeyError:
+            return self._loops.setdefault(key, self._make(op, dtype, count))
+
+    def _make(self, op: Any, dtype: Any, count: int) -> Loop | None:
+        real = _REALS.get(dtype)
+        if real is None:
+            return None
+        inputs = [placeholder(position) for position in range(count)]
+        made = self.formula(Parameters(op), *inputs)
+        if made is None:
+            return None
+        loop = Loop(made if isinstance(made, tuple) else (made,), count, real)
+        return loop if loop.is_exact else None
+
+    def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """The kernel: compute into the outputs."""
+        out = outputs[0]
+        if out.size < self.least or not self._fast(op, out, inputs, outputs):
+            op.forward(run, inputs, outputs)
+
+    def _fast(self, op: Operator, out: Array, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+        shape, dtype = out.shape, out.dtype
+        for array in inputs:
+            if array.shape != shape or array.dtype != dtype:
+                return False
+        arrays = [*inputs, *outputs, *[inputs[position] for position in self.updates]]
+        if not in_memory_order(arrays):
+            return False
+        loop = self.loop(op, dtype, len(inputs))
+        if loop is None:
+            return False
+        known: dict[Any, Any] = op.__dict__
+        numbers = known.get("_numbers")
+        if numbers is None or numbers[0] is not loop:
+            numbers = (loop, loop.values(op))
+            object.__setattr__(op, "_numbers", numbers)
+        return loop.run(out.size, numbers[1], arrays)
+
+
+def fused(name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = 8192) -> Fused:
+    """Register a :class:`Fused` kernel for the CPU."""
+    made = Fused(name, formula, variant, least)
+    kernel("cpu", name)(made)
+    return made
