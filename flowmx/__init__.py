@@ -14,6 +14,7 @@ from flowmx import (
     module,
     name,
     ndarray,
+    operator,
     optimizer,
     random,
     registry,
@@ -33,5 +34,5 @@ __version__ = "0.1.0"
 __all__ = [
     "AttrScope", "Context", "MXNetError", "attribute", "autograd", "callback", "cpu", "cpu_pinned", "current_context",
     "engine", "executor", "gpu", "init", "initializer", "io", "lr_scheduler", "metric", "mod", "model", "module",
-    "name", "nd", "ndarray", "num_gpus", "optimizer", "random", "registry", "run", "sym", "symbol",
+    "name", "nd", "ndarray", "num_gpus", "operator", "optimizer", "random", "registry", "run", "sym", "symbol",
 ]  # fmt: skip

@@ -98,7 +98,7 @@ def arguments(cls: type[Operator], array: str) -> list[str]:
     """
     names = (*cls.arguments, *cls.auxiliary)
     made = []
-    if cls.variadic:
+    if cls.variadic or cls.open_ended:
         made.append(f"*data: {array} | Sequence[{array}]")
         optional = False
     else:
@@ -112,7 +112,7 @@ def arguments(cls: type[Operator], array: str) -> list[str]:
         text = f"{parameter.name}: {annotation(parameter)}"
         if not parameter.required:
             text += f" = {default(parameter.default)}"
-            optional = optional or not cls.variadic
+            optional = optional or not (cls.variadic or cls.open_ended)
         elif optional:
             text += " = ..."
         made.append(text)
@@ -140,7 +140,8 @@ def functions_stub(array: str, head: str, extra: list[str]) -> str:
     for name in names:
         cls = lookup(name)
         own = [each for each in extra if each.partition(":")[0] not in cls.parameters]
-        given = [*arguments(cls, array), *([] if cls.variadic else ["*"]), *own]
+        given = [*arguments(cls, array), *([] if cls.variadic or cls.open_ended else ["*"]), *own]
+        given += ["**kwargs: Any"] if cls.open_ended else []
         lines.append(f"def {name}({', '.join(given)}) -> {returned(cls, array)}: ...\n")
     return "".join(lines)
 

@@ -34,12 +34,14 @@ def split(
     """Sort a call's arguments into inputs by name and parameters.
 
     For an operator with any number of inputs the names are ``arg0``, ``arg1``, ..., and the parameter that
-    counts them is filled in.
+    counts them is filled in. A parameter given as None is left out where None is none of its values.
 
     Raises:
         TypeError: too many arguments, one given twice, or something that is no input in an input's place.
     """
-    parameters = dict(kwargs)
+    parameters = {name: value for name, value in kwargs.items() if value is not None or _takes_none(cls, name)}
+    if cls.open_ended:
+        return _split_open(cls, args, dict(kwargs), is_input)
     if cls.variadic:
         return _split_variadic(cls, args, parameters, is_input)
     names = (*cls.arguments, *cls.auxiliary)
@@ -51,12 +53,19 @@ def split(
         target = inputs if name in names else parameters
         if name in target:
             raise TypeError(f"{cls.name}: argument {name} was given twice")
-        target[name] = value
+        if target is inputs or value is not None or _takes_none(cls, name):
+            target[name] = value
     inputs = {name: value for name, value in inputs.items() if value is not None}
     for name, value in inputs.items():
         if not is_input(value):
             raise TypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
     return inputs, parameters
+
+
+def _takes_none(cls: type[Operator], name: str) -> bool:
+    """False for a parameter whose default a None stands for."""
+    parameter = cls.parameters.get(name)
+    return parameter is None or parameter.optional
 
 
 def _split_variadic(
@@ -77,17 +86,52 @@ def _split_variadic(
         if not is_input(value):
             raise TypeError(f"{cls.name}: input is {_short(value)}, expected {is_input.__name__}")
     parameters.setdefault(cls.variadic, len(given))
-    if int(parameters[cls.variadic]) != len(given):
+    if int(parameters[cls.variadic]) != len(given) and not cls.skips:
         raise TypeError(f"{cls.name}: {cls.variadic} is {parameters[cls.variadic]}, but {len(given)} inputs were given")
     return {f"arg{index}": value for index, value in enumerate(given)}, parameters
 
 
-def in_order(op: Operator, inputs: Inputs) -> list[Any]:
+def _split_open(
+    cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool]
+) -> tuple[Inputs, dict[str, Any]]:
+    """For an operator whose parameters say how its inputs are called."""
+    inputs = {name: parameters.pop(name) for name in list(parameters) if is_input(parameters[name])}
+    parameters = {name: value for name, value in parameters.items() if value is not None}
+    op = cls.create(**parameters)
+    names = (*op.inputs(), *op.auxiliary)
+    if len(args) > len(names):
+        raise TypeError(f"{cls.name}: {len(args)} inputs were given, expected {len(names)}: {', '.join(names)}")
+    for name, value in zip(names, args, strict=False):
+        if name in inputs:
+            raise TypeError(f"{cls.name}: input {name} was given twice")
+        if value is None:
+            continue
+        if not is_input(value):
+            raise TypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
+        inputs[name] = value
+    return inputs, parameters
+
+
+def settle(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Inputs in the place of one that the operator leaves out, under the name of the next that it takes.
+
+    So MXNet reads ``RNN(data, parameters, state, lengths, mode="gru", use_sequence_length=True)``.
+    """
+    names = op.inputs()
+    extra = [name for name in inputs if name not in names]
+    if not op.skips or not extra:
+        return inputs
+    renamed = dict(zip(extra, [name for name in names if name not in inputs], strict=False))
+    return {renamed.get(name, name): value for name, value in inputs.items()}
+
+
+def in_order(op: Operator, inputs: Mapping[str, Any]) -> list[Any]:
     """The inputs as the operator takes them.
 
     Raises:
         TypeError: one is missing, or one too many.
     """
+    inputs = settle(op, inputs)
     names = (*op.inputs(), *op.auxiliary)
     missing = [name for name in names if name not in inputs]
     extra = [name for name in inputs if name not in names]
@@ -104,8 +148,8 @@ def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
     """
     kind = inspect.Parameter
     made = []
-    style: Any = kind.KEYWORD_ONLY if cls.variadic else kind.POSITIONAL_OR_KEYWORD
-    if cls.variadic:
+    style: Any = kind.KEYWORD_ONLY if cls.variadic or cls.open_ended else kind.POSITIONAL_OR_KEYWORD
+    if cls.variadic or cls.open_ended:
         made.append(kind("data", kind.VAR_POSITIONAL, annotation=Any))
     else:
         made += [kind(name, style, default=None, annotation=Any) for name in (*cls.arguments, *cls.auxiliary)]
@@ -118,6 +162,8 @@ def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
         made.append(kind(parameter.name, style, default=default, annotation=annotation))
     own = {each.name for each in made}
     made += [kind(name, kind.KEYWORD_ONLY, default=None, annotation=Any) for name in extra if name not in own]
+    if cls.open_ended:
+        made.append(kind("kwargs", kind.VAR_KEYWORD, annotation=Any))
     return inspect.Signature(made)
 
 

@@ -32,7 +32,7 @@ FLOORS: list[set[str]] = [
         "flowmx.serialization",
         "flowmx.symbol",
     },
-    {"flowmx.autograd", "flowmx.executor"},
+    {"flowmx.autograd", "flowmx.executor", "flowmx.operator"},
     {
         "flowmx.callback",
         "flowmx.initializer",

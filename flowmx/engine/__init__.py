@@ -53,6 +53,7 @@ __all__ = [
     "push",
     "room",
     "run",
+    "runs_user_code",
     "set_bulk_size",
     "stats",
     "user_frame",
@@ -156,14 +157,26 @@ def push(
         raise EngineError("no devices are installed: import flowmx, not flowmx.engine alone")
     else:
         actor = engine.network if is_coroutine else _actor_of(device)
-    context = contextvars.copy_context()
-    work = functools.partial(_await_in, context, function) if is_coroutine else functools.partial(context.run, function)
     label = name or str(getattr(function, "__name__", type(function).__name__))
-    op = Handle(work, (), read_tags, write_tags, actor, label, capture())
-    op.priority, op.is_coroutine, op.bulkable = priority, is_coroutine, False
-    context.run(current.set, op)
+    op = Handle(function, (), read_tags, write_tags, actor, label, capture())
+    op.priority, op.is_coroutine = priority, is_coroutine
+    runs_user_code(op)
     engine.enqueue(op)
     return op
+
+
+def runs_user_code(op: Operation) -> None:
+    """Prepare an operation, before its push, that may do anything: use arrays, push, wait.
+
+    It runs in a copy of the caller's context, in which it is the current operation.
+    """
+    context = contextvars.copy_context()
+    context.run(current.set, op)
+    function = functools.partial(op.function, *op.arguments) if op.arguments else op.function
+    op.function = (
+        functools.partial(_await_in, context, function) if op.is_coroutine else functools.partial(context.run, function)
+    )
+    op.arguments, op.bulkable = (), False
 
 
 async def _await_in(context: contextvars.Context, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:

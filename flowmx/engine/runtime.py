@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
@@ -53,6 +53,10 @@ current: ContextVar[Operation | None] = ContextVar("flowmx_operation", default=N
 
 class BlockingInCoroutineWarning(UserWarning):
     """A blocking read was used inside a coroutine, where an awaited one belongs."""
+
+
+class _Circle(EngineError):
+    """An operation would wait for one that waits for it."""
 
 
 class _Here(threading.local):
@@ -88,6 +92,8 @@ class Engine:
         self._pool = ThreadActor("pool")
         self._poisoned = False
         self._room_waiters: list[Callable[[], None]] = []
+        self._waits_inside: list[tuple[Operation, Operation]] = []
+        """Which running operations wait, inside, for which others."""
         self._awaits = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._loop_thread: threading.Thread | None = None
@@ -547,23 +553,31 @@ class Engine:
         self._wait(op)
 
     def _wait(self, op: Operation) -> None:
-        self._refuse_circle(op)
         if self.open_bulks:
             self._flush_bulks()
+        if current.get() is not None:
+            with self._waiting_inside(op):
+                self._wait_lending(op)
+        else:
+            self._wait_lending(op)
+
+    def _wait_lending(self, op: Operation) -> None:
         inside = self.here.actor
-        if isinstance(inside, ThreadActor):
-            with self.lock:
-                inside.yield_slot()
-            try:
-                self._lend(op.actor, op, False)
+        if not isinstance(inside, ThreadActor):
+            self._lend(op.actor, op, False)
+            if op.state != DONE:
                 self._block(op)
-            finally:
-                with self.lock:
-                    inside.regain_slot()
             return
-        self._lend(op.actor, op, False)
-        if op.state != DONE:
+        with self.lock:
+            inside.yield_slot()
+        try:
+            # What runs user code would stand on top of this operation's own stack, and may wait for it.
+            if current.get() is None:
+                self._lend(op.actor, op, False)
             self._block(op)
+        finally:
+            with self.lock:
+                inside.regain_slot()
 
     def _lend(self, actor: Actor, until: Operation | None, light: bool) -> None:
         """Run ready operations of an actor on this thread, until one is done or nothing (light) is ready."""
@@ -627,7 +641,13 @@ class Engine:
             self._lend(op.actor, op, True)
             if op.state == DONE:
                 return
-        self._refuse_circle(op)
+        if current.get() is None:
+            yield from self._wait_in_loop(op)
+        else:
+            with self._waiting_inside(op):
+                yield from self._wait_in_loop(op)
+
+    def _wait_in_loop(self, op: Operation) -> Generator[Any, None, None]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[None] = loop.create_future()
 
@@ -682,32 +702,54 @@ class Engine:
         if inside is None or inside.state == DONE:
             return set()
         with self.lock:
-            found, todo = {inside}, [inside]
-            while todo:
-                later = set(todo.pop().dependents or ()) - found
-                found |= later
-                todo += later
+            return self._after([inside])
+
+    def _after(self, ops: Iterable[Operation]) -> set[Operation]:
+        """These operations and all that can not end before one of them does (locked)."""
+        found = set(ops)
+        todo = list(found)
+        while todo:
+            op = todo.pop()
+            later = {*(op.dependents or ()), *(outer for outer, inner in self._waits_inside if inner is op)} - found
+            found |= later
+            todo += later
         return found
 
-    def _refuse_circle(self, op: Operation) -> None:
-        """Raise where an operation would wait inside itself for what can not end before it does."""
-        if current.get() is not None and op in self._behind():
-            raise EngineError(
-                f"an operation waits inside itself for {op.name!r}, which can not end before it does: wait outside, "
-                "or push what is to come later without waiting"
-            )
+    @contextlib.contextmanager
+    def _waiting_inside(self, op: Operation) -> Iterator[None]:
+        """Say that the operation which this code runs in waits for another one.
+
+        Raises:
+            EngineError: that one can not end before this one does.
+        """
+        inside = current.get()
+        assert inside is not None
+        wait = (inside, op)
+        with self.lock:
+            if op in self._behind():
+                raise _Circle(
+                    f"an operation waits inside itself for {op.name!r}, which can not end before it does: wait "
+                    "outside, or push what is to come later without waiting"
+                )
+            self._waits_inside.append(wait)
+        try:
+            yield
+        finally:
+            with self.lock:
+                self._waits_inside.remove(wait)
 
     def wait_all(self, throw: bool = True) -> None:
         """Block until everything pushed so far is complete; raises the first error nobody has seen."""
         with self.lock:
             waiting = list(self.pending)
-        if waiting and asyncio._get_running_loop() is not None:
-            self._blocking_in_coroutine(waiting[-1])
-        behind = self._behind()
+        in_loop = asyncio._get_running_loop() is not None
         # The last first: when it is done, most are.
         for op in reversed(waiting):
-            if op.state != DONE and op not in behind:
-                self._wait(op)
+            if op.state != DONE and op not in self._behind():
+                if in_loop:
+                    self._blocking_in_coroutine(op)
+                with contextlib.suppress(_Circle):
+                    self._wait(op)
         if throw:
             self._throw_unseen()
 
@@ -715,10 +757,10 @@ class Engine:
         """The awaited form of :meth:`wait_all`."""
         with self.lock:
             waiting = list(self.pending)
-        behind = self._behind()
         for op in reversed(waiting):
-            if op.state != DONE and op not in behind:
-                yield from self.wait_async(op)
+            if op.state != DONE:
+                with contextlib.suppress(_Circle):
+                    yield from self.wait_async(op)
         self._throw_unseen()
 
     def _throw_unseen(self) -> None:
@@ -733,11 +775,14 @@ class Engine:
     def _blocking_in_coroutine(self, op: Operation) -> None:
         """Law 2: a blocking read inside a coroutine warns once per place, or is an error."""
         if threading.current_thread() is self._loop_thread:
-            if op.actor is self.network:
-                raise EngineError(
-                    f"a coroutine operation would block the engine's own loop until {op.name!r} is complete, which "
-                    "runs on that loop: await it instead"
-                )
+            with self.lock:
+                # What does not lend its work runs on this loop, or is code that may wait for it.
+                needing = [each for each in self.pending if not each.actor.may_lend and each is not current.get()]
+                if op in self._after(needing):
+                    raise EngineError(
+                        f"a coroutine operation would block the engine's own loop until {op.name!r} is complete, "
+                        "which needs that loop: await it instead"
+                    )
             return
         mode = self.config.blocking_in_loop
         if mode == "allow" or _in_notebook():

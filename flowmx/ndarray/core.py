@@ -10,7 +10,7 @@ public :class:`flowmx.ndarray.NDArray` adds the methods.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, DeviceError, ShapeError, TypeInferenceError
 from flowmx.ndarray.recording import Entry, TapeNode, state
+from flowmx.ops import custom
 from flowmx.ops.dtypes import DType, name_of
 from flowmx.ops.registry import Operator, Run, Shape, kernel_for
 
@@ -135,6 +136,9 @@ class BaseArray:
 
 _new: Callable[[type[BaseArray]], BaseArray] = object.__new__
 
+_SHARED_BYTES = 1 << 18
+"""Bytes of a result from which a kernel on several cores beats a ufunc on one."""
+
 
 def allocate(device: Device, shape: Shape, dtype: DType, array: Any = None) -> BaseArray:
     """A new array handle; ``array`` is its memory where that exists already."""
@@ -145,18 +149,27 @@ def allocate(device: Device, shape: Shape, dtype: DType, array: Any = None) -> B
     return made
 
 
-def _compute(forward: Callable[..., None], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]) -> None:
-    """What an imperative operation does when it runs."""
-    forward(run, [each._read() for each in inputs], [each._written() for each in outputs])
+def _compute(forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]) -> Any:
+    """What an imperative operation does when it runs; returns what the forward does, which may have to be awaited."""
+    return forward(run, [each._read() for each in inputs], [each._written() for each in outputs])
 
 
 def _compute_into_copy(
-    forward: Callable[..., None], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]
-) -> None:
+    forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]
+) -> Any:
     """As :func:`_compute`, where an output's memory is also an input's: computed beside it, then copied."""
     targets = [each._written() for each in outputs]
     results = [run.device.allocate(each._shape, each._dtype) for each in outputs]
-    forward(run, [each._read() for each in inputs], results)
+    pending = forward(run, [each._read() for each in inputs], results)
+    if pending is not None:
+        return _store_after(pending, targets, results)
+    for target, result in zip(targets, results, strict=True):
+        target[...] = result
+    return None
+
+
+async def _store_after(pending: Awaitable[None], targets: Sequence[Any], results: Sequence[Any]) -> None:
+    await pending
     for target, result in zip(targets, results, strict=True):
         target[...] = result
 
@@ -275,6 +288,8 @@ class Elementwise:
         if direct is None or any(each._storage.device is not device for each in operands):
             return None
         spec = self.op.spec(tuple([each._shape for each in operands]), tuple([each._dtype for each in operands]))
+        if spec.nbytes >= _SHARED_BYTES and kernel_for(device.context.device_type, self.op.name) is not None:
+            return None
         first, last = operands[0], operands[-1]
         self._known = (first._shape, first._dtype, last._shape, last._dtype, device, spec, *direct)
         return self._known
@@ -329,19 +344,20 @@ def invoke(
     for position in op.updates:
         writes += (inputs[position]._storage,)
     origin = capture(depth)
-    engine.enqueue(
-        Operation(
-            compute,
-            (_forward(op, device), run_on(device, mode.training), inputs, outputs),
-            reads,
-            writes,
-            device.compute,
-            op.name,
-            origin,
-            nbytes,
-            spec.light,
-        )
+    work = Operation(
+        compute,
+        (_forward(op, device), run_on(device, mode.training), inputs, outputs),
+        reads,
+        writes,
+        device.compute,
+        op.name,
+        origin,
+        nbytes,
+        spec.light,
     )
+    if op.detached:
+        op.detach(work, inputs)
+    engine.enqueue(work)
     visible = op.visible_outputs() if not spec.single else 1
     if mode.recording and not op.no_gradient:
         record(op.name, op.gradient, inputs, outputs, visible, origin)
@@ -431,6 +447,10 @@ def push_on(
     light: bool = False,
     nbytes: int = 0,
     depth: int = 2,
+    detached: bool = False,
 ) -> None:
-    """Enqueue work on arrays that is no operator (assignments, copies)."""
-    engine.enqueue(Operation(function, arguments, reads, writes, device.compute, name, capture(depth), nbytes, light))
+    """Enqueue work on arrays that is no operator (assignments, copies), or ``detached``: with user code in it."""
+    work = Operation(function, arguments, reads, writes, device.compute, name, capture(depth), nbytes, light)
+    if detached:
+        custom.detach(work)
+    engine.enqueue(work)

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx import devices
@@ -89,6 +89,11 @@ _functions: dict[str, Callable[..., Any]] = {}
 def op(name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call the operator of that name on arrays."""
     return call(lookup(name), args, kwargs)
+
+
+def apply(made: Operator, arrays: Sequence[BaseArray]) -> Any:
+    """Call an operator whose parameters are bound already."""
+    return invoke(made, arrays)
 
 
 def __getattr__(name: str) -> Callable[..., Any]:

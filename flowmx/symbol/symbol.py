@@ -454,20 +454,21 @@ def compose(
     called: str,
 ) -> Symbol:
     """Make a node; inputs that are not given become variables called ``<node>_<input>``, as in MXNet."""
-    given = {key: _text(value) for key, value in parameters.items() if value is not None}
-    op = cls.create(**{key: value for key, value in parameters.items() if value is not None})
+    given = {key: _text(value) for key, value in parameters.items()}
+    op = cls.create(**parameters)
     label = name.current().get(label, called.lower())
     scope = {**attribute.current(), **dict(attributes or {})}
     origin = capture(3)
     entries: list[Entry] = []
     names = (*op.inputs(), *op.auxiliary)
+    inputs = calling.settle(op, inputs)
     for extra in inputs:
         if extra not in names:
             raise TypeError(f"{cls.name} {label!r}: input {extra} is not taken by {op!r}; it takes {', '.join(names)}")
     for argument in names:
         symbol = inputs.get(argument)
         if symbol is None:
-            if cls.variadic:
+            if cls.variadic and argument not in cls.arguments:
                 raise TypeError(f"{cls.name} {label!r}: input {argument} is missing")
             # MXNet gives such a variable all of its operator's attributes.
             variable = Node(None, f"{label}_{argument}", attributes={**given, **scope}, origin=origin)
@@ -593,8 +594,8 @@ def load_json(text: str | bytes) -> Symbol:
         given = {k: v for k, v in plain.attrs.items() if k not in attributes}
         try:
             cls = lookup(plain.op)
-            known = {k: v for k, v in given.items() if k in cls.parameters}
-            attributes |= {k: v for k, v in given.items() if k not in cls.parameters}
+            known = {k: v for k, v in given.items() if cls.takes(k)}
+            attributes |= {k: v for k, v in given.items() if not cls.takes(k)}
             op = cls.create(**known)
         except (AttributeError, ParameterError) as error:
             raise MXNetError(f"node {plain.name!r} of the loaded symbol: {error}") from None
@@ -609,7 +610,7 @@ def load_json(text: str | bytes) -> Symbol:
 def _input_names(plain: symbol_json.NodeJSON) -> Sequence[str]:
     try:
         cls = lookup(plain.op)
-        op = cls.create(**{k: v for k, v in plain.attrs.items() if k in cls.parameters})
+        op = cls.create(**{k: v for k, v in plain.attrs.items() if cls.takes(k) and not k.startswith("__")})
     except (AttributeError, ParameterError):
         return ()
     return (*op.inputs(), *op.auxiliary)
