@@ -10,6 +10,8 @@ A parameter is a class attribute of its operator, its annotation is the type::
 from __future__ import annotations
 
 import ast
+import inspect
+import sys
 import types
 import typing
 from dataclasses import MISSING, Field, dataclass, field
@@ -187,12 +189,27 @@ _WORDS: dict[Any, str] = {
 }
 
 
+_annotations: dict[tuple[str, str], Any] = {}
+
+
+def _annotation(cls: type, name: str) -> Any:
+    """The type that a field was declared with (``get_type_hints`` would evaluate all the others too)."""
+    own = ((each, inspect.get_annotations(each)) for each in cls.__mro__)
+    declared, annotations = next(pair for pair in own if name in pair[1])
+    text = annotations[name]
+    if not isinstance(text, str):
+        return text
+    key = (declared.__module__, text)
+    if key not in _annotations:
+        _annotations[key] = eval(text, vars(sys.modules[declared.__module__]))  # our own source, not a user's
+    return _annotations[key]
+
+
 def parameters_of(cls: type, fields: tuple[Field[Any], ...]) -> dict[str, Parameter]:
     """The table of an operator class's parameters, in the order declared."""
-    hints = typing.get_type_hints(cls)
     table = {}
     for item in fields:
-        kind, optional = hints[item.name], False
+        kind, optional = _annotation(cls, item.name), False
         if typing.get_origin(kind) in (types.UnionType, typing.Union) and type(None) in typing.get_args(kind):
             rest = [arg for arg in typing.get_args(kind) if arg is not type(None)]
             kind, optional = rest[0], True
