@@ -59,6 +59,22 @@ def _round(xp: Any, x: Array, out: Array) -> None:
     xp.copyto(out, xp.trunc(x + xp.copysign(xp.asarray(0.5, x.dtype), x)) if is_floating(x.dtype) else x)
 
 
+def _rint(xp: Any, x: Array, out: Array) -> None:
+    # Halves go down, as in MXNet; NumPy's go to the even number.
+    if not is_floating(x.dtype):
+        xp.copyto(out, x)
+        return
+    below = xp.floor(x)
+    xp.add(below, (x - below) > 0.5, out=out, casting="unsafe")
+
+
+def _sign(xp: Any, x: Array, out: Array) -> None:
+    # That of NaN is 0, as in MXNet.
+    xp.sign(x, out=out, casting="unsafe")
+    if is_floating(out.dtype):
+        xp.copyto(out, 0, where=xp.isnan(out))
+
+
 def _copy(xp: Any, x: Array, out: Array) -> None:
     xp.copyto(out, x)
 
@@ -85,9 +101,9 @@ _TWO_OVER_ROOT_PI = 1.1283791670955126
 TABLE = [
     Row("negative", ufunc("negative"), lambda F, x, y, g: -g, "", "Elementwise -x.", ("_np_negative",)),
     Row("abs", ufunc("abs"), lambda F, x, y, g: g * F.sign(x), "x", "Elementwise absolute value."),
-    Row("sign", ufunc("sign"), lambda F, x, y, g: F.zeros_like(g), "", "Elementwise sign: -1, 0 or 1."),
+    Row("sign", _sign, lambda F, x, y, g: F.zeros_like(g), "", "Elementwise sign: -1, 0 or 1."),
     Row("round", _round, lambda F, x, y, g: F.zeros_like(g), "", "Nearest whole number, halves away from zero."),
-    Row("rint", ufunc("rint"), lambda F, x, y, g: F.zeros_like(g), "", "Nearest whole number, halves to even."),
+    Row("rint", _rint, lambda F, x, y, g: F.zeros_like(g), "", "Nearest whole number, halves downwards."),
     Row("ceil", ufunc("ceil"), lambda F, x, y, g: F.zeros_like(g), "", "Smallest whole number not below x."),
     Row("floor", ufunc("floor"), lambda F, x, y, g: F.zeros_like(g), "", "Largest whole number not above x."),
     Row("trunc", ufunc("trunc"), lambda F, x, y, g: F.zeros_like(g), "", "x without its fraction."),

@@ -457,19 +457,21 @@ def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> An
 
 @operator("SoftmaxActivation")
 class SoftmaxActivation(Operator):
-    """Softmax over each example (``instance``), or over the channels at each position (``channel``)."""
+    """Softmax along the last axis (``instance``), or over the channels, axis 1 (``channel``)."""
 
     mode: Literal["channel", "instance"] = option("instance", "What sums to 1.")
+
+    def axis(self) -> int:
+        """The axis that sums to 1."""
+        return 1 if self.mode == "channel" else -1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         expect_rank(self, "data", shapes[0], 2)
         return shapes, shapes[:1]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        axes = 1 if self.mode == "channel" else tuple(range(1, inputs[0].ndim))
-        softmax_into(run.xp, inputs[0], axes, outputs[0])
+        softmax_into(run.xp, inputs[0], self.axis(), outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         y, head = outputs[0], heads[0]
-        axes: dict[str, Any] = {"axis": 1} if self.mode == "channel" else {"axis": 0, "exclude": True}
-        return [y * (head - F.sum(head * y, keepdims=True, **axes))]
+        return [y * (head - F.sum(head * y, axis=self.axis(), keepdims=True))]

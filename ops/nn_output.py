@@ -125,7 +125,8 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
 
     def _from_classes(self, xp: Any, y: Array, label: Array, out: Array) -> None:
         classes = label.astype(xp.int64)[:, None, :]
-        alpha, others = self.smooth_alpha, max(1, y.shape[1] - 1)
+        # MXNet smooths labels only where there is one for each row.
+        alpha, others = 0.0 if self.multi_output else self.smooth_alpha, max(1, y.shape[1] - 1)
         xp.subtract(y, y.dtype.type(alpha / others), out=out)
         # A label outside the classes matches none of them.
         known = (classes >= 0) & (classes < y.shape[1])

@@ -56,10 +56,8 @@ def resolve_reshape(old: Shape, codes: Shape, reverse: bool = False) -> Shape:
     def refuse(why: str) -> ShapeError:
         return ShapeError(f"Reshape: shape is {codes}, which does not fit the input's shape {old}: {why}")
 
-    groups = _groups(codes, refuse)
-    source = old
-    if reverse:
-        source, groups = old[::-1], groups[::-1]
+    # Reversed, a -4 stands behind the lengths that it splits into.
+    source, groups = (old[::-1], _groups(codes[::-1], refuse)) if reverse else (old, _groups(codes, refuse))
     result: list[int] = []
     inferred = -1
     at = 0
@@ -68,7 +66,7 @@ def resolve_reshape(old: Shape, codes: Shape, reverse: bool = False) -> Shape:
         if code == 0 or code == -4:
             if not rest:
                 raise refuse(f"{code} needs an axis that is not there")
-            result += [rest[0]] if code == 0 else _split(rest[0], pair[::-1] if reverse else pair, refuse)
+            result += [rest[0]] if code == 0 else _split(rest[0], pair, refuse)
             at += 1
         elif code == -1:
             if inferred >= 0:

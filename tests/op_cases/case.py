@@ -38,6 +38,8 @@ class Case(NamedTuple):
     same_gradient: bool = True
     """False where MXNet's own gradient is wrong."""
     note: str = ""
+    dtypes: Mapping[int, str] = MappingProxyType({})
+    """Dtypes of inputs, by position, where float32 will not do."""
 
     @property
     def id(self) -> str:
@@ -50,6 +52,10 @@ class Case(NamedTuple):
         return [
             np.asarray(each(rng) if callable(each) else rng.standard_normal(each), np.float64) for each in self.inputs
         ]
+
+    def given(self) -> list[Array]:
+        """The inputs, in float32 or in their own dtype."""
+        return [array.astype(self.dtypes.get(position, "float32")) for position, array in enumerate(self.arrays())]
 
     def differentiable(self) -> tuple[int, ...]:
         """Positions of the inputs whose gradients are compared."""
