@@ -1,7 +1,7 @@
 """``python -m benchmarks [name ...] [--rounds N]``: run the benchmarks and print every figure beside its peer.
 
 The peers live in environments of their own, under the folder that PEERS names: ``mxnet/bin/python`` with MXNet
-1.9.1. A benchmark whose peer is not there is run without it.
+1.9.1, ``torch/bin/python`` with PyTorch. A benchmark whose peer is not there is run without it.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ def engine(rounds: int) -> None:
         "Engine cost (microseconds an operation, arrays of 16 floats)",
         turns.compare("engine", ["mxnet"], rounds),
         {
-            "chain_us": ("mxnet", 0.35),
-            "independent_us": ("mxnet", 0.35),
-            "push_and_wait_us": ("mxnet", 0.6),
-            "push_and_await_us": ("push_and_wait_us", 1.5),
+            "chain_us": [("mxnet", 0.35)],
+            "independent_us": [("mxnet", 0.35)],
+            "push_and_wait_us": [("mxnet", 0.6)],
+            "push_and_await_us": [("push_and_wait_us", 1.5)],
         },
     )
 
@@ -30,7 +30,7 @@ def lenet(rounds: int) -> None:
     turns.report(
         "LeNet training step (milliseconds, batch 64)",
         turns.compare("lenet", ["mxnet"], rounds),
-        {"step_ms": ("mxnet", 1.5)},
+        {"step_ms": [("mxnet", 1.5)]},
     )
 
 
@@ -45,7 +45,43 @@ def runahead(rounds: int) -> None:
     turns.report("A million pushes without a wait", turns.compare("runahead", [], 1))
 
 
-BENCHMARKS = {function.__name__: function for function in (engine, lenet, lag, runahead)}
+def networks(rounds: int) -> None:
+    """Training steps and inference of the convnet-benchmarks networks and ResNet-18, batch 16, 224x224."""
+    for name in ("alexnet", "googlenet", "resnet_18", "vgg_a"):
+        turns.report(
+            f"{name} (milliseconds, batch 16, 224x224)",
+            turns.compare("convnets", ["mxnet", "torch"], rounds, [name]),
+            {figure: [("mxnet", 0.9), ("torch", 1.05)] for figure in ("train_ms", "infer_ms")},
+        )
+
+
+def language(rounds: int) -> None:
+    """A training step of a two-layer LSTM language model: hidden 512, 35 steps, batch 32, 10,000 words."""
+    turns.report(
+        "LSTM language model (milliseconds a training step)",
+        turns.compare("language", ["mxnet", "torch"], rounds),
+        {"train_ms": [("mxnet", 0.9), ("torch", 1.1)]},
+    )
+
+
+def transformer(rounds: int) -> None:
+    """A training step of a pre-norm Transformer block: width 512, 8 heads, 128 tokens, batch 8."""
+    turns.report(
+        "Transformer block (milliseconds a training step)",
+        turns.compare("transformer", ["mxnet", "torch"], rounds),
+        {"train_ms": [("torch", 1.1)]},
+    )
+
+
+def importing(rounds: int) -> None:
+    """The time that the import takes, in a fresh process."""
+    turns.report("Import (seconds)", turns.compare("importing", ["mxnet", "torch"], rounds))
+
+
+BENCHMARKS = {
+    function.__name__: function
+    for function in (engine, lenet, lag, runahead, networks, language, transformer, importing)
+}
 
 
 def main() -> None:

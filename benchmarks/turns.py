@@ -17,6 +17,9 @@ WORKERS = Path(__file__).parent / "workers"
 PEERS = Path(os.environ.get("PEERS", Path.home() / ".cache" / "flowmx-peers"))
 
 
+Bars = dict[str, list[tuple[str, float]]]
+
+
 def python_of(system: str) -> str | None:
     """The interpreter of a system, or None where it is not installed."""
     if system == "flowmx":
@@ -55,14 +58,14 @@ def compare(
     }
 
 
-def report(title: str, figures: dict[str, dict[str, float]], bars: dict[str, tuple[str, float]] | None = None) -> None:
+def report(title: str, figures: dict[str, dict[str, float]], bars: Bars | None = None) -> None:
     """Print a table: every figure of flowmx, of its peers, the ratio, and the bar where there is one.
 
     Args:
         title: what was measured.
         figures: from :func:`compare`.
-        bars: for a figure, the system (or the other figure of flowmx) it is compared with, and the most its ratio
-            may be.
+        bars: for a figure, the systems (or other figures of flowmx) it is compared with, each with the most its
+            ratio may be.
     """
     print(f"\n{title}")
     peers = [system for system in figures if system != "flowmx"]
@@ -74,8 +77,7 @@ def report(title: str, figures: dict[str, dict[str, float]], bars: dict[str, tup
             other = figures[peer].get(name)
             cells.append(f"{other:10.2f} {value / other:6.2f}" if other else f"{'':10} {'':6}")
         line = f"  {name:34} {value:10.2f} " + " ".join(cells)
-        if bars and name in bars:
-            against, most = bars[name]
+        for against, most in (bars or {}).get(name, ()):
             base = figures.get(against, {}).get(name) or own.get(against)
             if base:
                 ratio = value / base

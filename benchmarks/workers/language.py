@@ -1,6 +1,6 @@
 """Milliseconds of a training step (forward and backward) of a two-layer LSTM language model on the CPU.
 
-    python language.py SYSTEM [HIDDEN STEPS BATCH VOCABULARY]
+python language.py SYSTEM [HIDDEN STEPS BATCH VOCABULARY]
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ def mxnet_like(mx: Any, hidden: int, steps: int, batch: int, words: int) -> dict
     x = mx.sym.RNN(x, mode="lstm", state_size=hidden, num_layers=2, name="lstm")
     x = mx.sym.FullyConnected(mx.sym.Reshape(x, shape=(-1, hidden)), num_hidden=words, name="decode")
     net = mx.sym.SoftmaxOutput(x, mx.sym.Reshape(mx.sym.Variable("label"), shape=(-1,)), name="softmax")
-    requests = {name: "null" if name in ("data", "label") or "state" in name else "write" for name in net.list_arguments()}
+    requests = {
+        name: "null" if name in ("data", "label") or "state" in name else "write" for name in net.list_arguments()
+    }
     bound = net.simple_bind(mx.cpu(), grad_req=requests, data=(steps, batch), label=(steps, batch))
     rng = np.random.default_rng(0)
     for name, array in bound.arg_dict.items():
