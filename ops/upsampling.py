@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, Linear, linear, shape_of
-from flowmx.ops.nn_common import expect_rank
+from flowmx.ops.nn_common import computing_dtype, expect_rank
 from flowmx.ops.nn_convolution import Deconvolution
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
 
@@ -27,16 +27,27 @@ class RepeatPixels(Linear):
         return shapes, [(*data[:2], *(-1 if length == -1 else length * self.scale for length in data[2:]))]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        _blocks(outputs[0], self.scale)[...] = inputs[0][..., None, :, None]
+        _enlarge(inputs[0], _blocks(outputs[0], self.scale))
 
     def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
-        _blocks(head, self.scale).sum(axis=(3, 5), out=out, dtype=out.dtype)
+        # Rows first, which lie together in memory.
+        rows = head.reshape(*out.shape[:3], self.scale, head.shape[3])
+        total = rows.sum(axis=3, dtype=computing_dtype(out.dtype))
+        columns = (total[..., start :: self.scale] for start in range(self.scale))
+        run.xp.copyto(out, sum(columns), casting="unsafe")
 
 
 def _blocks(array: Array, scale: int) -> Array:
     """(batch, channels, height, width) seen as (batch, channels, height/scale, scale, width/scale, scale)."""
     batch, channels, height, width = array.shape
     return array.reshape(batch, channels, height // scale, scale, width // scale, scale)
+
+
+def _enlarge(data: Array, blocks: Array) -> None:
+    """Repeat pixels: within the first row of each block, then row by row."""
+    for column in range(blocks.shape[5]):
+        blocks[:, :, :, 0, :, column] = data
+    blocks[:, :, :, 1:] = blocks[:, :, :, :1]
 
 
 @operator("UpSampling")
@@ -118,7 +129,7 @@ class UpSampling(Operator):
             else:
                 target = _blocks(out[:, start : start + each.shape[1]], self._times(each, out))
                 start += each.shape[1]
-            target[...] = each[..., None, :, None]
+            _enlarge(each, target)
 
     @staticmethod
     def _times(data: Any, out: Any) -> int:
