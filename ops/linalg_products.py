@@ -77,7 +77,7 @@ class _Gemm(Product):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         a, b = (self.matrices(run, inputs[at], (self.transpose_a, self.transpose_b)[at]) for at in range(2))
         out = self.matrices(run, outputs[0])
-        multiply(run.xp, a, b, out)
+        multiply(run, a, b, out)
         if self.alpha != 1:
             out[...] *= self.alpha
 

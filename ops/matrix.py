@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred, shape_of
+from flowmx.ops.products import matmul
 from flowmx.ops.reduce import wide
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, option, required
 
@@ -21,15 +22,15 @@ def _same(op: Operator, one: int, other: int, shapes: Sequence[ShapeOrNone]) -> 
         )
 
 
-def multiply(xp: Any, a: Array, b: Array, out: Array) -> None:
+def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
     """The matrix product (in batches) of ``a`` and ``b``, into ``out`` of the same element count."""
     left, right = wide(a), wide(b)
     shape = (*a.shape[:-1], b.shape[-1])
     # Half precision is multiplied as float32: faster, and rounded once.
     if left is a and right is b and out.flags.c_contiguous:
-        xp.matmul(left, right, out=out.reshape(shape))
+        matmul(run, left, right, out.reshape(shape))
     else:
-        out[...] = xp.matmul(left, right).reshape(out.shape)
+        out[...] = run.xp.matmul(left, right).reshape(out.shape)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -69,7 +70,7 @@ class Dot(Product):
         out = outputs[0]
         a = _as_matrix(lhs, self.transpose_a)
         b = _as_matrix(rhs, not self.transpose_b)
-        multiply(run.xp, a.T if self.transpose_a else a, b.T if self.transpose_b else b, out)
+        multiply(run, a.T if self.transpose_a else a, b.T if self.transpose_b else b, out)
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         summed = _sides(inputs[0], self.transpose_a)[0]
@@ -117,9 +118,9 @@ class BackwardDot(Product):
         shape = (rows, columns.shape[0])
         product = head.reshape(shape) if self.side == "lhs" else head.reshape(shape[::-1]).T
         if mine_first:
-            multiply(run.xp, columns.T, product.T, outputs[0])
+            multiply(run, columns.T, product.T, outputs[0])
         else:
-            multiply(run.xp, product, columns, outputs[0])
+            multiply(run, product, columns, outputs[0])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         ways = {"transpose_a": self.transpose_a, "transpose_b": self.transpose_b}
@@ -178,7 +179,7 @@ class BatchDot(Product):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         a, b = flipped(inputs[0], self.transpose_a), flipped(inputs[1], self.transpose_b)
-        multiply(run.xp, a, b, outputs[0])
+        multiply(run, a, b, outputs[0])
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         summed = inputs[0][-2 if self.transpose_a else -1]
