@@ -437,28 +437,56 @@ class LRN(Operator):
         if self.nsize % 2 == 0:
             raise ParameterError(f"{self.name}: nsize is {self.nsize}, expected an odd number")
 
-    def counted_outputs(self) -> int:
-        return 2
-
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         expect_rank(self, "data", shapes[0], 4, 4)
-        return shapes, shapes[:1]
+        return super().infer_shape(shapes)
 
-    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        xp, x, out = run.xp, inputs[0], outputs[0]
+    def norm(self, xp: Any, x: Array) -> Array:
+        """What is raised to the power: knorm + alpha/nsize · Σx²."""
         norm = xp.empty(x.shape, computing_dtype(x.dtype))
         _window_sum(xp, xp.square(x, dtype=norm.dtype), self.nsize, norm)
         norm *= self.alpha / self.nsize
         norm += self.knorm
-        xp.power(norm, -self.beta, out=norm)
-        xp.multiply(x, norm, out=out, casting="unsafe")
+        return norm
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        norm = self.norm(run.xp, inputs[0])
+        run.xp.power(norm, -self.beta, out=norm)
+        run.xp.multiply(inputs[0], norm, out=outputs[0], casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        x, head = inputs[0], heads[0]
-        share = self.alpha / self.nsize
-        norm = F.op("_channel_window_sum", x * x, nsize=self.nsize) * share + self.knorm
-        around = F.op("_channel_window_sum", head * x * norm ** (-self.beta - 1.0), nsize=self.nsize)
-        return [head * norm**-self.beta - x * around * (2 * share * self.beta)]
+        return [F.op("_backward_LRN", heads[0], inputs[0], **bound(self))]
+
+
+@operator("_backward_LRN")
+class BackwardLRN(LRN):
+    """Gradient of LRN: g = h·n^-β - c·x·W(h·x·n^(-β-1)), with W the sum over a window and c = 2·β·alpha/nsize."""
+
+    arguments = ("head", "data")
+    hidden = True
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (head, x) = run.xp, inputs
+        norm = self.norm(xp, x)
+        scaled = head * norm**-self.beta
+        around = xp.empty_like(norm)
+        _window_sum(xp, scaled * x / norm, self.nsize, around)
+        around *= x
+        around *= 2 * self.beta * self.alpha / self.nsize
+        xp.subtract(scaled, around, out=outputs[0], casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        def around(x: Any) -> Any:
+            return F.op("_channel_window_sum", x, nsize=self.nsize)
+
+        (h, x), q, share = inputs, heads[0], self.alpha / self.nsize
+        c = 2 * share * self.beta
+        n = around(x * x) * share + self.knorm
+        m = n ** (-self.beta - 1.0)
+        sums = around(q * x)
+        by_head = q * n**-self.beta - x * m * sums * c
+        by_data = x * around(sums * h * x * m / n) * (2 * share * (self.beta + 1.0)) - x * around(m * q * h)
+        return [by_head, (by_data - q * around(h * x * m) - h * m * sums) * c]
 
 
 def _window_sum(xp: Any, x: Array, size: int, out: Array) -> None:

@@ -16,7 +16,7 @@ from flowmx.ops.kernels.onednn.matmul import multiply
 from flowmx.ops.products import matmul
 from flowmx.ops.registry import Run, kernel_for, lookup
 
-KERNELS = ["Convolution", "Deconvolution", "Pooling", "BatchNorm", "FullyConnected", "Concat", "transpose"]
+KERNELS = ["Convolution", "Deconvolution", "Pooling", "BatchNorm", "FullyConnected", "Concat", "LRN", "transpose"]
 
 needs_onednn = pytest.mark.skipif(onednn.library() is None, reason="the oneDNN library is not installed")
 
@@ -97,6 +97,17 @@ def test_convolutions(name, shape, parameters, order):
     ):
         back = lookup(f"_backward_{name}_{kind}").create(**parameters, no_bias=True)
         assert_close(*both(back, inputs, shapes, order))
+
+
+@needs_onednn
+@pytest.mark.parametrize("order", ["C", "channels last"])
+@pytest.mark.parametrize("shape", [(2, 16, 5, 5), (1, 3, 2, 2), (2, 40, 7, 3)])
+def test_response_normalisation(shape, order):
+    rng = np.random.default_rng(0)
+    parameters = {"nsize": 5, "alpha": 0.3, "beta": 0.6, "knorm": 1.5}
+    head, data = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    assert_close(*both(lookup("LRN").create(**parameters), [data], [shape], order))
+    assert_close(*both(lookup("_backward_LRN").create(**parameters), [head, data], [shape], order))
 
 
 @needs_onednn
