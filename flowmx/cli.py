@@ -21,8 +21,8 @@ PACKAGES = {
     "msgpack": "messages between peers",
     "aiohttp": "peers",
     "uvloop": "a faster event loop",
-    "onednn-cpu-gomp": "for faster convolutions on the CPU, to come",
-    "numba": "for fused kernels on the CPU, to come",
+    "onednn-cpu-gomp": "convolutions, products and normalisations on the CPU",
+    "llvmlite": "fused loops on the CPU",
     "threadpoolctl": "thread counts of BLAS",
     "cupy-cuda12x": "arrays on GPUs",
 }
