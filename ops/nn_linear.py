@@ -27,7 +27,8 @@ def as_matrix(array: Array, flatten: bool) -> Array:
     """The data as a matrix: one row an example."""
     if array.ndim == 2:
         return array
-    return array.reshape(len(array), -1) if flatten else array.reshape(-1, array.shape[-1])
+    shape = array.shape
+    return array.reshape((shape[0], product(shape[1:])) if flatten else (product(shape[:-1]), shape[-1]))
 
 
 def _multiply(run: Run, a: Array, b: Array, out: Array) -> None:

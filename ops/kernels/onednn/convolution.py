@@ -101,10 +101,11 @@ class BackwardData(_Plan):
     def __init__(self, windows: Windows, head: Geometry, weight: Geometry, data: Geometry) -> None:
         super().__init__(windows, data[0], weight, head[0])
         lib = loaded()
+        hint = lib.own(self, "primitive_desc", self.forward_desc(None, False, train=True))
         desc = lib.create(
             "convolution_backward_data_primitive_desc_create", lib.engine, int(Alg.CONVOLUTION_DIRECT),
             self.data.handle, self.weight.handle, self.out.handle, *self.windows,
-            self.forward_desc(None, False, train=True), attributes(),
+            hint, attributes(),
         )  # fmt: skip
         self._run = Primitive(desc, {Arg.DIFF_DST: self.out, Arg.WEIGHTS: Query.WEIGHTS, Arg.DIFF_SRC: self.data})
         self._head = Operand("output", strided(*head), self.out)
@@ -126,10 +127,11 @@ class BackwardWeights(_Plan):
         super().__init__(windows, data[0], weight, head[0])
         lib = loaded()
         bias = plain((head[0][1],)) if with_bias else None
+        hint = lib.own(self, "primitive_desc", self.forward_desc(bias, False, train=True))
         desc = lib.create(
             "convolution_backward_weights_primitive_desc_create", lib.engine, int(Alg.CONVOLUTION_DIRECT),
             self.data.handle, self.weight.handle, None if bias is None else bias.handle, self.out.handle,
-            *self.windows, self.forward_desc(bias, False, train=True), attributes(),
+            *self.windows, hint, attributes(),
         )  # fmt: skip
         arguments: dict[int, Desc | Query] = {
             Arg.SRC: self.data, Arg.DIFF_DST: self.out, Arg.DIFF_WEIGHTS: Query.DIFF_WEIGHTS

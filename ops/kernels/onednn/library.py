@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
+import weakref
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,11 @@ class Library:
         made = Handle()
         self.call(name, ctypes.byref(made), *arguments)
         return made
+
+    def own(self, owner: object, kind: str, handle: Handle) -> Handle:
+        """Destroy a handle (``dnnl_KIND_destroy``) once its owner is gone; returns it."""
+        weakref.finalize(owner, self._dll[f"dnnl_{kind}_destroy"], handle).atexit = False
+        return handle
 
     def call(self, name: str, *arguments: Any) -> None:
         """Call ``dnnl_NAME``."""

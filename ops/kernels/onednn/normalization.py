@@ -92,9 +92,10 @@ class Backward(_Plan):
     def __init__(self, head: Geometry, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
         super().__init__(data, out, eps, flags)
         lib = loaded()
+        hint = lib.own(self, "primitive_desc", self.forward_desc(Prop.FORWARD_TRAINING))
         desc = lib.create(
             "batch_normalization_backward_primitive_desc_create", lib.engine, int(Prop.BACKWARD), self.data.handle,
-            self.data.handle, self.data.handle, self.eps, flags, self.forward_desc(Prop.FORWARD_TRAINING),
+            self.data.handle, self.data.handle, self.eps, flags, hint,
             attributes(),
         )  # fmt: skip
         arguments: dict[int, Desc | Query] = {

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import (
     Array,
@@ -102,10 +104,11 @@ class Backward(_Plan):
     def __init__(self, op: Pooling, head: Geometry, data: Geometry) -> None:
         super().__init__(op, data, head)
         lib = loaded()
+        hint = lib.own(self, "primitive_desc", self.forward_desc(True))
         is_max = self.algorithm == Alg.POOLING_MAX
         desc = lib.create(
             "pooling_backward_primitive_desc_create", lib.engine, int(self.algorithm), self.data.handle,
-            self.out.handle, *self.windows, self.forward_desc(True), attributes(),
+            self.out.handle, *self.windows, hint, attributes(),
         )  # fmt: skip
         arguments: dict[int, Desc | Query] = {Arg.DIFF_DST: self.out, Arg.DIFF_SRC: self.data}
         if is_max:
@@ -121,8 +124,6 @@ class Backward(_Plan):
 
 def _note(run: Run, made: Forward, out: Array) -> int:
     """Memory in which a graph keeps where the maxima were, by the output that they belong to."""
-    import numpy as np
-
     key = ("pooling", pointer(out))
     memory = run.memo.get(key)  # type: ignore[union-attr]
     if memory is None or memory.nbytes != made.note_bytes:

@@ -53,8 +53,9 @@ class Desc:
     """A memory descriptor: a shape and how its elements lie in memory."""
 
     def __init__(self, handle: Handle) -> None:
-        self.handle = handle
-        self.nbytes = loaded().size(handle)
+        lib = loaded()
+        self.handle = lib.own(self, "memory_desc", handle)
+        self.nbytes = lib.size(handle)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Desc) and (other is self or loaded().equal(self.handle, other.handle))
@@ -136,6 +137,7 @@ def plainly(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]
             each[...] = result
 
 
+@lru_cache
 def attributes(relu: bool = False) -> Handle:
     """The attributes of a primitive: scratch memory from us, and a ReLU on the output where wanted."""
     lib = loaded()
@@ -160,14 +162,13 @@ class Primitive:
             arguments: for each argument its descriptor, or what to ask the primitive descriptor for.
         """
         lib = self._lib = loaded()
-        self.desc = desc
+        self.desc = lib.own(self, "primitive_desc", desc)
         self.arguments = {
             argument: Desc(lib.described(desc, each)) if isinstance(each, Query) else each
             for argument, each in arguments.items()
         }
-        self._scratch = Desc(lib.described(desc, Query.SCRATCHPAD)).nbytes
-        self._scratch_desc = lib.described(desc, Query.SCRATCHPAD)
-        self._primitive = lib.create("primitive_create", desc)
+        self._scratch = Desc(lib.described(desc, Query.SCRATCHPAD))
+        self._primitive = lib.own(self, "primitive", lib.create("primitive_create", desc))
         self._idle: list[_Call] = []
         self._execute, self._stream = lib.execute, lib.stream
 
@@ -184,9 +185,9 @@ class Primitive:
         try:
             call = self._idle.pop()
         except IndexError:
-            call = _Call(self._lib, self.arguments, self._scratch_desc if self._scratch else None)
-        if self._scratch:
-            addresses = (*addresses, scratch("primitive", self._scratch))
+            call = _Call(self._lib, self.arguments, self._scratch if self._scratch.nbytes else None)
+        if self._scratch.nbytes:
+            addresses = (*addresses, scratch("primitive", self._scratch.nbytes))
         if call.addresses != addresses:
             call.point(self._lib, addresses)
         check("primitive_execute", self._execute(self._primitive, self._stream, call.count, call.table))
@@ -196,11 +197,13 @@ class Primitive:
 class _Call:
     """The memory objects of one run."""
 
-    def __init__(self, lib: Library, arguments: Mapping[int, Desc], scratch_desc: Handle | None) -> None:
+    def __init__(self, lib: Library, arguments: Mapping[int, Desc], room: Desc | None) -> None:
         handles = [(argument, desc.handle) for argument, desc in arguments.items()]
-        if scratch_desc is not None:
-            handles.append((int(Arg.SCRATCHPAD), scratch_desc))
-        self.memories = [lib.create("memory_create", desc, lib.engine, Handle(None)) for _, desc in handles]
+        if room is not None:
+            handles.append((int(Arg.SCRATCHPAD), room.handle))
+        self.memories = [
+            lib.own(self, "memory", lib.create("memory_create", desc, lib.engine, Handle(None))) for _, desc in handles
+        ]
         self.table = (ExecArg * len(handles))(
             *(ExecArg(argument, memory) for (argument, _), memory in zip(handles, self.memories, strict=True))
         )
