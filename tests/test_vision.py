@@ -1,0 +1,184 @@
+"""What the table of vision operators does not say: names, shapes, dtypes, nothing to do, refusals."""
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.test_utils import assert_almost_equal
+
+contrib = mx.nd.contrib
+REGIONS = [[0, 0.3, 0.6, 4.1, 4.7], [1, 2.2, 1.1, 5.9, 3.4]]
+
+
+def nd(*shape, dtype="float32"):
+    return mx.nd.array(np.random.default_rng(len(shape)).standard_normal(shape), dtype=dtype)
+
+
+POOL = {"pooled_size": (2, 3), "spatial_scale": 0.5}
+CONV = {"kernel": (3, 3), "num_filter": 4}
+# operator, parameters, the data's shape, generated arguments with their shapes, outputs
+INFERRED = [
+    ("ROIPooling", POOL, (2, 3, 6, 7), {"n_rois": (-1, 5)}, ["n_output"]),
+    ("_contrib_ROIAlign", POOL, (2, 3, 6, 7), {"n_rois": (-1, 5)}, ["n_output"]),
+    ("_contrib_box_iou", {}, (2, 3, 4), {"n_rhs": None}, ["n_output"]),
+    ("_contrib_box_nms", {}, (2, 3, 6), {}, ["n_output0"]),
+    ("_contrib_bipartite_matching", {"threshold": 0.1}, (2, 3, 6), {}, ["n_output0", "n_output1"]),
+    ("_contrib_DeformableConvolution", CONV, (2, 3, 6, 7),
+     {"n_offset": (2, 18, 4, 5), "n_weight": (4, 3, 3, 3), "n_bias": (4,)}, ["n_output"]),
+    ("_contrib_ModulatedDeformableConvolution", {**CONV, "num_deformable_group": 3, "no_bias": True}, (2, 3, 6, 7),
+     {"n_offset": (2, 54, 4, 5), "n_mask": (2, 27, 4, 5), "n_weight": (4, 3, 3, 3)}, ["n_output"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "params", "shape", "others", "outputs"), INFERRED, ids=lambda v: str(v)[:30])
+def test_names_and_shapes_as_mxnet(name, params, shape, others, outputs):
+    net = getattr(mx.sym, name)(mx.sym.Variable("data"), name="n", **params)
+    assert net.list_arguments() == ["data", *others]
+    assert net.list_outputs() == outputs
+    found = net.infer_shape_partial(data=shape)[0][1:]
+    assert found == [() if each is None else tuple(max(0, n) for n in each) for each in others.values()]
+
+
+@pytest.mark.parametrize("name", ["ROIPooling", "_contrib_ROIAlign"])
+def test_regions_of_no_image_are_zero(name):
+    data = nd(2, 3, 6, 7)
+    rois = mx.nd.array([*REGIONS, [-1, 0, 0, 4, 4]])
+    made = mx.nd.op.op(name, data, rois, pooled_size=(2, 2), spatial_scale=1.0)
+    assert not made[2].asnumpy().any()
+    assert made[:2].asnumpy().any()
+
+
+@pytest.mark.parametrize("name", ["ROIPooling", "_contrib_ROIAlign"])
+def test_half_precision_and_no_regions(name):
+    found = []
+    for dtype in ("float32", "float16"):
+        data = nd(2, 3, 6, 7).astype("float16").astype(dtype)
+        data.attach_grad()
+        with mx.autograd.record():
+            made = mx.nd.op.op(name, data, mx.nd.array(REGIONS, dtype=dtype), pooled_size=(2, 2), spatial_scale=1.0)
+        made.backward()
+        assert data.grad is not None
+        assert made.dtype == np.dtype(dtype)
+        found.append((made.astype("float32"), data.grad.astype("float32")))
+    for one, other in zip(*found, strict=True):
+        assert_almost_equal(one, other, rtol=2e-2, atol=2e-2)
+    none = mx.nd.op.op(name, nd(2, 3, 6, 7), mx.nd.array(np.zeros((0, 5), "float32")), pooled_size=(2, 2),
+                       spatial_scale=1.0)  # fmt: skip
+    assert none.shape == (0, 3, 2, 2)
+    assert none.asnumpy().size == 0
+
+
+def test_aligned_regions_lie_half_a_pixel_off():
+    data, rois = nd(1, 2, 8, 8), mx.nd.array([[0, 1.5, 1.5, 5.5, 5.5]])
+    aligned = contrib.ROIAlign(data, rois, pooled_size=(2, 2), spatial_scale=1.0, aligned=True)
+    moved = contrib.ROIAlign(data, rois - mx.nd.array([[0, 0.5, 0.5, 0.5, 0.5]]), pooled_size=(2, 2), spatial_scale=1.0)
+    assert_almost_equal(aligned, moved, rtol=1e-5)
+
+
+def kept_one_by_one(boxes, threshold):
+    """Greedy suppression, box by box."""
+    left = []
+    for box in boxes[np.argsort(-boxes[:, 1], kind="stable")]:
+        overlaps = [
+            contrib.box_iou(mx.nd.array(box[None, 2:]), mx.nd.array(each[None, 2:])).asscalar()
+            for each in left
+            if each[0] == box[0]
+        ]
+        if not overlaps or max(overlaps) <= threshold:
+            left.append(box)
+    return np.array(left)
+
+
+def test_suppression_as_box_by_box():
+    rng = np.random.default_rng(3)
+    corner, side = rng.uniform(0, 1, (40, 2)), rng.uniform(0.2, 0.6, (40, 2))
+    scores = rng.uniform(0.1, 1, (40, 1))
+    boxes = np.concatenate([rng.integers(0, 3, (40, 1)), scores, corner, corner + side], axis=1).astype("float32")
+    expected = kept_one_by_one(boxes, 0.3)
+    made = contrib.box_nms(mx.nd.array(boxes), overlap_thresh=0.3, id_index=0).asnumpy()
+    np.testing.assert_array_equal(made[: len(expected)], expected)
+    assert (made[len(expected) :] == -1).all()
+
+
+@pytest.mark.parametrize("shape", [(0, 6), (2, 0, 6), (0, 4, 6)])
+def test_no_boxes(shape):
+    boxes = mx.nd.array(np.zeros(shape, "float32"))
+    assert contrib.box_nms(boxes).asnumpy().shape == shape
+    matches = contrib.bipartite_matching(boxes, threshold=0.1)
+    assert [each.asnumpy().shape for each in matches] == [shape[:-1], (*shape[:-2], shape[-1])]
+    places = mx.nd.array(np.zeros((*shape[:-1], 4), "float32"))
+    assert contrib.box_iou(places, mx.nd.zeros((3, 4))).asnumpy().shape == (*shape[:-1], 3)
+
+
+def test_boxes_in_half_precision():
+    boxes = mx.nd.array([[0, 0.5, 0, 0, 4, 4], [0, 0.75, 0, 0, 4, 5], [0, 0.25, 4, 4, 8, 8]], dtype="float16")
+    made = contrib.box_nms(boxes)
+    assert made.dtype == np.float16
+    np.testing.assert_array_equal(made.asnumpy()[:, 1], [0.75, 0.25, -1])
+    assert contrib.box_iou(boxes[:, 2:], boxes[:, 2:]).dtype == np.float16
+
+
+def test_without_offsets_it_is_a_convolution():
+    data, weight, bias = nd(2, 4, 6, 5), nd(6, 2, 3, 3), nd(6)
+    params = {"kernel": (3, 3), "num_filter": 6, "num_group": 2, "pad": (1, 1), "stride": (2, 1)}
+    expected = mx.nd.Convolution(data, weight, bias, **params)
+    offset, mask = mx.nd.zeros((2, 18, 3, 5)), mx.nd.ones((2, 9, 3, 5))
+    made = contrib.DeformableConvolution(data, offset, weight, bias, **params)
+    assert_almost_equal(made, expected, rtol=1e-4, atol=1e-5)
+    made = contrib.ModulatedDeformableConvolution(data, offset, mask, weight, bias, **params)
+    assert_almost_equal(made, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "batch"), [("float16", 2), ("float32", 0)])
+def test_deformed_in_half_precision_and_of_no_examples(dtype, batch):
+    arrays = [mx.nd.array(np.full(shape, 0.5), dtype=dtype)
+              for shape in ((batch, 2, 5, 5), (batch, 18, 3, 3), (3, 2, 3, 3), (3,))]  # fmt: skip
+    for each in arrays:
+        each.attach_grad()
+    with mx.autograd.record():
+        made = contrib.DeformableConvolution(*arrays, kernel=(3, 3), num_filter=3)
+    made.backward()
+    assert made.shape == (batch, 3, 3, 3)
+    assert made.dtype == np.dtype(dtype)
+    np.testing.assert_allclose(made.asnumpy(), 5.0, rtol=1e-2)
+    assert arrays[2].grad.asnumpy().any() == (batch > 0)
+
+
+REFUSED = [
+    ("ROIPooling", [(2, 3, 6, 7), (2, 4)], POOL, r"rois has shape \(2, 4\), expected \(-1, 5\)"),
+    ("ROIPooling", [(2, 3, 6, 7), (2, 5)], {**POOL, "pooled_size": (2,)}, "pooled_size is"),
+    ("_contrib_ROIAlign", [(2, 3, 6), (2, 5)], POOL, "expected 4 axes"),
+    ("_contrib_ROIAlign", [(2, 3, 6, 7), (2, 5)], {**POOL, "position_sensitive": True}, "expected a multiple of 6"),
+    ("_contrib_box_iou", [(2, 3), (2, 4)], {}, "expected 4 numbers a box"),
+    ("_contrib_box_iou", [(2, 4), (2, 4)], {"format": "side"}, "format is 'side'"),
+    ("_contrib_box_nms", [(2, 5)], {}, "expected at least 6 numbers"),
+    ("_contrib_box_nms", [(2, 7)], {"score_index": 3}, "score_index is 3"),
+    ("_contrib_box_nms", [(2, 7)], {"id_index": 1}, "id_index is 1"),
+    ("_contrib_bipartite_matching", [(2, 7)], {}, "missing parameter threshold"),
+    ("_contrib_DeformableConvolution", [(2, 3, 6, 7), (2, 16, 4, 5), (4, 3, 3, 3), (4,)], CONV,
+     r"offset has shape \(2, 16, 4, 5\), expected \(2, 18, 4, 5\)"),
+    ("_contrib_DeformableConvolution", [(2, 3, 6, 7), (2, 18, 4, 5), (4, 3, 3, 3), (4,)],
+     {**CONV, "num_deformable_group": 2}, "num_deformable_group 2"),
+    ("_contrib_DeformableConvolution", [(2, 3, 6), (2, 18, 4), (4, 3, 3), (4,)], {**CONV, "kernel": (3,)}, "kernel is"),
+    ("_contrib_DeformableConvolution", [(2, 3, 2, 7), (2, 18, 4, 5), (4, 3, 3, 3), (4,)], CONV, "smaller than one"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shapes", "params", "message"), REFUSED, ids=lambda value: str(value)[:40])
+def test_refused_at_the_call(name, shapes, params, message):
+    with pytest.raises((ValueError, TypeError), match=message) as caught:
+        mx.nd.op.op(name, *(nd(*shape) for shape in shapes), **params)
+    assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ROIPooling", "_contrib_ROIAlign"])
+def test_an_image_that_is_not_there_is_refused(name):
+    made = mx.nd.op.op(name, nd(2, 3, 6, 7), mx.nd.array([[2, 0, 0, 3, 3]]), **POOL)
+    with pytest.raises(IndexError, match="rois name the image 2, but the data has 2"):
+        made.wait_to_read()
+
+
+def test_an_aligned_region_without_area_is_refused():
+    made = contrib.ROIAlign(nd(1, 3, 6, 7), mx.nd.array([[0, 3, 3, 1, 1]]), aligned=True, **POOL)
+    with pytest.raises(ValueError, match="a region has length"):
+        made.wait_to_read()
