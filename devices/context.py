@@ -52,6 +52,12 @@ class Context:
         """MXNet's number for the device type (1: cpu, 2: gpu, ...)."""
         return self.devstr2type[self.device_type]
 
+    def empty_cache(self) -> None:
+        """Give the memory that the device keeps for new arrays back to the system."""
+        from flowmx import devices
+
+        devices.get(self).empty_cache()
+
     def __enter__(self) -> Context:
         _entered.set((*_entered.get(), self))
         return self

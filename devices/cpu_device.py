@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import settings
-from flowmx.devices import threads
+from flowmx.devices import pool, threads
 from flowmx.devices.context import Context
 from flowmx.devices.device import Device
 from flowmx.devices.generator import Generator
@@ -41,7 +41,10 @@ class CPUDevice(Device):
         self._copies = CopyActor(f"copy to {context}")
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
-        return np.empty(shape, dtype)
+        return pool.allocate(shape, dtype)
+
+    def empty_cache(self) -> None:
+        pool.clear()
 
     def copy_actor(self, source: Device) -> Actor:
         return self._copies

@@ -63,6 +63,9 @@ class Device(ABC):
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes."""
 
+    def empty_cache(self) -> None:
+        """Give memory that is kept for new arrays back to the system."""
+
     def token_after(self) -> object | None:
         """What completes when the work launched so far on this thread's stream does (None: it has)."""
         return None

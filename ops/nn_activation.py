@@ -405,9 +405,8 @@ class Softmax(_Softmax):
             outputs[0][...] = run.xp.where(self.inside(run.xp, inputs[0], inputs[1]), outputs[0], 0)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        y, head = outputs[0], heads[0]
-        inner = F.sum(head * y, axis=self.axis, keepdims=True)
-        return self.grads(_cast_back(F, self, y * (head - inner) * self.scale(), inputs))
+        step = F.op("_backward_softmax", heads[0], outputs[0], axis=self.axis, scaling=self.scale())
+        return self.grads(_cast_back(F, self, step, inputs))
 
 
 @operator("softmin")
@@ -446,9 +445,63 @@ class LogSoftmax(_Softmax):
         xp.subtract(out, xp.log(total), out=out, casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        head = heads[0]
-        inner = F.sum(head, axis=self.axis, keepdims=True)
-        return self.grads(_cast_back(F, self, (head - F.exp(outputs[0]) * inner) * self.scale(), inputs))
+        step = F.op("_backward_log_softmax", heads[0], outputs[0], axis=self.axis, scaling=self.scale())
+        return self.grads(_cast_back(F, self, step, inputs))
+
+
+class _BackwardSoftmax(Operator):
+    """A gradient of the head and of the output; ``scaling`` is what the data was multiplied by."""
+
+    arguments = ("head", "output")
+    hidden = True
+    axis: int
+    scaling: float
+
+    def total(self, run: Run, x: Array) -> Array:
+        """The sum along the axis."""
+        return x.sum(axis=self.axis, keepdims=True, dtype=computing_dtype(x.dtype))
+
+
+@operator("_backward_softmax")
+class BackwardSoftmax(_BackwardSoftmax):
+    """Gradient of softmax: y · (head - Σ head · y)."""
+
+    axis: int = -1
+    scaling: float = 1.0
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        (head, y), out = inputs, outputs[0]
+        step = head - self.total(run, head * y)
+        step *= self.scaling
+        run.xp.multiply(step, y, out=out, casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        head, y = inputs
+        inner, other = (F.sum(each * y, axis=self.axis, keepdims=True) for each in (head, heads[0]))
+        return [
+            F.op("_backward_softmax", heads[0], y, axis=self.axis, scaling=self.scaling),
+            (heads[0] * (head - inner) - head * other) * self.scaling,
+        ]
+
+
+@operator("_backward_log_softmax")
+class BackwardLogSoftmax(_BackwardSoftmax):
+    """Gradient of log_softmax: head - eʸ · Σ head."""
+
+    axis: int = -1
+    scaling: float = 1.0
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (head, y), out = run.xp, inputs, outputs[0]
+        step = xp.exp(y) * self.total(run, head)
+        xp.subtract(head, step, out=step, casting="unsafe")
+        xp.multiply(step, self.scaling, out=out, casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        head, y = inputs
+        probability = F.exp(y)
+        inner, other = (F.sum(each, axis=self.axis, keepdims=True) for each in (head, heads[0] * probability))
+        return [(heads[0] - other) * self.scaling, heads[0] * probability * inner * -self.scaling]
 
 
 def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> Any:

@@ -304,6 +304,10 @@ class Code:
         zeros = f"<{self.lanes} x i32> zeroinitializer"
         return self.put(vector, f"shufflevector {first}, {vector} poison, {zeros}")
 
+    def first(self, vector: Value) -> Value:
+        """The first lane's number."""
+        return self.put(self.real.name, f"extractelement {vector}, i64 0")
+
     def first_lanes(self, count: Value) -> Value:
         """The mask of the first ``count`` lanes."""
         numbers = ", ".join(f"i64 {lane}" for lane in range(self.lanes))
@@ -314,8 +318,8 @@ class Code:
         return self.put(yes.type, f"select {condition}, {yes}, {no}")
 
     def binary(self, name: str, a: Value, b: Value) -> Value:
-        """fadd, fsub, fmul or fdiv; a product and a sum may become one fused operation."""
-        return self.put(a.type, f"{name} contract {a}, {b.name}")
+        """One of fadd, fsub, fmul and fdiv, rounded as it stands."""
+        return self.put(a.type, f"{name} {a}, {b.name}")
 
     def intrinsic(self, name: str, *operands: Value) -> Value:
         """One of LLVM's functions of vectors, such as ``llvm.fabs``."""

@@ -66,16 +66,16 @@ class Loop:
     def _write(self, features: frozenset[str]) -> str:
         code = Code(self.real, features)
         size, share = code.word(), code.word()
-        given = {uniform: code.number() for uniform in self.uniforms}
-        sources = [code.array() for _ in range(self.inputs)]
+        numbers = {uniform: code.number() for uniform in self.uniforms}
+        sources = {placeholder(position): code.array() for position in range(self.inputs)}
         targets = [code.array() for _ in self.outputs]
         with code.tasks() as task:
             start = code.times(task, share)
             stop = code.least(code.plus(start, share), size)
 
             def body(index: Any, mask: Any) -> None:
-                read = [code.load(source, index, mask) for source in sources]
-                for value, target in zip(lower(code, self.outputs, read, given), targets, strict=True):
+                read = {source: code.load(address, index, mask) for source, address in sources.items()}
+                for value, target in zip(lower(code, self.outputs, numbers | read), targets, strict=True):
                     code.store(value, target, index, mask)
 
             code.strips(start, stop, body)
@@ -83,7 +83,7 @@ class Loop:
 
     def values(self, owner: Any) -> list[float]:
         """The numbers that come with a call of this operator."""
-        return [evaluate(uniform, owner) for uniform in self.uniforms]
+        return [evaluate(uniform, lambda name: getattr(owner, name)) for uniform in self.uniforms]
 
     def run(self, size: int, numbers: Sequence[float], arrays: Sequence[Array]) -> bool:
         """Run it over flat arrays, inputs first; False where it is not compiled (yet)."""

@@ -34,7 +34,7 @@ class Expr:
     Attributes:
         kind: the primitive's name, as :mod:`.lowering` knows it, or a leaf's: input, number, parameter.
         args: its operands.
-        value: an input's position, a number, a parameter's name.
+        value: an input's position or name, a number, a parameter's name.
         uniform: True where no input is part of it.
     """
 
@@ -122,9 +122,9 @@ def number(value: float) -> Expr:
     return _intern("number", (), float(value))
 
 
-def placeholder(position: int) -> Expr:
-    """The element of an input."""
-    return _intern("input", (), position)
+def placeholder(which: int | str) -> Expr:
+    """The element of an input, or another value that the loop finds for each element."""
+    return _intern("input", (), which)
 
 
 def parameter(name: str) -> Expr:
@@ -146,16 +146,16 @@ class Parameters:
         return parameter(name)
 
 
-def evaluate(uniform: Expr, owner: Any) -> float:
-    """The value of an expression without inputs; parameters are attributes of ``owner``.
+def evaluate(uniform: Expr, values: Callable[[str], float]) -> float:
+    """The value of an expression without inputs, where ``values(name)`` is a parameter's.
 
     An overflow or a division by 0 gives what it gives in a loop: infinity or NaN.
     """
     if uniform.kind == "number":
         return float(uniform.value)
     if uniform.kind == "parameter":
-        return float(getattr(owner, uniform.value))
-    operands = [evaluate(arg, owner) for arg in uniform.args]
+        return float(values(uniform.value))
+    operands = [evaluate(arg, values) for arg in uniform.args]
     try:
         return float(_UNIFORM[uniform.kind](*operands))
     except ZeroDivisionError:

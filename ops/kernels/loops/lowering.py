@@ -22,34 +22,27 @@ _INTRINSICS = {
 _COMPARISONS = {"lt": "olt", "le": "ole", "gt": "ogt", "ge": "oge", "eq": "oeq", "ne": "une"}
 
 
-def lower(code: Code, outputs: Sequence[Expr], inputs: Sequence[Value], uniforms: Mapping[Expr, Value]) -> list[Value]:
+def lower(code: Code, outputs: Sequence[Expr], given: Mapping[Expr, Value]) -> list[Value]:
     """Add the instructions that compute formulas.
 
     Args:
         code: the function to add them to.
         outputs: the formulas.
-        inputs: the inputs' values, by position.
-        uniforms: the values that come with the call; see :func:`.expressions.uniforms`.
+        given: the values of inputs, and of what comes with the call (:func:`.expressions.uniforms`).
     """
-    known: dict[Expr, Value] = {}
+    known = dict(given)
 
     def visit(expr: Expr) -> Value:
         value = known.get(expr)
         if value is None:
-            value = known[expr] = _emit(code, expr, visit, inputs, uniforms)
+            value = known[expr] = _emit(code, expr, visit)
         return value
 
     return [visit(output) for output in outputs]
 
 
-def _emit(
-    code: Code, expr: Expr, visit: Callable[[Expr], Value], inputs: Sequence[Value], uniforms: Mapping[Expr, Value]
-) -> Value:
+def _emit(code: Code, expr: Expr, visit: Callable[[Expr], Value]) -> Value:
     kind = expr.kind
-    if expr in uniforms:
-        return uniforms[expr]
-    if kind == "input":
-        return inputs[expr.value]
     if kind == "number":
         return code.constant(expr.value)
     operands = [visit(arg) for arg in expr.args]

@@ -1,0 +1,83 @@
+"""LayerNorm with its gradients, and L2Normalization: each row by its own statistics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.kernels.loops.expressions import Expr, sqrt
+from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
+from flowmx.ops.kernels.loops.softmax import LEAST, around, suits
+from flowmx.ops.registry import Array, Run, kernel
+
+
+def _layer_norm(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
+    mean = row.sum(x) / row.length
+    centred = x - mean
+    deviation = sqrt(row.sum(centred * centred) / row.length + p.eps)
+    return centred * (1.0 / deviation) * gamma + beta, mean, deviation
+
+
+def _backward_layer_norm(
+    p: Any, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, deviation: Expr
+) -> tuple[Expr, ...]:
+    inverse = 1.0 / deviation
+    hat = (x - mean) * inverse
+    scaled = head * gamma
+    along, across = row.sums(scaled * hat, scaled)
+    step = (scaled - across / row.length - hat * (along / row.length)) * inverse
+    return step, head * hat, head
+
+
+_forward = Rows(Kind(full=1, columns=2, outputs=1, results=2), _layer_norm)
+_backward = Rows(Kind(full=2, columns=1, singles=2, outputs=1, totals=2), _backward_layer_norm)
+
+
+@kernel("cpu", "LayerNorm")
+def _layer_norm_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    out = outputs[0]
+    fast = out.size >= LEAST and suits(*inputs, *outputs)
+    if not (fast and _forward.run(op, around(out.shape, op.axis), inputs, outputs)):
+        op.forward(run, inputs, outputs)
+
+
+@kernel("cpu", "_backward_LayerNorm")
+def _backward_layer_norm_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    out = outputs[0]
+    parts: list[Array] = []
+
+    def totals(tasks: int) -> Array:
+        parts.append(np.empty((tasks, 2, around(out.shape, op.axis)[1]), np.float32))
+        return parts[0]
+
+    outer, length, inner = around(out.shape, op.axis)
+    # Sums over the rows are written for rows along the last axis.
+    fast = inner == 1 and out.size >= LEAST and suits(*inputs, *outputs)
+    if not (fast and _backward.run(op, (outer, length, inner), inputs, outputs[:1], totals)):
+        op.forward(run, inputs, outputs)
+        return
+    np.sum(parts[0][:, 0], axis=0, out=outputs[1])
+    np.sum(parts[0][:, 1], axis=0, out=outputs[2])
+
+
+def _l2(p: Any, row: Row, x: Expr) -> Expr:
+    return x * (1.0 / sqrt(row.sum(x * x) + p.eps))
+
+
+_l2_rows = Rows(Kind(), _l2)
+
+
+@kernel("cpu", "L2Normalization")
+def _l2_normalization(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, out = inputs[0], outputs[0]
+    if op.mode == "channel":
+        shape = around(x.shape, 1)
+    else:
+        axes = 1 if op.mode == "instance" else 2
+        shape = (math.prod(x.shape[:axes]), math.prod(x.shape[axes:]), 1)
+    fast = x.size >= LEAST and suits(x, out)
+    if not (fast and _l2_rows.run(op, shape, [x], [out])):
+        op.forward(run, inputs, outputs)

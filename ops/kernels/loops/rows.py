@@ -1,0 +1,326 @@
+"""Fused kernels that reduce: an array is seen as rows, and a formula may look at sums and maxima of its row.
+
+Such a formula is written as passes over a row::
+
+    def softmax(p, row, x):
+        top = row.max(x * p.scale)
+        e = row.keep(0, exp(x * p.scale - top))
+        return e / row.sum(e)
+
+Each ``max``, ``sum`` or ``sums`` is a pass; what it returns is one number for the row. ``keep`` stores an
+output in the following pass already, to be read again in later ones. The last pass computes the outputs that
+the formula returns. An array of shape (outer, length, inner) is reduced over ``length``. Where inner is 1 a
+vector holds neighbours of one row; elsewhere it holds as many rows side by side.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flowmx.ops.kernels.loops import threads
+from flowmx.ops.kernels.loops.code import FLOAT, Code, Value
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, parameter, placeholder, uniforms
+from flowmx.ops.kernels.loops.lowering import lower
+from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.registry import Array
+
+Formula = Callable[..., Any]
+
+_TASK = 1 << 14
+"""Elements of a task, about."""
+_TWO_TASKS = 1 << 15
+
+
+class Kind(NamedTuple):
+    """The arrays of a row kernel."""
+
+    full: int = 1
+    """How many inputs have a number for each element."""
+    columns: int = 0
+    """How many inputs have a number for each place in a row (gamma)."""
+    singles: int = 0
+    """How many inputs have a number for each row (a mean)."""
+    outputs: int = 1
+    """How many outputs have a number for each element."""
+    results: int = 0
+    """How many outputs have a number for each row."""
+    totals: int = 0
+    """How many outputs are sums over the rows, with a number for each place in a row (gamma's gradient)."""
+
+
+class _Pass(NamedTuple):
+    """One walk along a row."""
+
+    reductions: list[tuple[str, Expr, Expr]]
+    """max or sum, the formula, the name of the result."""
+    stores: list[tuple[int, Expr]]
+
+
+class Row:
+    """The row inside a formula.
+
+    Attributes:
+        length: how many elements it has.
+    """
+
+    def __init__(self) -> None:
+        self.length = parameter("length")
+        self.passes: list[_Pass] = []
+        self._stores: list[tuple[int, Expr]] = []
+
+    def max(self, expr: Expr) -> Expr:
+        """The largest over the row (NaN is passed over)."""
+        return self._reduce("max", [expr])[0]
+
+    def sum(self, expr: Expr) -> Expr:
+        """The sum over the row."""
+        return self._reduce("sum", [expr])[0]
+
+    def sums(self, *exprs: Expr) -> list[Expr]:
+        """Several sums in one pass."""
+        return self._reduce("sum", exprs)
+
+    def keep(self, output: int, expr: Expr) -> Expr:
+        """Store an output in the next pass, and read it in the later ones instead of computing it again."""
+        self._stores.append((output, expr))
+        return placeholder(f"kept {output}")
+
+    def _reduce(self, kind: str, exprs: Sequence[Expr]) -> list[Expr]:
+        number = len(self.passes)
+        names = [placeholder(f"reduced {number}.{at}") for at in range(len(exprs))]
+        self.passes.append(_Pass([(kind, expr, name) for expr, name in zip(exprs, names, strict=True)], self._stores))
+        self._stores = []
+        return names
+
+
+class Rows:
+    """A formula over rows of float32, compiled for rows along the last axis, and for rows side by side.
+
+    Args:
+        kind: the arrays that it takes, in this order: full, columns, singles; outputs, results, totals.
+        formula: called as ``formula(p, row, *inputs)``; returns the outputs, results and totals.
+        op: any operator of the sort, for parameters that the formula's form depends on.
+    """
+
+    def __init__(self, kind: Kind, formula: Formula, op: Any = None) -> None:
+        self.kind = kind
+        row = Row()
+        self._inputs = [placeholder(at) for at in range(kind.full + kind.columns + kind.singles)]
+        made = formula(Parameters(op), row, *self._inputs)
+        finals: list[Expr] = list(made) if isinstance(made, (tuple, list)) else [made]
+        self._passes = row.passes
+        self._outputs = list(enumerate(finals[: kind.outputs]))
+        self._results = finals[kind.outputs : kind.outputs + kind.results]
+        self._totals = finals[kind.outputs + kind.results :]
+        every = [expr for each in row.passes for _, expr, _ in each.reductions]
+        every += [expr for each in row.passes for _, expr in each.stores]
+        self._uniforms = uniforms([*every, *finals])
+        count = len(self._inputs) + kind.outputs + kind.results + kind.totals
+        self._pack = struct.Struct(f"2q4q{len(self._uniforms)}d{count}q").pack
+        self._numbers: tuple[Any, ...] = (None, None, ())
+        self._programs = (Program(self._along), Program(self._side_by_side))
+
+    def run(
+        self, op: Any, shape: tuple[int, int, int], inputs: Sequence[Array], outputs: Sequence[Array],
+        totals: Callable[[int], Array] | None = None,
+    ) -> bool:  # fmt: skip
+        """Run it on C-contiguous arrays; False where it is not compiled (yet).
+
+        Args:
+            op: the operator, for the parameters.
+            shape: (outer, length, inner).
+            inputs: as the kind says.
+            outputs: likewise, without the totals.
+            totals: makes the array of the totals' parts: of shape (tasks, kind.totals, length) for this many tasks,
+                to be summed over its first axis.
+        """
+        outer, length, inner = shape
+        program = self._programs[inner != 1]
+        compiled = program.compiled or program.get()
+        if compiled is None:
+            return False
+        known, known_length, numbers = self._numbers
+        if known != op or known_length != length:
+            values = {"length": length}
+            numbers = tuple(
+                [evaluate(each, lambda n: values[n] if n in values else getattr(op, n)) for each in self._uniforms]
+            )
+            self._numbers = (op, length, numbers)
+        size = outer * length * inner
+        # Tasks do not depend on the number of threads, nor do sums over them.
+        if inner == 1:
+            units, share = outer, max(1, -(-outer // 64), _TASK // length)
+        else:
+            # A unit is a vector's width of rows.
+            units = outer * -(-inner // FLOAT.lanes)
+            share = max(1, -(-units // 64), _TASK // (length * FLOAT.lanes))
+        tasks = -(-units // share)
+        arrays = [*inputs, *outputs]
+        if totals is not None:
+            arrays += [totals(tasks)] * self.kind.totals
+        words = self._pack(0, tasks, units, share, length, inner, *numbers, *map(id, arrays))
+        threads.run(compiled, words, threads.count() if size > _TWO_TASKS and tasks > 1 else 1)
+        return True
+
+    # -- text ------------------------------------------------------------------------------------------
+
+    def _begin(self, features: frozenset[str]) -> tuple[Code, list[Value], dict[Expr, Value], dict[str, list[Value]]]:
+        code, kind = Code(FLOAT, features), self.kind
+        sizes = [code.word() for _ in range(4)]
+        numbers = {uniform: code.number() for uniform in self._uniforms}
+        groups = ("full", "columns", "singles", "outputs", "results", "totals")
+        addresses = {group: [code.array() for _ in range(getattr(kind, group))] for group in groups}
+        return code, sizes, numbers, addresses
+
+    def _read(self, which: str) -> Sequence[Expr]:
+        kind = self.kind
+        start = {"full": 0, "columns": kind.full, "singles": kind.full + kind.columns}[which]
+        return self._inputs[start : start + getattr(kind, which)]
+
+    def _along(self, features: frozenset[str]) -> str:
+        """Vectors along the row."""
+        code, (rows, share, length, _), numbers, at = self._begin(features)
+        zero = code.index(0)
+        with code.tasks() as task:
+            first = code.times(task, share)
+            parts = self._clear_totals(code, task, length, at["totals"])
+            with code.loop(first, code.least(code.plus(first, share), rows)) as row:
+                base = code.times(row, length)
+                known = dict(numbers)
+                for expr, address in zip(self._read("singles"), at["singles"], strict=True):
+                    known[expr] = code.spread(code.load_one(address, row))
+
+                def load(known: Mapping[Expr, Value], column: Value, mask: Value | None) -> dict[Expr, Value]:
+                    place = code.plus(base, column)
+                    loaded = dict(known)
+                    for expr, address in zip(self._read("full"), at["full"], strict=True):
+                        loaded[expr] = code.load(address, place, mask)
+                    for expr, address in zip(self._read("columns"), at["columns"], strict=True):
+                        loaded[expr] = code.load(address, column, mask)
+                    for output, address in enumerate(at["outputs"]):
+                        loaded[placeholder(f"kept {output}")] = code.load(address, place, mask)
+                    return loaded
+
+                for each in self._passes:
+                    sums = [code.local(_neutral(code, kind)) for kind, _, _ in each.reductions]
+
+                    def body(column: Value, mask: Value | None, each: _Pass = each, sums: Any = sums) -> None:
+                        values = load(known, column, mask)
+                        self._store(code, each.stores, values, at["outputs"], code.plus(base, column), mask)
+                        found = lower(code, [expr for _, expr, _ in each.reductions], values)
+                        for (kind, _, _), value, total in zip(each.reductions, found, sums, strict=True):
+                            if mask is not None:
+                                value = code.choose(mask, value, _neutral(code, kind))
+                            code.set(total, _combine(code, kind, code.get(total), value))
+
+                    code.strips(zero, length, body)
+                    for (kind, _, name), total in zip(each.reductions, sums, strict=True):
+                        vector = code.get(total)
+                        known[name] = code.spread(code.total(vector) if kind == "sum" else code.largest(vector))
+
+                def last(column: Value, mask: Value | None) -> None:
+                    values = load(known, column, mask)
+                    self._store(code, self._outputs, values, at["outputs"], code.plus(base, column), mask)
+                    for value, part in zip(lower(code, self._totals, values), parts, strict=True):
+                        code.store(code.binary("fadd", code.load(part, column, mask), value), part, column, mask)
+
+                if self._outputs or self._totals:
+                    code.strips(zero, length, last)
+                for value, address in zip(lower(code, self._results, known), at["results"], strict=True):
+                    code.store_one(code.first(value), address, row)
+        return code.finish()
+
+    def _clear_totals(self, code: Code, task: Value, length: Value, addresses: Sequence[Value]) -> list[Value]:
+        """The task's own part of each total, set to 0."""
+        parts = []
+        for number, address in enumerate(addresses):
+            row = code.plus(code.times(task, self.kind.totals), number)
+            part = code.at(address, code.times(row, length))
+
+            def clear(column: Value, mask: Value | None, part: Value = part) -> None:
+                code.store(code.constant(0.0), part, column, mask)
+
+            code.strips(code.index(0), length, clear)
+            parts.append(part)
+        return parts
+
+    def _side_by_side(self, features: frozenset[str]) -> str:
+        """A row in each lane."""
+        code, (units, share, length, inner), numbers, at = self._begin(features)
+        width = code.put("i64", f"add i64 {inner.name}, {code.lanes - 1}")
+        blocks = code.put("i64", f"sdiv i64 {width.name}, {code.lanes}")
+        with code.tasks() as task:
+            first = code.times(task, share)
+            with code.loop(first, code.least(code.plus(first, share), units)) as unit:
+                outer = code.put("i64", f"sdiv {unit}, {blocks.name}")
+                block = code.put("i64", f"srem {unit}, {blocks.name}")
+                lane = code.times(block, code.lanes)
+                left = code.put("i64", f"sub {inner}, {lane.name}")
+                start = code.plus(code.times(code.times(outer, length), inner), lane)
+                single = code.plus(code.times(outer, inner), lane)
+                whole = code.put("i1", f"icmp sge {left}, {code.lanes}")
+                for condition, mask in (
+                    (whole, None),
+                    (code.put("i1", f"xor {whole}, true"), code.first_lanes(left)),
+                ):
+                    with code.when(condition):
+                        self._lanes(code, numbers, at, length, inner, start, single, mask)
+        return code.finish()
+
+    def _lanes(
+        self, code: Code, numbers: Mapping[Expr, Value], at: Mapping[str, list[Value]], length: Value, inner: Value,
+        start: Value, single: Value, mask: Value | None,
+    ) -> None:  # fmt: skip
+        known = dict(numbers)
+        for expr, address in zip(self._read("singles"), at["singles"], strict=True):
+            known[expr] = code.load(address, single, mask)
+
+        def load(known: Mapping[Expr, Value], column: Value) -> tuple[Value, dict[Expr, Value]]:
+            place = code.plus(start, code.times(column, inner))
+            loaded = dict(known)
+            for expr, address in zip(self._read("full"), at["full"], strict=True):
+                loaded[expr] = code.load(address, place, mask)
+            for expr, address in zip(self._read("columns"), at["columns"], strict=True):
+                loaded[expr] = code.spread(code.load_one(address, column))
+            for output, address in enumerate(at["outputs"]):
+                loaded[placeholder(f"kept {output}")] = code.load(address, place, mask)
+            return place, loaded
+
+        for each in self._passes:
+            sums = [code.local(_neutral(code, kind)) for kind, _, _ in each.reductions]
+            with code.loop(code.index(0), length) as column:
+                place, values = load(known, column)
+                self._store(code, each.stores, values, at["outputs"], place, mask)
+                found = lower(code, [expr for _, expr, _ in each.reductions], values)
+                for (kind, _, _), value, total in zip(each.reductions, found, sums, strict=True):
+                    code.set(total, _combine(code, kind, code.get(total), value))
+            for (_, _, name), total in zip(each.reductions, sums, strict=True):
+                known[name] = code.get(total)
+        if self._outputs:
+            with code.loop(code.index(0), length) as column:
+                place, values = load(known, column)
+                self._store(code, self._outputs, values, at["outputs"], place, mask)
+        for value, address in zip(lower(code, self._results, known), at["results"], strict=True):
+            code.store(value, address, single, mask)
+
+    @staticmethod
+    def _store(
+        code: Code, stores: Sequence[tuple[int, Expr]], values: dict[Expr, Value], addresses: Sequence[Value],
+        place: Value, mask: Value | None,
+    ) -> None:  # fmt: skip
+        for (output, _), value in zip(stores, lower(code, [expr for _, expr in stores], values), strict=True):
+            code.store(value, addresses[output], place, mask)
+            values[placeholder(f"kept {output}")] = value  # still at hand
+
+
+def _neutral(code: Code, kind: str) -> Value:
+    return code.constant(0.0 if kind == "sum" else float("-inf"))
+
+
+def _combine(code: Code, kind: str, total: Value, value: Value) -> Value:
+    if kind == "sum":
+        return code.binary("fadd", total, value)
+    larger = code.put(code.mask, f"fcmp ogt {value}, {total.name}")
+    return code.choose(larger, value, total)

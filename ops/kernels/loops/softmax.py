@@ -1,0 +1,121 @@
+"""Softmax and its kin along any axis, with their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowmx.ops.kernels.loops import functions as f
+from flowmx.ops.kernels.loops.expressions import Expr
+from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
+from flowmx.ops.registry import Array, Run, kernel
+
+LEAST = 4096
+"""Elements below which the plain forward is as fast."""
+_FLOAT32 = np.dtype(np.float32)
+
+
+def _softmax(p: Any, row: Row, x: Expr) -> Expr:
+    top = row.max(x * p.scaling)
+    e = row.keep(0, f.exp(x * p.scaling - top))
+    return e * (1.0 / row.sum(e))
+
+
+def _log_softmax(p: Any, row: Row, x: Expr) -> Expr:
+    top = row.max(x * p.scaling)
+    shifted = x * p.scaling - top
+    return shifted - f.log(row.sum(f.exp(shifted)))
+
+
+def _log_total(p: Any, row: Row, x: Expr) -> Expr:
+    """The logarithm of the sum of exponentials of each row."""
+    top = row.max(x)
+    return top + f.log(row.sum(f.exp(x - top)))
+
+
+def _backward_softmax(p: Any, row: Row, head: Expr, y: Expr) -> Expr:
+    return y * (head - row.sum(head * y)) * p.scaling
+
+
+def _backward_log_softmax(p: Any, row: Row, head: Expr, y: Expr) -> Expr:
+    return (head - f.exp(y) * row.sum(head)) * p.scaling
+
+
+class _Scaled(NamedTuple):
+    """The parameter of the formulas above: what the data is multiplied by."""
+
+    scaling: float
+
+
+_PLAIN = _Scaled(1.0)
+
+
+def around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
+    """A shape as (outer, length, inner) with the axis in the middle."""
+    axis %= len(shape)
+    return math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])
+
+
+def suits(*arrays: Array) -> bool:
+    """Whether row kernels take these arrays."""
+    return all(array.dtype == _FLOAT32 and array.flags.c_contiguous for array in arrays)
+
+
+def _register(name: str, formula: Callable[..., Expr], full: int, scaling: Callable[[Any], float]) -> None:
+    rows = Rows(Kind(full=full), formula)
+
+    @kernel("cpu", name)
+    def run(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out = outputs[0]
+        # With lengths there is one input more, of another dtype.
+        fast = out.size >= LEAST and len(inputs) == full and suits(*inputs, out)
+        if not (fast and rows.run(_Scaled(scaling(op)), around(out.shape, op.axis), inputs, outputs)):
+            op.forward(run, inputs, outputs)
+
+
+_register("softmax", _softmax, 1, lambda op: op.scale())
+_register("softmin", _softmax, 1, lambda op: op.scale())
+_register("log_softmax", _log_softmax, 1, lambda op: op.scale())
+_register("_backward_softmax", _backward_softmax, 2, lambda op: op.scaling)
+_register("_backward_log_softmax", _backward_log_softmax, 2, lambda op: op.scaling)
+
+_softmax_rows = Rows(Kind(), _softmax)
+_log_total_rows = Rows(Kind(outputs=0, results=1), _log_total)
+
+
+def _merged(axes: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """A shape as (outer, length, inner) with neighbouring axes in the middle."""
+    if isinstance(axes, int):
+        return around(shape, axes)
+    return math.prod(shape[: axes[0]]), math.prod(shape[axes[0] : axes[-1] + 1]), math.prod(shape[axes[-1] + 1 :])
+
+
+@kernel("cpu", "SoftmaxOutput")
+def _softmax_output(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, out = inputs[0], outputs[0]
+    fast = x.size >= LEAST and suits(x, out)
+    if not (fast and _softmax_rows.run(_PLAIN, _merged(op.axes(x), x.shape), [x], [out])):
+        op.forward(run, inputs, outputs)
+
+
+@kernel("cpu", "SoftmaxActivation")
+def _softmax_activation(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, out = inputs[0], outputs[0]
+    fast = x.size >= LEAST and suits(x, out)
+    if not (fast and _softmax_rows.run(_PLAIN, around(x.shape, op.axis()), [x], [out])):
+        op.forward(run, inputs, outputs)
+
+
+@kernel("cpu", "softmax_cross_entropy")
+def _softmax_cross_entropy(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, label = inputs
+    totals = np.empty(len(x), np.float32)
+    fast = x.size >= LEAST and suits(x)
+    if not (fast and _log_total_rows.run(_PLAIN, (*x.shape, 1), [x], [totals])):
+        op.forward(run, inputs, outputs)
+        return
+    here = np.take_along_axis(x, label.astype(np.int64)[:, None], axis=1)[:, 0]
+    outputs[0][...] = (totals - here).sum()
