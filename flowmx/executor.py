@@ -293,6 +293,8 @@ class Executor:
             assert node.op is not None
             ins = [arrays[entry] for entry in node.inputs]
             outs = [arrays[Entry(node, index)] for index in range(node.outputs())]
+            if not (any(out.size for out in outs) or node.op.writes_more()):
+                continue
             steps.append((forward_of(node.op, self._device), ins, outs, node))
         return steps
 

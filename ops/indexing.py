@@ -16,7 +16,7 @@ from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear, shape_of
 from flowmx.ops.reduce import wide
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, option, required
-from flowmx.ops.reshaping import axis_of, rebuild
+from flowmx.ops.reshaping import axis_of, expect_elements, rebuild
 
 Mode = Literal["clip", "wrap", "raise"]
 
@@ -69,6 +69,8 @@ class Take(_Indexed):
         if a is None or indices is None:
             return shapes, [None]
         axis = axis_of(self, self.axis, len(a))
+        if 0 not in indices:
+            expect_elements(self, a, [axis], "a")
         return shapes, [a[:axis] + indices + a[axis + 1 :]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -143,6 +145,8 @@ class BatchTake(_Indexed):
         rows = merge(None if a is None else a[:1], indices)
         if rows is False:
             raise ShapeError(f"{self.name}: indices has shape {indices}, expected {a[:1] if a else a}")
+        if a is not None:
+            expect_elements(self, a, [1], "a")
         return [a, rows], [rows]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -179,6 +183,7 @@ class Pick(_Indexed):
         kept = self._kept(data)
         axis = 0 if self.axis is None else axis_of(self, self.axis, len(data))
         dropped = (kept[:axis] + kept[axis + 1 :] if self.axis is not None else ()) or (1,)
+        expect_elements(self, data, range(len(data)) if self.axis is None else [axis])
         if index is None:
             index = kept if self.keepdims else dropped
         elif (
@@ -234,7 +239,7 @@ class OneHot(Operator):
 # -- several axes at once ----------------------------------------------------------------------------------
 
 
-def _nd_rows(xp: Any, op: Operator, shape: Shape, indices: Array) -> Array:
+def nd_rows(xp: Any, op: Operator, shape: Shape, indices: Array) -> Array:
     """The positions that a (m, ...) index array names, in the first m axes made one.
 
     Raises:
@@ -250,7 +255,7 @@ def _nd_rows(xp: Any, op: Operator, shape: Shape, indices: Array) -> Array:
     return flat
 
 
-def _nd_shapes(op: Operator, whole_shape: Shape, indices: Shape) -> Shape:
+def nd_shape(op: Operator, whole_shape: Shape, indices: Shape) -> Shape:
     """The shape of what (m, ...) indices pick from an array."""
     if not indices or indices[0] > len(whole_shape):
         raise ShapeError(
@@ -263,7 +268,7 @@ def _nd_shapes(op: Operator, whole_shape: Shape, indices: Shape) -> Shape:
 def _gather(xp: Any, op: Operator, data: Array, indices: Array, out: Array) -> None:
     m = indices.shape[0]
     rows = data.reshape(math.prod(data.shape[:m]), *data.shape[m:])
-    out[...] = rows[_nd_rows(xp, op, data.shape, indices)]
+    out[...] = rows[nd_rows(xp, op, data.shape, indices)]
 
 
 @linear("gather_nd")
@@ -276,7 +281,7 @@ class GatherND(_Indexed):
         data, indices = shapes
         if data is None or indices is None or indices[:1] == (-1,):
             return shapes, [None]
-        return shapes, [_nd_shapes(self, data, indices)]
+        return shapes, [nd_shape(self, data, indices)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _gather(run.xp, self, inputs[0], inputs[1], outputs[0])
@@ -285,7 +290,7 @@ class GatherND(_Indexed):
         xp, indices = run.xp, others[0]
         m = indices.shape[0]
         rows = xp.zeros((math.prod(out.shape[:m]), math.prod(out.shape[m:])), out.dtype)
-        index = _nd_rows(xp, self, out.shape, indices).ravel()
+        index = nd_rows(xp, self, out.shape, indices).ravel()
         add_rows(xp, rows, index, head.reshape(index.size, rows.shape[1]))
         out[...] = rows.reshape(out.shape)
 
@@ -303,7 +308,7 @@ class ScatterND(_Indexed):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, indices = shapes
         if indices is not None and indices[:1] != (-1,):
-            expected = _nd_shapes(self, self.shape, indices)
+            expected = nd_shape(self, self.shape, indices)
             both = merge(data, expected)
             if both is False:
                 raise ShapeError(f"{self.name}: data has shape {data}, expected {expected}")
@@ -315,7 +320,7 @@ class ScatterND(_Indexed):
         out = outputs[0]
         m = indices.shape[0]
         rows = run.xp.zeros((math.prod(out.shape[:m]), *out.shape[m:]), out.dtype)
-        rows[_nd_rows(run.xp, self, out.shape, indices)] = data
+        rows[nd_rows(run.xp, self, out.shape, indices)] = data
         out[...] = rows.reshape(out.shape)
 
     def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:

@@ -105,7 +105,7 @@ class Convolution(Linear):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data, weight, *bias = shapes
         channels = _channels(self, data)
-        inputs = channels // self.num_group if channels > 0 else -1
+        inputs = channels // self.num_group if channels >= 0 else -1
         weight = expect_shape(self, "weight", weight, (self.num_filter, inputs, *self.kernel))
         bias = [expect_shape(self, "bias", each, (self.num_filter,)) for each in bias]
         return [data, weight, *bias], [self.convolved(data)]
@@ -148,7 +148,7 @@ class ConvolutionWeight(LinearWeight, Convolution):
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         channels = _channels(self, shapes[1])
-        inputs = channels // self.num_group if channels > 0 else -1
+        inputs = channels // self.num_group if channels >= 0 else -1
         return shapes, [(self.num_filter, inputs, *self.kernel)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -112,10 +112,10 @@ class BackwardBias(Operator):
         head, out = inputs[0], outputs[0]
         dtype: DType = computing_dtype(out.dtype)
         if self.axis == -1 or head.ndim == 2:
-            out[...] = head.reshape(-1, head.shape[-1]).sum(axis=0, dtype=dtype)
+            out[...] = head.reshape(product(head.shape[:-1]), head.shape[-1]).sum(axis=0, dtype=dtype)
         else:
             # Along the contiguous axis first: the second sum then has little left to do.
-            out[...] = head.reshape(*head.shape[:2], -1).sum(axis=2, dtype=dtype).sum(axis=0)
+            out[...] = head.reshape(*head.shape[:2], product(head.shape[2:])).sum(axis=2, dtype=dtype).sum(axis=0)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_spread_bias", heads[0], unchecked(inputs, 0), axis=self.axis)]

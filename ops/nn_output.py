@@ -8,9 +8,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType
+from flowmx.ops.indexing import positions
 from flowmx.ops.nn_activation import softmax_into
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, unchecked
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.reshaping import expect_elements
 
 Normalization = Literal["null", "batch", "valid"]
 
@@ -158,13 +160,16 @@ class SoftmaxCrossEntropy(_Labelled):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data, label = shapes
         expect_rank(self, "data", data, 2, 2)
+        if data is not None:
+            expect_elements(self, data, [1])
         return [data, label if data is None else expect_shape(self, "label", label, data[:1])], [(1,)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, (x, label) = run.xp, inputs
         x = x.astype(computing_dtype(x.dtype), copy=False)
         shifted = x - x.max(axis=1, keepdims=True)
-        here = xp.take_along_axis(shifted, label.astype(xp.int64)[:, None], axis=1)
+        index = positions(xp, label, x.shape[1], "raise", self.name)
+        here = xp.take_along_axis(shifted, index[:, None], axis=1)
         outputs[0][...] = (xp.log(xp.exp(shifted).sum(axis=1, keepdims=True)) - here).sum()
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:

@@ -14,6 +14,7 @@ from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, scratch
 from flowmx.ops.nn_convolution import check_layout, per_axis
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.reshaping import expect_elements
 
 _PART_BYTES = 1 << 20
 
@@ -155,11 +156,12 @@ class Pooling(Operator):
             return shapes, [None]
         if self.global_pool:
             expect_rank(self, "data", data, 3, 5)
+            expect_elements(self, data, range(2, len(data)))
             return shapes, [(*data[:2], *(1,) * (len(data) - 2))]
         rank = len(self.kernel) + 2
         expect_rank(self, "data", data, rank, rank)
         size = tuple(self._windows(axis, length) for axis, length in enumerate(data[2:]))
-        if any(given != -1 and made < 1 for given, made in zip(data[2:], size, strict=True)):
+        if any(given == 0 or (given != -1 and made < 1) for given, made in zip(data[2:], size, strict=True)):
             raise ShapeError(
                 f"{self.name}: input data has shape {data}, smaller than one window: kernel {self.kernel}, "
                 f"pad {self.pad or 0}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, bound, linear, shape_of
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
-from flowmx.ops.reshaping import axes_of, axis_of
+from flowmx.ops.reshaping import axes_of, axis_of, expect_elements
 
 
 def wide(x: Array) -> Array:
@@ -35,7 +35,9 @@ def reduce_into(function: Callable[..., Any], x: Array, axes: Shape, out: Array)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
-class _Reduction(Operator):
+class Reduction(Operator):
+    """Base of reductions over some axes."""
+
     axis: Shape | None = option(None, "The axes to reduce over; None or () for all.")
     keepdims: bool = option(False, "Keep the reduced axes, with length 1.")
     exclude: bool = option(False, "Reduce over the axes that are not in axis instead.")
@@ -63,7 +65,7 @@ class _Reduction(Operator):
 
 
 @linear("sum", "sum_axis")
-class Sum(_Reduction, Linear):
+class Sum(Reduction, Linear):
     """The sum over the given axes."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -74,7 +76,7 @@ class Sum(_Reduction, Linear):
 
 
 @linear("mean")
-class Mean(_Reduction, Linear):
+class Mean(Reduction, Linear):
     """The mean over the given axes."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -96,6 +98,8 @@ class Row(NamedTuple):
     derivative: Callable[[Any, Any, Any, Any], Any]
     doc: str
     aliases: tuple[str, ...] = ()
+    searches: bool = False
+    """Whether the result is one of the elements, of which there must be some then."""
 
 
 TABLE = [
@@ -103,8 +107,8 @@ TABLE = [
     Row("nansum", "nansum", lambda F, x, y, g: g * (x == x), "The sum over the given axes; NaN counts as 0."),
     Row("nanprod", "nanprod", lambda F, x, y, g: F.where(x == x, g * y / x, F.zeros_like(g)),
         "The product over the given axes; NaN counts as 1."),
-    Row("max", "max", lambda F, x, y, g: g * (x == y), "The maximum over the given axes.", ("max_axis",)),
-    Row("min", "min", lambda F, x, y, g: g * (x == y), "The minimum over the given axes.", ("min_axis",)),
+    Row("max", "max", lambda F, x, y, g: g * (x == y), "The maximum over the given axes.", ("max_axis",), True),
+    Row("min", "min", lambda F, x, y, g: g * (x == y), "The minimum over the given axes.", ("min_axis",), True),
 ]  # fmt: skip
 
 
@@ -112,12 +116,23 @@ def _register(row: Row) -> None:
     def forward(self: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         reduce_into(getattr(run.xp, row.function), inputs[0], self.axes(inputs[0].ndim), outputs[0])
 
+    def infer_shape(self: Any, shapes: list[ShapeOrNone]) -> Inferred:
+        if row.searches and shapes[0] is not None:
+            expect_elements(self, shapes[0], self.axes(len(shapes[0])))
+        return Reduction.infer_shape(self, shapes)
+
     def gradient(self: Any, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
         y, g = (F.op("_backward_sum", each, inputs[0], **bound(self)) for each in (outputs[0], heads[0]))
         return [row.derivative(F, inputs[0], y, g)]
 
-    body = {"__doc__": row.doc, "__module__": __name__, "forward": forward, "gradient": gradient}
-    operator(row.name, *row.aliases)(type(row.name, (_Reduction,), body))
+    body = {
+        "__doc__": row.doc,
+        "__module__": __name__,
+        "infer_shape": infer_shape,
+        "forward": forward,
+        "gradient": gradient,
+    }
+    operator(row.name, *row.aliases)(type(row.name, (Reduction,), body))
 
 
 for _row in TABLE:
@@ -133,20 +148,21 @@ class Norm(Operator):
     out_dtype: DType | None = option(None, "The output's dtype (default: the input's).")
     keepdims: bool = option(False, "Keep the reduced axes, with length 1.")
 
-    def _sum(self) -> _Reduction:
-        made = Sum.create(axis=self.axis, keepdims=self.keepdims)
-        assert isinstance(made, _Reduction)
-        return made
+    exclude = False
+
+    def axes(self, ndim: int) -> Shape:
+        """The axes to reduce over."""
+        return Reduction.axes(cast("Reduction", self), ndim)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        return self._sum().infer_shape(shapes)
+        return Reduction.infer_shape(cast("Reduction", self), shapes)
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [self.out_dtype or dtypes[0]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, out = wide(inputs[0]), outputs[0]
-        axes = self._sum().axes(x.ndim)
+        axes = self.axes(x.ndim)
         terms = run.xp.abs(x) if self.ord == 1 else run.xp.square(x)
         total = terms.sum(axis=axes, keepdims=True)
         out[...] = (total if self.ord == 1 else run.xp.sqrt(total)).reshape(out.shape)
@@ -176,8 +192,10 @@ class _Position(Operator):
         if shape is None:
             return shapes, [None if self.axis is not None or self.keepdims else (1,)]
         if self.axis is None:
+            expect_elements(self, shape, range(len(shape)))
             return shapes, [(1,) * len(shape) if self.keepdims else (1,)]
         axis = axis_of(self, self.axis, len(shape))
+        expect_elements(self, shape, [axis])
         return shapes, [(*shape[:axis], *((1,) if self.keepdims else ()), *shape[axis + 1 :]) or (1,)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -211,6 +229,7 @@ class ArgMaxChannel(Operator):
             return shapes, [None]
         if len(shape) < 2:
             raise ShapeError(f"argmax_channel: data has shape {shape}, expected at least 2 axes")
+        expect_elements(self, shape, [1])
         return shapes, [shape[:1] + shape[2:]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -153,6 +153,8 @@ class Operator:
     """True when inputs and parameters have names that only the instance knows (Custom)."""
     hidden: ClassVar[bool] = False
     """True for operators that only other operators' gradients use; they get no public function."""
+    subgraphs: tuple[Any, ...] = ()
+    """The bodies of loops and branches (:class:`flowmx.graph.subgraph.Body`)."""
     parameters: ClassVar[dict[str, Parameter]] = {}
     _interned: ClassVar[dict[Any, Operator]]
     _specs: dict[Any, Spec]
@@ -234,6 +236,10 @@ class Operator:
     def visible_outputs(self) -> int:
         """How many of the outputs the user sees; the rest serve the gradient."""
         return len(self.outputs())
+
+    def writes_more(self) -> bool:
+        """Whether the forward writes besides its outputs, so that it runs even where these have no elements."""
+        return bool(self.updates or self.auxiliary)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         """Complete the shapes: from what is known of the inputs, all that follows of inputs and outputs.

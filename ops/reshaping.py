@@ -38,6 +38,18 @@ def axes_of(op: Operator, axes: Iterable[int], ndim: int, name: str = "axis") ->
     return found
 
 
+def expect_elements(op: Operator, shape: Shape, axes: Iterable[int], name: str = "data") -> None:
+    """Refuse to look for an element along axes that have none, where one is asked for.
+
+    Raises:
+        ShapeError: there is none.
+    """
+    axes = tuple(axes)
+    for axis in axes:
+        if shape[axis] == 0 and 0 not in (n for at, n in enumerate(shape) if at not in axes):
+            raise ShapeError(f"{op.name}: input {name} has shape {shape}, expected elements along axis {axis}")
+
+
 def times(*lengths: int) -> int:
     """The product of lengths, -1 where one is unknown."""
     return -1 if -1 in lengths else math.prod(lengths)

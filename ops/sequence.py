@@ -48,8 +48,21 @@ class _Sequence(Linear):
         """The times and the lengths, as arrays that broadcast to (time, batch)."""
         times = run.xp.arange(shape[self.axis])[:, None]
         if self.use_sequence_length:
-            return times, whole(others[0])[None, :]
+            return times, self.checked(whole(others[0]), len(times))[None, :]
         return times, run.xp.full((1, shape[1 - self.axis]), shape[self.axis])
+
+    def checked(self, lengths: Array, longest: int) -> Array:
+        """The lengths, none of which may lie behind the end.
+
+        Raises:
+            IndexError: one does.
+        """
+        if lengths.size and lengths.max() > longest:
+            raise IndexError(
+                f"{self.name}: sequence_length is up to {lengths.max()}, expected at most {longest}, "
+                f"the length of axis {self.axis}"
+            )
+        return lengths
 
     def timed(self, x: Array) -> Array:
         """The data as (time, batch, ...)."""
@@ -63,6 +76,9 @@ class SequenceMask(_Sequence):
     use_sequence_length: bool = option(False, _LENGTHS)
     value: float = option(0.0, "What stands behind the end.")
     axis: int = option(0, _AXIS, low=0, high=1)
+
+    def checked(self, lengths: Array, longest: int) -> Array:
+        return lengths  # what is longer is whole
 
     def _mask(self, run: Run, x: Array, others: Sequence[Array], value: float, out: Array) -> None:
         times, lengths = self.grid(run, x.shape, others)

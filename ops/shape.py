@@ -504,6 +504,8 @@ class Pad(Linear):
             return shapes, [(-1,) * (len(self.pad_width) // 2)]
         pairs = self._pairs(len(shape))
         for axis, (pair, length) in enumerate(zip(pairs, shape, strict=True)):
+            if self.mode == "edge" and length == 0 and any(pair):
+                raise ShapeError(f"{self.name}: pad_width is {pair} on axis {axis}, which has no elements to repeat")
             if self.mode == "reflect" and length != -1 and max(pair) >= max(1, length):
                 raise ShapeError(
                     f"{self.name}: pad_width is {pair} on axis {axis}, expected less than its length {length} "
@@ -633,6 +635,9 @@ class Stack(Operator):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         parts = F.SliceChannel(heads[0], num_outputs=self.num_args, axis=self.axis, squeeze_axis=True)
+        like = shape_of(inputs, 0)
+        if getattr(like, "shape", None) == ():  # a split vector's parts have an axis
+            return [F.reshape_like(part, like) for part in ([parts] if self.num_args == 1 else parts)]
         return [parts] if self.num_args == 1 else list(parts)
 
 

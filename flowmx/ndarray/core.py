@@ -206,6 +206,10 @@ def _forward(op: Operator, device: Device) -> Callable[..., None]:
     return known[1]
 
 
+def _nothing(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """The computation of outputs without elements."""
+
+
 def _compute_ufunc(ufunc: Callable[..., Any], operands: tuple[BaseArray, ...], number: Any, result: BaseArray) -> None:
     """What an elementwise operation does when it runs: one call of a ufunc."""
     storage = result._storage
@@ -344,9 +348,10 @@ def invoke(
     for position in op.updates:
         writes += (inputs[position]._storage,)
     origin = capture(depth)
+    forward = _forward(op, device) if spec.nbytes or op.writes_more() else _nothing
     work = Operation(
         compute,
-        (_forward(op, device), run_on(device, mode.training), inputs, outputs),
+        (forward, run_on(device, mode.training), inputs, outputs),
         reads,
         writes,
         device.compute,

@@ -1,0 +1,135 @@
+"""Arrays without elements and without axes, as MXNet's numpy shape semantics have them.
+
+The rows of tests/op_cases/empty.py are compared with MXNet's answers where it gives one (tests/test_ops_recorded.py);
+here are those that it refuses or crashes at, and the functions that are no operators.
+"""
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.errors import ShapeError
+from tests.op_cases.empty import CASES
+
+nd = mx.nd
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_forward_and_gradient(case):
+    arrays = [nd.array(each) for each in case.given()]
+    positions = case.differentiable()
+    for position in positions:
+        arrays[position].attach_grad()
+    with mx.autograd.record(train_mode=case.train) if positions else mx.autograd.pause(train_mode=case.train):
+        outputs = nd.op.op(case.op, *arrays, **case.params)
+    outputs = outputs if isinstance(outputs, list) else [outputs]
+    for each in outputs:
+        assert each.asnumpy().shape == each.shape
+    if positions:
+        mx.autograd.backward(outputs, train_mode=case.train)
+        for position in positions:
+            gradient = arrays[position].grad.asnumpy()
+            assert gradient.shape == arrays[position].shape
+            if all(each.size == 0 for each in outputs):
+                assert not gradient.any()  # nothing depends on it
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.id)
+def test_bound(case):
+    arrays = [nd.array(each) for each in case.given()]
+    names = [f"x{index}" for index in range(len(arrays))]
+    made = getattr(mx.sym.op, case.op)(*map(mx.sym.Variable, names), **case.params)
+    if any(0 in each.shape or each.shape == () for each in arrays) and not arrays:
+        return
+    values = dict(zip(names, arrays, strict=True))
+    states = {name: values.pop(name) for name in made.list_auxiliary_states()}
+    executor = made.bind(mx.cpu(), values, grad_req="null", aux_states=states)
+    with mx.autograd.pause(train_mode=case.train):
+        expected = nd.op.op(case.op, *[nd.array(each) for each in case.given()], **case.params)
+    expected = expected if isinstance(expected, list) else [expected]
+    for mine, other in zip(executor.forward(is_train=False), expected, strict=True):
+        assert mine.shape == other.shape
+
+
+@pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin"])
+def test_nothing_to_choose_from(name):
+    with pytest.raises(ShapeError, match=rf"{name}: input data has shape \(2, 0\), expected elements along axis 1"):
+        getattr(nd, name)(nd.zeros((2, 0)), axis=1)
+    assert getattr(nd, name)(nd.zeros((2, 0)), axis=0).shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: nd.take(nd.zeros((0, 3)), nd.zeros(2)), r"take: input a has shape \(0, 3\)"),
+        (lambda: nd.pick(nd.zeros((3, 0)), nd.zeros(3)), r"pick: input data has shape \(3, 0\)"),
+        (lambda: nd.batch_take(nd.zeros((3, 0)), nd.zeros(3)), r"batch_take: input a has shape \(3, 0\)"),
+        (lambda: nd.argmax_channel(nd.zeros((3, 0))), r"argmax_channel: input data has shape \(3, 0\)"),
+        (
+            lambda: nd.pad(nd.zeros((1, 1, 0, 2)), mode="edge", pad_width=(0, 0, 0, 0, 1, 1, 0, 0)),
+            r"Pad: pad_width is \(1, 1\) on axis 2",
+        ),
+        (lambda: nd.softmax_cross_entropy(nd.zeros((2, 0)), nd.zeros(2)), r"softmax_cross_entropy: input data"),
+        (lambda: nd.Pooling(nd.zeros((1, 1, 0, 4)), kernel=(2, 2), pad=(1, 1)), r"Pooling: input data has shape"),
+    ],
+)
+def test_refused(call, message):
+    with pytest.raises(ShapeError, match=message):
+        call()
+
+
+def test_values_of_empty_reductions():
+    nothing = nd.zeros((0, 2))
+    np.testing.assert_array_equal(nothing.sum(axis=0).asnumpy(), [0, 0])
+    np.testing.assert_array_equal(nothing.prod(axis=0).asnumpy(), [1, 1])
+    np.testing.assert_array_equal(nothing.norm(axis=0).asnumpy(), [0, 0])
+    with pytest.warns(RuntimeWarning):
+        assert np.isnan(nothing.mean(axis=0).asnumpy()).all()
+
+
+def test_arrays_without_axes():
+    number = nd.array(2.5)
+    assert number.shape == ()
+    assert number.size == 1
+    assert float(number) == 2.5
+    assert (number + 1).shape == ()
+    assert (number * nd.ones((3,))).shape == (3,)
+    assert nd.stack(number, number).shape == (2,)
+    assert number.reshape((1, 1)).shape == (1, 1)
+    assert nd.expand_dims(number, axis=0).shape == (1,)
+    with pytest.raises(ShapeError, match=r"sum: axis is 0"):
+        number.sum(axis=0)
+    with pytest.raises(TypeError, match="0-d"):
+        len(number)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0, 1)])
+def test_functions(shape, tmp_path):
+    nothing = nd.zeros(shape)
+    assert nothing.size == 0
+    assert not nothing
+    assert nothing.asnumpy().shape == shape
+    assert nothing.copy().shape == nothing.astype("int32").shape == shape
+    assert nd.concatenate([nothing, nothing]).shape == (2 * shape[0], *shape[1:])
+    assert nothing.T.shape == shape[::-1]
+    nd.save(str(tmp_path / "nothing"), [nothing])
+    assert nd.load(str(tmp_path / "nothing"))[0].shape == shape
+    nothing[:] = 1
+    nothing += 1
+    assert "x".join(map(str, shape)) in repr(nothing)
+
+
+def test_a_batch_of_none_through_a_network():
+    data = mx.sym.Variable("data")
+    net = mx.sym.Convolution(data, kernel=(3, 3), num_filter=4, name="conv")
+    net = mx.sym.Pooling(mx.sym.Activation(net, act_type="relu"), kernel=(2, 2), stride=(2, 2), pool_type="max")
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(net, num_hidden=3, name="fc"), name="softmax")
+    shapes = net.infer_shape(data=(2, 1, 8, 8))[0]
+    arrays = {name: nd.ones(shape) for name, shape in zip(net.list_arguments(), shapes, strict=True)}
+    arrays["data"], arrays["softmax_label"] = nd.ones((0, 1, 8, 8)), nd.ones((0,))
+    gradients = {name: nd.ones(each.shape) for name, each in arrays.items()}
+    executor = net.bind(mx.cpu(), arrays, gradients)
+    assert executor.forward(is_train=True)[0].shape == (0, 3)
+    executor.backward()
+    for name in ("conv_weight", "conv_bias", "fc_weight", "fc_bias"):
+        assert not gradients[name].asnumpy().any()
