@@ -211,31 +211,17 @@ def _around(shape: Shape, axis: int) -> Shape:
     return (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
 
-@operator("BatchNorm", "BatchNorm_v1")
-class BatchNorm(_Normalization):
-    """Normalise each channel by its mean and variance over the batch, then scale by gamma and add beta.
-
-    In training the batch's statistics are used and the moving ones follow them:
-    moving = momentum · moving + (1 - momentum) · batch. Otherwise, and with ``use_global_stats``, the moving
-    ones are used. ``fix_gamma`` takes gamma as 1. From Ioffe and Szegedy, "Batch Normalization", 2015.
-
-    Shapes: data of any shape; gamma, beta, moving_mean and moving_var (channels,). Further outputs with
-    ``output_mean_var``: mean and 1/√(var + eps), each (channels,).
-    """
+class BatchStatistics(_Normalization):
+    """Base of BatchNorm and what differs from it in its parameters alone."""
 
     auxiliary: ClassVar[tuple[str, ...]] = ("moving_mean", "moving_var")
     mode_matters = True
     keeps_layout = True
     inverse_std = True
-    eps: float = option(1e-3, "Added to the variance.", low=0)
-    momentum: float = option(0.9, "How much of the moving statistics stays.")
-    fix_gamma: bool = option(True, "Take gamma as 1.")
-    use_global_stats: bool = option(False, "Use the moving statistics in training too.")
-    output_mean_var: bool = option(False, "Give the statistics as further outputs.")
-    axis: int = option(1, "The axis of the channels.")
-    cudnn_off: bool = option(False, "Ignored.")
-    min_calib_range: float | None = option(None, "Ignored.")
-    max_calib_range: float | None = option(None, "Ignored.")
+    axis: int
+    momentum: float
+    fix_gamma: bool
+    use_global_stats: bool
 
     def outputs(self) -> tuple[str, ...]:
         # The last says whether the batch's statistics were used, for the gradient.
@@ -273,6 +259,29 @@ class BatchNorm(_Normalization):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().forward(run, inputs, outputs)
         outputs[3][...] = run.train and not self.use_global_stats
+
+
+@operator("BatchNorm", "BatchNorm_v1")
+class BatchNorm(BatchStatistics):
+    """Normalise each channel by its mean and variance over the batch, then scale by gamma and add beta.
+
+    In training the batch's statistics are used and the moving ones follow them:
+    moving = momentum · moving + (1 - momentum) · batch. Otherwise, and with ``use_global_stats``, the moving
+    ones are used. ``fix_gamma`` takes gamma as 1. From Ioffe and Szegedy, "Batch Normalization", 2015.
+
+    Shapes: data of any shape; gamma, beta, moving_mean and moving_var (channels,). Further outputs with
+    ``output_mean_var``: mean and 1/√(var + eps), each (channels,).
+    """
+
+    eps: float = option(1e-3, "Added to the variance.", low=0)
+    momentum: float = option(0.9, "How much of the moving statistics stays.")
+    fix_gamma: bool = option(True, "Take gamma as 1.")
+    use_global_stats: bool = option(False, "Use the moving statistics in training too.")
+    output_mean_var: bool = option(False, "Give the statistics as further outputs.")
+    axis: int = option(1, "The axis of the channels.")
+    cudnn_off: bool = option(False, "Ignored.")
+    min_calib_range: float | None = option(None, "Ignored.")
+    max_calib_range: float | None = option(None, "Ignored.")
 
 
 @operator("_backward_BatchNorm")
