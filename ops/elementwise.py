@@ -144,6 +144,10 @@ TABLE = [
     Row("gamma", gamma, lambda F, x, y, g: g * y * F.op("_polygamma", x), "xy", "The gamma function."),
     Row("gammaln", gammaln, lambda F, x, y, g: g * F.op("_polygamma", x), "x",
         "The logarithm of the absolute gamma function."),
+    Row("_contrib_round_ste", _round, lambda F, x, y, g: g, "",
+        "Nearest whole number, halves away from zero; the gradient passes through."),
+    Row("_contrib_sign_ste", ufunc("sign"), lambda F, x, y, g: g, "",
+        "Elementwise sign: -1, 0 or 1; the gradient passes through."),
     Row("logical_not", _logical_not, lambda F, x, y, g: F.zeros_like(g), "", "1 where x is 0, else 0."),
     Row("_copy", _copy, lambda F, x, y, g: g, "", "A copy of x.", ("identity",)),
     Row("BlockGrad", _copy, lambda F, x, y, g: F.zeros_like(g), "", "x, through which no gradient flows.",
@@ -152,7 +156,7 @@ TABLE = [
 
 
 _WHOLE = {"negative", "abs", "sign", "round", "rint", "ceil", "floor", "trunc", "fix", "square", "relu", "logical_not",
-          "_copy", "BlockGrad"}  # fmt: skip
+          "_copy", "BlockGrad", "_contrib_round_ste", "_contrib_sign_ste"}  # fmt: skip
 """What gives whole numbers for whole numbers; the others compute them as floating ones, and drop the fraction."""
 
 

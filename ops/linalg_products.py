@@ -48,10 +48,13 @@ def triangle(xp: Any, a: Array, lower: bool) -> Array:
 # -- general products --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+_ALPHA = "Factor of the product."
+_AXIS = "The axis of the matrices' rows; the columns are on the last one."
+
+
 class _Gemm(Product):
-    alpha: float = option(1.0, "Factor of the product.")
-    axis: int = option(-2, "The axis of the matrices' rows; the columns are on the last one.")
+    alpha: float
+    axis: int
 
     def rows_last(self, shape: Shape, name: str) -> Shape:
         """A shape with the axis of the rows moved before the last one."""
@@ -97,6 +100,8 @@ class Gemm2(_Gemm):
     """alpha op(A) op(B) for matrices, or batches of them; op transposes or not."""
 
     arguments = ("A", "B")
+    alpha: float = option(1.0, _ALPHA)
+    axis: int = option(-2, _AXIS)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [self.product_shape(*shapes)]
@@ -107,7 +112,9 @@ class Gemm(_Gemm):
     """alpha op(A) op(B) + beta C for matrices, or batches of them; op transposes or not."""
 
     arguments = ("A", "B", "C")
+    alpha: float = option(1.0, _ALPHA)
     beta: float = option(1.0, "Factor of C.")
+    axis: int = option(-2, _AXIS)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a, b, c = shapes
@@ -132,7 +139,7 @@ class Syrk(Operator):
     arguments = ("A",)
     heavy = True
     transpose: bool = option(False, "Compute Aᵀ A.")
-    alpha: float = option(1.0, "Factor of the product.")
+    alpha: float = option(1.0, _ALPHA)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a = shapes[0]

@@ -23,8 +23,7 @@ NAMES: dict[str, list[str]] = {key: text.split() for key, text in _RECORDED.item
 
 _REASONS: dict[str, str] = {
     "sparse storage: only dense arrays exist here": """
-        cast_storage _contrib_SparseEmbedding _contrib_getnnz _contrib_edge_id _square_sum _scatter_elemwise_div
-        _scatter_minus_scalar _scatter_plus_scalar
+        _contrib_getnnz _contrib_edge_id
     """,
     "quantization": """
         _contrib_quantize _contrib_quantize_asym _contrib_quantize_v2 _contrib_dequantize _contrib_requantize
@@ -38,9 +37,8 @@ _REASONS: dict[str, str] = {
         _contrib_dgl_graph_compact _contrib_dgl_subgraph
     """,
     "detection networks": """
-        _contrib_DeformableConvolution _contrib_DeformablePSROIPooling _contrib_ModulatedDeformableConvolution
-        _contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiProposal
-        _contrib_PSROIPooling _contrib_Proposal _contrib_RROIAlign _contrib_bipartite_matching _contrib_box_decode
+        _contrib_DeformablePSROIPooling _contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiProposal
+        _contrib_PSROIPooling _contrib_Proposal _contrib_RROIAlign _contrib_box_decode
         _contrib_box_encode
     """,
     "decodes image files: a matter of mx.image": """
@@ -73,15 +71,8 @@ SPARSE = ("_sparse_",)
 FUNCTIONS: dict[str, str] = {
     "_cond": "`contrib.cond`",
     "_contrib_boolean_mask": "`contrib.boolean_mask`, whose shape depends on its input's content",
-    "_copyto": "`x.copyto(y)`",
-    "_crop_assign": "`x[...] = y`, `x.slice_assign`",
-    "_crop_assign_scalar": "`x[...] = number`, `x.slice_assign_scalar`",
     "_foreach": "`contrib.foreach`",
-    "_onehot_encode": "`nd.onehot_encode`",
-    "_scatter_set_nd": "`x[indices] = y`",
     "_set_value": "`x[:] = number`",
-    "_slice_assign": "`x[...] = y`, `x.slice_assign`",
-    "_slice_assign_scalar": "`x[...] = number`, `x.slice_assign_scalar`",
     "_while_loop": "`contrib.while_loop`",
     "_zeros_without_dtype": "`zeros`",
 }

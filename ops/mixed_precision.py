@@ -1,0 +1,122 @@
+"""What training in mixed precision needs: casts of floating arrays, and checks that all numbers are finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flowmx.ops.dtypes import FLOAT32, DType, is_floating
+from flowmx.ops.linear import Inferred, InferredTypes, shape_of
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+
+
+@operator("amp_cast")
+class AmpCast(Operator):
+    """A floating array as another element type; whole numbers stay what they are."""
+
+    dtype: DType = required("The wanted dtype.")
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        given = dtypes[0]
+        return dtypes, [self.dtype if given is None or is_floating(given) else given]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0], casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_cast_like", heads[0], shape_of(inputs, 0))]
+
+
+@operator("amp_multicast")
+class AmpMulticast(Operator):
+    """Floating arrays all as the widest (or narrowest) of their element types; whole numbers stay what they are."""
+
+    variadic = "num_outputs"
+    num_outputs: int = required("Number of inputs and outputs.", low=1)
+    cast_narrow: bool = option(False, "Take the narrowest type.")
+
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(f"output{at}" for at in range(self.num_outputs))
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, list(shapes)
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        floating = sorted({each for each in dtypes if each is not None and is_floating(each)}, key=lambda d: d.itemsize)
+        chosen = (floating[0] if self.cast_narrow else floating[-1]) if floating else None
+        return dtypes, [chosen if each is None or is_floating(each) else each for each in dtypes]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        for given, out in zip(inputs, outputs, strict=True):
+            run.xp.copyto(out, given, casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_cast_like", head, shape_of(inputs, at)) for at, head in enumerate(heads)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class _Finite(Operator):
+    no_gradient = True
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [(1,)]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [FLOAT32]
+
+    def answer(self, run: Run, inputs: Sequence[Array], out: Array, afresh: bool) -> None:
+        """Write 1 or 0; or leave a 0 that is there already."""
+        if not (afresh or out[0]):
+            return
+        out[0] = all(bool(run.xp.isfinite(each).all()) for each in inputs)
+
+
+_AFRESH = "Whether only these arrays count; else the answer joins what the array given as out holds."
+
+
+@operator("all_finite")
+class AllFinite(_Finite):
+    """1 where all numbers of the array are finite, else 0: float32 (1,)."""
+
+    init_output: bool = option(True, _AFRESH)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self.answer(run, inputs, outputs[0], self.init_output)
+
+
+@operator("multi_all_finite")
+class MultiAllFinite(_Finite):
+    """1 where all numbers of all arrays are finite, else 0: float32 (1,)."""
+
+    variadic = "num_arrays"
+    num_arrays: int = option(1, "Number of inputs.", low=1)
+    init_output: bool = option(True, _AFRESH)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self.answer(run, inputs, outputs[0], self.init_output)
+
+
+@operator("reset_arrays")
+class ResetArrays(Operator):
+    """Set all elements of the arrays to 0, in place; there is no output."""
+
+    variadic = "num_arrays"
+    no_gradient = True
+    num_arrays: int = required("Number of inputs.", low=1)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "updates", tuple(range(self.num_arrays)))
+
+    def outputs(self) -> tuple[str, ...]:
+        return ()
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, []
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, []
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        for each in inputs:
+            each[...] = 0

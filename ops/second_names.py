@@ -1,0 +1,62 @@
+"""Operators that compute what another one does, but which MXNet registers on their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from flowmx.errors import ParameterError
+from flowmx.ops.indexing import Embedding
+from flowmx.ops.registry import Array, Operator, Run, lookup, operator, required
+from flowmx.ops.shape import Concat
+
+_SCATTER = "For MXNet's sparse arrays, on their stored elements; for dense arrays "
+
+for _name, _same, _doc in [
+    ("_copyto", "_copy", "A copy of x."),
+    ("_scatter_elemwise_div", "elemwise_div", _SCATTER + "elementwise a / b."),
+    ("_scatter_plus_scalar", "_plus_scalar", _SCATTER + "elementwise a + b, where b is a number."),
+    ("_scatter_minus_scalar", "_minus_scalar", _SCATTER + "elementwise a - b, where b is a number."),
+]:
+    operator(_name)(type(_name, (lookup(_same),), {"__doc__": _doc, "__module__": __name__}))
+
+
+@operator("cast_storage")
+class CastStorage(Operator):
+    """The array in another storage type, of which there is one here: dense, MXNet's 'default'."""
+
+    stype: Literal["default", "row_sparse", "csr"] = required("The wanted storage type.")
+
+    def __post_init__(self) -> None:
+        if self.stype != "default":
+            raise ParameterError(f"{self.name}: stype is {self.stype!r}, expected 'default': arrays are dense here")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [heads[0]]
+
+
+@operator("_contrib_SparseEmbedding")
+class SparseEmbedding(Embedding):
+    """Embedding, with a dense gradient."""
+
+
+@operator("_rnn_param_concat")
+class RNNParamConcat(Concat):
+    """The parameters of a recurrent layer, joined along an axis."""
+
+
+@operator("_identity_with_attr_like_rhs")
+class IdentityWithAttrLikeRhs(Operator):
+    """A copy of ``lhs``, whose shape is that of ``rhs``."""
+
+    arguments = ("lhs", "rhs")
+    in_place = ((0, 0),)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [heads[0], None]
