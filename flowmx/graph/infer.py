@@ -112,6 +112,15 @@ def infer_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> di
     """The dtype of every entry; what nothing says is float32.
 
     Raises:
+        TypeInferenceError: as :func:`partial_types`.
+    """
+    return {entry: FLOAT32 if dtype is None else dtype for entry, dtype in partial_types(nodes, known).items()}
+
+
+def partial_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> dict[Entry, DType | None]:
+    """The dtype of every entry, as far as it follows from ``known``.
+
+    Raises:
         TypeInferenceError: dtypes contradict each other; names the node, its inputs and the line.
     """
     dtypes: dict[Entry, DType | None] = {}
@@ -143,7 +152,7 @@ def infer_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> di
                     changed = True
         if not changed and turn:
             break
-    return {entry: FLOAT32 if dtype is None else dtype for entry, dtype in dtypes.items()}
+    return dtypes
 
 
 def known_shape(shape: ShapeOrNone, what: str) -> Shape:

@@ -9,7 +9,10 @@ import numpy as np
 from flowmx.errors import ShapeError
 from flowmx.ndarray import functions
 from flowmx.ndarray.array import NDArray, array
+from flowmx.ndarray.control_flow import cond, foreach, while_loop
 from flowmx.ops.registry import registered
+
+__all__ = ["boolean_mask", "cond", "foreach", "while_loop"]
 
 
 def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
@@ -34,4 +37,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     found = (name.removeprefix("_contrib_") for name in registered() if name.startswith("_contrib_"))
-    return sorted({"boolean_mask", *found})
+    return sorted({*__all__, *found})

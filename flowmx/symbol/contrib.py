@@ -6,6 +6,9 @@ from typing import Any
 
 from flowmx.ops.registry import registered
 from flowmx.symbol import functions
+from flowmx.symbol.control_flow import cond, foreach, while_loop
+
+__all__ = ["cond", "foreach", "while_loop"]
 
 
 def __getattr__(name: str) -> Any:
@@ -15,4 +18,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(name.removeprefix("_contrib_") for name in registered() if name.startswith("_contrib_"))
+    return sorted(
+        {*__all__, *(name.removeprefix("_contrib_") for name in registered() if name.startswith("_contrib_"))}
+    )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowmx import attribute, name
-from flowmx.engine import capture
+from flowmx.engine import Origin, capture
 from flowmx.errors import MXNetError, ParameterError, ShapeError
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, auxiliary_nodes, input_versions, topological
+from flowmx.graph.subgraph import Body
 from flowmx.ops import calling
 from flowmx.ops.dtypes import FLAGS, as_dtype, name_of
 from flowmx.ops.registry import Operator, Shape, ShapeOrNone, lookup
@@ -390,12 +392,12 @@ class Symbol(Methods):
     __rmod__ = _binary("_Mod", "_RModScalar", swapped=True)
     __rpow__ = _binary("_Power", "_RPowerScalar", swapped=True)
 
-    __eq__ = _binary("_Equal", "_EqualScalar")  # type: ignore[assignment]
-    __ne__ = _binary("_Not_Equal", "_NotEqualScalar")  # type: ignore[assignment]
-    __gt__ = _binary("_Greater", "_GreaterScalar")
-    __ge__ = _binary("_Greater_Equal", "_GreaterEqualScalar")
-    __lt__ = _binary("_Lesser", "_LesserScalar")
-    __le__ = _binary("_Lesser_Equal", "_LesserEqualScalar")
+    __eq__ = _binary("_Equal", "_equal_scalar")  # type: ignore[assignment]
+    __ne__ = _binary("_Not_Equal", "_not_equal_scalar")  # type: ignore[assignment]
+    __gt__ = _binary("_Greater", "_greater_scalar")
+    __ge__ = _binary("_Greater_Equal", "_greater_equal_scalar")
+    __lt__ = _binary("_Lesser", "_lesser_scalar")
+    __le__ = _binary("_Lesser_Equal", "_lesser_equal_scalar")
 
     def __neg__(self) -> Symbol:
         return apply("_MulScalar", [self], {"scalar": -1.0})
@@ -566,6 +568,9 @@ def _to_plain(entries: Sequence[Entry]) -> symbol_json.GraphJSON:
                     plain(position[entry.node], entry.index, version)
                     for entry, version in zip(node.inputs, versions.get(node, ()), strict=True)
                 ),
+                subgraphs=tuple(
+                    replace(_to_plain(body.entries), attrs={}) for body in (node.op.subgraphs if node.op else ())
+                ),
                 num_outputs=1 if node.op is None else node.op.counted_outputs(),
             )
             for node in nodes
@@ -582,9 +587,11 @@ def load_json(text: str | bytes) -> Symbol:
         SymbolFormatError: the text is no graph.
         MXNetError: an operator is unknown here, or its parameters do not fit; names the node.
     """
-    graph = symbol_json.upgrade(symbol_json.parse(text), _input_names)
+    return Symbol(_from_plain(symbol_json.upgrade(symbol_json.parse(text), _input_names), capture()))
+
+
+def _from_plain(graph: symbol_json.GraphJSON, origin: Origin) -> list[Entry]:
     nodes: list[Node] = []
-    origin = capture()
     for plain in graph.nodes:
         inputs = tuple(Entry(nodes[e.node], e.output) for e in plain.inputs)
         if plain.is_variable:
@@ -596,7 +603,8 @@ def load_json(text: str | bytes) -> Symbol:
             cls = lookup(plain.op)
             known = {k: v for k, v in given.items() if cls.takes(k)}
             attributes |= {k: v for k, v in given.items() if not cls.takes(k)}
-            op = cls.create(**known)
+            bodies = tuple(Body(_from_plain(each, origin)) for each in plain.subgraphs)
+            op = cls.create(**known, **({"subgraphs": bodies} if bodies else {}))
         except (AttributeError, ParameterError) as error:
             raise MXNetError(f"node {plain.name!r} of the loaded symbol: {error}") from None
         expected = len(op.inputs()) + len(op.auxiliary)
@@ -604,7 +612,7 @@ def load_json(text: str | bytes) -> Symbol:
             raise MXNetError(f"node {plain.name!r} ({plain.op}) has {len(inputs)} inputs, expected {expected}")
         versions = tuple(e.version for e in plain.inputs)
         nodes.append(Node(op, plain.name, inputs, attributes, known, origin, versions))
-    return Symbol([Entry(nodes[e.node], e.output) for e in graph.heads])
+    return [Entry(nodes[e.node], e.output) for e in graph.heads]
 
 
 def _input_names(plain: symbol_json.NodeJSON) -> Sequence[str]:

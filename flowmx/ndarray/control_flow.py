@@ -1,0 +1,122 @@
+"""Loops and branches of arrays: the user's functions are called again and again, and recorded like any code.
+
+Whether a loop goes on, or which branch is taken, is read from an array: that blocks until it is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flowmx.errors import ShapeError
+from flowmx.graph.nesting import Format, flatten, regroup
+from flowmx.ndarray import functions as F
+from flowmx.ndarray.array import NDArray
+from flowmx.ndarray.creation import zeros
+
+
+def foreach(body: Callable[..., Any], data: Any, init_states: Any) -> tuple[Any, Any]:
+    """Loop over the slices of the data along the first axis.
+
+    Args:
+        body: called as ``body(slice, states)``; returns the outputs of one iteration and the new states.
+        data: an array, or a (nested) list of them.
+        init_states: the first states, likewise.
+
+    Returns:
+        the outputs of all iterations, stacked, and the last states.
+
+    Raises:
+        TypeError: something is no array.
+        ValueError: there is nothing to loop over.
+    """
+    arrays, form = flatten(data, NDArray, "foreach: data")
+    flatten(init_states, NDArray, "foreach: init_states")
+    if not arrays:
+        raise ValueError("foreach: data is empty, expected at least one array")
+    states, stacked = init_states, _Stacked("foreach: the body's outputs")
+    for index in range(len(arrays[0])):
+        outputs, states = body(regroup([each[index] for each in arrays], form), states)
+        stacked.add(outputs)
+    return stacked.result(), states
+
+
+def while_loop(
+    cond: Callable[..., Any], func: Callable[..., Any], loop_vars: Any, max_iterations: int | None = None
+) -> tuple[Any, Any]:
+    """Loop as long as a condition holds.
+
+    Args:
+        cond: called as ``cond(*loop_vars)``; returns an array of one element (or a number).
+        func: called as ``func(*loop_vars)``; returns the outputs of one iteration and the new loop variables.
+        loop_vars: the first loop variables, an array or a (nested) list of them.
+        max_iterations: the most iterations.
+
+    Returns:
+        the outputs, stacked along a first axis of length ``max_iterations`` (0 where nothing was computed; an
+        empty list where there was no iteration at all), and the last loop variables.
+
+    Raises:
+        ValueError: ``max_iterations`` is missing, there are no loop variables, or the function returns another
+            number of them, or of outputs.
+    """
+    if max_iterations is None:
+        raise ValueError("while_loop: max_iterations must be given")
+    single = isinstance(loop_vars, NDArray)
+    variables = [loop_vars] if single else list(loop_vars)
+    if not variables:
+        raise ValueError("while_loop: loop_vars is empty, expected at least one")
+    stacked = _Stacked("while_loop: the function's outputs")
+    while stacked.count < int(max_iterations) and bool(cond(*variables)):
+        outputs, after = func(*variables)
+        following = [after] if isinstance(after, NDArray) else list(after or [])
+        if len(following) != len(variables):
+            raise ValueError(
+                f"while_loop: the function returned {len(following)} loop variables, expected {len(variables)}"
+            )
+        variables = following
+        stacked.add([] if outputs is None else outputs)
+    return stacked.result(int(max_iterations)), variables[0] if single else variables
+
+
+def cond(pred: Any, then_func: Callable[[], Any], else_func: Callable[[], Any]) -> Any:
+    """What one of two functions returns, as an array of one element (or a number) says."""
+    return then_func() if bool(pred) else else_func()
+
+
+class _Stacked:
+    """The outputs of the iterations."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._rows: list[list[Any]] = []
+        self._form: Format = []
+
+    @property
+    def count(self) -> int:
+        """How many iterations there were."""
+        return len(self._rows)
+
+    def add(self, outputs: Any) -> None:
+        """Take the outputs of one iteration."""
+        row, self._form = flatten(outputs, NDArray, self._what)
+        if self._rows and len(row) != len(self._rows[0]):
+            raise ValueError(f"{self._what} are {len(row)} arrays, {len(self._rows[0])} in the iterations before")
+        for position, (first, now) in enumerate(zip(self._rows[0] if self._rows else (), row, strict=False)):
+            if first.shape != now.shape:
+                raise ShapeError(
+                    f"{self._what}: array {position} has shape {now.shape} in iteration {self.count}, expected "
+                    f"{first.shape} as before"
+                )
+        self._rows.append(row)
+
+    def result(self, length: int | None = None) -> Any:
+        """The arrays stacked, filled up with zeros to a length."""
+        stacked = []
+        for column in zip(*self._rows, strict=True):
+            made = F.op("stack", *column, axis=0)
+            if length is not None and length > self.count:
+                rest = zeros((length - self.count, *column[0].shape), column[0].context, column[0].dtype)
+                made = F.op("Concat", made, rest, dim=0)
+            stacked.append(made)
+        return regroup(stacked, self._form)

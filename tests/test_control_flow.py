@@ -1,0 +1,279 @@
+"""Loops and branches: of arrays, and of symbols as MXNet 1.9.1 writes and computes them."""
+
+import json
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.symbol import control_flow
+from tests.fixtures import record_control_flow as recorded
+
+TEXTS = json.loads((recorded.FOLDER / "symbols.json").read_text())
+KINDS = ["ThreadedEnginePerDevice", "NaiveEngine"]
+
+
+@pytest.fixture(params=recorded.NETWORKS, ids=lambda network: network.__name__)
+def network(request):
+    return request.param
+
+
+def composed(network, monkeypatch):
+    """The network, with names that begin at 0, as those of the recording do."""
+    monkeypatch.setattr(control_flow, "_counts", numbers_before(network))
+    with mx.name.NameManager():
+        return network(mx)
+
+
+def numbers_before(network):
+    """How often each kind of subgraph was made before, when MXNet composed the networks one after another."""
+    counts = {}
+    control_flow_counts, control_flow._counts = control_flow._counts, counts
+    try:
+        for earlier in recorded.NETWORKS:
+            if earlier is network:
+                return counts
+            earlier(mx)
+    finally:
+        control_flow._counts = control_flow_counts
+
+
+COMPUTED = [each for each in recorded.NETWORKS if each.__name__ not in recorded.WRITTEN_ONLY]
+
+
+def bound(symbol, network):
+    name, table = network.__name__, {}
+    with np.load(recorded.FOLDER / "arrays.npz") as arrays:
+        for key in arrays.files:
+            if key.startswith(f"{name}/"):
+                _, kind, rest = key.split("/")
+                table.setdefault(kind, {})[rest] = arrays[key]
+    executor = symbol.simple_bind(mx.cpu(), **recorded.NETWORKS[network])
+    executor.copy_params_from(table["arg"])
+    return executor, table
+
+
+def test_composes_what_mxnet_writes(network, monkeypatch):
+    written = json.loads(TEXTS[network.__name__])
+    for node in written["nodes"] + written["nodes"][-1].get("subgraphs", [{"nodes": []}])[0]["nodes"]:
+        # MXNet notes how to initialize moving averages, which their names say too.
+        node.get("attrs", {}).pop("__init__", None)
+    assert json.loads(composed(network, monkeypatch).tojson()) == written
+
+
+def test_loads_and_writes_back_what_mxnet_writes(network):
+    text = TEXTS[network.__name__]
+    assert mx.sym.load_json(text).tojson() == text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.parametrize("network", COMPUTED, ids=lambda network: network.__name__)
+def test_computes_as_mxnet(network, kind, loaded, monkeypatch):
+    symbol = mx.sym.load_json(TEXTS[network.__name__]) if loaded else composed(network, monkeypatch)
+    with mx.engine.using(engine_type=kind):
+        executor, table = bound(symbol, network)
+        outputs = executor.forward(is_train=True)
+        executor.backward([mx.nd.array(table["head"][str(i)]) for i in range(len(outputs))])
+        for i, each in enumerate(outputs):
+            np.testing.assert_allclose(each.asnumpy(), table["out"][str(i)], rtol=1e-5, atol=1e-5)
+        for key, expected in table["grad"].items():
+            found = executor.grad_dict[key].asnumpy()
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=key)
+
+
+def test_a_loop_equals_its_steps_written_out():
+    """With auxiliary states, which change once a step, and dropout, whose gradient uses the same mask."""
+
+    def body(x, s):
+        made = mx.sym.BatchNorm(x, name="bn", fix_gamma=False, momentum=0.5)
+        return mx.sym.Dropout(made, p=0.5) * 2 + s, s + made
+
+    x, s = mx.sym.var("x"), mx.sym.var("s")
+    loop = mx.sym.Group(list(mx.sym.contrib.foreach(body, x, s)))
+    assert loop.list_arguments() == ["x", "s", "bn_gamma", "bn_beta", "bn_moving_mean", "bn_moving_var"]
+    steps, state = [], s
+    for each in mx.sym.split(x, num_outputs=3, axis=0, squeeze_axis=True):
+        out, state = body(each, state)
+        steps.append(out)
+    written_out = mx.sym.Group([mx.sym.stack(*steps, axis=0), state])
+    rng = np.random.default_rng(0)
+    values = {"x": rng.standard_normal((3, 4, 2)), "s": rng.standard_normal((4, 2)), "bn_gamma": [1.5, 0.5],
+              "bn_beta": [0.1, 0.2], "bn_moving_mean": [0, 0], "bn_moving_var": [1, 1]}  # fmt: skip
+    values = {key: mx.nd.array(value) for key, value in values.items()}
+    results = []
+    for symbol in (loop, written_out):
+        executor = symbol.simple_bind(mx.cpu(), x=(3, 4, 2), s=(4, 2))
+        executor.copy_params_from(values, values, allow_extra_params=True)
+        arrays = {**executor.arg_dict, **executor.aux_dict}
+        executor.forward(is_train=True)
+        executor.backward([mx.nd.ones((3, 4, 2)), mx.nd.full((4, 2), 2)])
+        results.append((executor, {key: arrays[key].asnumpy() for key in ("bn_moving_mean", "bn_moving_var")}))
+    (one, states), (other, expected) = results
+    for key, value in expected.items():
+        np.testing.assert_allclose(states[key], value, rtol=1e-5, err_msg=key)
+    np.testing.assert_allclose(one.outputs[1].asnumpy(), other.outputs[1].asnumpy(), rtol=1e-4, atol=1e-5)
+    # An element was dropped where the output is the state; then its gradient is the state's alone.
+    made = values["x"].asnumpy()
+    normal = (made - made.mean(1, keepdims=True)) / np.sqrt(made.var(1, keepdims=True) + 1e-3)
+    before = values["s"].asnumpy() + np.cumsum(normal * [1.5, 0.5] + [0.1, 0.2], 0) - (normal * [1.5, 0.5] + [0.1, 0.2])
+    kept = ~np.isclose(one.outputs[0].asnumpy(), before, atol=1e-4)
+    assert 0 < kept.sum() < kept.size
+    later = np.arange(2, -1, -1)[:, None, None]  # iterations whose output the state reaches, and twice at the end
+    np.testing.assert_allclose(one.grad_dict["bn_beta"].asnumpy(), (4 * kept + later + 2).sum((0, 1)), rtol=1e-4)
+    one.forward(is_train=False)
+    assert not np.isnan(one.outputs[0].asnumpy()).any()
+
+
+def test_a_branch_in_a_loop():
+    w = mx.sym.var("w")
+
+    def symbolic(x, s):
+        made = mx.sym.contrib.cond(mx.sym.sum(x) > 0, lambda: x * w, lambda: x - s)
+        return made, made + s
+
+    loop = mx.sym.Group(list(mx.sym.contrib.foreach(symbolic, mx.sym.var("x"), mx.sym.var("s"))))
+    executor = loop.simple_bind(mx.cpu(), x=(4, 2), s=(2,), w=(2,))
+    rng = np.random.default_rng(1)
+    arrays = {key: mx.nd.array(rng.standard_normal(each.shape)) for key, each in executor.arg_dict.items()}
+    executor.forward(is_train=True, **arrays)
+    executor.backward()
+    for each in arrays.values():
+        each.attach_grad()
+
+    def imperative(x, s):
+        made = mx.nd.contrib.cond(x.sum() > 0, lambda: x * arrays["w"], lambda: x - s)
+        return made, made + s
+
+    with mx.autograd.record():
+        outputs = mx.nd.contrib.foreach(imperative, arrays["x"], arrays["s"])
+    mx.autograd.backward(list(outputs))
+    for bound_output, output in zip(executor.outputs, outputs, strict=True):
+        np.testing.assert_allclose(bound_output.asnumpy(), output.asnumpy(), rtol=1e-5, atol=1e-6)
+    for key, each in arrays.items():
+        np.testing.assert_allclose(executor.grad_dict[key].asnumpy(), each.grad.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_custom_operator_in_a_loop():
+    class Twice(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            assert (in_data[0] + 0).asnumpy().shape == (2,)
+            self.assign(out_data[0], req[0], in_data[0] * 2)
+
+        def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+            self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+    @mx.operator.register("twice in a loop")
+    class TwiceProp(mx.operator.CustomOpProp):
+        def create_operator(self, ctx, in_shapes, in_dtypes):
+            return Twice()
+
+    def body(x, s):
+        made = mx.sym.Custom(x, op_type="twice in a loop")
+        return made, made + s
+
+    out, state = mx.sym.contrib.foreach(body, mx.sym.var("x"), mx.sym.var("s"))
+    executor = mx.sym.Group([out, state]).simple_bind(mx.cpu(), x=(3, 2), s=(2,))
+    x = np.arange(6, dtype=np.float32).reshape(3, 2)
+    executor.forward(is_train=True, x=x, s=np.zeros(2))
+    executor.backward()
+    np.testing.assert_array_equal(executor.outputs[1].asnumpy(), 2 * x.sum(0))
+    np.testing.assert_array_equal(executor.grad_dict["x"].asnumpy(), np.full((3, 2), 4))
+
+
+def test_trains_in_a_module():
+    def body(x, s):
+        s = mx.sym.FullyConnected(x, num_hidden=8, name="i") + mx.sym.FullyConnected(s, num_hidden=8, name="h")
+        s = mx.sym.tanh(s)
+        return s, s
+
+    data = mx.sym.transpose(mx.sym.var("data"), axes=(1, 0, 2))
+    begin = mx.sym.zeros_like(mx.sym.slice_axis(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=8, name="b"),
+                                                axis=1, begin=0, end=8))  # fmt: skip
+    _, last = mx.sym.contrib.foreach(body, data, begin)
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(last, num_hidden=2, name="out"), name="softmax")
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 2, 64)
+    series = rng.standard_normal((64, 5, 3)) + (2 * label - 1)[:, None, None] * np.linspace(0, 1, 5)[None, :, None]
+    module = mx.mod.Module(net)
+    batches = mx.io.NDArrayIter(series.astype(np.float32), label, 16, label_name="softmax_label")
+    mx.random.seed(0)
+    mx.run(module.fit(batches, num_epoch=8, initializer=mx.init.Xavier(), optimizer_params={"learning_rate": 0.5}))
+    assert dict(mx.run(module.score(batches, "acc")))["accuracy"] > 0.9
+
+
+def test_while_loop_of_arrays():
+    outputs, (i, x) = mx.nd.contrib.while_loop(
+        lambda i, x: i < 3, lambda i, x: (x * i, [i + 1, x + 1]), [mx.nd.zeros(1), mx.nd.ones(1)], max_iterations=5
+    )
+    np.testing.assert_array_equal(outputs.asnumpy().ravel(), [0, 2, 6, 0, 0])
+    assert (i.asscalar(), x.asscalar()) == (3, 4)
+    outputs, x = mx.nd.contrib.while_loop(lambda x: x > 5, lambda x: (x, x), mx.nd.ones(1), max_iterations=5)
+    assert outputs == []
+    assert x.asscalar() == 1
+
+
+def test_dtypes_reach_through():
+    x, i = mx.sym.var("x"), mx.sym.var("i", dtype="int64")
+    _, states = mx.sym.contrib.while_loop(
+        lambda i, x: i < 2, lambda i, x: ([], [i + 1, x * 2]), [i, x], max_iterations=3
+    )
+    symbol = mx.sym.Group(states)
+    assert symbol.infer_type(x="float64")[:2] == ([np.int64, np.float64], [np.int64, np.float64])
+    executor = symbol.simple_bind(mx.cpu(), type_dict={"x": "float16"}, x=(2,), i=(1,))
+    executor.forward(is_train=True, x=np.ones(2))
+    executor.backward()
+    assert executor.outputs[0].dtype == np.int64
+    np.testing.assert_array_equal(executor.outputs[1].asnumpy(), np.full(2, 4, np.float16))
+    np.testing.assert_array_equal(executor.grad_dict["x"].asnumpy(), np.full(2, 4, np.float16))
+
+
+X, S = mx.sym.var("x"), mx.sym.var("s")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda c: c.foreach(lambda x, s: (x, s), 3, S), TypeError, "foreach: data: expected Symbols.*found int"),
+        (lambda c: c.foreach(lambda x, s: (x, [s, s]), X, S), ValueError, "states nested as"),
+        (lambda c: c.foreach(lambda x, s: (x, x), X, S), ValueError, "does not use 's-0'"),
+        (lambda c: c.foreach(lambda x, s: (x, s), X, X), ValueError, "several symbols used inside are called x-0"),
+        (lambda c: c.while_loop(lambda s: s, lambda s: (s, s), S), ValueError, "max_iterations must be given"),
+        (lambda c: c.while_loop(lambda s: s, lambda s: (s, [s, s]), S, 3), ValueError, "returned 2 loop variables"),
+        (lambda c: c.while_loop(lambda: 1, lambda: 1, [], 3), ValueError, "loop_vars is empty"),
+        (lambda c: c.cond(X, lambda: X, lambda: [X, S]), ValueError, "then_func returned 1 symbols and else_func 2"),
+        (lambda c: c.foreach(lambda x, s: (x * mx.sym.var("w"), s + mx.sym.var("w")), X, S), ValueError,
+         "several symbols used inside are called w"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call(mx.sym.contrib)
+
+
+def test_shapes_that_do_not_fit():
+    out, _ = mx.sym.contrib.foreach(lambda x, s: (x + s, s), X, S)
+    with pytest.raises(mx.MXNetError, match=r"_foreach.*has shape"):
+        out.infer_shape(x=(5, 2), s=(3,))
+    assert out.infer_shape(x=(5, 2))[0] == [(5, 2), (2,)]
+    made = mx.sym.contrib.cond(mx.sym.sum(X), lambda: X, lambda: S)
+    with pytest.raises(mx.MXNetError, match="in one branch"):
+        made.infer_shape(x=(5, 2), s=(3,))
+
+
+def test_an_error_inside_names_its_node():
+    class Failing(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            raise KeyError("mine")
+
+    @mx.operator.register("failing in a loop")
+    class FailingProp(mx.operator.CustomOpProp):
+        def create_operator(self, ctx, in_shapes, in_dtypes):
+            return Failing()
+
+    out, _ = mx.sym.contrib.foreach(
+        lambda x, s: (mx.sym.Custom(x, op_type="failing in a loop", name="culprit") + s, s), X, S
+    )
+    with pytest.raises(KeyError, match="mine") as caught:
+        out.simple_bind(mx.cpu(), x=(3, 2), s=(2,)).forward()[0].wait_to_read()
+    assert "in node 'culprit'" in "\n".join(caught.value.__notes__)
