@@ -21,6 +21,8 @@ def axis_of(op: Operator, axis: int, ndim: int, name: str = "axis") -> int:
     Raises:
         ShapeError: there is no such axis.
     """
+    if not ndim:
+        raise ShapeError(f"{op.name}: {name} is {axis}, but there are no axes")
     if not -ndim <= axis < ndim:
         raise ShapeError(f"{op.name}: {name} is {axis}, expected {-ndim} to {ndim - 1} for {ndim} axes")
     return axis % ndim
