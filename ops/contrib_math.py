@@ -73,7 +73,8 @@ class DivSqrtDim(Operator):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x = inputs[0]
-        run.xp.multiply(x, x.dtype.type(1 / math.sqrt(max(1, x.shape[-1]))), out=outputs[0])
+        root = x.dtype.type(math.sqrt(max(1, x.shape[-1])))
+        run.xp.divide(x, root, out=outputs[0], casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_contrib_div_sqrt_dim", heads[0])]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from flowmx.ops.dtypes import DType
+from flowmx.ops.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.indexing import whole
 from flowmx.ops.linear import Inferred, InferredTypes
 from flowmx.ops.nn_common import expect_shape
@@ -45,7 +45,8 @@ class _Walk:
 
     def __init__(self, xp: Any, inputs: Sequence[Array]) -> None:
         self.xp = xp
-        floats = [wide(each) for each in (*inputs[:5], *inputs[6:])]
+        numbers = [wide(each) for each in (*inputs[:5], *inputs[6:])]
+        floats = [each if is_floating(each.dtype) else each.astype(FLOAT32) for each in numbers]
         self.mu, self.alpha, self.beta, state, self.lags, self.valid, self.end = floats
         self.marks = whole(inputs[5])
         self.state = xp.array(state)

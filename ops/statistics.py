@@ -30,7 +30,8 @@ class CumSum(Operator):
         return shapes, [shape]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
-        return dtypes, [self.dtype or dtypes[0]]
+        summed = BY_NAME["int64"] if dtypes[0] is not None and dtypes[0].kind == "b" else dtypes[0]
+        return dtypes, [self.dtype or summed]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out = outputs[0]
@@ -43,7 +44,7 @@ class CumSum(Operator):
         like = shape_of(inputs, 0)
         if self.axis is None:
             head = F.reshape_like(head, like)
-        return [head if self.dtype is None else F.op("_cast_like", head, like)]
+        return [F.op("_cast_like", head, like) if self.dtype else head]
 
 
 @operator("moments")
@@ -71,6 +72,8 @@ class Moments(Operator):
         axes = reduction.axes(x.ndim)
         mean = x.mean(axis=axes, keepdims=True)
         outputs[0][...] = mean.reshape(outputs[0].shape)
+        if not is_floating(x.dtype):
+            mean = run.xp.trunc(mean)  # as the output has it
         outputs[1][...] = run.xp.square(x - mean).mean(axis=axes).reshape(outputs[1].shape)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
