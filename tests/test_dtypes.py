@@ -22,6 +22,8 @@ OTHERWISE = {
     "erf": "1 from 4 on in float32",
     "erfinv": "infinite from 1 on",
 }
+# Operators of which only the first output has MXNet's dtype, and why.
+FIRST_ONLY = {"LayerNorm": "its statistics of float16 are float32, for the gradient's sake"}
 TOLERANCE = {"float16": 2e-2, "float32": 1e-4, "float64": 1e-6, "indices": 1e-4}
 
 
@@ -64,11 +66,14 @@ def test_dtypes(module, name, case, words, recorded):
             continue
         outputs = call(mx, case, dtype)
         expected = [dtype] * len(outputs) if word == "=" else word.split(",")
-        assert [each.dtype.name for each in outputs] == expected, f"for {dtype}"
+        kinds = [each.dtype.name for each in outputs]
+        compared = 1 if case.op in FIRST_ONLY else len(kinds)
+        assert kinds[:compared] == expected[:compared], f"for {dtype}"
         if dtype in TOLERANCE:
             for mine, exact in zip(outputs, exactly(case, dtype), strict=True):
                 if mine.dtype.kind == "f":  # a dtype's lowest number stands for an empty maximum
-                    exact = np.where(exact < np.finfo(mine.dtype).min, np.finfo(mine.dtype).min, exact)
+                    lowest = np.finfo(mine.dtype).min
+                    exact = np.where(np.isfinite(exact) & (exact < lowest), lowest, exact)
                 close(mine.astype(np.float64), exact, TOLERANCE[dtype], f"for {dtype}")
         elif dtype in COMPARED and case.op not in OTHERWISE:
             start, stop = starts[COMPARED.index(dtype) :][:2]
