@@ -65,6 +65,9 @@ class ROIPooling(_Regions):
     pooled_size: Shape = required("Height and width of the grid.", low=1)
     spatial_scale: float = required("Size of the data as a multiple of the picture's.", low=0)
 
+    def counted_outputs(self) -> int:
+        return 2
+
     def cells(self, xp: Any, rois: Array, size: Shape) -> list[tuple[Any, Any]]:
         """For both axes the first line of each cell, and the one behind its last (regions, cells)."""
         dtype = computing_dtype(rois.dtype)
