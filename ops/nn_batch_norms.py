@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from flowmx.ops.fused import BatchNormRelu
 from flowmx.ops.nn_common import bound
@@ -43,7 +43,7 @@ class SyncBatchNorm(BatchStatistics):
     and variance. From Zhang et al., "Context Encoding for Semantic Segmentation", 2018.
     """
 
-    axis: ClassVar[int] = 1
+    axis = 1
     eps: float = option(1e-3, "Added to the variance.", low=0)
     momentum: float = option(0.9, "How much of the moving statistics stays.")
     fix_gamma: bool = option(True, "Take gamma as 1.")

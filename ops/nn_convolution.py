@@ -15,16 +15,19 @@ Tune = Literal["off", "limited_workspace", "fastest"]
 LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
 
 
-def check_layout(op: Operator, layout: str | None, dimensions: int) -> None:
-    """Refuse layouts other than channels-first.
+def check_layout(op: Operator, layout: str | None, dimensions: int, channels_last: bool = False) -> None:
+    """Refuse layouts other than channels-first, and channels-last where that is allowed.
 
     Raises:
         ParameterError: it is another one, or there are no one to three spatial dimensions.
     """
     if dimensions not in LAYOUTS:
         raise ParameterError(f"{op.name}: kernel has {dimensions} numbers, expected 1, 2 or 3 (one a spatial axis)")
-    if layout not in (None, LAYOUTS[dimensions]):
-        raise ParameterError(f"{op.name}: layout is {layout!r}, expected {LAYOUTS[dimensions]!r} or None")
+    allowed = [LAYOUTS[dimensions]]
+    if channels_last:
+        allowed.append(LAYOUTS[dimensions].replace("C", "") + "C")
+    if layout is not None and layout not in allowed:
+        raise ParameterError(f"{op.name}: layout is {layout!r}, expected {' or '.join(map(repr, allowed))} or None")
 
 
 def per_axis(op: Operator, name: str, given: Shape, default: int, dimensions: int) -> Shape:

@@ -67,7 +67,7 @@ class _Normalization(Operator):
         raise NotImplementedError
 
     def outputs(self) -> tuple[str, ...]:
-        return ("output", "mean", "var")
+        return ("output", "mean", "std")
 
     def visible_outputs(self) -> int:
         return 3 if self.output_mean_var else 1
@@ -244,7 +244,7 @@ class BatchStatistics(_Normalization):
 
     def statistics(self, run: Run, x: Array, inputs: Sequence[Array], frame: _Frame, out: Array) -> Any:
         moving_mean, moving_var = inputs[-2:]
-        if run.train and not self.use_global_stats:
+        if self._by_batch(run, x):
             mean, var, inverse = _standardise(run.xp, x, frame.over, self.eps, out)
             for moving, new in ((moving_mean, mean), (moving_var, var)):
                 moving *= self.momentum
@@ -258,7 +258,11 @@ class BatchStatistics(_Normalization):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().forward(run, inputs, outputs)
-        outputs[3][...] = run.train and not self.use_global_stats
+        outputs[3][...] = self._by_batch(run, inputs[0])
+
+    def _by_batch(self, run: Run, data: Array) -> bool:
+        """Whether the batch's statistics are used; an empty batch has none."""
+        return run.train and not self.use_global_stats and data.size > 0
 
 
 @operator("BatchNorm", "BatchNorm_v1")
@@ -407,7 +411,7 @@ class L2Normalization(Operator):
         return 2
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
-        expect_rank(self, "data", shapes[0], 2 if self.mode == "instance" else 3)
+        expect_rank(self, "data", shapes[0], 1 if self.mode == "instance" else 3)
         return shapes, shapes[:1]
 
     def axes(self) -> dict[str, Any]:
@@ -445,6 +449,9 @@ class LRN(Operator):
     def __post_init__(self) -> None:
         if self.nsize % 2 == 0:
             raise ParameterError(f"{self.name}: nsize is {self.nsize}, expected an odd number")
+
+    def counted_outputs(self) -> int:
+        return 2
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         expect_rank(self, "data", shapes[0], 4, 4)

@@ -105,9 +105,9 @@ def _spread_max(run: Run, head: Array, data: Array, output: Array, line: _Axis, 
 class Pooling(Operator):
     """Reduce each window of the spatial axes to its maximum, mean, sum, or (Σx^p)^(1/p) for lp.
 
-    Shapes: data (batch, channels, *size), output (batch, channels, *out). With the convention ``valid``
-    out = floor((size + 2·pad - kernel)/stride) + 1, with ``full`` the same with ceil, and with ``same``
-    (one spatial axis only) ceil((size + 2·pad)/stride).
+    Shapes: data (batch, channels, *size), output (batch, channels, *out), or with the channels last as ``layout``
+    says. With the convention ``valid`` out = floor((size + 2·pad - kernel)/stride) + 1, with ``full`` the same
+    with ceil, and with ``same`` (one spatial axis only) ceil((size + 2·pad)/stride).
     """
 
     keeps_layout = True
@@ -120,14 +120,17 @@ class Pooling(Operator):
     pad: Shape = option((), "Padding on either side; 0 each by default.", low=0)
     p_value: Literal[1, 2, 3] | None = option(None, "The p of lp pooling.")
     count_include_pad: bool | None = option(None, "Whether avg counts the padding (it does by default).")
-    layout: str | None = option(None, "Only NCW, NCHW and NCDHW.")
+    layout: str | None = option(None, "NCW, NCHW, NCDHW (by default), or NWC, NHWC, NDHWC.")
 
     def __post_init__(self) -> None:
+        if self.channels_last:
+            # What lies channels-first in memory is no better for it.
+            object.__setattr__(self, "makes_channels_last", False)
         if not self.kernel and not self.global_pool:
             raise ParameterError(f"{self.name}: kernel is missing, expected lengths (or global_pool=True)")
         if self.kernel and not self.global_pool:
             count = len(self.kernel)
-            check_layout(self, self.layout, count)
+            check_layout(self, self.layout, count, channels_last=True)
             pad = per_axis(self, "pad", self.pad, 0, count)
             per_axis(self, "stride", self.stride, 1, count)
             if any(p >= k for p, k in zip(pad, self.kernel, strict=True)):
@@ -136,6 +139,27 @@ class Pooling(Operator):
                 raise ParameterError(f"{self.name}: pooling_convention is 'same', which needs one spatial axis")
         if self.pool_type == "lp" and self.p_value is None:
             raise ParameterError(f"{self.name}: p_value is missing, expected 1, 2 or 3 for pool_type lp")
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether the channels are the last axis, not axis 1."""
+        return self.layout is not None and self.layout.endswith("C")
+
+    def channels_first(self, array: Array) -> Array:
+        """A view with the channels as axis 1."""
+        return array.transpose(0, -1, *range(1, array.ndim - 1)) if self.channels_last else array
+
+    def spatial(self, shape: Shape) -> Shape:
+        """The spatial axes of a shape."""
+        return shape[1:-1] if self.channels_last else shape[2:]
+
+    def replaced(self, shape: Shape, size: Shape) -> Shape:
+        """A shape with other spatial axes."""
+        return (shape[0], *size, shape[-1]) if self.channels_last else (*shape[:2], *size)
+
+    def planes(self, array: Array) -> Array:
+        """The array as (planes, *size), or with the channels behind."""
+        return array if self.channels_last else array.reshape(-1, *array.shape[2:])
 
     def _windows(self, axis: int, length: int) -> int:
         if length == -1:
@@ -148,25 +172,27 @@ class Pooling(Operator):
         return (spare // stride if self.pooling_convention == "valid" else -(-spare // stride)) + 1
 
     def counted_outputs(self) -> int:
-        return 2 if self.pool_type == "max" else 1
+        return 2 if self.pool_type == "max" and self.kernel else 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data = shapes[0]
         if data is None:
             return shapes, [None]
         if self.global_pool:
-            expect_rank(self, "data", data, 3, 5)
-            expect_elements(self, data, range(2, len(data)))
-            return shapes, [(*data[:2], *(1,) * (len(data) - 2))]
+            rank = len(self.layout) if self.layout else 0
+            expect_rank(self, "data", data, rank or 3, rank or 5)
+            expect_elements(self, data, range(1, len(data) - 1) if self.channels_last else range(2, len(data)))
+            return shapes, [self.replaced(data, (1,) * (len(data) - 2))]
         rank = len(self.kernel) + 2
         expect_rank(self, "data", data, rank, rank)
-        size = tuple(self._windows(axis, length) for axis, length in enumerate(data[2:]))
-        if any(given == 0 or (given != -1 and made < 1) for given, made in zip(data[2:], size, strict=True)):
+        given = self.spatial(data)
+        size = tuple(self._windows(axis, length) for axis, length in enumerate(given))
+        if any(length == 0 or (length != -1 and made < 1) for length, made in zip(given, size, strict=True)):
             raise ShapeError(
                 f"{self.name}: input data has shape {data}, smaller than one window: kernel {self.kernel}, "
                 f"pad {self.pad or 0}"
             )
-        return shapes, [(*data[:2], *size)]
+        return shapes, [self.replaced(data, size)]
 
     def lines(self, size: Shape, out: Shape) -> list[_Axis]:
         """The windows on each spatial axis of the data, seen as (planes, *size)."""
@@ -177,17 +203,16 @@ class Pooling(Operator):
         return [_Axis(i + 1, kernel[i], stride[i], pad[i], size[i], out[i]) for i in range(count)]
 
     def counts(self, xp: Any, lines: Sequence[_Axis], dtype: Any) -> Array:
-        """How many elements each window averages over, shaped (*out)."""
+        """How many elements each window averages over, shaped (*out), or (*out, 1) with the channels behind."""
         total: Array = xp.ones((), dtype)
         for line in lines:
             total = total[..., None] * xp.asarray(line.counts(self.count_include_pad is not False), dtype)
-        return total
+        return total[..., None] if self.channels_last else total
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, data, out = run.xp, inputs[0], outputs[0]
-        lines = self.lines(data.shape[2:], out.shape[2:])
-        planes = data.reshape(-1, *data.shape[2:])
-        result = out.reshape(-1, *out.shape[2:])
+        lines = self.lines(self.spatial(data.shape), self.spatial(out.shape))
+        planes, result = self.planes(data), self.planes(out)
         if self.pool_type == "max":
             low = _lowest(data.dtype)
             for part in _parts(planes):
@@ -221,9 +246,8 @@ class BackwardPooling(Pooling):
         return shapes, [shapes[1]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        spatial = inputs[1].shape[2:]
-        head, data, output, out = (each.reshape(-1, *each.shape[2:]) for each in (*inputs, outputs[0]))
-        lines = self.lines(spatial, head.shape[1:])
+        lines = self.lines(self.spatial(inputs[1].shape), self.spatial(inputs[0].shape))
+        head, data, output, out = map(self.planes, (*inputs, outputs[0]))
         for part in _parts(data):
             if self.pool_type == "max":
                 self._of_max(run, head[part], data[part], output[part], lines, out[part])

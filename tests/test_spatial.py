@@ -96,7 +96,33 @@ def test_identity_transformations_keep_the_image():
     assert_almost_equal(mx.nd.BilinearSampler(x, still), x, rtol=1e-5, atol=1e-6)
 
 
+def test_pooling_with_the_channels_last_in_a_graph():
+    net = mx.sym.Pooling(mx.sym.Variable("data"), kernel=(2, 2), stride=(2, 2), layout="NHWC", pool_type="max")
+    assert net.infer_shape_partial(data=(2, 0, 6, 3))[1] == [(2, 0, 3, 3)]
+    executor = net.simple_bind(mx.cpu(), data=(2, 6, 6, 3))
+    x = np.random.default_rng(0).standard_normal((2, 6, 6, 3)).astype("float32")
+    executor.arg_dict["data"][:] = x
+    expected = x.reshape(2, 3, 2, 3, 2, 3).max(axis=(2, 4))
+    np.testing.assert_array_equal(executor.forward(is_train=True)[0].asnumpy(), expected)
+    executor.backward([mx.nd.ones((2, 3, 3, 3))])
+    whole = expected.repeat(2, axis=1).repeat(2, axis=2)
+    np.testing.assert_array_equal(executor.grad_dict["data"].asnumpy(), x == whole)
+
+
+@pytest.mark.parametrize("name", ["BatchNorm", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU"])
+def test_an_empty_batch_leaves_the_moving_statistics(name):
+    states = [mx.nd.array([1, 2, 3]), mx.nd.array([4, 5, 6])]
+    data = mx.nd.array(np.zeros((0, 3, 4, 4), "float32"))
+    params = {"key": "layer"} if "Sync" in name else {}
+    with mx.autograd.record():
+        made = mx.nd.op.op(name, data, mx.nd.ones((3,)), mx.nd.zeros((3,)), *states, **params)
+    assert made.asnumpy().shape == data.shape
+    assert [each.asnumpy().tolist() for each in states] == [[1, 2, 3], [4, 5, 6]]
+
+
 REFUSED = [
+    ("Pooling", [(2, 4, 4, 3)], {"kernel": (2, 2), "layout": "NWC"}, "expected 'NCHW' or 'NHWC' or None"),
+    ("Pooling", [(2, 4, 3)], {"global_pool": True, "layout": "NHWC"}, "expected 4 axes"),
     ("UpSampling", [(2, 3, 4, 4)], {"scale": 0, "sample_type": "nearest"}, "scale is 0"),
     ("UpSampling", [(2, 3, 4)], {"scale": 2, "sample_type": "nearest"}, "expected 4 axes"),
     ("UpSampling", [(2, 3, 4, 4)], {"scale": 2, "sample_type": "cubic"}, "sample_type is 'cubic'"),

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.op_cases.case import Case, apart, fixed
+from tests.op_cases.case import Case, apart, fixed, positive
 
 SIZE = (2, 3, 5, 4)
 
@@ -40,6 +40,21 @@ CASES = [
          {"scale": 2, "sample_type": "bilinear", "num_filter": 3, "num_args": 2}, second=True),
     Case("UpSampling", [(1, 2, 3, 2), (2, 1, 5, 5)],
          {"scale": 3, "sample_type": "bilinear", "num_filter": 2, "num_args": 2}),
+    *(
+        Case("Pooling", [apart(2, *size, 3)], {"layout": layout, "pool_type": kind, **params}, note=layout)
+        for layout, size in (("NWC", (7,)), ("NHWC", (5, 6)), ("NDHWC", (4, 3, 4)))
+        for kind in ("max", "avg", "sum")
+        for params in (
+            {"kernel": (3,) * len(size), "stride": (2,) * len(size), "pad": (1,) * len(size)},
+            {"kernel": (2,) * len(size), "pooling_convention": "full"},
+            {"global_pool": True},
+        )
+    ),
+    Case("Pooling", [positive(2, 5, 4, 3)], {"layout": "NHWC", "pool_type": "lp", "p_value": 2, "kernel": (2, 2)}),
+    Case("Pooling", [(2, 5, 4, 3)], {"layout": "NHWC", "pool_type": "avg", "kernel": (2, 2)}, second=True,
+         recorded=False),
+    Case("L2Normalization", [(5,)], {"eps": 0.5}),
+    Case("LRN", [(2, 3, 2, 2)], {"nsize": 1}),
     Case("GridGenerator", [(2, 6)], {"transform_type": "affine", "target_shape": (3, 4)}),
     Case("GridGenerator", [(2, 2, 3, 4)], {"transform_type": "warp"}),
     Case("BilinearSampler", [SIZE, smooth(2, 2, 3, 3)]),

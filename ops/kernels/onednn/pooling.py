@@ -133,7 +133,7 @@ def _note(run: Run, made: Forward, out: Array) -> int:
 
 @kernel("cpu", "Pooling")
 def _pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    data, out = inputs[0], outputs[0]
+    data, out = op.channels_first(inputs[0]), op.channels_first(outputs[0])
     note = op.pool_type == "max" and run.train and run.memo is not None
     made = plan(Forward, op, geometry(data), geometry(out), note) if suits(data, out) else None
     if made is None:
@@ -144,7 +144,7 @@ def _pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[A
 
 @kernel("cpu", "_backward_Pooling")
 def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    head, data, output, out = (*inputs, outputs[0])
+    head, data, output, out = map(op.channels_first, (*inputs, outputs[0]))
     made = plan(Backward, op, geometry(head), geometry(out)) if suits(head, data, out) else None
     if made is None:
         plainly(op, run, inputs, outputs)
