@@ -260,3 +260,51 @@ def test_the_gradient_of_the_likelihood():
         return mx.nd.contrib.hawkesll(mu, alpha, beta, *rest)[0]
 
     check_numeric_gradient(likelihood, [POINTS["lda"], POINTS["alpha"], POINTS["beta"]])
+
+
+# -- functions that are no operators by themselves ---------------------------------------------------------
+
+
+def test_histogram_of_the_whole_range():
+    x = np.random.default_rng(0).standard_normal(100).astype("float32")
+    for bins in (10, 3):
+        counts, edges = mx.nd.histogram(mx.nd.array(x), bins=bins)
+        expected = np.histogram(x, bins=bins)
+        equal(counts, expected[0], "int64")
+        np.testing.assert_allclose(edges.asnumpy(), expected[1], rtol=1e-5)
+    counts, edges = mx.nd.histogram(mx.nd.array([2.0, 2.0]), bins=2)
+    equal(counts, [0, 2])
+    equal(edges, [1.5, 2, 2.5])
+    counts, _ = mx.nd.histogram(mx.nd.array(x), bins=mx.nd.array([-1.0, 0.0, 1.0]))
+    equal(counts, np.histogram(x, bins=[-1, 0, 1])[0])
+    with pytest.raises(ValueError, match="expected elements"):
+        mx.nd.histogram(mx.nd.zeros((0,)))
+
+
+def test_histogram_as_a_symbol():
+    made = mx.sym.histogram(mx.sym.var("x"), bins=4, range=(0, 4))
+    assert made.infer_shape(x=(7,))[1] == [(4,), (5,)]
+    assert mx.sym.histogram(mx.sym.var("x"), bins=mx.sym.var("e")).infer_shape(x=(7,), e=(3,))[1] == [(2,), (3,)]
+    with pytest.raises(ValueError, match="range is missing"):
+        mx.sym.histogram(mx.sym.var("x"))
+
+
+def test_kinds_of_numbers():
+    x = mx.nd.array([1.0, np.nan, np.inf, -np.inf, 0.0])
+    equal(mx.nd.contrib.isnan(x), [0, 1, 0, 0, 0], "float32")
+    equal(mx.nd.contrib.isinf(x), [0, 0, 1, 1, 0], "float32")
+    equal(mx.nd.contrib.isfinite(x), [1, 0, 0, 0, 1], "float32")
+
+
+def test_rand_zipfian():
+    mx.random.seed(0)
+    drawn, of_true, of_drawn = mx.nd.contrib.rand_zipfian(mx.nd.array([3.0]), 20_000, 5)
+    assert (drawn.dtype, of_true.dtype, of_drawn.dtype) == (np.int64, np.float64, np.float64)
+    counts = np.bincount(drawn.asnumpy(), minlength=5)
+    assert counts.sum() == 20_000
+    expected = np.log((np.arange(5) + 2) / (np.arange(5) + 1)) / np.log(6) * 20_000
+    np.testing.assert_allclose(counts, expected, rtol=0.1)
+    np.testing.assert_allclose(of_true.asnumpy(), expected[3], rtol=1e-12)
+    np.testing.assert_allclose(of_drawn.asnumpy(), expected[drawn.asnumpy()], rtol=1e-12)
+    symbols = mx.sym.contrib.rand_zipfian(mx.sym.var("c"), 8, 5)
+    assert mx.sym.Group(list(symbols)).infer_shape(c=(2,))[1] == [(8,), (2,), (8,)]

@@ -6,13 +6,15 @@ from typing import Any, cast
 
 import numpy as np
 
+from flowmx.devices import Context
 from flowmx.errors import ShapeError
 from flowmx.ndarray import functions
 from flowmx.ndarray.array import NDArray, array
 from flowmx.ndarray.control_flow import cond, foreach, while_loop
 from flowmx.ops.registry import registered
+from flowmx.ops.zipfian import candidates
 
-__all__ = ["boolean_mask", "cond", "foreach", "while_loop"]
+__all__ = ["boolean_mask", "cond", "foreach", "isfinite", "isinf", "isnan", "rand_zipfian", "while_loop"]
 
 
 def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
@@ -27,6 +29,34 @@ def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:
         raise ShapeError(f"boolean_mask: index has shape {index.shape}, expected ({data.shape[axis]},)")
     kept = array(np.flatnonzero(index.asnumpy()), data.context, np.int64)
     return cast("NDArray", functions.op("take", data, kept, axis=axis))
+
+
+def isnan(data: NDArray) -> NDArray:
+    """1 where an element is NaN, else 0, in the array's dtype."""
+    return cast("NDArray", functions.op("_not_equal", data, data))
+
+
+def isinf(data: NDArray) -> NDArray:
+    """1 where an element is infinite, else 0, in the array's dtype."""
+    return cast("NDArray", functions.op("_equal_scalar", functions.op("abs", data), scalar=np.inf))
+
+
+def isfinite(data: NDArray) -> NDArray:
+    """1 where an element is neither NaN nor infinite, else 0, in the array's dtype."""
+    return cast("NDArray", functions.op("_lesser_scalar", functions.op("abs", data), scalar=np.inf))
+
+
+def rand_zipfian(
+    true_classes: NDArray, num_sampled: int, range_max: int, ctx: Context | None = None
+) -> tuple[NDArray, NDArray, NDArray]:
+    """Draw ``num_sampled`` classes below ``range_max``, nearly by Zipf's law: class c by log((c + 2)/(c + 1)).
+
+    Returns:
+        the classes (int64), how often each of ``true_classes`` is expected among them, and each drawn one (float64).
+    """
+    if ctx is not None:
+        true_classes = true_classes.as_in_context(ctx)
+    return candidates(functions, true_classes, num_sampled, range_max, ctx=true_classes.context)
 
 
 def __getattr__(name: str) -> Any:

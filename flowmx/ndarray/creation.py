@@ -156,6 +156,25 @@ def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
     return cast("NDArray", functions.op("one_hot", indices, depth=out.shape[1], dtype=out.dtype, out=out))
 
 
+def histogram(a: NDArray, bins: int | NDArray = 10, range: tuple[float, float] | None = None) -> list[NDArray]:
+    """How many elements lie between neighbouring edges (the last included), and the edges.
+
+    ``bins`` are the edges, or the number of bins of one width that cover ``range``. Where that is not given it goes
+    from the smallest element to the largest, so that this blocks until they are there.
+
+    Raises:
+        ValueError: the array has no elements to take the range from.
+    """
+    if isinstance(bins, NDArray):
+        return cast("list[NDArray]", functions.op("_histogram", a, bins))
+    if range is None:
+        if not a.size:
+            raise ValueError(f"histogram: a has shape {a.shape}, expected elements, or range to be given")
+        low, high = (float(functions.op(name, a).asscalar()) for name in ("min", "max"))
+        range = (low, high) if low < high else (low - 0.5, high + 0.5)
+    return cast("list[NDArray]", functions.op("_histogram", a, bin_cnt=bins, range=range))
+
+
 # -- files -------------------------------------------------------------------------------------------------
 
 Saved = dict[str, NDArray] | list[NDArray]
@@ -279,6 +298,6 @@ def to_dlpack_for_write(data: NDArray) -> Any:
 
 
 __all__ = [
-    "arange", "concatenate", "eye", "from_dlpack", "from_numpy", "linspace", "load", "load_frombuffer", "moveaxis",
-    "onehot_encode", "ones", "save", "split_v2", "to_dlpack_for_read", "to_dlpack_for_write", "zeros",
+    "arange", "concatenate", "eye", "from_dlpack", "from_numpy", "histogram", "linspace", "load", "load_frombuffer",
+    "moveaxis", "onehot_encode", "ones", "save", "split_v2", "to_dlpack_for_read", "to_dlpack_for_write", "zeros",
 ]  # fmt: skip

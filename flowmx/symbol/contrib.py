@@ -5,10 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from flowmx.ops.registry import registered
+from flowmx.ops.zipfian import candidates
 from flowmx.symbol import functions
 from flowmx.symbol.control_flow import cond, foreach, while_loop
+from flowmx.symbol.symbol import Symbol
 
-__all__ = ["cond", "foreach", "while_loop"]
+__all__ = ["cond", "foreach", "rand_zipfian", "while_loop"]
+
+
+def rand_zipfian(true_classes: Symbol, num_sampled: int, range_max: int) -> tuple[Symbol, Symbol, Symbol]:
+    """Draw ``num_sampled`` classes below ``range_max``, nearly by Zipf's law, as ``mx.nd.contrib.rand_zipfian``."""
+    return candidates(functions, true_classes, num_sampled, range_max)
 
 
 def __getattr__(name: str) -> Any:

@@ -103,6 +103,22 @@ def pow(base: Operand, exp: Operand) -> Any:
     return power(base, exp)
 
 
+def histogram(a: Symbol, bins: int | Symbol = 10, range: tuple[float, float] | None = None, **kwargs: Any) -> Symbol:
+    """How many elements lie between neighbouring edges (the last included), and the edges, as two outputs.
+
+    ``bins`` are the edges, or the number of bins of one width that cover ``range``.
+
+    Raises:
+        ValueError: a number of bins without a range, which a symbol can not take from the elements.
+    """
+    if isinstance(bins, Symbol):
+        return call("_histogram", (a, bins), kwargs)
+    if range is None:
+        raise ValueError("histogram: range is missing, expected the lowest and highest edge of the bins")
+    return call("_histogram", (a,), {"bin_cnt": bins, "range": range, **kwargs})
+
+
 __all__ = [
-    "arange", "eye", "full", "hypot", "linspace", "maximum", "minimum", "ones", "pow", "power", "split_v2", "zeros",
+    "arange", "eye", "full", "histogram", "hypot", "linspace", "maximum", "minimum", "ones", "pow", "power", "split_v2",
+    "zeros",
 ]  # fmt: skip
