@@ -37,8 +37,8 @@ _REASONS: dict[str, str] = {
         _contrib_dgl_graph_compact _contrib_dgl_subgraph
     """,
     "detection networks": """
-        _contrib_DeformablePSROIPooling _contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiProposal
-        _contrib_PSROIPooling _contrib_Proposal _contrib_RROIAlign _contrib_box_decode
+        _contrib_DeformablePSROIPooling _contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget
+        _contrib_MultiProposal _contrib_PSROIPooling _contrib_Proposal _contrib_RROIAlign _contrib_box_decode
         _contrib_box_encode
     """,
     "decodes image files: a matter of mx.image": """
@@ -49,6 +49,9 @@ _REASONS: dict[str, str] = {
     """,
     "part of how MXNet's executor is built": """
         _CachedOp _CachedOpThreadSafe _CrossDeviceCopy _CustomFunction _NDArray _Native _NoGradient
+    """,
+    "its shape depends on its input's content, and a symbol's memory is planned from shapes": """
+        sym.contrib.boolean_mask
     """,
     "no operator: an import or helper that MXNet's module happens to show": """
         AttrScope CachedOp SymbolHandle check_call current_context get_indexing_dispatch_code
@@ -69,11 +72,8 @@ SPARSE = ("_sparse_",)
 """How the names begin under which ``mx.nd.sparse`` finds operators."""
 
 FUNCTIONS: dict[str, str] = {
-    "_cond": "`contrib.cond`",
     "_contrib_boolean_mask": "`contrib.boolean_mask`, whose shape depends on its input's content",
-    "_foreach": "`contrib.foreach`",
     "_set_value": "`x[:] = number`",
-    "_while_loop": "`contrib.while_loop`",
     "_zeros_without_dtype": "`zeros`",
 }
 """Operators of MXNet for which there is a function or a method instead."""
@@ -88,4 +88,7 @@ def excluded(namespace: str, name: str) -> str | None:
     prefixed = PREFIXES.get(inner, "") + name
     if prefixed.startswith(GRADIENTS):
         return "gradient"
-    return EXCLUDED.get(prefixed) or EXCLUDED.get(f"{inner}.{name}") or EXCLUDED.get(name)
+    return next(
+        (EXCLUDED[each] for each in (prefixed, f"{inner}.{name}", f"{namespace}.{name}", name) if each in EXCLUDED),
+        None,
+    )
