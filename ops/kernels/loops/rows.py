@@ -10,7 +10,9 @@ Such a formula is written as passes over a row::
 Each ``max``, ``sum`` or ``sums`` is a pass; what it returns is one number for the row. ``keep`` stores an
 output in the following pass already, to be read again in later ones. The last pass computes the outputs that
 the formula returns. An array of shape (outer, length, inner) is reduced over ``length``. Where inner is 1 a
-vector holds neighbours of one row; elsewhere it holds as many rows side by side.
+vector holds neighbours of one row; elsewhere it holds as many rows side by side. A row may also consist of several
+parts, as a channel of a batch of images does: an array of shape (parts, outer, length) is reduced over the first axis
+too.
 """
 
 from __future__ import annotations
@@ -118,13 +120,13 @@ class Rows:
         every += [expr for each in row.passes for _, expr in each.stores]
         self._uniforms = uniforms([*every, *finals])
         count = len(self._inputs) + kind.outputs + kind.results + kind.totals
-        self._pack = struct.Struct(f"2q4q{len(self._uniforms)}d{count}q").pack
+        self._pack = struct.Struct(f"2q5q{len(self._uniforms)}d{count}q").pack
         self._numbers: tuple[Any, ...] = (None, None, ())
         self._programs = (Program(self._along), Program(self._side_by_side))
 
     def run(
         self, op: Any, shape: tuple[int, int, int], inputs: Sequence[Array], outputs: Sequence[Array],
-        totals: Callable[[int], Array] | None = None,
+        totals: Callable[[int], Array] | None = None, parts: int = 1,
     ) -> bool:  # fmt: skip
         """Run it on C-contiguous arrays; False where it is not compiled (yet).
 
@@ -135,6 +137,7 @@ class Rows:
             outputs: likewise, without the totals.
             totals: makes the array of the totals' parts: of shape (tasks, kind.totals, length) for this many tasks,
                 to be summed over its first axis.
+            parts: how many parts each row has; arrays are then of shape (parts, outer, length), and inner is 1.
         """
         outer, length, inner = shape
         program = self._programs[inner != 1]
@@ -142,16 +145,16 @@ class Rows:
         if compiled is None:
             return False
         known, known_length, numbers = self._numbers
-        if known != op or known_length != length:
-            values = {"length": length}
+        if known != op or known_length != length * parts:
+            values = {"length": length * parts}
             numbers = tuple(
                 [evaluate(each, lambda n: values[n] if n in values else getattr(op, n)) for each in self._uniforms]
             )
-            self._numbers = (op, length, numbers)
-        size = outer * length * inner
+            self._numbers = (op, length * parts, numbers)
+        size = parts * outer * length * inner
         # Tasks do not depend on the number of threads, nor do sums over them.
         if inner == 1:
-            units, share = outer, max(1, -(-outer // 64), _TASK // length)
+            units, share = outer, max(1, -(-outer // 64), _TASK // (length * parts))
         else:
             # A unit is a vector's width of rows.
             units = outer * -(-inner // FLOAT.lanes)
@@ -160,7 +163,7 @@ class Rows:
         arrays = [*inputs, *outputs]
         if totals is not None:
             arrays += [totals(tasks)] * self.kind.totals
-        words = self._pack(0, tasks, units, share, length, inner, *numbers, *map(id, arrays))
+        words = self._pack(0, tasks, units, share, length, inner, parts, *numbers, *map(id, arrays))
         threads.run(compiled, words, threads.count() if size > _TWO_TASKS and tasks > 1 else 1)
         return True
 
@@ -168,7 +171,7 @@ class Rows:
 
     def _begin(self, features: frozenset[str]) -> tuple[Code, list[Value], dict[Expr, Value], dict[str, list[Value]]]:
         code, kind = Code(FLOAT, features), self.kind
-        sizes = [code.word() for _ in range(4)]
+        sizes = [code.word() for _ in range(5)]
         numbers = {uniform: code.number() for uniform in self._uniforms}
         groups = ("full", "columns", "singles", "outputs", "results", "totals")
         addresses = {group: [code.array() for _ in range(getattr(kind, group))] for group in groups}
@@ -181,18 +184,21 @@ class Rows:
 
     def _along(self, features: frozenset[str]) -> str:
         """Vectors along the row."""
-        code, (rows, share, length, _), numbers, at = self._begin(features)
+        code, (rows, share, length, _, parts), numbers, at = self._begin(features)
+        stride = code.times(rows, length)
         zero = code.index(0)
         with code.tasks() as task:
             first = code.times(task, share)
-            parts = self._clear_totals(code, task, length, at["totals"])
+            totals = self._clear_totals(code, task, length, at["totals"])
             with code.loop(first, code.least(code.plus(first, share), rows)) as row:
-                base = code.times(row, length)
+                start = code.times(row, length)
                 known = dict(numbers)
                 for expr, address in zip(self._read("singles"), at["singles"], strict=True):
                     known[expr] = code.spread(code.load_one(address, row))
 
-                def load(known: Mapping[Expr, Value], column: Value, mask: Value | None) -> dict[Expr, Value]:
+                def load(
+                    known: Mapping[Expr, Value], base: Value, column: Value, mask: Value | None
+                ) -> dict[Expr, Value]:
                     place = code.plus(base, column)
                     loaded = dict(known)
                     for expr, address in zip(self._read("full"), at["full"], strict=True):
@@ -203,11 +209,22 @@ class Rows:
                         loaded[placeholder(f"kept {output}")] = code.load(address, place, mask)
                     return loaded
 
-                for each in self._passes:
-                    sums = [code.local(_neutral(code, kind)) for kind, _, _ in each.reductions]
+                def walk(body: Callable[[Value, Value, Value | None], None], after: Callable[[], None]) -> None:
+                    """Go along all parts: ``body(base, column, mask)`` for each vector, ``after()`` after each part."""
+                    with code.loop(zero, parts) as part:
+                        base = code.plus(start, code.times(part, stride))
+                        code.strips(zero, length, lambda column, mask: body(base, column, mask))
+                        after()
 
-                    def body(column: Value, mask: Value | None, each: _Pass = each, sums: Any = sums) -> None:
-                        values = load(known, column, mask)
+                for each in self._passes:
+                    sums, alls = (
+                        [code.local(_neutral(code, kind)) for kind, _, _ in each.reductions] for _ in range(2)
+                    )
+
+                    def body(
+                        base: Value, column: Value, mask: Value | None, each: _Pass = each, sums: Any = sums
+                    ) -> None:
+                        values = load(known, base, column, mask)
                         self._store(code, each.stores, values, at["outputs"], code.plus(base, column), mask)
                         found = lower(code, [expr for _, expr, _ in each.reductions], values)
                         for (kind, _, _), value, total in zip(each.reductions, found, sums, strict=True):
@@ -215,19 +232,25 @@ class Rows:
                                 value = code.choose(mask, value, _neutral(code, kind))
                             code.set(total, _combine(code, kind, code.get(total), value))
 
-                    code.strips(zero, length, body)
-                    for (kind, _, name), total in zip(each.reductions, sums, strict=True):
+                    def gather(each: _Pass = each, sums: Any = sums, alls: Any = alls) -> None:
+                        # Part by part, which keeps the rounding of long sums small.
+                        for (kind, _, _), total, whole in zip(each.reductions, sums, alls, strict=True):
+                            code.set(whole, _combine(code, kind, code.get(whole), code.get(total)))
+                            code.set(total, _neutral(code, kind))
+
+                    walk(body, gather)
+                    for (kind, _, name), total in zip(each.reductions, alls, strict=True):
                         vector = code.get(total)
                         known[name] = code.spread(code.total(vector) if kind == "sum" else code.largest(vector))
 
-                def last(column: Value, mask: Value | None) -> None:
-                    values = load(known, column, mask)
+                def last(base: Value, column: Value, mask: Value | None) -> None:
+                    values = load(known, base, column, mask)
                     self._store(code, self._outputs, values, at["outputs"], code.plus(base, column), mask)
-                    for value, part in zip(lower(code, self._totals, values), parts, strict=True):
-                        code.store(code.binary("fadd", code.load(part, column, mask), value), part, column, mask)
+                    for value, total in zip(lower(code, self._totals, values), totals, strict=True):
+                        code.store(code.binary("fadd", code.load(total, column, mask), value), total, column, mask)
 
                 if self._outputs or self._totals:
-                    code.strips(zero, length, last)
+                    walk(last, lambda: None)
                 for value, address in zip(lower(code, self._results, known), at["results"], strict=True):
                     code.store_one(code.first(value), address, row)
         return code.finish()
@@ -248,7 +271,7 @@ class Rows:
 
     def _side_by_side(self, features: frozenset[str]) -> str:
         """A row in each lane."""
-        code, (units, share, length, inner), numbers, at = self._begin(features)
+        code, (units, share, length, inner, _), numbers, at = self._begin(features)
         width = code.put("i64", f"add i64 {inner.name}, {code.lanes - 1}")
         blocks = code.put("i64", f"sdiv i64 {width.name}, {code.lanes}")
         with code.tasks() as task:

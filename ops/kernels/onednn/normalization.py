@@ -30,7 +30,6 @@ from flowmx.ops.kernels.onednn.primitives import (
     is_channels_last,
     loaded,
     plain,
-    plainly,
     plan,
     pointer,
     scratch,
@@ -38,7 +37,7 @@ from flowmx.ops.kernels.onednn.primitives import (
     suits,
 )
 from flowmx.ops.nn_normalization import BatchNorm
-from flowmx.ops.registry import Run, kernel
+from flowmx.ops.registry import Run
 
 
 class _Plan:
@@ -152,30 +151,16 @@ def batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequen
     return True
 
 
-@kernel("cpu", "BatchNorm")
-def _batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    if not batch_norm(op, run, inputs, outputs):
-        plainly(op, run, inputs, outputs)
-
-
-@kernel("cpu", "_relu_BatchNorm")
-def _batch_norm_relu(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    if not batch_norm(op, run, inputs, outputs, relu=True):
-        plainly(op, run, inputs, outputs)
-
-
-@kernel("cpu", "_backward_BatchNorm")
-def _backward_batch_norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+def backward_batch_norm(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    """Compute BatchNorm's gradients; False where oneDNN cannot."""
     head, data, gamma, mean, inverse = inputs[:5]
     out, gamma_grad, beta_grad = outputs
-    made = None
-    if _fits(op, head, data, out, mean):
-        flags = _flags(op, not op.over_batch(inputs))
-        made = plan(Backward, geometry(head), geometry(data), geometry(out), op.eps, flags)
+    if not _fits(op, head, data, out, mean):
+        return False
+    flags = _flags(op, not op.over_batch(inputs))
+    made = plan(Backward, geometry(head), geometry(data), geometry(out), op.eps, flags)
     if made is None:
-        plainly(op, run, inputs, outputs)
-        return
+        return False
     var = 1 / np.square(inverse) - inverse.dtype.type(op.eps)
     made(head, data, out, mean, var, beta_grad, *(() if op.fix_gamma else (gamma, gamma_grad)))
-    if op.fix_gamma:
-        gamma_grad.fill(0)
+    return True

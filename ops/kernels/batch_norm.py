@@ -1,0 +1,35 @@
+"""BatchNorm: channels-last by oneDNN, in C order by loops of our own, else plainly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.ops.kernels.loops import batch_norm as loops
+from flowmx.ops.kernels.onednn import normalization as onednn
+from flowmx.ops.kernels.onednn.primitives import plainly
+from flowmx.ops.nn_normalization import BatchNorm
+from flowmx.ops.registry import Array, Run, kernel
+
+
+def _forward(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool) -> None:
+    if not (loops.forward(op, run, inputs, outputs, relu) or onednn.batch_norm(op, run, inputs, outputs, relu)):
+        plainly(op, run, inputs, outputs)
+
+
+@kernel("cpu", "BatchNorm")
+def _batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    _forward(op, run, inputs, outputs, relu=False)
+
+
+@kernel("cpu", "_relu_BatchNorm")
+def _batch_norm_relu(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    _forward(op, run, inputs, outputs, relu=True)
+
+
+@kernel("cpu", "_backward_BatchNorm")
+def _backward_batch_norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    if not (loops.backward(op, inputs, outputs) or onednn.backward_batch_norm(op, inputs, outputs)):
+        plainly(op, run, inputs, outputs)
+    elif op.fix_gamma:
+        outputs[1].fill(0)

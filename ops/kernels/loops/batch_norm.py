@@ -1,0 +1,106 @@
+"""BatchNorm with its gradient on arrays in C order: each channel a row that goes on in every example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.kernels.loops.expressions import Expr, maximum, sqrt
+from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
+from flowmx.ops.kernels.loops.softmax import LEAST, around, suits
+from flowmx.ops.registry import Array, Run, Shape
+
+
+def _by_batch(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
+    mean = row.sum(x) / row.length
+    centred = x - mean
+    var = row.sum(centred * centred) / row.length
+    inverse = 1.0 / sqrt(var + p.eps)
+    return centred * (inverse * gamma) + beta, mean, inverse, var
+
+
+def _by_batch_relu(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
+    out, *statistics = _by_batch(p, row, x, gamma, beta)
+    return maximum(out, 0.0), *statistics
+
+
+def _given(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr, mean: Expr, inverse: Expr) -> Expr:
+    return (x - mean) * (inverse * gamma) + beta
+
+
+def _given_relu(p: Any, row: Row, *inputs: Expr) -> Expr:
+    return maximum(_given(p, row, *inputs), 0.0)
+
+
+def _backward(p: Any, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, inverse: Expr) -> tuple[Expr, ...]:
+    along, across = row.sums(head * (x - mean), head)
+    slope = inverse * inverse * along / row.length
+    return (head - across / row.length - (x - mean) * slope) * (inverse * gamma), along * inverse, across
+
+
+def _backward_given(p: Any, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, inverse: Expr) -> tuple[Expr, ...]:
+    along, across = row.sums(head * (x - mean), head)
+    return head * (inverse * gamma), along * inverse, across
+
+
+_FORWARD = {
+    # (by the batch's statistics, with a ReLU)
+    (True, False): Rows(Kind(singles=2, results=3), _by_batch),
+    (True, True): Rows(Kind(singles=2, results=3), _by_batch_relu),
+    (False, False): Rows(Kind(singles=4), _given),
+    (False, True): Rows(Kind(singles=4), _given_relu),
+}
+_BACKWARD = {
+    True: Rows(Kind(full=2, singles=3, results=2), _backward),
+    False: Rows(Kind(full=2, singles=3, results=2), _backward_given),
+}
+
+
+def _fits(*arrays: Array) -> bool:
+    return arrays[0].size >= LEAST and suits(*arrays)
+
+
+def _seen(shape: Shape, axis: int) -> dict[str, Any]:
+    """The channels as rows: parts of neighbours, or side by side where every part is one element."""
+    before, channels, after = around(shape, axis)
+    if after == 1:
+        return {"shape": (1, before, channels)}
+    return {"shape": (channels, after, 1), "parts": before}
+
+
+def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool = False) -> bool:
+    """Compute BatchNorm; False where it cannot (yet)."""
+    data, gamma, beta, moving_mean, moving_var = inputs
+    out, mean, inverse, from_batch = outputs
+    if not _fits(data, out, gamma, beta, moving_mean, moving_var):
+        return False
+    batch = run.train and not op.use_global_stats
+    scale = np.ones_like(gamma) if op.fix_gamma else gamma
+    rows, var = _FORWARD[batch, relu], np.empty_like(mean)
+    if not batch:
+        mean[...] = moving_mean
+        np.divide(1, np.sqrt(moving_var + moving_var.dtype.type(op.eps)), out=inverse)
+    given = [data, scale, beta] if batch else [data, scale, beta, mean, inverse]
+    made = [out, mean, inverse, var] if batch else [out]
+    if not rows.run(op, inputs=given, outputs=made, **_seen(data.shape, op.axis)):
+        return False
+    if batch:
+        for moving, new in ((moving_mean, mean), (moving_var, var)):
+            moving *= op.momentum
+            moving += (1 - op.momentum) * new
+    from_batch[...] = batch
+    return True
+
+
+def backward(op: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    """Compute BatchNorm's gradients; False where it cannot (yet)."""
+    head, data, gamma, mean, inverse = inputs[:5]
+    out, gamma_grad, beta_grad = outputs
+    if not _fits(head, data, out, gamma, mean):
+        return False
+    scale = np.ones_like(gamma) if op.fix_gamma else gamma
+    rows = _BACKWARD[op.over_batch(inputs)]
+    given = [head, data, scale, mean, inverse]
+    return rows.run(op, inputs=given, outputs=[out, gamma_grad, beta_grad], **_seen(data.shape, op.axis))
