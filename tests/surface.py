@@ -72,8 +72,11 @@ SPARSE = ("_sparse_",)
 """How the names begin under which ``mx.nd.sparse`` finds operators."""
 
 FUNCTIONS: dict[str, str] = {
+    "_cond": "`contrib.cond`",
     "_contrib_boolean_mask": "`contrib.boolean_mask`, whose shape depends on its input's content",
+    "_foreach": "`contrib.foreach`",
     "_set_value": "`x[:] = number`",
+    "_while_loop": "`contrib.while_loop`",
     "_zeros_without_dtype": "`zeros`",
 }
 """Operators of MXNet for which there is a function or a method instead."""
