@@ -32,6 +32,7 @@ CASES = [
     Case("_contrib_AdaptiveAvgPooling2D", [SIZE], {"output_size": (3,)}, second=True),
     Case("_contrib_AdaptiveAvgPooling2D", [SIZE], {"output_size": (2, 6)}),
     Case("UpSampling", [SIZE], {"scale": 2, "sample_type": "nearest"}, second=True),
+    Case("_repeat_pixels", [SIZE], {"scale": 3}, recorded=False, second=True),
     Case("UpSampling", [(2, 3, 4, 4), (2, 1, 2, 2)], {"scale": 2, "sample_type": "nearest", "num_args": 2},
          second=True),
     Case("UpSampling", [(2, 3, 4, 4), (2, 3, 2, 2)],
