@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,11 +71,12 @@ class Moments(Operator):
         reduction = Sum.create(**self.ways())
         assert isinstance(reduction, Reduction)
         axes = reduction.axes(x.ndim)
-        mean = x.mean(axis=axes, keepdims=True)
+        count = math.prod(x.shape[axis] for axis in axes)
+        mean = x.sum(axis=axes, keepdims=True) / count
         outputs[0][...] = mean.reshape(outputs[0].shape)
         if not is_floating(x.dtype):
             mean = run.xp.trunc(mean)  # as the output has it
-        outputs[1][...] = run.xp.square(x - mean).mean(axis=axes).reshape(outputs[1].shape)
+        outputs[1][...] = (run.xp.square(x - mean).sum(axis=axes) / count).reshape(outputs[1].shape)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         x = inputs[0]
