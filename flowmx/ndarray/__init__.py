@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flowmx.engine import waitall, waitall_async
-from flowmx.ndarray import binary, contrib, creation, linalg, random
+from flowmx.ndarray import binary, contrib, creation, image, linalg, random
 from flowmx.ndarray import functions as op
 from flowmx.ndarray.array import NDArray, array, empty, full
 from flowmx.ndarray.binary import *  # noqa: F403
 from flowmx.ndarray.creation import *  # noqa: F403
 
 __all__ = [
-    "NDArray", "array", "contrib", "empty", "full", "linalg", "op", "random", "waitall", "waitall_async",
+    "NDArray", "array", "contrib", "empty", "full", "image", "linalg", "op", "random", "waitall", "waitall_async",
 ]  # fmt: skip
 _internal = op  # MXNet's name for the operators whose names begin with an underscore
 __all__ += binary.__all__ + creation.__all__

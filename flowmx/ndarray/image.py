@@ -1,0 +1,18 @@
+"""``mx.nd.image``: the operators ``_image_*`` as functions on arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx.ndarray import functions
+from flowmx.ops.registry import registered
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return getattr(functions, f"_image_{name}")
+
+
+def __dir__() -> list[str]:
+    return sorted(name.removeprefix("_image_") for name in registered() if name.startswith("_image_"))
