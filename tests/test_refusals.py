@@ -6,6 +6,7 @@ All of it holds for the function on arrays, when it is called, and for the symbo
 
 import importlib
 import pkgutil
+from typing import Any
 
 import pytest
 
@@ -15,7 +16,8 @@ from flowmx.errors import MXNetError, ParameterError, ShapeError, TypeInferenceE
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import lookup, registered
 
-nd, sym = mx.nd, mx.sym
+nd: Any = mx.nd
+sym: Any = mx.sym
 
 # -- every operator ----------------------------------------------------------------------------------------
 

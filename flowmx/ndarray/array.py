@@ -359,13 +359,24 @@ def as_shape(shape: Any) -> Shape:
     return made
 
 
+def dense_only(name: str, stype: str | None) -> None:
+    """Raise ValueError for a storage type that does not exist here."""
+    if stype not in (None, "default"):
+        raise ValueError(f"{name}: storage type is {stype!r}, but only 'default' exists here")
+
+
 def on_context(ctx: Context | None) -> devices.Device:
     """The device of a context (None: the current one)."""
     return devices.get(devices.current_context() if ctx is None else Context(ctx))
 
 
-def empty(shape: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
-    """An array whose content is not set."""
+def empty(shape: Any, ctx: Context | None = None, dtype: Any = None, stype: str | None = None) -> NDArray:
+    """An array whose content is not set.
+
+    Raises:
+        ValueError: a sparse storage type was asked for.
+    """
+    dense_only("empty", stype)
     device, dtype = on_context(ctx), as_dtype(dtype)
     shape = as_shape(shape)
     return cast("NDArray", allocate(device, shape, dtype, device.allocate(shape, dtype)))
@@ -384,20 +395,20 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
     return made
 
 
-def array(source: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
     """An array with the content of a NumPy array, nested lists, a number, or another array.
 
     The default dtype is the source's for arrays of ours, else float32, as in MXNet.
     """
-    if isinstance(source, NDArray):
-        kind = source._dtype if dtype is None else as_dtype(dtype)
-        source = source.asnumpy()
+    if isinstance(source_array, NDArray):
+        kind = source_array._dtype if dtype is None else as_dtype(dtype)
+        source_array = source_array.asnumpy()
     elif dtype is None:
         kind = as_dtype(None)
-        source = np.asarray(source)
+        source_array = np.asarray(source_array)
     else:
         kind = as_dtype(dtype)
-    data = np.array(source, dtype=kind, order="C")
+    data = np.array(source_array, dtype=kind, order="C")
     device = on_context(ctx)
     if device.xp is np:
         return cast("NDArray", allocate(device, data.shape, kind, data))

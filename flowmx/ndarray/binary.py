@@ -59,7 +59,7 @@ multiply = _two("multiply", "mul", "_mul", "_mul", operator.mul)
 divide = _two("divide", "div", "_div", "_rdiv", operator.truediv)
 true_divide = _two("true_divide", "div", "_div", "_rdiv", operator.truediv)
 modulo = _two("modulo", "mod", "_mod", "_rmod", operator.mod)
-power = _two("power", "power", "_power", "_rpower", operator.pow)
+_power = _two("power", "power", "_power", "_rpower", operator.pow)
 maximum = _two("maximum", "maximum", "_maximum", "_maximum", max)
 minimum = _two("minimum", "minimum", "_minimum", "_minimum", min)
 hypot = _two("hypot", "hypot", "_hypot", "_hypot", math.hypot)
@@ -73,6 +73,12 @@ logical_and = _two("logical_and", "logical_and", "_logical_and", "_logical_and",
 logical_or = _two("logical_or", "logical_or", "_logical_or", "_logical_or", _number(np.logical_or))
 logical_xor = _two("logical_xor", "logical_xor", "_logical_xor", "_logical_xor", _number(np.logical_xor))
 # fmt: on
+
+
+def power(base: Operand, exp: Operand) -> Any:
+    """Elementwise ``base`` to the power ``exp``, with broadcasting. Each is an array or a number."""
+    return _power(base, exp)
+
 
 __all__ = [
     "add", "divide", "equal", "greater", "greater_equal", "hypot", "lesser", "lesser_equal", "logical_and",

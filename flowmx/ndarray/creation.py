@@ -12,7 +12,7 @@ from flowmx import devices
 from flowmx.devices import Context
 from flowmx.errors import ShapeError
 from flowmx.ndarray import functions
-from flowmx.ndarray.array import NDArray, array, full, on_context
+from flowmx.ndarray.array import NDArray, array, dense_only, full, on_context
 from flowmx.ndarray.core import allocate, invoke
 from flowmx.ops.dtypes import as_dtype
 from flowmx.ops.registry import lookup
@@ -26,9 +26,9 @@ def zeros(
     shape: int | Sequence[int],
     ctx: Context | None = None,
     dtype: Any = None,
+    stype: str | None = None,
     *,
     out: NDArray | None = None,
-    **kwargs: Any,
 ) -> NDArray:
     """An array of zeros (float32 by default).
 
@@ -36,14 +36,14 @@ def zeros(
         shape: the length of each axis.
         ctx: the device (default: the current one).
         dtype: the element type.
+        stype: kept for MXNet's scripts: only ``"default"`` exists.
         out: an array to fill instead of making one.
-        **kwargs: ``stype``, kept for MXNet's scripts: only ``"default"`` exists.
 
     Raises:
         ShapeError: the shape is no shape.
         ValueError: a sparse storage type was asked for.
     """
-    _dense_only("zeros", kwargs)
+    dense_only("zeros", stype)
     return full(shape, 0, ctx, dtype, out)
 
 
@@ -82,21 +82,15 @@ def linspace(
     return _made("_linspace", ctx, start=start, stop=stop, num=num, endpoint=endpoint, dtype=dtype)
 
 
-def eye(N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: Any = None) -> NDArray:
+def eye(
+    N: int, M: int = 0, k: int = 0, ctx: Context | None = None, dtype: Any = None, *, out: NDArray | None = None
+) -> NDArray:
     """A matrix of N rows and M columns (default: N) with ones on the k-th diagonal, zeros elsewhere."""
-    return _made("_eye", ctx, N=N, M=M, k=k, dtype=as_dtype(dtype))
+    return _made("_eye", ctx, out, N=N, M=M, k=k, dtype=as_dtype(dtype))
 
 
-def _made(name: str, ctx: Context | None, **parameters: Any) -> NDArray:
-    return cast("NDArray", invoke(lookup(name).create(**parameters), [], device=on_context(ctx), depth=3))
-
-
-def _dense_only(name: str, kwargs: dict[str, Any]) -> None:
-    stype = kwargs.pop("stype", "default")
-    if stype not in (None, "default"):
-        raise ValueError(f"{name}: storage type is {stype!r}, but only 'default' exists here")
-    if kwargs:
-        raise TypeError(f"{name}: unexpected argument {next(iter(kwargs))!r}")
+def _made(name: str, ctx: Context | None, out: NDArray | None = None, **parameters: Any) -> NDArray:
+    return cast("NDArray", invoke(lookup(name).create(**parameters), [], out, on_context(ctx), 3))
 
 
 # -- joining, splitting, moving ----------------------------------------------------------------------------

@@ -92,15 +92,18 @@ def _two(
     return function
 
 
-power = _two("power", "_Power", "_PowerScalar", "_RPowerScalar", operator.pow, "left to the power right")
+_power = _two("power", "_Power", "_PowerScalar", "_RPowerScalar", operator.pow, "left to the power right")
 maximum = _two("maximum", "_Maximum", "_MaximumScalar", "_MaximumScalar", max, "maximum")
 minimum = _two("minimum", "_Minimum", "_MinimumScalar", "_MinimumScalar", min, "minimum")
 hypot = _two("hypot", "_Hypot", "_HypotScalar", "_HypotScalar", math.hypot, "√(left² + right²)")
 
 
-def pow(base: Operand, exp: Operand) -> Any:
-    """Elementwise ``base`` to the power ``exp``; see :func:`power`."""
-    return power(base, exp)
+def power(base: Operand, exp: Operand) -> Any:
+    """Elementwise ``base`` to the power ``exp``: of symbols of one shape, a symbol and a number, or two numbers."""
+    return _power(base, exp)
+
+
+pow = power
 
 
 def histogram(a: Symbol, bins: int | Symbol = 10, range: tuple[float, float] | None = None, **kwargs: Any) -> Symbol:

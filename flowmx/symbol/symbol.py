@@ -580,14 +580,14 @@ def _to_plain(entries: Sequence[Entry]) -> symbol_json.GraphJSON:
     )
 
 
-def load_json(text: str | bytes) -> Symbol:
+def load_json(json_str: str | bytes) -> Symbol:
     """The symbol in MXNet's JSON text.
 
     Raises:
         SymbolFormatError: the text is no graph.
         MXNetError: an operator is unknown here, or its parameters do not fit; names the node.
     """
-    return Symbol(_from_plain(symbol_json.upgrade(symbol_json.parse(text), _input_names), capture()))
+    return Symbol(_from_plain(symbol_json.upgrade(symbol_json.parse(json_str), _input_names), capture()))
 
 
 def _from_plain(graph: symbol_json.GraphJSON, origin: Origin) -> list[Entry]:

@@ -1,5 +1,7 @@
 """More calls of the neural-network layers: other parameters, edges, special values."""
 
+from typing import Any
+
 import numpy as np
 
 from tests.op_cases.case import Case, apart, classes, fixed, positive, ties
@@ -35,7 +37,7 @@ ACTIVATIONS = [
     Case("SoftmaxActivation", [(2, 3, 2)], same_gradient=False),
 ]  # fmt: skip
 
-_NORMALIZED = [positive(3), (3,)]
+_NORMALIZED: list[Any] = [positive(3), (3,)]
 
 NORMALIZATIONS = [
     Case(
