@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from flowmx.errors import ShapeError
@@ -12,7 +11,7 @@ from flowmx.ops.dtypes import DType
 from flowmx.ops.indexing import nd_rows, nd_shape, positions, whole
 from flowmx.ops.linear import Inferred, InferredTypes, bound
 from flowmx.ops.nn_common import expect_rank, expect_shape
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
 from flowmx.ops.shape import Slice, Slices
 
 _BEGIN = "First index on each axis; None for the start."
@@ -20,7 +19,7 @@ _END = "The index after the last on each axis; None for the end."
 _STEP = "The step on each axis; None for 1, negative for backwards."
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _OfSlice(Operator):
     in_place = ((0, 0),)
     begin: tuple[int | None, ...] = required(_BEGIN)
@@ -58,7 +57,7 @@ class SliceAssign(_OfSlice):
         return [F.op("_slice_assign_scalar", heads[0], **bound(self)), F.slice(heads[0], **bound(self))]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Scalar(Operator):
     scalar: float = option(0.0, "The number.")
 

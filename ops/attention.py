@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred
 from flowmx.ops.nn_common import expect_rank, expect_shape
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, required
 from flowmx.ops.reshaping import times
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Interleaved(Operator):
     heavy = True
     heads: int = required("Number of heads.", low=1)

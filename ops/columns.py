@@ -5,18 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred, Linear, bound, linear
 from flowmx.ops.nn_common import expect_rank, product
 from flowmx.ops.nn_convolution import per_axis
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
 from flowmx.ops.windows import Geometry
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Windows(Operator):
     heavy = True
     kernel: Shape = required("Lengths of the window.", low=1)
@@ -106,7 +105,7 @@ class Im2Col(_Windows, Linear):
         self.spread(head, out)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Sized(Operator):
     output_size: Shape = required("Lengths of the images' spatial axes.", low=1)
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flowmx.ops.dtypes import BY_NAME, DType
 from flowmx.ops.linear import Inferred, InferredTypes, bound
 from flowmx.ops.nn_common import expect_rank
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, same_shape
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, same_shape
 from flowmx.ops.reshaping import axes_of
 
 
@@ -83,7 +82,7 @@ class DivSqrtDim(Operator):
 # -- the gradient, multiplied ------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Multiplier(Operator):
     in_place = ((0, 0),)
     scalar: float = option(1.0, "The number.")
@@ -117,7 +116,7 @@ class BackwardGradientMultiplier(_Multiplier):
 # -- a polynomial ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Quadratic(Operator):
     a: float = option(0.0, "Coefficient of x².")
     b: float = option(0.0, "Coefficient of x.")

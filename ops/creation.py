@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from flowmx.errors import ParameterError
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.linear import Inferred, InferredTypes
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
 from flowmx.ops.reshaping import axis_of
 
 _CTX = "Kept for MXNet's files."
@@ -26,7 +25,7 @@ class _Creation(Operator):
         return [], [self.dtype]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Constant(_Creation):
     shape: Shape = option((), _SHAPE, low=0)
     ctx: str = option("", _CTX)

@@ -56,7 +56,11 @@ def _rsqrt(xp: Any, x: Array, out: Array) -> None:
 
 def _round(xp: Any, x: Array, out: Array) -> None:
     # Halves go away from zero, as in MXNet; NumPy's go to the even number.
-    xp.copyto(out, xp.trunc(x + xp.copysign(xp.asarray(0.5, x.dtype), x)) if is_floating(x.dtype) else x)
+    if not is_floating(x.dtype):
+        xp.copyto(out, x)
+        return
+    inner = xp.trunc(x)
+    xp.add(inner, xp.copysign(xp.abs(x - inner) >= 0.5, x), out=out, casting="unsafe")
 
 
 def _rint(xp: Any, x: Array, out: Array) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from flowmx.ops.linalg_products import square, triangle
 from flowmx.ops.linear import Inferred
 from flowmx.ops.matrix import at_least
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
 
 
 @operator("_linalg_sumlogdiag", "linalg_sumlogdiag")
@@ -100,7 +99,7 @@ class _Make(_Packed):
         self.make(inputs[0], outputs[0])
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Diagonal(_Packed):
     offset: int = option(0, "Which diagonal: above the main one from 1, below it from -1.")
 
@@ -129,7 +128,7 @@ class MakeDiag(_Diagonal, _Make):
     reverse = "_linalg_extractdiag"
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Trian(_Packed):
     offset: int = option(0, "The diagonal where the triangle begins: above the main one from 1, below it from -1.")
     lower: bool = option(True, "With offset 0: the lower triangle, not the upper one.")

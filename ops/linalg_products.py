@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from flowmx.errors import MXNetError, ShapeError
 from flowmx.ops.linear import Inferred
 from flowmx.ops.matrix import Product, at_least, batch_shape, flipped, multiply, product_gradient
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, merge, operator, option
 from flowmx.ops.reshaping import axis_of
 
 
@@ -162,7 +161,7 @@ class Syrk(Operator):
 # -- triangular matrices -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Triangular(Operator):
     arguments = ("A", "B")
     heavy = True

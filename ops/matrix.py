@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred, shape_of
 from flowmx.ops.products import matmul
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, merge, operator, option, required
 
 
 def _same(op: Operator, one: int, other: int, shapes: Sequence[ShapeOrNone]) -> None:
@@ -33,7 +32,7 @@ def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
         out[...] = run.xp.matmul(left, right).reshape(out.shape)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class Product(Operator):
     """Base of products of two inputs, either of them transposed or not."""
 

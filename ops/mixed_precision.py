@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flowmx.ops.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.linear import Inferred, InferredTypes, shape_of
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, family, operator, option, required
 
 
 @operator("amp_cast")
@@ -55,7 +54,7 @@ class AmpMulticast(Operator):
         return [F.op("_cast_like", head, shape_of(inputs, at)) for at, head in enumerate(heads)]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Finite(Operator):
     no_gradient = True
 

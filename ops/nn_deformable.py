@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,7 +15,7 @@ from flowmx.ops.bilinear import Corners, corners, images_of, pixels_of
 from flowmx.ops.linear import Inferred
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, product
 from flowmx.ops.nn_convolution import check_layout, per_axis
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
 from flowmx.ops.windows import Geometry
 
 
@@ -36,7 +35,7 @@ class _Taps(NamedTuple):
     mask: Array | None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Deformable(Operator):
     heavy = True
     modulated: ClassVar[bool] = False

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.indexing import whole
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear, shape_of
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, family, operator, option
 from flowmx.ops.reshaping import axis_of, times
 
 
@@ -47,7 +46,7 @@ class TakeAlong(Linear):
         out[...] = made.reshape(out.shape)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Ordered(Operator):
     heavy = True
     axis: int | None = option(-1, "The axis; None for the flattened array.")

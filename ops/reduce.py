@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, bound, linear, shape_of
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
 from flowmx.ops.reshaping import axes_of, axis_of, expect_elements
 
 
@@ -34,7 +33,7 @@ def reduce_into(function: Callable[..., Any], x: Array, axes: Shape, out: Array)
         out[...] = function(values, axis=axes, keepdims=True).reshape(out.shape)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class Reduction(Operator):
     """Base of reductions over some axes."""
 
@@ -180,7 +179,7 @@ class Norm(Operator):
         return [spread(heads[0]) * x / spread(outputs[0])]
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Position(Operator):
     no_gradient = True
     function = ""

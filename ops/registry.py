@@ -33,14 +33,13 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
 
 import numpy as np
 
 from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
 from flowmx.ops.dtypes import FLOAT32, DType, name_of
-from flowmx.ops.parameters import Parameter, Shape, option, parameters_of, required
+from flowmx.ops.parameters import MISSING, Parameter, Shape, declare, option, required
 
 if TYPE_CHECKING:
     from flowmx.engine import Operation
@@ -54,6 +53,7 @@ __all__ = [
     "Shape",
     "ShapeError",
     "ShapeOrNone",
+    "family",
     "kernel",
     "lookup",
     "operator",
@@ -156,10 +156,26 @@ class Operator:
     subgraphs: tuple[Any, ...] = ()
     """The bodies of loops and branches (:class:`flowmx.graph.subgraph.Body`)."""
     parameters: ClassVar[dict[str, Parameter]] = {}
+    _defaults: ClassVar[dict[str, Any]] = {}
     _interned: ClassVar[dict[Any, Operator]]
     _specs: dict[Any, Spec]
 
     # -- making ----------------------------------------------------------------------------------------
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(self._defaults)
+        self.__dict__.update(values)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check the parameters together.
+
+        Raises:
+            ParameterError: they contradict each other.
+        """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{self.name}: an operator never changes; make another one with create()")
 
     @classmethod
     def create(cls, /, **given: Any) -> Operator:
@@ -355,6 +371,15 @@ C = TypeVar("C", bound=type)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(required, option))
+def family(cls: C) -> C:
+    """Declare the parameters of a class, by itself the base of operators that share them."""
+    made: Any = cls
+    made.parameters = declare(cls)
+    made._defaults = {p.name: p.default for p in made.parameters.values() if not p.required}
+    return cls
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(required, option))
 def operator(name: str, *aliases: str) -> Callable[[C], C]:
     """Register an operator class under its MXNet name and aliases.
 
@@ -363,9 +388,8 @@ def operator(name: str, *aliases: str) -> Callable[[C], C]:
     """
 
     def register(cls: C) -> C:
-        made: Any = dataclass(frozen=True, eq=False, kw_only=True, repr=False)(cls)
+        made: Any = family(cls)
         made.name, made.aliases, made._interned = name, aliases, {}
-        made.parameters = parameters_of(made, fields(made))
         for each in (name, *aliases):
             if each in _by_name:
                 raise ValueError(f"operator {each!r} is registered already, by {_by_name[each].__qualname__}")

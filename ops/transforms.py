@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from flowmx.errors import ShapeError
@@ -13,14 +12,14 @@ from flowmx.ops.indexing import add_rows, positions
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear
 from flowmx.ops.nn_common import expect_rank
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, merge, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, family, merge, operator, option, required
 from flowmx.ops.reshaping import times
 
 # -- Fourier -----------------------------------------------------------------------------------------------
 # A complex vector lies in an array as (re, im, re, im, ...).
 
 
-@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+@family
 class _Fourier(Operator):
     heavy = True
     compute_size: int = option(128, "Ignored.", low=1)
