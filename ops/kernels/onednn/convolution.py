@@ -187,9 +187,10 @@ def weigh_back(windows: Windows, head: Array, data: Array, weight: Array, bias: 
 
 
 Kernel = Callable[[Any, Run, Sequence[Array], Sequence[Array]], None]
+Compute = Callable[[Any, Sequence[Array], Sequence[Array]], bool]
 
 
-def _or_plain(compute: Callable[[Any, Sequence[Array], Sequence[Array]], bool]) -> Kernel:
+def _or_plain(compute: Compute) -> Kernel:
     """A kernel that takes the operator's plain forward where ``compute`` says that oneDNN cannot."""
 
     def run_it(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -236,7 +237,7 @@ def _deconvolution_weight(op: Deconvolution, inputs: Sequence[Array], outputs: S
     return weigh_back(op.fitted(inputs[1].shape[2:])[0], inputs[1], inputs[0], outputs[0])
 
 
-for _name, _compute in {
+KERNELS: dict[str, Compute] = {
     "Convolution": _convolution,
     "_relu_Convolution": _convolution_relu,
     "_backward_Convolution_data": _convolution_data,
@@ -245,5 +246,6 @@ for _name, _compute in {
     "Deconvolution": _deconvolution,
     "_backward_Deconvolution_data": _deconvolution_data,
     "_backward_Deconvolution_weight": _deconvolution_weight,
-}.items():
+}
+for _name, _compute in KERNELS.items():
     kernel("cpu", _name)(_or_plain(_compute))

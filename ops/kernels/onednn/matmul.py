@@ -7,13 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowmx.ops.kernels.onednn.library import Arg
+from flowmx.ops.kernels.onednn.library import Arg, Query
 from flowmx.ops.kernels.onednn.primitives import (
     Array,
     Desc,
     Geometry,
     Primitive,
-    Query,
     attributes,
     geometry,
     loaded,

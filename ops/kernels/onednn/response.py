@@ -9,6 +9,7 @@ from typing import Any
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query
 from flowmx.ops.kernels.onednn.primitives import (
     Array,
+    Desc,
     Geometry,
     Operand,
     Primitive,
@@ -68,7 +69,7 @@ class Backward(_Plan):
             "lrn_backward_primitive_desc_create", lib.engine, int(Alg.LRN_ACROSS_CHANNELS), self.data.handle,
             self.data.handle, self.data.handle, self.size, *self.numbers, forward, attributes(),
         )  # fmt: skip
-        ends = {Arg.SRC: self.data, Arg.WORKSPACE: Query.WORKSPACE}
+        ends: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.WORKSPACE: Query.WORKSPACE}
         self._run = Primitive(desc, {**ends, Arg.DIFF_DST: self.data, Arg.DIFF_SRC: self.data})
         self._again = Primitive(forward, {**ends, Arg.DST: self.data})
         self._note_bytes = self._run.descriptor(Arg.WORKSPACE).nbytes
