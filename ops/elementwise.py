@@ -69,7 +69,7 @@ def _rint(xp: Any, x: Array, out: Array) -> None:
         xp.copyto(out, x)
         return
     below = xp.floor(x)
-    xp.add(below, (x - below) > 0.5, out=out, casting="unsafe")
+    xp.add(below, x - below > xp.ceil(x) - x, out=out, casting="unsafe")
 
 
 def _sign(xp: Any, x: Array, out: Array) -> None:

@@ -18,7 +18,6 @@ from flowmx.ops.kernels.loops.expressions import (
     floor,
     maximum,
     minimum,
-    nearest,
     not_equal,
     one_if,
     sqrt,
@@ -42,7 +41,13 @@ def relu(x: Expr) -> Expr:
 
 
 def _sign(x: Expr) -> Expr:
-    return where(x > 0.0, 1.0, where(x < 0.0, -1.0, x))
+    return one_if(x > 0.0) - one_if(x < 0.0)
+
+
+def _rint(x: Expr) -> Expr:
+    """The nearest whole number, halves downwards, as in MXNet."""
+    below = floor(x)
+    return below + one_if(x - below > ceil(x) - x)
 
 
 # -- one operand -------------------------------------------------------------------------------------------
@@ -60,7 +65,7 @@ _ONE_PLAIN: dict[str, Callable[[Expr], Expr]] = {
     "negative": lambda x: -x,
     "abs": absolute,
     "sign": _sign,
-    "rint": nearest,
+    "rint": _rint,
     "ceil": ceil,
     "floor": floor,
     "trunc": trunc,
