@@ -228,17 +228,23 @@ class Reorder(Primitive):
         super().__init__(made, {Arg.SRC: source, Arg.DST: target})
 
 
-_local = threading.local()
+class _Scratch(threading.local):
+    """A thread's buffers, each with the address in it that is aligned to a cache line."""
+
+    def __init__(self) -> None:
+        self.buffers: dict[str, tuple[Array, int]] = {}
+
+
+_scratch = _Scratch()
 
 
 def scratch(slot: str, nbytes: int) -> int:
     """The address of uninitialised memory, the thread's own, valid until the slot is asked for again."""
-    buffers: dict[str, Array] = _local.__dict__
-    memory = buffers.get(slot)
-    if memory is None or memory.nbytes < nbytes + 64:
-        memory = buffers[slot] = np.empty(nbytes + 64, np.uint8)
-        buffers[f"{slot} address"] = (memory.ctypes.data + 63) & ~63
-    return buffers[f"{slot} address"]  # type: ignore[return-value]
+    known = _scratch.buffers.get(slot)
+    if known is None or known[0].nbytes < nbytes + 64:
+        memory = np.empty(nbytes + 64, np.uint8)
+        known = _scratch.buffers[slot] = (memory, (pointer(memory) + 63) & ~63)
+    return known[1]
 
 
 class Operand:
