@@ -13,6 +13,7 @@ from flowmx.ops.bilinear import Corners, corners, images_of, pixels_of
 from flowmx.ops.linear import Inferred
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape
 from flowmx.ops.registry import Array, DType, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.reshaping import expect_elements
 
 
 def _line(xp: Any, length: int, dtype: Any) -> Array:
@@ -135,6 +136,7 @@ class BilinearSampler(Operator):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, grid = shapes
         expect_rank(self, "data", data, 4, 4)
+        expect_elements(self, data, (2, 3))
         grid = expect_shape(self, "grid", grid, (-1 if data is None else data[0], 2, -1, -1))
         assert grid is not None
         channels = -1 if data is None else data[1]
@@ -207,6 +209,7 @@ class SpatialTransformer(Operator):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, loc = shapes
         expect_rank(self, "data", data, 4, 4)
+        expect_elements(self, data, (1, 2, 3))
         loc = expect_shape(self, "loc", loc, (-1 if data is None else data[0], 6))
         assert loc is not None
         channels = -1 if data is None else data[1]

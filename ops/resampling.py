@@ -18,6 +18,7 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.nn_common import computing_dtype, expect_rank, scratch
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.reshaping import expect_elements
 
 _PART_BYTES = 1 << 20
 _JOINT = 1 << 14
@@ -162,6 +163,7 @@ class BilinearResize2D(Operator):
                 self._length(data[2], self.height, self.scale_height),
                 self._length(data[3], self.width, self.scale_width),
             )
+        expect_elements(self, data, (2, 3))
         if any(length == 0 or length < -1 for length in size):
             raise ShapeError(f"{self.name}: input data has shape {data}, which would be resized to {size}")
         return shapes, [(*data[:2], *size)]
@@ -217,6 +219,7 @@ class AdaptiveAvgPooling2D(Linear):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
         expect_rank(self, "data", data, 4, 4)
+        expect_elements(self, data, (2, 3))
         size = (self.output_size or (1,)) * (1 if len(self.output_size) == 2 else 2)
         return shapes, [None if data is None else (*data[:2], *size)]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.errors import ShapeError
-from flowmx.ops.registry import Operator, Shape
+from flowmx.ops.registry import Operator, Shape, ShapeOrNone
 
 
 def axis_of(op: Operator, axis: int, ndim: int, name: str = "axis") -> int:
@@ -40,14 +40,14 @@ def axes_of(op: Operator, axes: Iterable[int], ndim: int, name: str = "axis") ->
     return found
 
 
-def expect_elements(op: Operator, shape: Shape, axes: Iterable[int], name: str = "data") -> None:
+def expect_elements(op: Operator, shape: ShapeOrNone, axes: Iterable[int], name: str = "data") -> None:
     """Refuse to look for an element along axes that have none, where one is asked for.
 
     Raises:
         ShapeError: there is none.
     """
     axes = tuple(axes)
-    for axis in axes:
+    for axis in axes if shape is not None else ():
         if shape[axis] == 0 and 0 not in (n for at, n in enumerate(shape) if at not in axes):
             raise ShapeError(f"{op.name}: input {name} has shape {shape}, expected elements along axis {axis}")
 

@@ -105,9 +105,13 @@ class UpSampling(Operator):
             return self.deconvolution.infer_shape(shapes)
         size = tuple(-1 if length == -1 else length * self.scale for length in first[2:])
         for name, shape in zip(self.inputs(), shapes, strict=True):
+            if shape is not None and -1 < shape[0] != first[0] > -1:
+                raise ShapeError(f"{self.name}: input {name} has shape {shape}, expected {first[0]} images")
             for made, length in zip(size, (shape or first)[2:], strict=True):
                 if -1 not in (made, length) and (length == 0 or made % length):
                     raise ShapeError(f"{self.name}: input {name} has shape {shape}, which does not divide {size}")
+            if shape is not None and -1 not in (*size, *shape) and size[0] * shape[3] != size[1] * shape[2]:
+                raise ShapeError(f"{self.name}: input {name} has shape {shape}, expected the proportions of {size}")
             if self.multi_input_mode == "sum" and shape is not None and -1 < shape[1] != first[1] > -1:
                 raise ShapeError(f"{self.name}: input {name} has shape {shape}, expected {first[1]} channels to add up")
         counts = [-1 if shape is None else shape[1] for shape in shapes]

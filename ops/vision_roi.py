@@ -13,6 +13,7 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, shape_of
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.reshaping import expect_elements
 
 _PART = 1 << 22
 """Numbers to hold at a time between the two axes of ROIAlign."""
@@ -34,6 +35,7 @@ class _Regions(Operator):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, rois = shapes
         expect_rank(self, "data", data, 4, 4)
+        expect_elements(self, data, (2, 3))
         rois = expect_shape(self, "rois", rois, (-1, 5))
         assert rois is not None
         channels = -1 if data is None or data[1] == -1 else self.channels(data[1])
