@@ -189,7 +189,7 @@ class Settings:
     )
 
     # Kernels
-    kernel_cache: str = _setting("", "The folder of compiled kernels; unset, flowmx/kernels in the user's cache folder.")
+    kernel_cache: str = _setting("", "Folder of compiled kernels; unset, flowmx/kernels in the user's cache.")
 
     # Engine
     engine_type: EngineType = _setting(

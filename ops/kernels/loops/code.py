@@ -274,6 +274,10 @@ class Code:
         """One element."""
         return self.put(self.real.name, f"load {self.real.name}, {self.at(address, index)}")
 
+    def load_index(self, address: Value, index: Value) -> Value:
+        """One element of an int64 array."""
+        return self.put(INDEX, f"load {INDEX}, {self.at(address, index, INDEX)}")
+
     def store_one(self, value: Value, address: Value, index: Value) -> None:
         """Store one element."""
         self.do(f"store {value}, {self.at(address, index)}")

@@ -24,7 +24,11 @@ _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # releases the interpreter
 _DIGEST = hashlib.sha256
 _DIGEST_SIZE = _DIGEST().digest_size
 
+_GENERATION = 1
+"""To be raised when :func:`_generate` makes other code of the same text."""
+
 _lock = threading.Lock()
+_loaded: dict[str, Compiled] = {}
 
 
 class Unavailable(Exception):
@@ -60,13 +64,21 @@ def _host() -> _Host | None:
         llvm.initialize_native_asmprinter()
         name, features = llvm.get_host_cpu_name(), llvm.get_host_cpu_features()
         machine = llvm.Target.from_default_triple().create_target_machine(
-            cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="jitdefault", jit=True
+            cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="small", jit=True
         )
-        engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+        engine = llvm.create_lljit_compiler(machine, use_jit_link=True)
+        _keep(engine)
     except (ImportError, OSError, RuntimeError):
         return None
     able = frozenset(feature for feature, has in features.items() if has)
-    identity = (llvmlite.__version__, llvm.llvm_version_info, llvm.get_default_triple(), name, features.flatten())
+    identity = (
+        _GENERATION,
+        llvmlite.__version__,
+        llvm.llvm_version_info,
+        llvm.get_default_triple(),
+        name,
+        features.flatten(),
+    )
     return _Host(machine, engine, able, repr(identity))
 
 
@@ -91,15 +103,16 @@ def compile(text: str) -> Compiled:
         host = _host()
         if host is None:
             raise Unavailable("llvmlite is not installed")
-        # Functions of all texts live in one process: each gets a name of its own.
-        name = f"flowmx_{_DIGEST(text.encode()).hexdigest()[:24]}"
-        text = text.replace("@kernel(", f"@{name}(", 1)
-        path = _folder() / _DIGEST(f"{host.identity}\n{text}".encode()).hexdigest()
-        machine_code = _read(path)
-        if machine_code is None:
-            machine_code = _generate(host, text)
-            _write(path, machine_code)
-        return _load(host, name, machine_code)
+        key = _DIGEST(f"{host.identity}\n{text}".encode()).hexdigest()
+        known = _loaded.get(key)
+        if known is None:
+            path = _folder() / key
+            machine_code = _read(path)
+            if machine_code is None:
+                machine_code = _generate(host, text)
+                _write(path, machine_code)
+            known = _loaded[key] = _load(host, key, machine_code)
+        return known
 
 
 def _generate(host: _Host, text: str) -> bytes:
@@ -115,19 +128,19 @@ def _generate(host: _Host, text: str) -> bytes:
     return code
 
 
-_loaded: dict[str, Compiled] = {}
-
-
-def _load(host: _Host, name: str, machine_code: bytes) -> Compiled:
+def _load(host: _Host, key: str, machine_code: bytes) -> Compiled:
     import llvmlite.binding as llvm
 
-    known = _loaded.get(name)
-    if known is None:
-        host.engine.add_object_file(llvm.ObjectFileRef.from_data(machine_code))
-        host.engine.finalize_object()
-        address = host.engine.get_function_address(name)
-        known = _loaded[name] = Compiled(_PROTOTYPE(address), address)
-    return known
+    library = llvm.JITLibraryBuilder().add_object_img(machine_code).add_current_process().export_symbol("kernel")
+    tracker = library.link(host.engine, key)
+    _keep(tracker)
+    address = tracker["kernel"]
+    return Compiled(_PROTOTYPE(address), address)
+
+
+def _keep(thing: Any) -> None:
+    """Never let it go: a thread may be in the midst of its code while the interpreter ends."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 # -- the cache ---------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.loops import threads
+from flowmx.ops.kernels.loops import team
 from flowmx.ops.kernels.loops.code import DOUBLE, FLOAT, Code, Real
 from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, placeholder, uniforms
 from flowmx.ops.kernels.loops.lowering import lower
@@ -90,12 +90,12 @@ class Loop:
         compiled = self.program.compiled or self.program.get()
         if compiled is None:
             return False
-        team = threads.count() if size * self._pace > _WORTH_A_THREAD_NS else 1
+        threads = team.count() if size * self._pace > _WORTH_A_THREAD_NS else 1
         share = size
-        if team > 1:
-            share = max(_TASK, size // (8 * team) // 1024 * 1024)
+        if threads > 1:
+            share = max(_TASK, size // (8 * threads) // 1024 * 1024)
         words = self._pack(0, -(-size // share), size, share, *numbers, *map(id, arrays))
-        threads.run(compiled, words, team)
+        team.run(compiled, words, threads)
         return True
 
 

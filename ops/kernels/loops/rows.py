@@ -21,7 +21,7 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flowmx.ops.kernels.loops import threads
+from flowmx.ops.kernels.loops import team
 from flowmx.ops.kernels.loops.code import FLOAT, Code, Value
 from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, parameter, placeholder, uniforms
 from flowmx.ops.kernels.loops.lowering import lower
@@ -164,7 +164,7 @@ class Rows:
         if totals is not None:
             arrays += [totals(tasks)] * self.kind.totals
         words = self._pack(0, tasks, units, share, length, inner, parts, *numbers, *map(id, arrays))
-        threads.run(compiled, words, threads.count() if size > _TWO_TASKS and tasks > 1 else 1)
+        team.run(compiled, words, team.count() if size > _TWO_TASKS and tasks > 1 else 1)
         return True
 
     # -- text ------------------------------------------------------------------------------------------
