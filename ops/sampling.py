@@ -230,7 +230,7 @@ class SampleMultinomial(Operator):
     dtype: DType = option(_INT32, "The dtype of the samples.")
 
     def outputs(self) -> tuple[str, ...]:
-        return ("output", "log_prob") if self.get_prob else ("output",)
+        return ("output0", "output1") if self.get_prob else ("output",)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         expect_rank(self, "data", shapes[0], 1)

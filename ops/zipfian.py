@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
+
+from flowmx.errors import ParameterError
+from flowmx.ops.dtypes import BY_NAME, DType
+from flowmx.ops.linear import Inferred, InferredTypes
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
 
 
 def candidates(F: Any, true_classes: Any, count: int, range_max: int, **where: Any) -> tuple[Any, Any, Any]:
@@ -28,3 +34,48 @@ def candidates(F: Any, true_classes: Any, count: int, range_max: int, **where: A
         return F.log((ranks + 2.0) / (ranks + 1.0)) * (count / width)
 
     return drawn, expected(true_classes), expected(drawn)
+
+
+@operator("_sample_unique_zipfian")
+class SampleUniqueZipfian(Operator):
+    """Draw classes as ``rand_zipfian`` does, but each at most once in a row, and say how many draws a row took.
+
+    Shapes: samples (rows, count) as given by ``shape``, trials (rows,); both are int64.
+    """
+
+    arguments = ()
+    uses_random = True
+    no_gradient = True
+    range_max: int = required("How many classes there are.", low=1)
+    shape: Shape = option((), "The number of rows, and of samples in each.", low=0)
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 2 or self.shape[1] > self.range_max:
+            raise ParameterError(
+                f"{self.name}: parameter shape is {self.shape}, expected a number of rows and at most "
+                f"range_max={self.range_max} samples in each"
+            )
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output0", "output1")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [self.shape, self.shape[:1]]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [BY_NAME["int64"]] * 2
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        count = self.shape[1]
+        for row, samples in enumerate(outputs[0]):
+            drawn = self._draw(run, count)
+            # Where each class first came, until there are enough of them.
+            while len(first := run.xp.unique(drawn, return_index=True)[1]) < count:
+                drawn = run.xp.concatenate([drawn, self._draw(run, len(drawn))])
+            first = run.xp.sort(first)[:count]
+            samples[...] = drawn[first]
+            outputs[1][row] = first[-1] + 1 if count else 0
+
+    def _draw(self, run: Run, count: int) -> Array:
+        draws = run.xp.exp(run.random.random(count) * math.log(self.range_max + 1))
+        return (draws - 1).astype("int64") % self.range_max

@@ -101,6 +101,12 @@ MOMENTS = [
 ]
 
 
+def has_moments(made, mean, variance):
+    for row in made.reshape(-1, N):
+        assert abs(row.mean() - mean) < 5 * math.sqrt(variance / N)
+        assert abs(row.var() / variance - 1) < 0.1
+
+
 @pytest.mark.parametrize(("name", "arguments", "mean", "variance"), MOMENTS)
 @pytest.mark.parametrize("arrays", [False, True], ids=["numbers", "arrays"])
 def test_moments(name, arguments, mean, variance, arrays):
@@ -110,9 +116,70 @@ def test_moments(name, arguments, mean, variance, arrays):
     made = getattr(mx.nd.random, name)(*arguments, shape=(N,)).asnumpy()
     assert made.shape == ((2, N) if arrays else (N,))
     assert made.dtype == np.float32
-    for row in made.reshape(-1, N):
-        assert abs(row.mean() - mean) < 5 * math.sqrt(variance / N)
-        assert abs(row.var() / variance - 1) < 0.1
+    has_moments(made, mean, variance)
+
+
+IN_MXNET = [row for row in MOMENTS if row[0] != "bernoulli"]
+
+
+@pytest.mark.parametrize(("name", "arguments", "mean", "variance"), IN_MXNET)
+@pytest.mark.parametrize("by_symbols", [False, True], ids=["numbers", "symbols"])
+def test_moments_of_symbols(name, arguments, mean, variance, by_symbols):
+    mx.random.seed(4)
+    given = {f"p{index}": mx.nd.array([value, value]) for index, value in enumerate(arguments)} if by_symbols else {}
+    made = getattr(mx.sym.random, name)(*(map(mx.sym.Variable, given) if by_symbols else arguments), shape=N, name="r")
+    assert made.list_outputs() == ["r_output"]
+    (drawn,) = made.eval(ctx=mx.cpu(), **given)
+    assert drawn.shape == ((2, N) if by_symbols else (N,))
+    has_moments(drawn.asnumpy(), mean, variance)
+
+
+@pytest.mark.parametrize(("name", "arguments", "mean", "variance"), IN_MXNET)
+def test_moments_of_likes(name, arguments, mean, variance):
+    mx.random.seed(5)
+    like = mx.nd.zeros((2, N), dtype="float64")
+    arguments = (1 / arguments[0],) if name == "exponential" else arguments  # by its rate, as the operator
+    made = getattr(mx.nd.random, f"{name}_like")(like, *arguments)
+    (composed,) = getattr(mx.sym.random, f"{name}_like")(mx.sym.Variable("x"), *arguments).eval(mx.cpu(), x=like)
+    for each in (made, composed):
+        assert each.shape == like.shape
+        assert each.dtype == np.float64
+        has_moments(each.asnumpy(), mean, variance)
+
+
+def test_a_symbol_draws_anew_in_every_forward():
+    executor = mx.sym.random.randn(2, 3, scale=2.0).simple_bind(mx.cpu())
+    one, other = executor.forward()[0].asnumpy(), executor.forward()[0].asnumpy()
+    assert one.shape == (2, 3)
+    assert not np.array_equal(one, other)
+
+
+def test_whole_numbers_classes_and_orders_as_symbols():
+    x = mx.sym.Variable("x")
+    random = mx.sym.random
+    assert random.randint(1, 3, shape=2).infer_type()[1] == [np.int32]
+    assert random.uniform(shape=2, dtype="float16").infer_type()[1] == [np.float16]
+    assert random.multinomial(x, name="m").list_outputs() == ["m_output0", "m_output1"]
+    assert random.multinomial(x, 5, get_prob=False).infer_shape(x=(2, 3))[1] == [(2, 5)]
+    (rows,) = random.shuffle(x).eval(mx.cpu(), x=mx.nd.arange(20))
+    assert sorted(rows.asnumpy()) == list(range(20))
+
+
+def test_unique_zipfian():
+    mx.random.seed(3)
+    draw = mx.nd._internal._sample_unique_zipfian
+    samples, trials = draw(range_max=8, shape=(20000, 2))
+    made = samples.asnumpy()
+    assert samples.dtype == trials.dtype == np.int64
+    assert (made[:, 0] != made[:, 1]).all()
+    shares = np.log((np.arange(8) + 2) / (np.arange(8) + 1)) / np.log(9)
+    np.testing.assert_allclose(np.bincount(made[:, 0], minlength=8) / len(made), shares, atol=0.02)
+    # The second class takes another draw as often as the first one is met again.
+    assert abs(trials.asnumpy().mean() - (1 + (shares / (1 - shares)).sum())) < 0.05
+    samples, trials = draw(range_max=5, shape=(3, 5))
+    assert (np.sort(samples.asnumpy()) == np.arange(5)).all()
+    assert (trials.asnumpy() >= 5).all()
+    assert draw(range_max=5, shape=(2, 0))[1].asnumpy().tolist() == [0, 0]
 
 
 def test_integers_shapes_and_dtypes():
@@ -163,8 +230,63 @@ def test_shuffle_keeps_rows_together():
         (lambda: mx.random.randint(3, 3), "high is 3, expected more than low 3"),
         (lambda: mx.random.uniform(mx.nd.array([1.0]), 2), "arrays for all"),
         (lambda: mx.random.bernoulli(2), "prob is 2"),
+        (
+            lambda: mx.sym.random.uniform(mx.sym.Variable("x"), 2),
+            "low is Symbol, high is int; expected",
+        ),
+        (lambda: mx.sym.random.randint(0, mx.sym.Variable("x")), "high is a Symbol, expected a number"),
+        (
+            lambda: mx.nd._internal._sample_unique_zipfian(range_max=2, shape=(1, 3)),
+            r"shape is \(1, 3\), expected",
+        ),
     ],
 )
 def test_refuses_what_is_no_distribution(call, message):
     with pytest.raises((ValueError, TypeError), match=message):
         call()
+
+
+def arrays(*shapes, dtype="float32"):
+    return [mx.nd.ones(shape, dtype=dtype) for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (arrays((3, 4), (3,), (4,)), r"input sigma has shape \(4,\), expected \(3,\)"),
+        (arrays((3, 4), (4,), (4,)), r"input mu has shape \(4,\), expected \(3,\)"),
+        (arrays((3,), (3, 4), (3, 4)), r"input sample has shape \(3,\), expected at least the 2 axes"),
+        (arrays((3,), (3,), (3,), dtype="int32"), "dtype int32, expected a float"),
+        ([*arrays((3,)), *arrays((3,), (3,), dtype="float64")], "input mu has dtype float64, expected float32"),
+    ],
+)
+def test_densities_refuse_what_does_not_fit(inputs, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        mx.nd.random_pdf_normal(*inputs)
+
+
+def test_densities_of_vectors():
+    with pytest.raises(ValueError, match=r"input alpha has shape \(3,\), expected \(4,\)"):
+        mx.nd.random_pdf_dirichlet(*arrays((3, 4), (3,)))
+    assert mx.nd.random_pdf_dirichlet(*arrays((4,), (4,))).shape == (1,)
+    sample, concentration = mx.sym.Variable("x"), mx.sym.Variable("a")
+    density = mx.sym.random_pdf_dirichlet(sample, concentration, is_log=True)
+    assert density.infer_shape(x=(2, 3, 4), a=(2, 4))[1] == [(2, 3)]
+
+
+def test_densities_hold_far_out():
+    # Logarithms of gamma functions near a million, which cancel.
+    x, mean = (mx.nd.array([100_000.0], dtype="float32") for _ in range(2))
+    found = mx.nd.random_pdf_poisson(x, mean).asscalar()
+    assert abs(found * math.sqrt(2 * math.pi * 100_000.0) - 1) < 1e-5
+
+
+def test_the_logarithms_of_a_density_in_half_precision():
+    sample, mu, sigma = (mx.nd.array([value], dtype="float16") for value in (1.5, 0.5, 2.0))
+    mu.attach_grad()
+    with mx.autograd.record():
+        found = mx.nd.random_pdf_normal(sample, mu, sigma, is_log=True)
+    found.backward()
+    assert found.dtype == mu.grad.dtype == np.float16
+    np.testing.assert_allclose(found.asnumpy(), -0.125 - math.log(2 * math.sqrt(2 * math.pi)), rtol=1e-3)
+    np.testing.assert_allclose(mu.grad.asnumpy(), 0.25, rtol=1e-3)

@@ -1,6 +1,7 @@
 """``mx.nd.random``: arrays of random numbers.
 
 Parameters may be numbers, or arrays, which then get a block of samples for each of their elements.
+``uniform_like(data)`` and its kin draw in the shape and dtype of an array.
 """
 
 from __future__ import annotations
@@ -150,3 +151,14 @@ def shuffle(data: NDArray, **kwargs: Any) -> NDArray:
     """The data in random order along the first axis."""
     made: NDArray = F.op("_shuffle", data, **kwargs)
     return made
+
+
+def __getattr__(name: str) -> Any:
+    if name.endswith("_like"):
+        return getattr(F, f"_random_{name}")
+    raise AttributeError(f"mx.nd.random has no function {name!r}")
+
+
+def __dir__() -> list[str]:
+    likes = (name for name in dir(F) if name.startswith("_random_") and name.endswith("_like"))
+    return sorted({*__all__, *(name.removeprefix("_random_") for name in likes)})

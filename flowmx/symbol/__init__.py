@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from flowmx.symbol import contrib, creation, image, linalg
+from flowmx.symbol import contrib, creation, image, linalg, random
 from flowmx.symbol import functions as op
 from flowmx.symbol.creation import *  # noqa: F403
 from flowmx.symbol.symbol import Group, Symbol, Variable, load, load_json
@@ -13,7 +13,20 @@ var = Variable
 fromjson = load_json
 _internal = op  # MXNet's name for the operators whose names begin with an underscore
 
-__all__ = ["Group", "Symbol", "Variable", "contrib", "fromjson", "image", "linalg", "load", "load_json", "op", "var"]
+__all__ = [
+    "Group",
+    "Symbol",
+    "Variable",
+    "contrib",
+    "fromjson",
+    "image",
+    "linalg",
+    "load",
+    "load_json",
+    "op",
+    "random",
+    "var",
+]
 __all__ += creation.__all__
 
 
