@@ -14,19 +14,8 @@ fromjson = load_json
 _internal = op  # MXNet's name for the operators whose names begin with an underscore
 
 __all__ = [
-    "Group",
-    "Symbol",
-    "Variable",
-    "contrib",
-    "fromjson",
-    "image",
-    "linalg",
-    "load",
-    "load_json",
-    "op",
-    "random",
-    "var",
-]
+    "Group", "Symbol", "Variable", "contrib", "fromjson", "image", "linalg", "load", "load_json", "op", "random", "var",
+]  # fmt: skip
 __all__ += creation.__all__
 
 

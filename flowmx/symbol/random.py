@@ -87,7 +87,7 @@ def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
     return call("_shuffle", (data,), kwargs)
 
 
-def randint(low: int, high: int, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
+def randint(low: Any, high: Any, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
     """Uniform whole numbers from ``low`` to ``high`` - 1, int32 by default; of numbers only."""
     for key, value in (("low", low), ("high", high)):
         if isinstance(value, Symbol):
