@@ -85,8 +85,9 @@ def _split_variadic(
     for value in given:
         if not is_input(value):
             raise TypeError(f"{cls.name}: input is {_short(value)}, expected {is_input.__name__}")
-    parameters.setdefault(cls.variadic, len(given))
-    if int(parameters[cls.variadic]) != len(given) and not cls.skips:
+    times, more = cls.inputs_counted
+    parameters.setdefault(cls.variadic, max(0, len(given) - more) // times)
+    if int(parameters[cls.variadic]) * times + more != len(given) and not cls.skips:
         raise TypeError(f"{cls.name}: {cls.variadic} is {parameters[cls.variadic]}, but {len(given)} inputs were given")
     return {f"arg{index}": value for index, value in enumerate(given)}, parameters
 

@@ -183,7 +183,7 @@ class Resize(Operator):
 class _Augmentation(Operator):
     """Base of what changes one image into another of the same shape."""
 
-    in_place = ((0, 0),)
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
@@ -197,7 +197,7 @@ class _Augmentation(Operator):
 
 
 class _Flip(_Augmentation):
-    in_place = ()
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ()
     axis: ClassVar[int]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -348,7 +348,7 @@ class RandomColorJitter(_Augmentation):
                 _store(xp, out, _ADJUSTMENTS[name](xp, _working(xp, out), factor))
 
 
-def _light(xp: Any, image: Array, out: Array, alpha: Sequence[float]) -> None:
+def _light(xp: Any, image: Array, out: Array, alpha: Any) -> None:
     shift = _LIGHTING @ np.asarray(alpha) if image.shape[-1] == 3 else np.zeros(1)
     _store(xp, out, _working(xp, image) + xp.asarray(shift.astype(np.float32)))
 

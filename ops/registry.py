@@ -129,6 +129,8 @@ class Operator:
     """Names of the auxiliary states: further inputs that the forward updates in training mode."""
     variadic: ClassVar[str] = ""
     """For operators with any number of inputs: the parameter that counts them (``num_args``)."""
+    inputs_counted: ClassVar[tuple[int, int]] = (1, 0)
+    """How many inputs of a variadic operator count as one, and how many come after those."""
     updates: ClassVar[tuple[int, ...]] = ()
     """Positions of inputs that the forward writes besides its outputs (an optimizer's states)."""
     uses_random: ClassVar[bool] = False
@@ -238,7 +240,8 @@ class Operator:
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs that this instance takes, auxiliary states left out."""
         if self.variadic:
-            return tuple(f"arg{index}" for index in range(getattr(self, self.variadic)))
+            times, more = self.inputs_counted
+            return tuple(f"arg{index}" for index in range(getattr(self, self.variadic) * times + more))
         return self.arguments
 
     def outputs(self) -> tuple[str, ...]:
@@ -337,7 +340,12 @@ class Operator:
         names = (*self.inputs(), *self.auxiliary)
         if len(shapes) != len(names):
             raise TypeError(f"{self.name}: {len(shapes)} inputs were given, expected {len(names)}: {', '.join(names)}")
-        completed, out_shapes = self.infer_shape(list(shapes))
+        try:
+            completed, out_shapes = self.infer_shape(list(shapes))
+        except ShapeError as error:
+            if str(error).startswith(self.name):
+                raise
+            raise ShapeError(f"{self.name}: {error}") from None  # from an operator that it is made of
         for name, given, expected in zip(names, shapes, completed, strict=True):
             if expected is not None and given != expected:
                 raise ShapeError(f"{self.name}: input {name} has shape {given}, expected {expected}")

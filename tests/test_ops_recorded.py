@@ -42,7 +42,7 @@ def test_as_mxnet(module, number, case):
     for position in positions:
         arrays[position].attach_grad()
     with mx.autograd.record(train_mode=case.train) if positions else mx.autograd.pause(train_mode=case.train):
-        outputs = mx.nd.op.op(case.op, *arrays, **case.params)
+        outputs = mx.nd.op.op(case.op, *arrays, **case.params, **case.written(arrays))
     outputs = outputs if isinstance(outputs, list) else [outputs]
     if case.outputs is not None:
         outputs = outputs[: case.outputs]

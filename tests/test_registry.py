@@ -24,6 +24,8 @@ ELSEWHERE: dict[str, str] = {
         ["_relu_Convolution", "_relu_FullyConnected", "_relu_BatchNorm"],
         "made by the fusion pass: tests/test_fuse.py",
     ),
+    **dict.fromkeys(["_foreach", "_while_loop", "_cond"], "with subgraphs: tests/test_control_flow.py"),
+    "Custom": "the user's own: tests/test_custom.py",
     "_sum_like": "the gradient of broadcasting, checked with every broadcast_*",
     "_cast_like": "the gradient of Cast",
     "_take_along": "the gradient of sort and topk, checked with their second gradients",

@@ -8,13 +8,15 @@ import numpy as np
 
 from flowmx.devices import Context
 from flowmx.errors import ShapeError
-from flowmx.ndarray import functions
+from flowmx.ndarray import functions, updates
 from flowmx.ndarray.array import NDArray, array
 from flowmx.ndarray.control_flow import cond, foreach, while_loop
+from flowmx.ndarray.updates import *  # noqa: F403
 from flowmx.ops.registry import registered
 from flowmx.ops.zipfian import candidates
 
 __all__ = ["boolean_mask", "cond", "foreach", "isfinite", "isinf", "isnan", "rand_zipfian", "while_loop"]
+__all__ += updates.__all__
 
 
 def boolean_mask(data: NDArray, index: NDArray, axis: int = 0) -> NDArray:

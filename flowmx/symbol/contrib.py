@@ -9,8 +9,9 @@ from flowmx.ops.zipfian import candidates
 from flowmx.symbol import functions
 from flowmx.symbol.control_flow import cond, foreach, while_loop
 from flowmx.symbol.symbol import Symbol
+from flowmx.symbol.updates import adamw_update, mp_adamw_update
 
-__all__ = ["cond", "foreach", "rand_zipfian", "while_loop"]
+__all__ = ["adamw_update", "cond", "foreach", "mp_adamw_update", "rand_zipfian", "while_loop"]
 
 
 def rand_zipfian(true_classes: Symbol, num_sampled: int, range_max: int) -> tuple[Symbol, Symbol, Symbol]:

@@ -40,6 +40,8 @@ class Case(NamedTuple):
     note: str = ""
     dtypes: Mapping[int, str] = MappingProxyType({})
     """Dtypes of inputs, by position, where float32 will not do."""
+    out: tuple[int, ...] = ()
+    """Inputs that the outputs are written over, where MXNet needs to be told."""
 
     @property
     def id(self) -> str:
@@ -56,6 +58,10 @@ class Case(NamedTuple):
     def given(self) -> list[Array]:
         """The inputs, in float32 or in their own dtype."""
         return [array.astype(self.dtypes.get(position, "float32")) for position, array in enumerate(self.arrays())]
+
+    def written(self, arrays: Sequence[Any]) -> dict[str, Any]:
+        """The argument ``out``, where there is one."""
+        return {"out": [arrays[position] for position in self.out]} if self.out else {}
 
     def differentiable(self) -> tuple[int, ...]:
         """Positions of the inputs whose gradients are compared."""

@@ -1,0 +1,183 @@
+"""LAMB: Adam's direction, with a step as long as the weight's norm says (You et al., 2019).
+
+In two phases, between which the norms are taken, or for many weights at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flowmx.ops.dtypes import FLOAT32, DType
+from flowmx.ops.nn_common import blocks, expect_shape, scratch
+from flowmx.ops.optimizer_groups import CLIP, RESCALE, Group
+from flowmx.ops.optimizer_ops import average
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required, same_shape
+
+Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
+InferredTypes = tuple[list[DType | None], list[DType | None]]
+
+_OWN: dict[str, Any] = {
+    "beta1": option(0.9, "Decay of the mean."),
+    "beta2": option(0.999, "Decay of the variance."),
+    "epsilon": option(1e-6, "Added to the root of the variance."),
+}
+_BOUNDS: dict[str, Any] = {
+    "lower_bound": option(-1.0, "The least norm of the weight, where above 0."),
+    "upper_bound": option(-1.0, "The greatest norm of the weight, where above 0."),
+}
+_CORRECTION = option(True, "Correct the averages for their start at 0.")
+
+
+def direction(run: Run, p: Any, t: int, wd: float, inputs: Sequence[Array], out: Array) -> None:
+    """The direction of the step, from the weight, the gradient, the mean and the variance (which are updated)."""
+    xp = run.xp
+    fixes = (1 - p.beta1**t, 1 - p.beta2**t) if p.bias_correction else (1.0, 1.0)
+    for w, grad, mean, var, made in blocks(*inputs, out):
+        g, spare = (scratch(run, slot, w.shape, made.dtype) for slot in ("update g", "update t"))
+        xp.multiply(grad, g.dtype.type(p.rescale_grad), out=g, casting="unsafe")
+        if p.clip_gradient > 0:
+            xp.clip(g, -p.clip_gradient, p.clip_gradient, out=g)
+        average(xp, mean, g, p.beta1, spare)
+        g *= g
+        average(xp, var, g, p.beta2, spare)
+        xp.divide(var, fixes[1], out=spare)
+        xp.sqrt(spare, out=spare)
+        spare += p.epsilon
+        xp.divide(mean, fixes[0], out=g)
+        g /= spare
+        xp.multiply(w, g.dtype.type(wd), out=spare, casting="unsafe")
+        xp.add(g, spare, out=made)
+
+
+def _step(xp: Any, p: Any, lr: float, w: Array, g: Array, norms: tuple[float, float], out: Array) -> None:
+    """The step along a direction, given the norms of the weight and of the direction."""
+    of_weight, of_direction = norms
+    if p.lower_bound > 0:
+        of_weight = max(of_weight, p.lower_bound)
+    if p.upper_bound > 0:
+        of_weight = min(of_weight, p.upper_bound)
+    ratio = of_weight / of_direction if of_weight and of_direction else 1.0
+    xp.subtract(w, g * w.dtype.type(lr * ratio), out=out)
+
+
+class _Phase1(Operator):
+    updates = (2, 3)
+    no_gradient = True
+    mixed: ClassVar[bool] = False
+    t: int
+    wd: float
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        if not self.mixed:
+            return super().infer_type(dtypes)
+        small = dtypes[0] or dtypes[1]
+        return [small, small, FLOAT32, FLOAT32, FLOAT32], [FLOAT32]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        weight, grad, mean, var = inputs[:4]
+        w = inputs[4] if self.mixed else weight
+        direction(run, self, self.t, self.wd, (w, grad, mean, var), outputs[0])
+
+
+class _Phase2(Operator):
+    no_gradient = True
+    in_place = ((0, 0),)
+    mixed: ClassVar[bool] = False
+    lr: float
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        weight, g, r1, r2, *master = shapes
+        shape = same_shape(self, [weight, g, *master])
+        norms = [expect_shape(self, n, s, (1,)) for n, s in (("r1", r1), ("r2", r2))]
+        return [shape, shape, *norms, *([shape] if master else [])], [shape]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        if not self.mixed:
+            return super().infer_type(dtypes)
+        return [dtypes[0], *[FLOAT32] * 4], [dtypes[0]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        weight, g, (r1,), (r2,) = inputs[:4]
+        w = inputs[4] if self.mixed else weight
+        _step(run.xp, self, self.lr, w, g, (float(r1), float(r2)), w if self.mixed else outputs[0])
+        if self.mixed:
+            run.xp.copyto(outputs[0], w, casting="unsafe")
+
+
+class _Many(Group):
+    variadic = "num_tensors"
+    states = ("mean", "var")
+    each = ("learning_rates", "wds", "step_count")
+    learning_rates: tuple[float, ...]
+    wds: tuple[float, ...]
+    step_count: Shape
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp = run.xp
+        groups, _ = self.parts(inputs)
+        rates = zip(self.learning_rates, self.wds, self.step_count, strict=True)
+        for group, out, (lr, wd, t) in zip(groups, outputs, rates, strict=True):
+            weight, grad, mean, var = group[:4]
+            w = group[4] if self.mixed else weight
+            g = xp.empty(w.shape, mean.dtype)
+            norm = _norm(xp, weight)
+            direction(run, self, t, wd, (w, grad, mean, var), g)
+            _step(xp, self, lr, w, g, (norm, _norm(xp, g)), w if self.mixed else out)
+            if self.mixed:
+                xp.copyto(out, w, casting="unsafe")
+
+
+def _norm(xp: Any, array: Array) -> float:
+    wide = array.astype(np.float32 if array.dtype.itemsize < 4 else array.dtype, copy=False)
+    return float(xp.linalg.norm(wide))
+
+
+_RATE = {"lr": (required("Learning rate."), float)}
+_COMMON = {"rescale_grad": (RESCALE, float), "clip_gradient": (CLIP, float)}
+_AVERAGES = {name: (field, float) for name, field in _OWN.items()}
+_LIMITS = {name: (field, float) for name, field in _BOUNDS.items()}
+_KINDS: dict[str, tuple[type[Operator], tuple[str, ...], dict[str, tuple[Any, Any]], str]] = {
+    "lamb_update_phase1": (
+        _Phase1, ("weight", "grad", "mean", "var"),
+        {**_AVERAGES, "t": (required("Number of the update, from 1.", low=1), int),
+         "bias_correction": (_CORRECTION, bool), "wd": (required("Weight decay."), float), **_COMMON},
+        "The direction of LAMB: Adam's step plus wd · w, for phase 2",
+    ),
+    "lamb_update_phase2": (
+        _Phase2, ("weight", "g", "r1", "r2"), {**_RATE, **_LIMITS},
+        "LAMB's step: w -= lr · r1/r2 · g, with the norms r1 of the weight and r2 of the direction",
+    ),
+    "lamb_update": (
+        _Many, (),
+        {"learning_rates": (required("Learning rates."), tuple[float, ...]), **_AVERAGES,
+         "wds": (required("Weight decays."), tuple[float, ...]), "rescale_grad": _COMMON["rescale_grad"], **_LIMITS,
+         "clip_gradient": _COMMON["clip_gradient"], "bias_correction": (_CORRECTION, bool),
+         "step_count": (required("Numbers of the updates, from 1.", low=1), Shape),
+         "num_tensors": (option(1, "How many weights there are.", low=1), int)},
+        "LAMB for many weights: both phases at once",
+    ),
+}  # fmt: skip
+
+
+def _register(kind: str, mixed: bool) -> None:
+    base, arguments, fields, doc = _KINDS[kind]
+    name = ("_multi_" if base is _Many else "") + ("mp_" if mixed else "") + kind
+    body: dict[str, Any] = {
+        "__doc__": f"{doc}{', in mixed precision' if mixed else ''}.",
+        "__module__": __name__,
+        "__annotations__": {key: annotation for key, (_, annotation) in fields.items()},
+        "arguments": (*arguments, "weight32") if mixed and arguments else arguments,
+        "mixed": mixed,
+        **{key: field for key, (field, _) in fields.items()},
+    }
+    if base is _Phase2 and mixed:
+        body["updates"] = (4,)
+    operator(name)(type(name, (base,), body))
+
+
+for _kind in _KINDS:
+    for _mixed in (False, True):
+        _register(_kind, _mixed)
