@@ -107,7 +107,8 @@ def arguments(cls: type[Operator], array: str) -> list[str]:
         made += [f"{name}: {array}{suffix}" for name in names]
         optional = optional and bool(names)
     for parameter in cls.parameters.values():
-        if parameter.name == cls.variadic or parameter.name in names:
+        counts_inputs = parameter.name == cls.variadic and cls.inputs_counted == (1, 0)
+        if counts_inputs or parameter.name in names:
             continue
         text = f"{parameter.name}: {annotation(parameter)}"
         if not parameter.required:
