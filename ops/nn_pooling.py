@@ -172,7 +172,7 @@ class Pooling(Operator):
         return (spare // stride if self.pooling_convention == "valid" else -(-spare // stride)) + 1
 
     def counted_outputs(self) -> int:
-        return 2 if self.pool_type == "max" and self.kernel else 1
+        return 2 if self.pool_type == "max" and self.kernel and not self.channels_last else 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data = shapes[0]
