@@ -46,8 +46,10 @@ def expect_elements(op: Operator, shape: ShapeOrNone, axes: Iterable[int], name:
     Raises:
         ShapeError: there is none.
     """
+    if shape is None:
+        return
     axes = tuple(axes)
-    for axis in axes if shape is not None else ():
+    for axis in axes:
         if shape[axis] == 0 and 0 not in (n for at, n in enumerate(shape) if at not in axes):
             raise ShapeError(f"{op.name}: input {name} has shape {shape}, expected elements along axis {axis}")
 
