@@ -300,15 +300,15 @@ def clip(x: Expr, low: Operand, high: Operand) -> Expr:
 
 
 def polynomial(x: Expr, coefficients: Sequence[float]) -> Expr:
-    """Σ coefficients[k] · x^k: Horner's rule, for even and odd powers apart where it would be a long chain."""
-    if len(coefficients) < 8:
-        return _horner(x, coefficients)
-    square = x * x
-    return fma(_horner(square, coefficients[1::2]), x, _horner(square, coefficients[::2]))
-
-
-def _horner(x: Expr, coefficients: Sequence[float]) -> Expr:
-    result = number(coefficients[-1])
-    for coefficient in reversed(coefficients[:-1]):
-        result = fma(result, x, coefficient)
-    return result
+    """Σ coefficients[k] · x^k: by Horner's rule where it is short, else pairwise (G. Estrin), a shorter chain."""
+    terms = [number(coefficient) for coefficient in coefficients]
+    if len(terms) < 8:
+        result = terms.pop()
+        while terms:
+            result = fma(result, x, terms.pop())
+        return result
+    while len(terms) > 1:
+        pairs = [fma(terms[at + 1], x, terms[at]) for at in range(0, len(terms) - 1, 2)]
+        terms = pairs + terms[2 * len(pairs) :]
+        x = x * x
+    return terms[0]

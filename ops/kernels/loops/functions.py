@@ -49,16 +49,21 @@ _ERF = (
 )  # fmt: skip
 # (2ʳ - 1)/r for |r| ≤ ½.
 _EXP2M1 = (
-    0.6931471824645996, 0.24022647738456726, 0.055503323674201965, 0.00961843691766262, 0.0013398872688412666,
-    0.00015353385242633522,
+    0.6931470036506653, 0.24022242426872253, 0.05550733581185341, 0.009671512059867382, 0.0013264763401821256,
 )  # fmt: skip
-# log₂ Φ(-t) of t from 0 to 5.3, where Φ is the normal distribution's; the weights keep Φ itself exact to 3e-8.
-# Beyond, the polynomial falls faster than the function, of which there is no more than 6e-8 left.
+# log₂ Φ(-t) of t from 0 to 5.3, where Φ is the normal distribution's; the weights keep Φ itself exact to 1e-7, and
+# what is small of it to 2e-5 of itself. Beyond, the polynomial falls faster than the function, which is below 6e-8.
 _LOG2_TAIL = (
-    -1.0, -1.1511046886444092, -0.4592171907424927, -0.052449312061071396, 0.0069532389752566814,
-    3.282277418747981e-07, -0.00028294333606027067, 7.843576167942956e-05, -1.150150092144031e-05,
-    9.284328825742705e-07, -3.2384676273977675e-08,
+    -0.9999997615814209, -1.1511183977127075, -0.4590960741043091, -0.052840352058410645, 0.00755436671897769,
+    -0.0004986055428162217, -4.4822725612903014e-05, 1.1609878129092976e-05, -6.813095865254581e-07,
 )  # fmt: skip
+_FAR_TAIL = 12.5
+# log₂(1 - erf x) of x from 1 to 4, and on as above.
+_LOG2_ERFC = (
+    2.5511231797281653e-05, -1.6285415887832642, -0.9155861735343933, -0.1543525755405426, 0.03515252843499184,
+    -0.005648492835462093, 0.0005594443064182997, -2.5345592803205363e-05,
+)  # fmt: skip
+_FAR_ERFC = 6.0
 
 
 def _split(x: Expr) -> tuple[Expr, Expr]:
@@ -124,28 +129,30 @@ def tanh(x: Expr) -> Expr:
     return copysign(e / (e + 2.0), x)
 
 
-def _normal_tail(t: Expr) -> Expr:
-    """Φ(-t) for t ≥ 0."""
-    power = polynomial(where(t > 11.8, 11.8, t), _LOG2_TAIL)  # there it is 2^-193, which is 0
-    n = nearest(power)
-    return scale(polynomial(power - n, (1.0, *_EXP2M1)), n)
+def _exp2(x: Expr) -> Expr:
+    """The power 2ˣ for x from -252 to 126, to 1e-7 of itself."""
+    n = nearest(x)
+    return scale(polynomial(x - n, (1.0, *_EXP2M1)), n)
 
 
 def normal(x: Expr) -> Expr:
     """The standard normal distribution's Φ(x)."""
-    tail = _normal_tail(absolute(x))
+    t = absolute(x)
+    tail = _exp2(polynomial(where(t > _FAR_TAIL, _FAR_TAIL, t), _LOG2_TAIL))
     return where(x > 0.0, 1.0 - tail, tail)
 
 
 def normal_density(x: Expr) -> Expr:
     """The standard normal distribution's density φ(x)."""
-    return exp(x * x * -0.5) * _TO_DENSITY
+    power = x * x * (-0.5 * _LOG2_E)
+    return _exp2(where(power < -200.0, -200.0, power)) * _TO_DENSITY
 
 
 def erf(x: Expr) -> Expr:
     """The error function."""
-    far = copysign(1.0 - _normal_tail(absolute(x * _ROOT_TWO)) * 2.0, x)
-    return where(absolute(x) < 1.0, polynomial(x * x, _ERF) * x, far)
+    t = absolute(x)
+    far = copysign(1.0 - _exp2(polynomial(where(t > _FAR_ERFC, _FAR_ERFC, t), _LOG2_ERFC)), x)
+    return where(t < 1.0, polynomial(x * x, _ERF) * x, far)
 
 
 def rsqrt(x: Operand) -> Expr:

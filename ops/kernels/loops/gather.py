@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 
-from flowmx.ops.indexing import Embedding, positions
+from flowmx.ops.indexing import positions
 from flowmx.ops.kernels.loops import team
-from flowmx.ops.kernels.loops.code import FLOAT, Code, Value
+from flowmx.ops.kernels.loops.code import FLOAT, INDEX, Code, Value
 from flowmx.ops.kernels.loops.program import Program
 from flowmx.ops.kernels.loops.softmax import suits
 from flowmx.ops.registry import Array, Run, kernel
@@ -21,8 +21,27 @@ _LEAST = 1 << 14
 _SHARED = 1 << 16
 """Elements from which several threads pay."""
 
-_pack = struct.Struct("5q3q").pack
+_pack = struct.Struct("6q3q").pack
 _pack_one_hot = struct.Struct("5q2d2q").pack
+
+_INDEX_TYPES = {np.dtype(np.int64): "i64", np.dtype(np.int32): "i32", np.dtype(np.float32): "float"}
+_INT64 = np.dtype(np.int64)
+
+
+def _position(code: Code, indices: Value, at: Value, kind: str, mode: str, rows: Value) -> Value:
+    """The row that an index means: outside, the nearest one, or around."""
+    place = code.at(indices, at, kind)
+    index = code.put(kind, f"load {kind}, {place}")
+    if kind == "float":
+        index = code.call("llvm.fptosi.sat.i64.f32", INDEX, index)
+    elif kind != INDEX:
+        index = code.put(INDEX, f"sext {index} to {INDEX}")
+    if mode == "wrap":
+        left = code.put(INDEX, f"srem {index}, {rows.name}")
+        negative = code.put("i1", f"icmp slt {left}, 0")
+        return code.choose(negative, code.plus(left, rows), left)
+    last = code.plus(rows, -1)
+    return code.call("llvm.smax.i64", INDEX, code.least(index, last), code.index(0))
 
 
 def _copy_row(code: Code, source: Value, start: Value, target: Value, to: Value, length: Value) -> None:
@@ -34,30 +53,28 @@ def _copy_row(code: Code, source: Value, start: Value, target: Value, to: Value,
     code.strips(code.index(0), length, body)
 
 
-def _gather(features: frozenset[str]) -> str:
+def _gather(kind: str, mode: str, features: frozenset[str]) -> str:
     """``out[i] = table[index[i]]``, a task for each share of the output's rows."""
     code = Code(FLOAT, features)
-    count, share, length = code.word(), code.word(), code.word()
-    table, index, out = code.array(), code.array(), code.array()
+    share, length, rows, count = (code.word() for _ in range(4))
+    table, indices, out = code.array(), code.array(), code.array()
     with code.tasks() as task:
         first = code.times(task, share)
         with code.loop(first, code.least(code.plus(first, share), count)) as row:
-            start = code.times(code.load_index(index, row), length)
+            start = code.times(_position(code, indices, row, kind, mode, rows), length)
             _copy_row(code, table, start, out, code.times(row, length), length)
     return code.finish()
 
 
-def _scatter(features: frozenset[str]) -> str:
+def _scatter(kind: str, mode: str, features: frozenset[str]) -> str:
     """``out[index[i]] += head[i]`` from zeros, a task for each share of the output's rows.
 
     Each task goes through all indices in order and adds what is for its rows: sums do not depend on the
     number of threads.
     """
     code = Code(FLOAT, features)
-    rows, share, length = code.word(), code.word(), code.word()
-    head, index, out = code.array(), code.array(), code.array()
-    # The number of indices comes with the first of the rows' words.
-    count = code.word()
+    share, length, rows, count = (code.word() for _ in range(4))
+    head, indices, out = code.array(), code.array(), code.array()
     with code.tasks() as task:
         first = code.times(task, share)
         last = code.least(code.plus(first, share), rows)
@@ -66,9 +83,9 @@ def _scatter(features: frozenset[str]) -> str:
             code.store(code.constant(0.0), out, place, mask)
 
         code.strips(code.times(first, length), code.times(last, length), clear)
-        mine = code.put("i64", f"sub {last}, {first.name}")
+        mine = code.put(INDEX, f"sub {last}, {first.name}")
         with code.loop(code.index(0), count) as row:
-            place = code.put("i64", f"sub {code.load_index(index, row)}, {first.name}")
+            place = code.put(INDEX, f"sub {_position(code, indices, row, kind, mode, rows)}, {first.name}")
             with code.when(code.put("i1", f"icmp ult {place}, {mine.name}")):
                 source, target = code.times(row, length), code.times(code.plus(place, first), length)
 
@@ -102,8 +119,11 @@ def _one_hot(features: frozenset[str]) -> str:
     return code.finish()
 
 
-_gather_program = Program(_gather)
-_scatter_program = Program(_scatter)
+@lru_cache
+def _program(write: Callable[[str, str, frozenset[str]], str], kind: str, mode: str) -> Program:
+    return Program(partial(write, kind, mode))
+
+
 _one_hot_program = Program(_one_hot)
 
 
@@ -114,68 +134,69 @@ def _shares(rows: int, length: int) -> tuple[int, int, int]:
     return share, tasks, team.count() if tasks > 1 and rows * length >= _SHARED else 1
 
 
-def gather(table: Array, index: Array, out: Array) -> bool:
-    """``out[...] = table[index]`` for positions in range; False where the kernel does not take the arrays."""
-    width = math.prod(table.shape[1:]) * table.itemsize
-    if out.size < _LEAST or width % 4 or table.dtype != out.dtype or not (_dense(table) and _dense(out)):
+def _readable(run: Run, index: Array, rows: int, mode: str, name: str) -> tuple[Array, str]:
+    """An index array that the functions can read, and how they are to read it."""
+    if mode == "raise" or index.dtype not in _INDEX_TYPES:
+        index, mode = positions(run.xp, index, rows, mode, name), "clip"
+    if index.dtype not in _INDEX_TYPES or not index.flags.c_contiguous:
+        index = np.ascontiguousarray(index, _INT64)
+    return index, mode
+
+
+def _take(run: Run, name: str, mode: str, inputs: Sequence[Array], out: Array) -> bool:
+    """``out[...] = table[index]`` where the function takes such arrays."""
+    table, index = inputs
+    rows = len(table)
+    width = table.nbytes // max(1, rows)
+    alike = table.dtype == out.dtype and table.flags.c_contiguous and out.flags.c_contiguous
+    if out.size < _LEAST or width % 4 or not rows or not alike:
         return False
-    compiled = _gather_program.get()
+    index, mode = _readable(run, index, rows, mode, name)
+    compiled = _program(_gather, _INDEX_TYPES[index.dtype], mode).get()
     if compiled is None:
         return False
     length = width // 4  # rows of any elements move as so many float32
     share, tasks, threads = _shares(index.size, length)
-    team.run(compiled, _pack(0, tasks, index.size, share, length, id(table), id(index), id(out)), threads)
+    words = _pack(0, tasks, share, length, rows, index.size, id(table), id(index), id(out))
+    team.run(compiled, words, threads)
     return True
-
-
-def _dense(array: Array) -> bool:
-    return bool(array.flags.c_contiguous)
-
-
-def _as_index(found: Array) -> Array:
-    return np.ascontiguousarray(found, np.int64)
-
-
-def _take(op: Any, name: str, run: Run, table: Array, index: Array, out: Array) -> bool:
-    if out.size < _LEAST:
-        return False
-    places = _as_index(positions(run.xp, index, table.shape[0], getattr(op, "mode", "clip"), name))
-    return gather(table, places, out)
 
 
 @kernel("cpu", "take")
 def _take_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    table, index = inputs
-    if op.axis % table.ndim or not _take(op, "take", run, table, index, outputs[0]):
+    if op.axis % inputs[0].ndim or not _take(run, "take", op.mode, inputs, outputs[0]):
         op.forward(run, inputs, outputs)
 
 
 @kernel("cpu", "Embedding")
-def _embedding_kernel(op: Embedding, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    index, table = inputs
-    if not _take(op, "Embedding", run, table, index, outputs[0]):
+def _embedding_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    if not _take(run, "Embedding", "clip", inputs[::-1], outputs[0]):
         op.forward(run, inputs, outputs)
+
+
+def _add_rows(run: Run, mode: str, head: Array, index: Array, out: Array) -> bool:
+    """The sums of a head's rows by index, into ``out``, where the function takes such arrays."""
+    rows = len(out)
+    if head.size < _LEAST or not rows or not suits(head, out):
+        return False
+    index, mode = _readable(run, index, rows, mode, "take")
+    compiled = _program(_scatter, _INDEX_TYPES[index.dtype], mode).get()
+    if compiled is None:
+        return False
+    length = out.size // rows
+    # Few tasks, since each reads all indices.
+    share = -(-rows // min(rows, 16 if length >= 16 else 4))
+    tasks = -(-rows // share)
+    words = _pack(0, tasks, share, length, rows, index.size, id(head), id(index), id(out))
+    team.run(compiled, words, team.count() if head.size + out.size >= _SHARED else 1)
+    return True
 
 
 @kernel("cpu", "_backward_take")
 def _backward_take_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    head, index, out = inputs[0], inputs[1], outputs[0]
-    compiled = None
-    if head.size >= _LEAST and op.axis % out.ndim == 0 and suits(head, out):
-        compiled = _scatter_program.get()
-    if compiled is None:
+    out = outputs[0]
+    if op.axis % out.ndim or not _add_rows(run, op.mode, inputs[0], inputs[1], out):
         op.forward(run, inputs, outputs)
-        return
-    rows = len(out)
-    length = out.size // max(1, rows)
-    places = _as_index(positions(run.xp, index, rows, op.mode, "take"))
-    # Few tasks, since each reads all indices.
-    tasks = min(rows, 16 if length >= 16 else 4)
-    share = -(-rows // tasks)
-    tasks = -(-rows // share)
-    threads = team.count() if head.size + out.size >= _SHARED else 1
-    words = _pack(0, tasks, rows, share, length, id(head), id(places), id(out)) + struct.pack("q", places.size)
-    team.run(compiled, words, threads)
 
 
 @kernel("cpu", "one_hot")
@@ -185,7 +206,7 @@ def _one_hot_kernel(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequenc
     if compiled is None:
         op.forward(run, inputs, outputs)
         return
-    places = _as_index(index)
+    places = np.ascontiguousarray(index, _INT64)
     share, tasks, threads = _shares(places.size, op.depth)
     words = _pack_one_hot(0, tasks, places.size, share, op.depth, op.on_value, op.off_value, id(places), id(out))
     team.run(compiled, words, threads)
