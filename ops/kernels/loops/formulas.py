@@ -142,7 +142,6 @@ def _power(p: Any, x: Expr) -> Expr | None:
         3.0: lambda x: x * x * x,
         0.5: sqrt,
         -1.0: lambda x: 1.0 / x,
-        -0.5: f.rsqrt,
     }
     function = powers.get(p.op.scalar)
     return None if function is None else function(x)
