@@ -44,7 +44,7 @@ class Expr:
         self.kind = kind
         self.args = args
         self.value = value
-        self.uniform = kind in ("number", "parameter") or (kind in _UNIFORM and all(arg.uniform for arg in args))
+        self.uniform: bool = kind in ("number", "parameter") or (kind in _UNIFORM and all(arg.uniform for arg in args))
 
     def __add__(self, other: Operand) -> Expr:
         return make("add", self, other)

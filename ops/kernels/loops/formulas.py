@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import Any
 
 from flowmx.ops.kernels.loops import functions as f
 from flowmx.ops.kernels.loops.elementwise import fused
 from flowmx.ops.kernels.loops.expressions import (
     Expr,
+    Parameters,
     absolute,
     ceil,
     clip,
@@ -136,7 +137,7 @@ for _name, _pair in _TWO.items():
         fused(_REVERSED[_name], _number_with(_pair), least=_PLAIN)
 
 
-def _power(p: Any, x: Expr) -> Expr | None:
+def _power(p: Parameters, x: Expr) -> Expr | None:
     powers: dict[float, Callable[[Expr], Expr]] = {
         2.0: lambda x: x * x,
         3.0: lambda x: x * x * x,
@@ -150,7 +151,7 @@ def _power(p: Any, x: Expr) -> Expr | None:
 fused("_power_scalar", _power, variant=lambda op: op.scalar, least=_PLAIN)
 
 
-def _smooth_l1(p: Any, x: Expr) -> Expr:
+def _smooth_l1(p: Parameters, x: Expr) -> Expr:
     squared, size = p.scalar * p.scalar, absolute(x)
     return where(size < 1.0 / squared, x * x * (0.5 * squared), size - 0.5 / squared)
 
@@ -160,7 +161,7 @@ fused("clip", lambda p, x: clip(x, p.a_min, p.a_max), least=_PLAIN)
 fused("hard_sigmoid", lambda p, x: clip(x * p.alpha + p.beta, 0.0, 1.0))
 
 
-def _sum(p: Any, *terms: Expr) -> Expr:
+def _sum(p: Parameters, *terms: Expr) -> Expr:
     total = terms[0]
     for term in terms[1:]:
         total = total + term
@@ -181,7 +182,7 @@ _ACTIVATIONS: dict[str, tuple[Callable[[Expr], Expr], Callable[[Expr], Expr]]] =
 }
 
 
-def _act_type(op: Any) -> Hashable:
+def _act_type(op: Any) -> Any:
     return op.act_type
 
 
@@ -189,7 +190,7 @@ fused("Activation", lambda p, x: _ACTIVATIONS[p.op.act_type][0](x), variant=_act
 fused("_backward_Activation", lambda p, head, y: head * _ACTIVATIONS[p.op.act_type][1](y), variant=_act_type)
 
 
-def _rectified(p: Any, x: Expr, gamma: Expr | None = None) -> Expr | None:
+def _rectified(p: Parameters, x: Expr, gamma: Expr | None = None) -> Expr | None:
     kind = p.op.act_type
     if kind == "gelu":
         return x * f.normal(x)
@@ -202,7 +203,7 @@ def _rectified(p: Any, x: Expr, gamma: Expr | None = None) -> Expr | None:
     return None
 
 
-def _rectified_backward(p: Any, head: Expr, x: Expr) -> Expr | None:
+def _rectified_backward(p: Parameters, head: Expr, x: Expr) -> Expr | None:
     kind = p.op.act_type
     if kind == "gelu":
         return head * (f.normal(x) + x * f.normal_density(x))

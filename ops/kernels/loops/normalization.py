@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.loops.expressions import Expr, sqrt
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters, sqrt
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.kernels.loops.softmax import LEAST, around, suits
 from flowmx.ops.registry import Array, Run, kernel
 
 
-def _layer_norm(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
+def _layer_norm(p: Parameters, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
     mean = row.sum(x) / row.length
     centred = x - mean
     deviation = sqrt(row.sum(centred * centred) / row.length + p.eps)
@@ -22,7 +22,7 @@ def _layer_norm(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Exp
 
 
 def _backward_layer_norm(
-    p: Any, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, deviation: Expr
+    p: Parameters, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, deviation: Expr
 ) -> tuple[Expr, ...]:
     inverse = 1.0 / deviation
     hat = (x - mean) * inverse
@@ -63,7 +63,7 @@ def _backward_layer_norm_kernel(op: Any, run: Run, inputs: Sequence[Array], outp
     np.sum(parts[0][:, 1], axis=0, out=outputs[2])
 
 
-def _l2(p: Any, row: Row, x: Expr) -> Expr:
+def _l2(p: Parameters, row: Row, x: Expr) -> Expr:
     return x * (1.0 / sqrt(row.sum(x * x) + p.eps))
 
 

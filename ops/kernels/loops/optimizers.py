@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from flowmx.ops.kernels.loops.elementwise import fused
-from flowmx.ops.kernels.loops.expressions import Expr, absolute, clip, sqrt, where
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters, absolute, clip, sqrt, where
 
 Rule = Callable[..., tuple[Expr, ...]]
 """``rule(p, w, g, *states)``: the new weight, then the new states; g is rescaled, clipped and decayed."""
@@ -16,42 +16,42 @@ def _average(rate: Expr, state: Expr, value: Expr) -> Expr:
     return rate * state + (1.0 - rate) * value
 
 
-def _sgd(p: Any, w: Expr, g: Expr) -> tuple[Expr, ...]:
+def _sgd(p: Parameters, w: Expr, g: Expr) -> tuple[Expr, ...]:
     return (w - p.lr * g,)
 
 
-def _sgd_mom(p: Any, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
+def _sgd_mom(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
     mom = p.momentum * mom - p.lr * g
     return w + mom, mom
 
 
-def _nag_mom(p: Any, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
+def _nag_mom(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
     step = p.lr * g
     mom = p.momentum * mom - step
     return w + (p.momentum * mom - step), mom
 
 
-def _adam(p: Any, w: Expr, g: Expr, mean: Expr, var: Expr) -> tuple[Expr, ...]:
+def _adam(p: Parameters, w: Expr, g: Expr, mean: Expr, var: Expr) -> tuple[Expr, ...]:
     mean, var = _average(p.beta1, mean, g), _average(p.beta2, var, g * g)
     return w - p.lr * (mean / (sqrt(var) + p.epsilon)), mean, var
 
 
-def _within(p: Any, w: Expr) -> Expr:
+def _within(p: Parameters, w: Expr) -> Expr:
     return clip(w, -p.clip_weights, p.clip_weights) if p.op.clip_weights > 0 else w
 
 
-def _rmsprop(p: Any, w: Expr, g: Expr, n: Expr) -> tuple[Expr, ...]:
+def _rmsprop(p: Parameters, w: Expr, g: Expr, n: Expr) -> tuple[Expr, ...]:
     n = _average(p.gamma1, n, g * g)
     return _within(p, w - p.lr * g / sqrt(n + p.epsilon)), n
 
 
-def _rmspropalex(p: Any, w: Expr, g: Expr, n: Expr, average: Expr, delta: Expr) -> tuple[Expr, ...]:
+def _rmspropalex(p: Parameters, w: Expr, g: Expr, n: Expr, average: Expr, delta: Expr) -> tuple[Expr, ...]:
     n, average = _average(p.gamma1, n, g * g), _average(p.gamma1, average, g)
     delta = p.gamma2 * delta - p.lr * g / sqrt(n - average * average + p.epsilon)
     return _within(p, w + delta), n, average, delta
 
 
-def _ftrl(p: Any, w: Expr, g: Expr, z: Expr, n: Expr) -> tuple[Expr, ...]:
+def _ftrl(p: Parameters, w: Expr, g: Expr, z: Expr, n: Expr) -> tuple[Expr, ...]:
     before, n = sqrt(n), n + g * g
     root = sqrt(n)
     z = z + g - (root - before) * w / p.lr
@@ -63,16 +63,16 @@ def _sign(x: Expr) -> Expr:
     return where(x > 0.0, 1.0, where(x < 0.0, -1.0, x))
 
 
-def _signsgd(p: Any, w: Expr, g: Expr) -> tuple[Expr, ...]:
+def _signsgd(p: Parameters, w: Expr, g: Expr) -> tuple[Expr, ...]:
     return ((1.0 - p.lr * p.wd) * w - p.lr * _sign(g),)
 
 
-def _signum(p: Any, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
+def _signum(p: Parameters, w: Expr, g: Expr, mom: Expr) -> tuple[Expr, ...]:
     mom = p.momentum * mom - (1.0 - p.momentum) * g
     return (1.0 - p.lr * p.wd_lh) * w + p.lr * _sign(mom), mom
 
 
-def _ftml(p: Any, w: Expr, g: Expr, d: Expr, v: Expr, z: Expr) -> tuple[Expr, ...]:
+def _ftml(p: Parameters, w: Expr, g: Expr, d: Expr, v: Expr, z: Expr) -> tuple[Expr, ...]:
     v = _average(p.beta2, v, g * g)
     new = (1.0 - p.beta1**p.t) / p.lr * (sqrt(v / (1.0 - p.beta2**p.t)) + p.epsilon)
     z = _average(p.beta1, z, g) - (new - p.beta1 * d) * w
@@ -99,7 +99,7 @@ def _shape(op: Any) -> Hashable:
 
 
 def _formula(rule: Rule) -> Callable[..., tuple[Expr, ...]]:
-    def formula(p: Any, w: Expr, grad: Expr, *states: Expr) -> tuple[Expr, ...]:
+    def formula(p: Parameters, w: Expr, grad: Expr, *states: Expr) -> tuple[Expr, ...]:
         decay = p.op.rule.decay if p.op.wd else "by the rule"
         g = grad * p.rescale_grad
         if decay == "before clipping":

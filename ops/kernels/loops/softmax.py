@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.ops.kernels.loops import functions as f
-from flowmx.ops.kernels.loops.expressions import Expr
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.registry import Array, Run, kernel
 
@@ -18,29 +18,29 @@ LEAST = 4096
 _FLOAT32 = np.dtype(np.float32)
 
 
-def _softmax(p: Any, row: Row, x: Expr) -> Expr:
+def _softmax(p: Parameters, row: Row, x: Expr) -> Expr:
     top = row.max(x * p.scaling)
     e = row.keep(0, f.exp(x * p.scaling - top))
     return e * (1.0 / row.sum(e))
 
 
-def _log_softmax(p: Any, row: Row, x: Expr) -> Expr:
+def _log_softmax(p: Parameters, row: Row, x: Expr) -> Expr:
     top = row.max(x * p.scaling)
     shifted = x * p.scaling - top
     return shifted - f.log(row.sum(f.exp(shifted)))
 
 
-def _log_total(p: Any, row: Row, x: Expr) -> Expr:
+def _log_total(p: Parameters, row: Row, x: Expr) -> Expr:
     """The logarithm of the sum of exponentials of each row."""
     top = row.max(x)
     return top + f.log(row.sum(f.exp(x - top)))
 
 
-def _backward_softmax(p: Any, row: Row, head: Expr, y: Expr) -> Expr:
+def _backward_softmax(p: Parameters, row: Row, head: Expr, y: Expr) -> Expr:
     return y * (head - row.sum(head * y)) * p.scaling
 
 
-def _backward_log_softmax(p: Any, row: Row, head: Expr, y: Expr) -> Expr:
+def _backward_log_softmax(p: Parameters, row: Row, head: Expr, y: Expr) -> Expr:
     return (head - f.exp(y) * row.sum(head)) * p.scaling
 
 
