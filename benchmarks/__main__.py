@@ -73,6 +73,13 @@ def transformer(rounds: int) -> None:
     )
 
 
+def operators(rounds: int) -> None:
+    """Single operators, forward and with their gradients (+), on 1e3 to 1e7 elements; Adam on 25 million."""
+    figures = turns.compare("operators", ["torch"], rounds, pick=min)
+    bars = {name: [("torch", 1.0)] for name in figures["flowmx"] if float(name.split()[-1]) >= 1e6}
+    turns.report("Operators (microseconds; + with the gradient)", figures, bars)
+
+
 def importing(rounds: int) -> None:
     """The time that the import takes, in a fresh process."""
     turns.report("Import (seconds)", turns.compare("importing", ["mxnet", "torch"], rounds))
@@ -80,7 +87,7 @@ def importing(rounds: int) -> None:
 
 BENCHMARKS = {
     function.__name__: function
-    for function in (engine, lenet, lag, runahead, networks, language, transformer, importing)
+    for function in (engine, lenet, lag, runahead, networks, operators, language, transformer, importing)
 }
 
 
