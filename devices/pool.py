@@ -3,7 +3,8 @@
 Memory fresh from the system costs a page fault for every few KiB that are touched first, more than most
 operators take for the same bytes. A block is an anonymous mapping. What an array gets is a :class:`_Lease` on
 it: every view of the array, and whatever took the array's buffer, keeps the lease alive, and when nobody does
-any more it puts the block back. So memory in use is never handed out twice.
+any more the block is free. So memory in use is never handed out twice. What is free beyond the limit goes back to
+the system when an array is asked for next.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import math
 import mmap
 import os
 import threading
+import weakref
 from collections import OrderedDict, deque
 from typing import Any
 
@@ -29,13 +31,12 @@ _PRIVATE = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 class _Lease(np.ndarray[Any, Any]):
     """The right to use a block, as an array of its bytes; views of it hold on to it."""
 
-    pool: Pool
-    block: mmap.mmap
 
-    def __del__(self) -> None:
-        block = self.__dict__.get("block")
-        if block is not None:
-            self.pool.give_back(block)
+class _Ticket(weakref.ref[_Lease]):
+    """Comes back when its lease has ended, with the block that is free then."""
+
+    __slots__ = ("block",)
+    block: mmap.mmap
 
 
 class Pool:
@@ -47,13 +48,22 @@ class Pool:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.idle_bytes = 0
+        self._idle = 0
         self._free: dict[int, list[mmap.mmap]] = {}
         # Blocks in the order they became free, by identity.
         self._order: OrderedDict[int, mmap.mmap] = OrderedDict()
-        # A lease may end at any time, in any thread, even inside this class: there it only leaves its block.
-        self._returned: deque[mmap.mmap] = deque()
+        # A lease may end at any time, in any thread, even inside this class. All that happens then is that its
+        # ticket is appended here, by code in C, which no interrupt can get into.
+        self._returned: deque[_Ticket] = deque()
+        self._tickets: dict[int, _Ticket] = {}
         self._lock = threading.Lock()
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes of free blocks that are kept."""
+        with self._lock:
+            self._collect()
+            return self._idle
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new, uninitialised, C-contiguous array, aligned to pages."""
@@ -65,21 +75,14 @@ class Pool:
             block = blocks.pop() if blocks else None
             if block is not None:
                 del self._order[id(block)]
-                self.idle_bytes -= size
+                self._idle -= size
         if block is None:
             block = _map(size)
         lease = _Lease((size,), np.uint8, block)
-        lease.pool, lease.block = self, block
+        ticket = _Ticket(lease, self._returned.append)
+        ticket.block = block
+        self._tickets[id(ticket)] = ticket
         return np.ndarray(shape, dtype, lease)
-
-    def give_back(self, block: mmap.mmap) -> None:
-        """Take a block whose lease has ended."""
-        self._returned.append(block)
-        if self._lock.acquire(blocking=False):
-            try:
-                self._collect()
-            finally:
-                self._lock.release()
 
     def clear(self) -> None:
         """Give all free blocks back to the system."""
@@ -90,18 +93,19 @@ class Pool:
     def _collect(self) -> None:
         """Sort in what has been returned (locked)."""
         while self._returned:
-            block = self._returned.popleft()
+            ticket = self._returned.popleft()
+            block = self._tickets.pop(id(ticket)).block
             self._free.setdefault(len(block), []).append(block)
             self._order[id(block)] = block
-            self.idle_bytes += len(block)
-        if self.idle_bytes > self.limit:
+            self._idle += len(block)
+        if self._idle > self.limit:
             self._evict(self.limit)
 
     def _evict(self, limit: int) -> None:
-        while self.idle_bytes > limit:
+        while self._idle > limit:
             _, block = self._order.popitem(last=False)
             self._free[len(block)].remove(block)
-            self.idle_bytes -= len(block)
+            self._idle -= len(block)
 
 
 def size_class(nbytes: int) -> int:
