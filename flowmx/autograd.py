@@ -21,8 +21,10 @@ from flowmx.errors import AutogradError
 from flowmx.ndarray import functions as F
 from flowmx.ndarray import recording
 from flowmx.ndarray.array import NDArray, check_request
+from flowmx.ndarray.core import may_store, store
 from flowmx.ndarray.core import record as record_call
 from flowmx.ndarray.recording import Entry, Leaf, State, TapeNode
+from flowmx.ops.registry import Operator
 
 __all__ = [
     "Function", "backward", "grad", "is_recording", "is_training", "mark_variables", "pause", "predict_mode", "record",
@@ -139,6 +141,11 @@ def backward(
     """
     totals = _walk(_as_list(heads), _as_grads(head_grads, heads), retain_graph, False, train_mode)
     with _Scope(False, train_mode):
+        seen = set()
+        for total in totals.values():
+            if total._storage in seen:  # the same array may be the gradient of several
+                total._storage.shared = True
+            seen.add(total._storage)
         for leaf, total in totals.items():
             _store(leaf, total)
 
@@ -242,7 +249,11 @@ def _walk(
                 raise AutogradError(
                     f"backward: head gradient {position} has shape {given.shape}, expected {head.shape}"
                 )
-            add(head._entry, F.ones_like(head.detach()) if given is None else given)
+            if given is None:
+                given = F.ones_like(head.detach())
+            else:
+                given._storage.shared = True
+            add(head._entry, given)
         for node in reversed(_order(heads)):
             grads = [sums.pop(Entry(node, index), None) for index in range(node.visible)]
             if all(each is None for each in grads):
@@ -268,9 +279,14 @@ def _gradients(node: TapeNode, grads: list[NDArray | None]) -> Sequence[NDArray 
     # Inputs handed out with their history, so that a recorded backward pass continues the graph.
     inputs = _with_history(node)
     try:
-        return cast("Sequence[NDArray | None]", node.gradient(F, inputs, _outputs(node), heads))
+        found = cast("Sequence[NDArray | None]", node.gradient(F, inputs, _outputs(node), heads))
     except NotImplementedError:
         raise AutogradError(f"backward: operator {node.name!r} has no gradient") from None
+    if not isinstance(getattr(node.gradient, "__self__", None), Operator):
+        for each in found:  # code of the user's may have kept it
+            if each is not None:
+                each._storage.shared = True
+    return found
 
 
 class _History(Sequence[Any]):
@@ -320,6 +336,8 @@ def _store(leaf: Leaf, total: NDArray) -> None:
         total = total.astype(target._dtype)
     if leaf.request == "add":
         F.op("elemwise_add", target, total, out=target)
+    elif may_store(total, target):
+        store(total, target)
     else:
         F.op("_copy", total, out=target)
 

@@ -70,7 +70,8 @@ ShapeOrNone = Shape | None
 
 _INTERN_LIMIT = 4096
 _SPEC_LIMIT = 512
-_LIGHT_BYTES = 1 << 16
+LIGHT_BYTES = 1 << 16
+"""Bytes that an operation may touch and still run at its push."""
 _LIGHT_FLOPS = 1 << 16
 
 _by_name: dict[str, type[Operator]] = {}
@@ -358,7 +359,7 @@ class Operator:
         final_dtypes = [FLOAT32 if dtype is None else dtype for dtype in out_dtypes]
         moved = sum(_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
         made = Spec(final_shapes, final_dtypes, light=False)
-        made.light = moved + made.nbytes <= _LIGHT_BYTES and self._is_quick(shapes, final_shapes)
+        made.light = moved + made.nbytes <= LIGHT_BYTES and self._is_quick(shapes, final_shapes)
         if len(self._specs) >= _SPEC_LIMIT:
             self._specs.clear()
         self._specs[key] = made

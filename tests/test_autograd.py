@@ -260,3 +260,77 @@ async def test_awaiting_gradients():
     y.backward()
     await x.grad
     assert x.grad.asnumpy().tolist() == [2, 4]
+
+
+# -- gradients by their memory -----------------------------------------------------------------------------
+
+
+BIG = np.ones((300, 300), np.float32)
+
+
+def big_gradient(x, function, head=None):
+    with mx.autograd.record():
+        y = function(x)
+    y.backward(head)
+    return x.grad.asnumpy()
+
+
+def test_a_gradient_buffer_stays_the_same_array():
+    x = marked(BIG)
+    grad, part = x.grad, x.grad[2:4]
+    for factor in (2.0, 3.0):
+        assert (big_gradient(x, lambda x, factor=factor: x * factor) == factor).all()
+        assert x.grad is grad
+        assert (part.asnumpy() == factor).all()
+
+
+def test_memory_of_a_gradient_that_somebody_uses_stays_in_place():
+    x = marked(BIG)
+    big_gradient(x, lambda x: x * 2)
+    seen = np.from_dlpack(x.grad)
+    assert (big_gradient(x, lambda x: x * 3) == 3).all()
+    assert (seen == 3).all()
+
+
+def test_head_gradients_are_not_taken():
+    x, head = marked(BIG), mx.nd.full((300, 300), 5)
+    assert (big_gradient(x, lambda x: x + 1, head) == 5).all()
+    head[:] = 7
+    assert (x.grad.asnumpy() == 5).all()
+    assert (head.asnumpy() == 7).all()
+
+
+def test_one_gradient_of_two_variables():
+    x, y = marked(BIG), marked(BIG)
+    with mx.autograd.record():
+        z = (x + y) * 3
+    z.backward()
+    x.grad[:] = 0
+    assert (y.grad.asnumpy() == 3).all()
+
+
+def test_gradients_that_a_function_keeps_are_not_taken():
+    kept = mx.nd.full((300, 300), 4)
+
+    class Keeps(mx.autograd.Function):
+        def forward(self, x):
+            return x * 1
+
+        def backward(self, head):
+            return kept
+
+    x = marked(BIG)
+    assert (big_gradient(x, Keeps()) == 4).all()
+    kept[:] = 9
+    assert (x.grad.asnumpy() == 4).all()
+
+
+def test_updates_pushed_before_the_next_gradient_see_the_one_before():
+    x = marked(BIG)
+    total = mx.nd.zeros((300, 300))
+    for factor in range(1, 30):
+        with mx.autograd.record():
+            y = x * factor
+        y.backward()
+        total += x.grad
+    assert (total.asnumpy() == sum(range(1, 30))).all()

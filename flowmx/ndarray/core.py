@@ -9,6 +9,8 @@ public :class:`flowmx.ndarray.NDArray` adds the methods.
 
 from __future__ import annotations
 
+import math
+import sys
 import zlib
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import Any, ClassVar
@@ -24,7 +26,7 @@ from flowmx.errors import AutogradError, DeviceError, ShapeError, TypeInferenceE
 from flowmx.ndarray.recording import Entry, TapeNode, state
 from flowmx.ops import custom
 from flowmx.ops.dtypes import DType, name_of
-from flowmx.ops.registry import Operator, Run, Shape, kernel_for
+from flowmx.ops.registry import LIGHT_BYTES, Operator, Run, Shape, kernel_for
 
 View = tuple[int, tuple[int, ...]]
 """Byte offset and byte strides of a view into its storage."""
@@ -34,6 +36,8 @@ class Storage(Variable):
     """The memory of an array, as a variable of the engine."""
 
     array: Any = None
+    shared = False
+    """True where another array than the one that an operator returned may use it too."""
 
     def __init__(self, device: Device, shape: Shape, dtype: DType, array: Any = None) -> None:
         # Not Variable's own: a storage is made for every result, and has nothing to tell it.
@@ -85,6 +89,7 @@ class BaseArray:
 
     def _plain(self) -> BaseArray:
         """Another handle on the same memory, without history."""
+        self._storage.shared = True
         other = _new(BaseArray.public)
         other._storage, other._shape, other._dtype = self._storage, self._shape, self._dtype
         other._view, other._entry = self._view, None
@@ -440,6 +445,37 @@ def refuse_in_place(array: BaseArray, name: str) -> None:
             f"{name}: an array of the recorded graph (shape {array._shape}) can not be changed in place while "
             "recording; write to a new array, or change it outside autograd.record()"
         )
+
+
+def store(source: BaseArray, target: BaseArray) -> None:
+    """Enqueue that a result nobody will look at again becomes the content of an array: by its memory where it can."""
+    device, reads = target._storage.device, source._storage
+    writes: tuple[Variable, ...] = (target._storage, reads)
+    light = source._dtype.itemsize * math.prod(source._shape) <= LIGHT_BYTES
+    push_on(device, _store, (reads, target._storage), (), writes, "store", light, depth=3)
+
+
+def may_store(source: BaseArray, target: BaseArray) -> bool:
+    """Whether :func:`store` may be used for a fresh result."""
+    taken, given = source._storage, target._storage
+    return (
+        not taken.shared
+        and source._view is None
+        and target._view is None
+        and taken.device is given.device
+        and source._shape == target._shape
+        and source._dtype == target._dtype
+    )
+
+
+def _store(source: Storage, target: Storage) -> None:
+    """Give the target the source's memory, or its content where somebody else uses the memory of one of them."""
+    array = source.array
+    # References: the storage's, this function's, and the call's own.
+    if sys.getrefcount(array) <= 3 and (target.array is None or sys.getrefcount(target.array) <= 2):
+        target.array, source.array = array, None
+    else:
+        target.device.copy(array, target.ensure())
 
 
 def push_on(

@@ -59,8 +59,7 @@ def _backward_layer_norm_kernel(op: Any, run: Run, inputs: Sequence[Array], outp
     if not (fast and _backward.run(op, (outer, length, inner), inputs, outputs[:1], totals)):
         op.forward(run, inputs, outputs)
         return
-    np.sum(parts[0][:, 0], axis=0, out=outputs[1])
-    np.sum(parts[0][:, 1], axis=0, out=outputs[2])
+    outputs[1][...], outputs[2][...] = np.add.reduce(parts[0], axis=0)
 
 
 def _l2(p: Parameters, row: Row, x: Expr) -> Expr:

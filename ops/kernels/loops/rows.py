@@ -152,13 +152,14 @@ class Rows:
             )
             self._numbers = (op, length * parts, numbers)
         size = parts * outer * length * inner
-        # Tasks do not depend on the number of threads, nor do sums over them.
+        # Tasks do not depend on the number of threads, nor do sums over them; each has its part of every total.
+        most = 16 if totals is not None else 64
         if inner == 1:
-            units, share = outer, max(1, -(-outer // 64), _TASK // (length * parts))
+            units, share = outer, max(1, -(-outer // most), _TASK // length)
         else:
             # A unit is a vector's width of rows.
             units = outer * -(-inner // FLOAT.lanes)
-            share = max(1, -(-units // 64), _TASK // (length * FLOAT.lanes))
+            share = max(1, -(-units // most), _TASK // (length * FLOAT.lanes))
         tasks = -(-units // share)
         arrays = [*inputs, *outputs]
         if totals is not None:
