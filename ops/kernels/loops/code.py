@@ -270,6 +270,13 @@ class Code:
             name = f"llvm.masked.store.v{self.lanes}{self.real.suffix}.p0"
             self.call(name, "void", value, place, Value("i32", str(size)), mask)
 
+    def prefetch(self, address: Value, start: Value, count: Value) -> None:
+        """Ask the memory for the first elements from one on, as many as there are, up to some cache lines."""
+        with self.loop(self.index(0), self.least(count, self.index(8 * self.lanes)), self.lanes) as at:
+            place = self.at(address, self.plus(start, at))
+            flags = [Value("i32", number) for number in ("0", "3", "1")]
+            self.call("llvm.prefetch.p0", "void", place, *flags)
+
     def load_one(self, address: Value, index: Value) -> Value:
         """One element."""
         return self.put(self.real.name, f"load {self.real.name}, {self.at(address, index)}")

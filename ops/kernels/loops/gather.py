@@ -20,6 +20,8 @@ _LEAST = 1 << 14
 """Elements of the output below which the plain forward is as fast."""
 _SHARED = 1 << 16
 """Elements from which several threads pay."""
+_AHEAD = 4
+"""How many rows ahead memory is asked for."""
 
 _pack = struct.Struct("6q3q").pack
 _pack_one_hot = struct.Struct("5q2d2q").pack
@@ -61,6 +63,8 @@ def _gather(kind: str, mode: str, features: frozenset[str]) -> str:
     with code.tasks() as task:
         first = code.times(task, share)
         with code.loop(first, code.least(code.plus(first, share), count)) as row:
+            ahead = code.least(code.plus(row, _AHEAD), code.plus(count, -1))
+            code.prefetch(table, code.times(_position(code, indices, ahead, kind, mode, rows), length), length)
             start = code.times(_position(code, indices, row, kind, mode, rows), length)
             _copy_row(code, table, start, out, code.times(row, length), length)
     return code.finish()
