@@ -132,6 +132,13 @@ class Code:
         """The next word, a whole number."""
         return self._load_word(INDEX)
 
+    def counter(self) -> Value:
+        """The address of the next word, which threads count in."""
+        place = self._name()
+        self._entry.append(f"  {place} = getelementptr i64, ptr %data, i64 {self._words}")
+        self._words += 1
+        return Value("ptr", place)
+
     def number(self) -> Value:
         """The next word, a float64, in every lane of a vector."""
         wide = self._load_word("double")
@@ -175,12 +182,16 @@ class Code:
         """Change a variable."""
         self.do(f"store {value}, ptr {variable.name}")
 
+    def task_count(self) -> Value:
+        """The number of tasks."""
+        place = self.put("ptr", "getelementptr i64, ptr %data, i64 1")
+        return self.put(INDEX, f"load i64, ptr {place.name}, align 8")
+
     @contextmanager
     def tasks(self) -> Iterator[Value]:
         """Repeat for one task after another, until no thread finds one: yields the task's number."""
         head, inside, done = self._label(), self._label(), self._label()
-        place = self.put("ptr", "getelementptr i64, ptr %data, i64 1")
-        count = self.put(INDEX, f"load i64, ptr {place.name}, align 8")
+        count = self.task_count()
         self.do(f"br label %{head}")
         self._body.append(f"{head}:")
         task = self.put(INDEX, "atomicrmw add ptr %data, i64 1 monotonic, align 8")

@@ -21,6 +21,8 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from flowmx.ops.kernels.loops import team
 from flowmx.ops.kernels.loops.code import FLOAT, Code, Value
 from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, parameter, placeholder, uniforms
@@ -119,14 +121,14 @@ class Rows:
         every = [expr for each in row.passes for _, expr, _ in each.reductions]
         every += [expr for each in row.passes for _, expr in each.stores]
         self._uniforms = uniforms([*every, *finals])
-        count = len(self._inputs) + kind.outputs + kind.results + kind.totals
-        self._pack = struct.Struct(f"2q5q{len(self._uniforms)}d{count}q").pack
+        count = len(self._inputs) + kind.outputs + kind.results + kind.totals + bool(kind.totals)
+        self._pack = struct.Struct(f"2q6q{len(self._uniforms)}d{count}q").pack
         self._numbers: tuple[Any, ...] = (None, None, ())
         self._programs = (Program(self._along), Program(self._side_by_side))
 
     def run(
         self, op: Any, shape: tuple[int, int, int], inputs: Sequence[Array], outputs: Sequence[Array],
-        totals: Callable[[int], Array] | None = None, parts: int = 1,
+        parts: int = 1,
     ) -> bool:  # fmt: skip
         """Run it on C-contiguous arrays; False where it is not compiled (yet).
 
@@ -134,9 +136,7 @@ class Rows:
             op: the operator, for the parameters.
             shape: (outer, length, inner).
             inputs: as the kind says.
-            outputs: likewise, without the totals.
-            totals: makes the array of the totals' parts: of shape (tasks, kind.totals, length) for this many tasks,
-                to be summed over its first axis.
+            outputs: likewise; totals need an inner of 1.
             parts: how many parts each row has; arrays are then of shape (parts, outer, length), and inner is 1.
         """
         outer, length, inner = shape
@@ -153,7 +153,7 @@ class Rows:
             self._numbers = (op, length * parts, numbers)
         size = parts * outer * length * inner
         # Tasks do not depend on the number of threads, nor do sums over them; each has its part of every total.
-        most = 16 if totals is not None else 64
+        most = 16 if self.kind.totals else 64
         if inner == 1:
             units, share = outer, max(1, -(-outer // most), _TASK // length)
         else:
@@ -162,9 +162,9 @@ class Rows:
             share = max(1, -(-units // most), _TASK // (length * FLOAT.lanes))
         tasks = -(-units // share)
         arrays = [*inputs, *outputs]
-        if totals is not None:
-            arrays += [totals(tasks)] * self.kind.totals
-        words = self._pack(0, tasks, units, share, length, inner, parts, *numbers, *map(id, arrays))
+        if self.kind.totals:
+            arrays.append(np.empty((tasks, self.kind.totals, length), np.float32))
+        words = self._pack(0, tasks, units, share, length, inner, parts, 0, *numbers, *map(id, arrays))
         team.run(compiled, words, team.count() if size > _TWO_TASKS and tasks > 1 else 1)
         return True
 
@@ -172,10 +172,11 @@ class Rows:
 
     def _begin(self, features: frozenset[str]) -> tuple[Code, list[Value], dict[Expr, Value], dict[str, list[Value]]]:
         code, kind = Code(FLOAT, features), self.kind
-        sizes = [code.word() for _ in range(5)]
+        sizes = [*(code.word() for _ in range(5)), code.counter()]
         numbers = {uniform: code.number() for uniform in self._uniforms}
         groups = ("full", "columns", "singles", "outputs", "results", "totals")
         addresses = {group: [code.array() for _ in range(getattr(kind, group))] for group in groups}
+        addresses["shares"] = [code.array()] if kind.totals else []
         return code, sizes, numbers, addresses
 
     def _read(self, which: str) -> Sequence[Expr]:
@@ -185,12 +186,12 @@ class Rows:
 
     def _along(self, features: frozenset[str]) -> str:
         """Vectors along the row."""
-        code, (rows, share, length, _, parts), numbers, at = self._begin(features)
+        code, (rows, share, length, _, parts, done), numbers, at = self._begin(features)
         stride = code.times(rows, length)
         zero = code.index(0)
         with code.tasks() as task:
             first = code.times(task, share)
-            totals = self._clear_totals(code, task, length, at["totals"])
+            totals = self._clear_totals(code, task, length, at["shares"])
             with code.loop(first, code.least(code.plus(first, share), rows)) as row:
                 start = code.times(row, length)
                 known = dict(numbers)
@@ -254,25 +255,44 @@ class Rows:
                     walk(last, lambda: None)
                 for value, address in zip(lower(code, self._results, known), at["results"], strict=True):
                     code.store_one(code.first(value), address, row)
+            if self._totals:
+                self._sum_totals(code, done, length, at)
         return code.finish()
 
-    def _clear_totals(self, code: Code, task: Value, length: Value, addresses: Sequence[Value]) -> list[Value]:
-        """The task's own part of each total, set to 0."""
-        parts = []
-        for number, address in enumerate(addresses):
-            row = code.plus(code.times(task, self.kind.totals), number)
-            part = code.at(address, code.times(row, length))
+    def _clear_totals(self, code: Code, task: Value, length: Value, shares: Sequence[Value]) -> list[Value]:
+        """The task's own share of each total, set to 0."""
+        count = self.kind.totals
+        if not count:
+            return []
+        first = code.times(code.times(task, count), length)
 
-            def clear(column: Value, mask: Value | None, part: Value = part) -> None:
-                code.store(code.constant(0.0), part, column, mask)
+        def clear(column: Value, mask: Value | None) -> None:
+            code.store(code.constant(0.0), shares[0], code.plus(first, column), mask)
 
-            code.strips(code.index(0), length, clear)
-            parts.append(part)
-        return parts
+        code.strips(code.index(0), code.times(length, count), clear)
+        return [code.at(shares[0], code.plus(first, code.times(length, number))) for number in range(count)]
+
+    def _sum_totals(self, code: Code, done: Value, length: Value, at: Mapping[str, list[Value]]) -> None:
+        """At the end of a task: where it was the last one, sum the shares of all, in their order."""
+        tasks = code.task_count()
+        before = code.put("i64", f"atomicrmw add {done}, i64 1 acq_rel, align 8")
+        with code.when(code.put("i1", f"icmp eq {code.plus(before, 1)}, {tasks.name}")):
+            step = code.times(length, self.kind.totals)
+            for number, target in enumerate(at["totals"]):
+                first = code.times(length, number)
+
+                def add(column: Value, mask: Value | None, first: Value = first, target: Value = target) -> None:
+                    total = code.local(code.constant(0.0))
+                    with code.loop(code.index(0), tasks) as task:
+                        place = code.plus(code.plus(first, code.times(task, step)), column)
+                        code.set(total, code.binary("fadd", code.get(total), code.load(at["shares"][0], place, mask)))
+                    code.store(code.get(total), target, column, mask)
+
+                code.strips(code.index(0), length, add)
 
     def _side_by_side(self, features: frozenset[str]) -> str:
         """A row in each lane."""
-        code, (units, share, length, inner, _), numbers, at = self._begin(features)
+        code, (units, share, length, inner, _, _), numbers, at = self._begin(features)
         width = code.put("i64", f"add i64 {inner.name}, {code.lanes - 1}")
         blocks = code.put("i64", f"sdiv i64 {width.name}, {code.lanes}")
         with code.tasks() as task:
