@@ -431,6 +431,26 @@ def test_rows_of_any_shape(chosen, name, seed):
     )
 
 
+@pytest.mark.parametrize(
+    "shape", [(200_000,), (3, 70_000), (100, 300), (40, 50, 60), (20_011,), (1, 99_999), (2, 3, 4096)], ids=str
+)
+@pytest.mark.parametrize("name", ["sum", "mean", "norm"])
+def test_reductions(shape, name, calls):
+    x = normal(*shape)
+    last = len(shape) - 1
+    for axis in (None, *(tuple(range(first, len(shape))) for first in range(len(shape)))):
+        for keepdims in (False, True):
+            check(name, [x], {"axis": axis, "keepdims": keepdims}, rtol=2e-5, atol=2e-5 * x.size**0.5)
+    assert calls
+    calls.clear()
+    if last:
+        check(name, [x], {"axis": 0})
+        check(name, [x.astype(np.float64)])
+        assert not calls
+    if name == "norm":
+        check(name, [x], {"ord": 1}, rtol=2e-5)
+
+
 # -- gathering ---------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,6 @@ is imported. Nothing here is compiled, and llvmlite is not imported, before the 
 
 from __future__ import annotations
 
-from flowmx.ops.kernels.loops import formulas, gather, normalization, optimizers, softmax
+from flowmx.ops.kernels.loops import formulas, gather, normalization, optimizers, reductions, softmax
 
-__all__ = ["formulas", "gather", "normalization", "optimizers", "softmax"]
+__all__ = ["formulas", "gather", "normalization", "optimizers", "reductions", "softmax"]

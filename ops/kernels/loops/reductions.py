@@ -1,0 +1,81 @@
+"""Sums over everything, or over the last axes: sum, mean and norm."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters, absolute
+from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
+from flowmx.ops.kernels.loops.softmax import suits
+from flowmx.ops.registry import Array, Run, kernel
+
+_LEAST = 1 << 15
+"""Elements below which the plain forward is as fast."""
+_PIECE = 1 << 12
+"""How many elements are added up one by one; their sums are added pairwise."""
+_LONGEST = 1 << 16
+
+
+def _rows(term: Callable[[Expr], Expr]) -> Rows:
+    def formula(p: Parameters, row: Row, x: Expr) -> Expr:
+        return row.sum(term(x))
+
+    return Rows(Kind(outputs=0, results=1), formula)
+
+
+_PLAIN, _SQUARES, _SIZES = _rows(lambda x: x), _rows(lambda x: x * x), _rows(absolute)
+
+
+def _sums(rows: Rows, x: Array, axes: Sequence[int]) -> Array | None:
+    """The sums over the last axes, as a flat array, or None where they are not the last or the array does not suit."""
+    if x.size < _LEAST or not axes or tuple(axes) != tuple(range(x.ndim - len(axes), x.ndim)) or not suits(x):
+        return None
+    outer = math.prod(x.shape[: x.ndim - len(axes)])
+    length = x.size // outer
+    if outer == 1:
+        pieces = length // _PIECE
+        sums = np.empty(pieces, np.float32)
+        if not rows.run(None, (pieces, _PIECE, 1), [x], [sums]):
+            return None
+        rest = x.reshape(-1)[pieces * _PIECE :]
+        if rest.size:
+            last = np.empty(1, np.float32)
+            rows.run(None, (1, rest.size, 1), [rest], [last])
+            sums = np.append(sums, last)
+        return sums.sum(keepdims=True)
+    sums = np.empty(outer, np.float32)
+    return sums if length <= _LONGEST and rows.run(None, (outer, length, 1), [x], [sums]) else None
+
+
+@kernel("cpu", "sum")
+def _sum(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, out = inputs[0], outputs[0]
+    sums = _sums(_PLAIN, x, op.axes(x.ndim))
+    if sums is None:
+        op.forward(run, inputs, outputs)
+    else:
+        out[...] = sums.reshape(out.shape)
+
+
+@kernel("cpu", "mean")
+def _mean(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, out = inputs[0], outputs[0]
+    sums = _sums(_PLAIN, x, op.axes(x.ndim))
+    if sums is None:
+        op.forward(run, inputs, outputs)
+    else:
+        np.divide(sums.reshape(out.shape), x.size // max(1, out.size), out=out, casting="unsafe")
+
+
+@kernel("cpu", "norm")
+def _norm(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    x, out = inputs[0], outputs[0]
+    sums = _sums(_SIZES if op.ord == 1 else _SQUARES, x, op.axes(x.ndim))
+    if sums is None:
+        op.forward(run, inputs, outputs)
+    else:
+        out[...] = (sums if op.ord == 1 else np.sqrt(sums)).reshape(out.shape)
