@@ -6,9 +6,13 @@ part. ``FLOWMX_CPU_KERNEL_NTHREADS`` overrules that.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 
 from flowmx.settings import Settings
+
+_PAUSE_HARD = 2
 
 _applied: int | None = None
 
@@ -37,3 +41,16 @@ def apply(config: Settings) -> None:
     except ImportError:
         return
     threadpool_limits(limits=count)
+
+
+def _before_fork() -> None:
+    """Let the OpenMP threads of the forking thread go: the child would wait for them, and has none."""
+    try:
+        openmp = ctypes.CDLL("libgomp.so.1", mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+        openmp.omp_pause_resource_all(_PAUSE_HARD)
+    except (OSError, AttributeError):
+        pass  # nobody has loaded it, or it is older than GCC 9
+
+
+if sys.platform.startswith("linux"):
+    os.register_at_fork(before=_before_fork)

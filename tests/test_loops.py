@@ -632,9 +632,13 @@ def test_fork(tmp_path):
         warnings.simplefilter("ignore", DeprecationWarning)
         x = np.linspace(-3, 3, 500_000).astype(np.float32)
         expected = np.tanh(x)
+        image, weight = mx.nd.ones((4, 8, 32, 32)), mx.nd.ones((16, 8, 3, 3))
         def work():
             for _ in range(20):
                 np.testing.assert_allclose(mx.nd.tanh(mx.nd.array(x)).asnumpy(), expected, rtol=1e-6)
+            # This one runs on the threads of OpenMP.
+            out = mx.nd.Convolution(image, weight, kernel=(3, 3), num_filter=16, no_bias=True).asnumpy()
+            assert (out == 72).all()
         work()
         for _ in range(3):
             child = os.fork()
