@@ -78,6 +78,7 @@ class Executor:
         self._runs = {train: Run(device, train, memo) for train in (False, True)}
         self._steps: tuple[list[Step], list[Step]] | None = None
         self._ran_training = False
+        self._used_up = False
         plan = self._plan
         read = {entry.node for node in plan.backward for entry in node.inputs} | {
             e.node for e in plan.gradients.values()
@@ -163,12 +164,20 @@ class Executor:
             is_train: training mode, as in the forward pass.
 
         Raises:
-            ValueError: nothing was bound for gradients, or forward(is_train=True) has not run.
+            ValueError: nothing was bound for gradients, or forward(is_train=True) has not run. A backward pass uses up
+                what the forward pass left; for another one the forward pass is run again, and where that would not
+                give the same (random numbers, moving statistics) the second backward pass is refused.
         """
         if not self._ran_training:
             raise ValueError("backward: call forward(is_train=True) first")
+        if self._used_up and (self._random or self.aux_dict):
+            raise ValueError(
+                "backward: the backward pass before this one used up what the forward pass left, and another forward "
+                "pass would not give the same: call forward(is_train=True) again, or bind with "
+                "FLOWMX_EXEC_ENABLE_INPLACE=0 and FLOWMX_EXEC_MATCH_RANGE=0, which keep it"
+            )
         self._feed_heads(out_grads)
-        self._push("backward", is_train, False, True)
+        self._push("backward", is_train, self._used_up, True)
 
     def forward_backward(self, out_grads: Any = None, **kwargs: Any) -> list[NDArray]:
         """Enqueue both passes as one operation, in training mode; returns the output arrays."""
@@ -208,6 +217,7 @@ class Executor:
         reads: list[Variable] = [bound._storage for bound in self._arrays.values()]
         writes: list[Variable] = [self._workspace, *self._changed]
         if forward:
+            self._used_up = False
             writes += [output._storage for output in self.outputs]
             if train:
                 writes += [bound._storage for bound in self.aux_dict.values()]
@@ -215,6 +225,7 @@ class Executor:
         else:
             reads.append(self._workspace)
         if backward:
+            self._used_up = not self._plan.keeps_values
             reads += [output._storage for output in self.outputs if not forward]
             for node in self._plan.gradients:
                 target = self.grad_dict[node.name]
@@ -250,7 +261,7 @@ class Executor:
     def _materialize(self) -> tuple[list[Step], list[Step]]:
         """Allocate the buffers and tie every step to its arrays, at the first run."""
         plan, device = self._plan, self._device
-        memory = [device.allocate((size,), np.dtype(np.uint8)) for size in plan.sizes]
+        arena = device.allocate((plan.arena.size,), np.dtype(np.uint8))
         arrays: dict[Entry, Any] = {Entry(node, 0): bound._read() for node, bound in self._arrays.items()}
         for entry, output in zip(plan.outputs, self.outputs, strict=True):
             if not entry.node.is_variable and entry not in plan.root:
@@ -258,11 +269,10 @@ class Executor:
         for entry, target in self._direct.items():
             if entry not in plan.root:
                 arrays[entry] = target._written()
-        for entry, number in plan.buffer.items():
-            size = plan.nbytes(entry)
-            arrays[entry] = _shaped(
-                memory[number][:size].view(plan.dtypes[entry]), plan.shapes[entry], entry in plan.channels_last
-            )
+        for entry, place in plan.place.items():
+            start = plan.arena.offsets[place]
+            part = arena[start : start + plan.nbytes(entry)].view(plan.dtypes[entry])
+            arrays[entry] = _shaped(part, plan.shapes[entry], entry in plan.channels_last)
         for node in (*plan.forward, *plan.backward):
             entry = Entry(node, 0)
             if entry in plan.root:

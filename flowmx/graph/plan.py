@@ -1,8 +1,7 @@
-"""From a graph to a plan: the steps in order, and which of them may share a buffer.
+"""From a graph to a plan: the steps in order, and where in one arena of memory every value lives.
 
-Pure: nothing is allocated here. A plan says, for every entry, in which numbered buffer it lives; the
-executor allocates the buffers and runs the steps. Forward values that the backward steps read keep a
-buffer of their own, so that ``backward`` may be called again.
+Pure: nothing is allocated here; the executor allocates the arena and runs the steps. Values may share bytes once
+they are done with, across the forward and the backward pass: a backward pass leaves no values for another one.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flowmx.graph import memory
 from flowmx.graph.layout import channels_last
+from flowmx.graph.memory import Life, Packing, pack
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Shape
@@ -29,9 +30,11 @@ class Plan:
         outputs: the entries that the user asked for.
         gradients: for each differentiated variable, the entry of its gradient.
         root: for an entry that is a view, the entry whose bytes it shows.
-        buffer: the number of the buffer of each entry that has one.
-        sizes: bytes of each buffer.
-        channels_last: the entries that lie channels-last in their buffer.
+        place: the number of the place in the arena of each entry that has one; those that work in place share it.
+        lives: the bytes of each place, and the steps between which it is needed.
+        arena: where each place lies.
+        channels_last: the entries that lie channels-last in their place.
+        keeps_values: True where no value is written over, so that a backward pass may run again.
     """
 
     forward: list[Node]
@@ -41,21 +44,27 @@ class Plan:
     shapes: Mapping[Entry, Shape]
     dtypes: Mapping[Entry, DType]
     root: dict[Entry, Entry] = field(default_factory=dict)
-    buffer: dict[Entry, int] = field(default_factory=dict)
-    sizes: list[int] = field(default_factory=list)
+    place: dict[Entry, int] = field(default_factory=dict)
+    lives: list[Life] = field(default_factory=list)
+    arena: Packing = field(default_factory=lambda: Packing([], 0))
     channels_last: frozenset[Entry] = frozenset()
+    keeps_values: bool = False
 
     def nbytes(self, entry: Entry) -> int:
         """Bytes of one entry."""
         return math.prod(self.shapes[entry]) * self.dtypes[entry].itemsize
 
     def internal_bytes(self) -> int:
-        """Bytes of all buffers."""
-        return sum(self.sizes)
+        """Bytes of the arena."""
+        return self.arena.size
 
     def unshared_bytes(self) -> int:
-        """What the buffers would take if every value had its own."""
-        return sum(self.nbytes(entry) for entry in self.buffer)
+        """What the values would take if none shared anything."""
+        return sum(self.nbytes(entry) for entry in self.place)
+
+    def lower_bound(self) -> int:
+        """The largest sum of bytes alive at one step, below which no arena can be."""
+        return memory.lower_bound(self.lives)
 
 
 def make_plan(
@@ -68,7 +77,7 @@ def make_plan(
     share: bool = True,
     lay_out: bool = False,
 ) -> Plan:
-    """Order the nodes and share buffers among values that never live at the same time.
+    """Order the nodes, and let values that never live at the same time share memory.
 
     Args:
         outputs: what the user asked for.
@@ -77,14 +86,14 @@ def make_plan(
         dtypes: likewise.
         external: entries that get memory from outside (outputs and gradients written in place).
         in_place: let an operator write over an input that is done with.
-        share: let values that never live at the same time share a buffer.
+        share: let values that never live at the same time share memory.
         lay_out: let values lie channels-last where kernels are faster then.
     """
     external = set(external)
     forward = [node for node in topological(outputs) if not node.is_variable]
     before = set(forward)
     backward = [node for node in topological(gradients.values()) if not node.is_variable and node not in before]
-    plan = Plan(forward, backward, list(outputs), dict(gradients), shapes, dtypes)
+    plan = Plan(forward, backward, list(outputs), dict(gradients), shapes, dtypes, keeps_values=not (in_place or share))
     if lay_out:
         plan.channels_last = channels_last((*forward, *backward), shapes, dtypes, external)
     for node in (*forward, *backward):
@@ -96,52 +105,43 @@ def make_plan(
 
 
 def _place(plan: Plan, external: set[Entry], in_place: bool, share: bool) -> None:
-    """Give every entry that needs one a buffer, step by step."""
+    """Say which entries share a place in the arena, how long each place is needed, and where it lies."""
     steps = [node for node in (*plan.forward, *plan.backward) if Entry(node, 0) not in plan.root]
-    first_backward = len([node for node in plan.forward if Entry(node, 0) not in plan.root])
-    last_use = _last_uses(plan, steps, first_backward)
-    free: dict[int, list[int]] = {}
-    dies: dict[int, list[Entry]] = {}
-    for entry, step in last_use.items():
-        dies.setdefault(step, []).append(entry)
+    last_use = _last_uses(plan, steps)
+    first: list[int] = []
     for step, node in enumerate(steps):
-        op = node.op
-        assert op is not None
         taken: set[Entry] = set()
         for index in range(node.outputs()):
             entry = Entry(node, index)
             if entry in external:
                 continue
-            size = plan.nbytes(entry)
             donor = _in_place_donor(plan, node, index, step, last_use, taken) if in_place else None
             if donor is not None:
                 taken.add(donor)
-                plan.buffer[entry] = plan.buffer[donor]
-            elif free.get(size):
-                plan.buffer[entry] = free[size].pop()
+                plan.place[entry] = plan.place[donor]
             else:
-                plan.buffer[entry] = len(plan.sizes)
-                plan.sizes.append(size)
-        for entry in dies.get(step, ()):
-            if share and entry in plan.buffer and entry not in taken:
-                number = plan.buffer[entry]
-                free.setdefault(plan.sizes[number], []).append(number)
+                plan.place[entry] = len(first)
+                first.append(step)
+    size, last = [0] * len(first), [0] * len(first)
+    for entry, place in plan.place.items():
+        size[place] = max(size[place], plan.nbytes(entry))
+        last[place] = max(last[place], last_use[entry])
+    plan.lives = [Life(*each) for each in zip(size, first, last, strict=True)]
+    plan.arena = pack(plan.lives) if share else memory.apart(plan.lives)
 
 
-def _last_uses(plan: Plan, steps: Sequence[Node], first_backward: int) -> dict[Entry, int]:
+def _last_uses(plan: Plan, steps: Sequence[Node]) -> dict[Entry, int]:
     """For each entry with bytes of its own, the last step that touches it (one past the end: kept)."""
     kept = len(steps)
     last: dict[Entry, int] = {}
-    position = {node: step for step, node in enumerate(steps)}
     for step, node in enumerate(steps):
         for index in range(node.outputs()):
             last[Entry(node, index)] = step
-    for user, step in position.items():
-        for entry in user.inputs:
+    for step, node in enumerate(steps):
+        for entry in node.inputs:
             root = plan.root.get(entry, entry)
             if not root.node.is_variable:
-                crosses = step >= first_backward > position[root.node]
-                last[root] = kept if crosses else max(last[root], step)
+                last[root] = max(last[root], step)
     for entry in (*plan.outputs, *plan.gradients.values()):
         root = plan.root.get(entry, entry)
         if not root.node.is_variable:
@@ -160,7 +160,7 @@ def _in_place_donor(
             continue
         root = roots[position]
         if (
-            root in plan.buffer
+            root in plan.place
             and root not in taken
             and last_use[root] == step
             and roots.count(root) == 1

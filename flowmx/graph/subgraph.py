@@ -138,10 +138,11 @@ class Program:
     def _memory(self) -> list[Array]:
         """Arrays for the slots of everything that is computed."""
         plan = self._plan
-        buffers = [self._device.allocate((size,), np.dtype(np.uint8)) for size in plan.sizes]
+        arena = self._device.allocate((plan.arena.size,), np.dtype(np.uint8))
         values: list[Array] = [None] * len(self._slots)
-        for entry, number in plan.buffer.items():
-            part = buffers[number][: plan.nbytes(entry)]
+        for entry, place in plan.place.items():
+            start = plan.arena.offsets[place]
+            part = arena[start : start + plan.nbytes(entry)]
             values[self._slots[entry]] = part.view(plan.dtypes[entry]).reshape(plan.shapes[entry])
         return values
 

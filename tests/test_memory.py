@@ -1,0 +1,102 @@
+"""Packing values into an arena: never two that live together on the same bytes, and close to the lower bound."""
+
+import random
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import flowmx as mx
+from flowmx.graph.memory import ALIGNMENT, Life, aligned, apart, lower_bound, pack
+
+LIVES = st.lists(
+    st.builds(
+        lambda size, first, length: Life(size, first, first + length),
+        st.integers(0, 1 << 20), st.integers(0, 60), st.one_of(st.integers(0, 3), st.integers(0, 60)),
+    ),
+    max_size=40,
+)  # fmt: skip
+
+
+def wrong(lives, packing):
+    """What is wrong with a packing, or None."""
+    for one, (life, offset) in enumerate(zip(lives, packing.offsets, strict=True)):
+        if offset % ALIGNMENT or offset < 0 or offset + life.size > packing.size:
+            return f"value {one} at {offset}"
+        for other in range(one):
+            across = lives[other]
+            together = life.first <= across.last and across.first <= life.last and life.size and across.size
+            start = packing.offsets[other]
+            if together and offset < start + across.size and start < offset + life.size:
+                return f"values {other} and {one}"
+    return None
+
+
+def alive_at_most(lives):
+    """The lower bound, by counting at each step."""
+    steps = {step for life in lives for step in (life.first, life.last)}
+    return max((sum(life.size for life in lives if life.first <= step <= life.last) for step in steps), default=0)
+
+
+@given(LIVES)
+def test_no_two_that_live_together_overlap(lives):
+    packing = pack(lives)
+    assert wrong(lives, packing) is None
+    assert packing.size >= alive_at_most(lives)
+    assert wrong(lives, apart(lives)) is None
+
+
+@given(LIVES)
+def test_lower_bound(lives):
+    assert lower_bound(lives) == alive_at_most(lives)
+
+
+def test_the_checker_sees_wrong_packings():
+    lives = [Life(64, 0, 1), Life(64, 1, 2), Life(64, 3, 3)]
+    assert wrong(lives, pack(lives)._replace(offsets=[0, 64, 0])) is None
+    assert wrong(lives, pack(lives)._replace(offsets=[0, 0, 0])) == "values 0 and 1"
+    assert wrong(lives, pack(lives)._replace(offsets=[0, 32, 64])) == "value 1 at 32"
+    assert wrong(lives, pack(lives)._replace(size=64, offsets=[0, 64, 0])) == "value 1 at 64"
+
+
+def training(layers, seed=0):
+    """The lives of a chain's values and gradients."""
+    rng = random.Random(seed)
+    lives = []
+    for layer in range(layers):
+        size = rng.choice([64, 128, 256, 512, 1024]) * 1000
+        back = 2 * layers - layer
+        lives += [Life(size, layer, back), Life(size, back - 1, back)]
+    return lives
+
+
+@pytest.mark.parametrize("layers", [10, 100, 1000])
+def test_near_the_lower_bound_on_chains(layers):
+    lives = training(layers)
+    assert pack(lives).size <= 1.01 * lower_bound([life._replace(size=aligned(life.size)) for life in lives])
+
+
+def test_many_values_take_little_time():
+    start = time.process_time()
+    pack(training(20_000))
+    assert time.process_time() - start < 10
+
+
+def test_a_second_backward_pass_runs_the_forward_pass_again_or_is_refused():
+    x = mx.sym.Variable("x")
+    net = mx.sym.Dropout(mx.sym.sigmoid(x), p=0.5)
+    executor = net.simple_bind(mx.cpu(), x=(100,))
+    executor.forward(is_train=True)
+    executor.backward()
+    with pytest.raises(ValueError, match="used up what the forward pass left"):
+        executor.backward()
+    executor.forward(is_train=True)
+    executor.backward()
+    with mx.engine.using(exec_enable_inplace=False, exec_match_range=0):
+        keeping = net.simple_bind(mx.cpu(), x=(100,))
+    keeping.forward(is_train=True)
+    keeping.backward()
+    first = keeping.grad_dict["x"].asnumpy()
+    keeping.backward()
+    assert (keeping.grad_dict["x"].asnumpy() == first).all()
