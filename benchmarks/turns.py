@@ -59,10 +59,7 @@ def compare(
     for _ in range(rounds):
         for system in systems:
             turns[system].append(run(script, system, arguments))
-    return {
-        system: {name: pick(turn[name] for turn in taken) for name in taken[0]}
-        for system, taken in turns.items()
-    }
+    return {system: {name: pick(turn[name] for turn in taken) for name in taken[0]} for system, taken in turns.items()}
 
 
 def report(title: str, figures: dict[str, dict[str, float]], bars: Bars | None = None) -> None:
