@@ -441,7 +441,7 @@ def test_reductions(shape, name, calls):
     for axis in (None, *(tuple(range(first, len(shape))) for first in range(len(shape)))):
         for keepdims in (False, True):
             check(name, [x], {"axis": axis, "keepdims": keepdims}, rtol=2e-5, atol=2e-5 * x.size**0.5)
-    assert calls
+    assert bool(calls) == (x.size >= 1 << 15)
     calls.clear()
     if last:
         check(name, [x], {"axis": 0})

@@ -230,13 +230,21 @@ class Code:
 
     def strips(self, start: Value, stop: Value, body: Callable[[Value, Value | None], None]) -> None:
         """Go from start to stop in vectors: ``body(index, mask)``, the mask None but for what is left at the end."""
-        length = self.put(INDEX, f"sub nsw {stop}, {start.name}")
-        whole = self.plus(start, self.put(INDEX, f"and {length}, {-self.lanes}"))
-        with self.loop(start, whole, self.lanes) as index:
-            body(index, None)
-        with self.when(self.put("i1", f"icmp slt {whole}, {stop.name}")):
-            left = self.put(INDEX, f"sub nsw {stop}, {whole.name}")
-            body(whole, self.first_lanes(left))
+        self.unrolled(start, stop, lambda index, mask, slot: body(index, mask), 1)
+
+    def unrolled(self, start: Value, stop: Value, body: Callable[[Value, Value | None, int], None], slots: int) -> None:
+        """As :meth:`strips`, several vectors a round: ``body(index, mask, slot)``, where neighbours differ in slot."""
+        for count in (slots, 1) if slots > 1 else (1,):
+            step = count * self.lanes
+            length = self.put(INDEX, f"sub nsw {stop}, {start.name}")
+            whole = self.plus(start, self.put(INDEX, f"and {length}, {-step}"))
+            with self.loop(start, whole, step) as index:
+                for slot in range(count):
+                    body(self.plus(index, slot * self.lanes) if slot else index, None, slot)
+            start = whole
+        with self.when(self.put("i1", f"icmp slt {start}, {stop.name}")):
+            left = self.put(INDEX, f"sub nsw {stop}, {start.name}")
+            body(start, self.first_lanes(left), 0)
 
     # -- whole numbers ---------------------------------------------------------------------------------
 

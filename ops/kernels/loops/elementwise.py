@@ -19,7 +19,7 @@ import numpy as np
 
 from flowmx.ops.kernels.loops import team
 from flowmx.ops.kernels.loops.code import DOUBLE, FLOAT, Code, Real
-from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, placeholder, uniforms
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, kinds, placeholder, steps, uniforms
 from flowmx.ops.kernels.loops.lowering import lower
 from flowmx.ops.kernels.loops.program import Program
 from flowmx.ops.registry import Array, Operator, Run, kernel, lookup
@@ -56,12 +56,12 @@ class Loop:
         words = f"4q{len(self.uniforms)}d{inputs + len(outputs)}q"
         self._pack = struct.Struct(words).pack
         # Nanoseconds for each element, by what it costs to compute or to bring from memory.
-        self._pace = max((inputs + len(outputs)) * real.bits / 8 / _BYTES_A_NS, _steps(outputs) / _STEPS_A_NS)
+        self._pace = max((inputs + len(outputs)) * real.bits / 8 / _BYTES_A_NS, steps(outputs) / _STEPS_A_NS)
 
     @property
     def is_exact(self) -> bool:
         """Whether the formula is right in this element type."""
-        return self.real is FLOAT or not _kinds(self.outputs) & _FLOAT_ONLY
+        return self.real is FLOAT or not kinds(self.outputs) & _FLOAT_ONLY
 
     def _write(self, features: frozenset[str]) -> str:
         code = Code(self.real, features)
@@ -97,26 +97,6 @@ class Loop:
         words = self._pack(0, -(-size // share), size, share, *numbers, *map(id, arrays))
         team.run(compiled, words, threads)
         return True
-
-
-def _walk(outputs: Sequence[Expr]) -> set[Expr]:
-    seen: set[Expr] = set()
-    todo = list(outputs)
-    while todo:
-        expr = todo.pop()
-        if expr not in seen:
-            seen.add(expr)
-            todo += expr.args
-    return seen
-
-
-def _kinds(outputs: Sequence[Expr]) -> set[str]:
-    return {expr.kind for expr in _walk(outputs)}
-
-
-def _steps(outputs: Sequence[Expr]) -> int:
-    """How many instructions an element takes; a division counts for several."""
-    return sum(8 if e.kind in ("div", "sqrt") else 1 for e in _walk(outputs) if e.args and not e.uniform)
 
 
 def in_memory_order(arrays: Sequence[Array]) -> bool:

@@ -185,6 +185,28 @@ def uniforms(outputs: Sequence[Expr]) -> list[Expr]:
     return list(found)
 
 
+def _parts(outputs: Sequence[Expr]) -> set[Expr]:
+    """The expressions that these are made of, each once."""
+    seen: set[Expr] = set()
+    todo = list(outputs)
+    while todo:
+        expr = todo.pop()
+        if expr not in seen:
+            seen.add(expr)
+            todo += expr.args
+    return seen
+
+
+def kinds(outputs: Sequence[Expr]) -> set[str]:
+    """The primitives that formulas use."""
+    return {expr.kind for expr in _parts(outputs)}
+
+
+def steps(outputs: Sequence[Expr]) -> int:
+    """How many instructions an element takes, about; a division counts for several."""
+    return sum(8 if expr.kind in ("div", "sqrt") else 1 for expr in _parts(outputs) if expr.args and not expr.uniform)
+
+
 # -- primitives beyond Python's operators ------------------------------------------------------------------
 
 

@@ -25,7 +25,7 @@ import numpy as np
 
 from flowmx.ops.kernels.loops import team
 from flowmx.ops.kernels.loops.code import FLOAT, Code, Value
-from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, parameter, placeholder, uniforms
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, kinds, parameter, placeholder, uniforms
 from flowmx.ops.kernels.loops.lowering import lower
 from flowmx.ops.kernels.loops.program import Program
 from flowmx.ops.registry import Array
@@ -35,6 +35,7 @@ Formula = Callable[..., Any]
 _TASK = 1 << 14
 """Elements of a task, about."""
 _TWO_TASKS = 1 << 15
+_SLOTS = 4
 
 
 class Kind(NamedTuple):
@@ -60,6 +61,11 @@ class _Pass(NamedTuple):
     reductions: list[tuple[str, Expr, Expr]]
     """max or sum, the formula, the name of the result."""
     stores: list[tuple[int, Expr]]
+
+    def slots(self) -> int:
+        """How many results to collect in turns: each waits for the one before, longer than cheap formulas take."""
+        formulas = [expr for _, expr, _ in self.reductions] + [expr for _, expr in self.stores]
+        return 1 if "scale" in kinds(formulas) else _SLOTS
 
 
 class Row:
@@ -211,41 +217,45 @@ class Rows:
                         loaded[placeholder(f"kept {output}")] = code.load(address, place, mask)
                     return loaded
 
-                def walk(body: Callable[[Value, Value, Value | None], None], after: Callable[[], None]) -> None:
-                    """Go along all parts: ``body(base, column, mask)`` for each vector, ``after()`` after each part."""
+                def walk(
+                    body: Callable[[Value, Value, Value | None, int], None], after: Callable[[], None], slots: int = 1
+                ) -> None:
+                    """Go along all parts: ``body(base, column, mask, slot)`` a vector, ``after()`` after each part."""
                     with code.loop(zero, parts) as part:
                         base = code.plus(start, code.times(part, stride))
-                        code.strips(zero, length, lambda column, mask: body(base, column, mask))
+                        code.unrolled(zero, length, lambda column, mask, slot: body(base, column, mask, slot), slots)
                         after()
 
                 for each in self._passes:
-                    sums, alls = (
-                        [code.local(_neutral(code, kind)) for kind, _, _ in each.reductions] for _ in range(2)
+                    slots = each.slots()
+                    alls, *sums = (
+                        [code.local(_neutral(code, kind)) for kind, _, _ in each.reductions] for _ in range(1 + slots)
                     )
 
                     def body(
-                        base: Value, column: Value, mask: Value | None, each: _Pass = each, sums: Any = sums
+                        base: Value, column: Value, mask: Value | None, slot: int, each: _Pass = each, sums: Any = sums
                     ) -> None:
                         values = load(known, base, column, mask)
                         self._store(code, each.stores, values, at["outputs"], code.plus(base, column), mask)
                         found = lower(code, [expr for _, expr, _ in each.reductions], values)
-                        for (kind, _, _), value, total in zip(each.reductions, found, sums, strict=True):
+                        for (kind, _, _), value, total in zip(each.reductions, found, sums[slot], strict=True):
                             if mask is not None:
                                 value = code.choose(mask, value, _neutral(code, kind))
                             code.set(total, _combine(code, kind, code.get(total), value))
 
                     def gather(each: _Pass = each, sums: Any = sums, alls: Any = alls) -> None:
                         # Part by part, which keeps the rounding of long sums small.
-                        for (kind, _, _), total, whole in zip(each.reductions, sums, alls, strict=True):
-                            code.set(whole, _combine(code, kind, code.get(whole), code.get(total)))
-                            code.set(total, _neutral(code, kind))
+                        for (kind, _, _), whole, *totals in zip(each.reductions, alls, *sums, strict=True):
+                            for total in totals:
+                                code.set(whole, _combine(code, kind, code.get(whole), code.get(total)))
+                                code.set(total, _neutral(code, kind))
 
-                    walk(body, gather)
+                    walk(body, gather, slots)
                     for (kind, _, name), total in zip(each.reductions, alls, strict=True):
                         vector = code.get(total)
                         known[name] = code.spread(code.total(vector) if kind == "sum" else code.largest(vector))
 
-                def last(base: Value, column: Value, mask: Value | None) -> None:
+                def last(base: Value, column: Value, mask: Value | None, slot: int) -> None:
                     values = load(known, base, column, mask)
                     self._store(code, self._outputs, values, at["outputs"], code.plus(base, column), mask)
                     for value, total in zip(lower(code, self._totals, values), totals, strict=True):
