@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-# Where NumPy's array object keeps the address of its data: right after the object's head.
-_DATA = object.__basicsize__
+DATA = object.__basicsize__
+"""Where NumPy's array object keeps the address of its data: right after the object's head."""
 
 INDEX = "i64"
 
@@ -156,7 +156,7 @@ class Code:
         """The next word, a NumPy array: the address of its data."""
         head = self._load_word("ptr")
         place, name = self._name(), self._name()
-        self._entry.append(f"  {place} = getelementptr i8, ptr {head.name}, i64 {_DATA}")
+        self._entry.append(f"  {place} = getelementptr i8, ptr {head.name}, i64 {DATA}")
         self._entry.append(f"  {name} = load ptr, ptr {place}, align 8")
         return Value("ptr", name)
 

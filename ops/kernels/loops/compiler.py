@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -17,7 +18,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from flowmx import settings
+from flowmx.ops.kernels.loops.code import DATA
 
 Function = Callable[[bytes], None]
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # releases the interpreter's lock
@@ -56,6 +60,8 @@ class _Host(NamedTuple):
 @lru_cache(maxsize=1)
 def _host() -> _Host | None:
     """The compiler set up, or None where llvmlite is missing or does not know this machine."""
+    if not _knows_arrays():
+        return None
     try:
         import llvmlite
         import llvmlite.binding as llvm
@@ -80,6 +86,14 @@ def _host() -> _Host | None:
         features.flatten(),
     )
     return _Host(machine, engine, able, repr(identity))
+
+
+def _knows_arrays() -> bool:
+    """Whether the address of an array's data lies where compiled functions look for it."""
+    if sys.implementation.name != "cpython":
+        return False
+    array = np.empty(1)
+    return ctypes.c_void_p.from_address(id(array) + DATA).value == array.ctypes.data
 
 
 def available() -> bool:
