@@ -87,7 +87,7 @@ def importing(rounds: int) -> None:
 
 BENCHMARKS = {
     function.__name__: function
-    for function in (engine, lenet, lag, runahead, networks, operators, language, transformer, importing)
+    for function in (engine, lenet, lag, runahead, networks, operators, memory, language, transformer, importing)
 }
 
 

@@ -215,6 +215,7 @@ class BatchStatistics(_Normalization):
     """Base of BatchNorm and what differs from it in its parameters alone."""
 
     auxiliary: ClassVar[tuple[str, ...]] = ("moving_mean", "moving_var")
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     mode_matters = True
     keeps_layout = True
     inverse_std = True

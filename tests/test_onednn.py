@@ -172,6 +172,36 @@ def test_batch_norm(shape, global_stats, fix_gamma, order):
     assert_close(*both(back, inputs, shapes_of(back, inputs), order))
 
 
+@pytest.mark.parametrize(("plain", "order"), [(True, "C"), (False, "C"), (False, "channels last")])
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("shape", [(6, 16), (4, 16, 5, 5), (8, 32, 9, 9)])
+def test_batch_norm_in_place(shape, plain, train, order):
+    rng = np.random.default_rng(0)
+    run = Run(devices.get(mx.cpu()), train)
+    data, head = (rng.standard_normal(shape).astype(np.float32) for _ in range(2))
+    parameters = [rng.uniform(0.5, 1.5, shape[1]).astype(np.float32) for _ in range(4)]
+
+    def compute(name, inputs, target):
+        op = lookup(name).create(fix_gamma=False)
+        outputs = [target, *(np.zeros(each, np.float32) for each in shapes_of(op, inputs)[1:])]
+        if plain:
+            op.forward(run, inputs, outputs)
+        else:
+            kernel_for("cpu", name)(op, run, inputs, outputs)
+        return outputs
+
+    results = []
+    for in_place in (False, True):
+        x, g = in_order(data.copy(), order), in_order(head.copy(), order)
+        copies = [each.copy() for each in parameters]
+        out, *rest = compute("BatchNorm", [x, *copies], x if in_place else in_order(np.zeros_like(x), order))
+        inputs = [g, in_order(data.copy(), order), copies[0], *rest]
+        back = compute("_backward_BatchNorm", inputs, g if in_place else in_order(np.zeros_like(g), order))
+        results.append([out, *rest, *back])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 @needs_onednn
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 48, 32), (1, 300, 200), (300, 1, 200), (33, 65, 129)])
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
