@@ -55,6 +55,17 @@ def networks(rounds: int) -> None:
         )
 
 
+def memory(rounds: int) -> None:
+    """Megabytes planned for internal values at batch 64, in training and in prediction."""
+    del rounds  # nothing is timed
+    for name in ("alexnet", "googlenet", "resnet_18", "vgg_a"):
+        turns.report(
+            f"{name} (planned megabytes, batch 64, 224x224)",
+            turns.compare("memory", ["mxnet"], 1, [name]),
+            {figure: [("mxnet", 1.0)] for figure in ("train_mb", "predict_mb")},
+        )
+
+
 def language(rounds: int) -> None:
     """A training step of a two-layer LSTM language model: hidden 512, 35 steps, batch 32, 10,000 words."""
     turns.report(
