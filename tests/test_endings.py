@@ -41,8 +41,10 @@ def start(script, seed=0, **environ):
     """A Python process that runs a script."""
     code = PRELUDE.format(seed=seed) + textwrap.dedent(script)
     names = {f"FLOWMX_{name.upper()}": str(value) for name, value in environ.items()}
+    # From 3.12 on Python itself warns of any fork beside threads.
+    quiet = "ignore:This process:DeprecationWarning"
     return subprocess.Popen(
-        [sys.executable, "-X", "faulthandler", "-c", code],
+        [sys.executable, "-X", "faulthandler", "-W", quiet, "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
