@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowmx as mx
+from benchmarks.workers import networks
 from flowmx.graph.memory import ALIGNMENT, Life, aligned, apart, lower_bound, pack
 
 LIVES = st.lists(
@@ -100,3 +101,43 @@ def test_a_second_backward_pass_runs_the_forward_pass_again_or_is_refused():
     first = keeping.grad_dict["x"].asnumpy()
     keeping.backward()
     assert (keeping.grad_dict["x"].asnumpy() == first).all()
+
+
+def plan_of(name, grad_req):
+    net = networks.symbol(mx, networks.NETWORKS[name])
+    requests = {each: "null" if each in ("data", "softmax_label") else grad_req for each in net.list_arguments()}
+    return net.simple_bind(mx.cpu(), grad_req=requests, data=(2, 3, 224, 224), softmax_label=(2,))._plan
+
+
+def damaged(plan, offsets):
+    """The first value that is read after something else was written over it, or None: the plan's steps, pretended."""
+    whole = {}
+    for node in (*plan.forward, *plan.backward):
+        outputs = [(node, index) for index in range(node.outputs())]
+        if outputs[0] in plan.root:
+            continue
+        for entry in node.inputs:
+            root = plan.root.get(entry, entry)
+            if root in plan.place and root not in whole:
+                return entry
+        for entry in outputs:
+            if entry in plan.place:
+                start = offsets[plan.place[entry]]
+                stop = start + plan.nbytes(entry)
+                for other, (low, high) in list(whole.items()):
+                    if low < stop and start < high:
+                        if other in outputs:
+                            return other
+                        del whole[other]
+                whole[entry] = (start, stop)
+    return next((entry for entry in plan.outputs if entry in plan.place and entry not in whole), None)
+
+
+@pytest.mark.parametrize("grad_req", ["write", "null"])
+@pytest.mark.parametrize("name", ["googlenet", "resnet_18"])
+def test_networks_lie_on_the_bound_and_no_value_is_written_over_before_its_time(name, grad_req):
+    plan = plan_of(name, grad_req)
+    assert damaged(plan, plan.arena.offsets) is None
+    assert damaged(plan, [0] * len(plan.lives)) is not None, "the check sees a wrong plan"
+    assert plan.internal_bytes() <= 1.02 * alive_at_most(plan.lives)
+    assert plan.internal_bytes() < 0.35 * plan.unshared_bytes()
