@@ -33,10 +33,10 @@ class _Interleaved(Operator):
         expect_rank(self, name, shape, 3, 3)
         if shape[2] == -1:
             return -1
-        if shape[2] % (self.heads * parts):
+        if not shape[2] or shape[2] % (self.heads * parts):
             raise ShapeError(
                 f"{self.name}: {name} has shape {shape}, expected a multiple of heads · {parts} = "
-                f"{self.heads * parts} on the last axis"
+                f"{self.heads * parts}, and not 0, on the last axis"
             )
         return shape[2] // (self.heads * parts)
 

@@ -79,6 +79,8 @@ class CTCLoss(Operator):
         expect_rank(self, "data", data, 3, 3)
         expect_rank(self, "label", label, 2, 2)
         time, batch, classes = data or (-1, -1, -1)
+        if classes == 0:
+            raise ShapeError(f"{self.name}: input data has shape {data}, expected at least 1 class, for the blank")
         if batch == -1 and label is not None:
             batch = label[0]
         label = expect_shape(self, "label", label, (batch, -1))

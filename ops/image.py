@@ -162,6 +162,8 @@ class Resize(Operator):
         expect_image(self, shape)
         if shape is None:
             return shapes, [None]
+        if 0 in shape[-3:-1]:
+            raise ShapeError(f"{self.name}: input data has shape {shape}, expected images of at least one pixel")
         width, height = self.size * 2 if len(self.size) == 1 else self.size
         if len(self.size) == 1 and self.keep_ratio:
             old_height, old_width = shape[-3:-1]

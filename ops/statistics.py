@@ -163,6 +163,8 @@ class Histogram(Operator):
         # 16-bit numbers would be too coarse to place the edges in.
         data = wide(inputs[0]).reshape(-1)
         bins = wide(inputs[1]) if self.bin_cnt is None else self.bin_cnt
+        if self.bin_cnt is None and not bool((bins[1:] >= bins[:-1]).all()):
+            raise ValueError(f"{self.name}: input bins holds {bins}, expected edges in ascending order")
         if data.dtype.kind == "f":
             data = data[run.xp.isfinite(data)]
         outputs[0][...], edges = run.xp.histogram(data, bins=bins, range=self.range)

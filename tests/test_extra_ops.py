@@ -308,3 +308,23 @@ def test_rand_zipfian():
     np.testing.assert_allclose(of_drawn.asnumpy(), expected[drawn.asnumpy()], rtol=1e-12)
     symbols = mx.sym.contrib.rand_zipfian(mx.sym.var("c"), 8, 5)
     assert mx.sym.Group(list(symbols)).infer_shape(c=(2,))[1] == [(8,), (2,), (8,)]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: mx.nd.image.resize(mx.nd.ones((0, 4, 3)), size=2), r"data has shape \(0, 4, 3\), expected images"),
+        (lambda: mx.nd.CTCLoss(mx.nd.ones((5, 2, 0)), mx.nd.ones((2, 2))), "expected at least 1 class"),
+        (
+            lambda: mx.nd.contrib.interleaved_matmul_selfatt_qk(mx.nd.ones((2, 2, 0)), heads=2),
+            r"has shape \(2, 2, 0\), expected a multiple of heads · 3 = 6, and not 0",
+        ),
+        (
+            lambda: mx.nd.histogram(mx.nd.array([1, 2]), mx.nd.array([3, 1, 2]))[0].asnumpy(),
+            "_histogram: input bins holds .*, expected edges in ascending order",
+        ),
+    ],
+)
+def test_what_holds_nothing_to_compute_with_is_refused_by_name(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
