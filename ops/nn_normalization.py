@@ -243,13 +243,17 @@ class BatchStatistics(_Normalization):
     def gamma(self, xp: Any, gamma: Array, frame: _Frame) -> Array:
         return xp.ones_like(gamma).reshape(frame.scale) if self.fix_gamma else gamma.reshape(frame.scale)
 
+    def follow(self, moving: Array, new: Array) -> None:
+        """Let a moving statistic follow the batch's."""
+        moving *= self.momentum
+        moving += (1 - self.momentum) * new.reshape(moving.shape)
+
     def statistics(self, run: Run, x: Array, inputs: Sequence[Array], frame: _Frame, out: Array) -> Any:
         moving_mean, moving_var = inputs[-2:]
         if self._by_batch(run, x):
             mean, var, inverse = _standardise(run.xp, x, frame.over, self.eps, out)
-            for moving, new in ((moving_mean, mean), (moving_var, var)):
-                moving *= self.momentum
-                moving += (1 - self.momentum) * new.reshape(moving.shape)
+            self.follow(moving_mean, mean)
+            self.follow(moving_var, var)
             return mean, inverse
         mean = moving_mean.reshape(frame.scale)
         inverse = 1 / run.xp.sqrt(moving_var.reshape(frame.scale) + moving_var.dtype.type(self.eps))

@@ -162,7 +162,7 @@ class Histogram(Operator):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         # 16-bit numbers would be too coarse to place the edges in.
         data = wide(inputs[0]).reshape(-1)
-        bins = wide(inputs[1]) if self.bin_cnt is None else self.bin_cnt
+        bins: Any = wide(inputs[1]) if self.bin_cnt is None else self.bin_cnt
         if self.bin_cnt is None and not bool((bins[1:] >= bins[:-1]).all()):
             raise ValueError(f"{self.name}: input bins holds {bins}, expected edges in ascending order")
         if data.dtype.kind == "f":

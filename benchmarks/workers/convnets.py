@@ -7,27 +7,12 @@ PyTorch is measured in both of its memory layouts; the better figure of each is 
 
 from __future__ import annotations
 
-import json
 import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
-import networks  # lies beside this file; the peers know nothing of the package
+import networks  # these two lie beside this file; the peers know nothing of the package
 import numpy as np
-
-
-def best_ms(step: Callable[[], Any], seconds: float = 3.0, least: int = 3) -> float:
-    """The fastest of the runs that fit into the time, after two to warm up."""
-    step()
-    step()
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < least or time.perf_counter() < end:
-        start = time.perf_counter()
-        step()
-        times.append(time.perf_counter() - start)
-    return 1000 * min(times)
+from timing import best_ms, measure, sizes
 
 
 def mxnet_like(mx: Any, name: str, batch: int, size: int) -> dict[str, float]:
@@ -94,19 +79,7 @@ def _pytorch(torch: Any, name: str, batch: int, size: int, layout: Any) -> dict[
 
 def main() -> None:
     """Measure, and print the figures as JSON."""
-    system, name = sys.argv[1:3]
-    batch, size = (int(each) for each in (*sys.argv[3:], 16, 224)[:2]) if len(sys.argv) > 3 else (16, 224)
-    if system == "torch":
-        figures = pytorch(name, batch, size)
-    elif system == "mxnet":
-        import mxnet
-
-        figures = mxnet_like(mxnet, name, batch, size)
-    else:
-        import flowmx
-
-        figures = mxnet_like(flowmx, name, batch, size)
-    print(json.dumps(figures))
+    measure(mxnet_like, pytorch, sys.argv[2], *sizes(sys.argv[3:], (16, 224)))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,11 @@ python language.py SYSTEM [HIDDEN STEPS BATCH VOCABULARY]
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import numpy as np
-from convnets import best_ms  # lies beside this file; the peers know nothing of the package
+from timing import best_ms, measure, sizes  # lies beside this file; the peers know nothing of the package
 
 
 def mxnet_like(mx: Any, hidden: int, steps: int, batch: int, words: int) -> dict[str, float]:
@@ -58,18 +57,7 @@ def pytorch(hidden: int, steps: int, batch: int, words: int) -> dict[str, float]
 
 def main() -> None:
     """Measure, and print the figures as JSON."""
-    sizes = [int(each) for each in sys.argv[2:]] or [512, 35, 32, 10000]
-    if sys.argv[1] == "torch":
-        figures = pytorch(*sizes)
-    elif sys.argv[1] == "mxnet":
-        import mxnet
-
-        figures = mxnet_like(mxnet, *sizes)
-    else:
-        import flowmx
-
-        figures = mxnet_like(flowmx, *sizes)
-    print(json.dumps(figures))
+    measure(mxnet_like, pytorch, *sizes(sys.argv[2:], (512, 35, 32, 10000)))
 
 
 if __name__ == "__main__":

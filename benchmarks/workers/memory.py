@@ -7,12 +7,14 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import sys
 from typing import Any
 
-import networks  # lies beside this file; the peers know nothing of the package
+import networks  # these two lie beside this file; the peers know nothing of the package
+from timing import sizes
 
 
 def planned_mb(mx: Any, name: str, batch: int, size: int, grad_req: str) -> float:
@@ -28,11 +30,8 @@ def planned_mb(mx: Any, name: str, batch: int, size: int, grad_req: str) -> floa
 def main() -> None:
     """Bind, and print the figures as JSON."""
     system, name = sys.argv[1:3]
-    batch, size = (int(each) for each in (*sys.argv[3:], 224)[:2]) if len(sys.argv) > 3 else (64, 224)
-    if system == "mxnet":
-        import mxnet as mx
-    else:
-        import flowmx as mx
+    batch, size = sizes(sys.argv[3:], (64, 224))
+    mx = importlib.import_module(system)
     figures = {
         f"{phase}_mb": planned_mb(mx, name, batch, size, grad_req)
         for phase, grad_req in (("train", "write"), ("predict", "null"))

@@ -8,12 +8,11 @@ of its two attentions.
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Any
 
 import numpy as np
-from convnets import best_ms  # lies beside this file; the peers know nothing of the package
+from timing import best_ms, measure, sizes  # lies beside this file; the peers know nothing of the package
 
 
 def block(F: Any, x: Any, weights: dict[str, Any], width: int, heads: int, tokens: int, batch: int) -> Any:
@@ -116,18 +115,7 @@ def pytorch(width: int, heads: int, tokens: int, batch: int) -> dict[str, float]
 
 def main() -> None:
     """Measure, and print the figures as JSON."""
-    sizes = [int(each) for each in sys.argv[2:]] or [512, 8, 128, 8]
-    if sys.argv[1] == "torch":
-        figures = pytorch(*sizes)
-    elif sys.argv[1] == "mxnet":
-        import mxnet
-
-        figures = mxnet_like(mxnet, *sizes)
-    else:
-        import flowmx
-
-        figures = mxnet_like(flowmx, *sizes)
-    print(json.dumps(figures))
+    measure(mxnet_like, pytorch, *sizes(sys.argv[2:], (512, 8, 128, 8)))
 
 
 if __name__ == "__main__":

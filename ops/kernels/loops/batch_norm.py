@@ -87,9 +87,8 @@ def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]
     if not rows.run(op, inputs=given, outputs=made, **_seen(data.shape, op.axis)):
         return False
     if batch:
-        for moving, new in ((moving_mean, mean), (moving_var, var)):
-            moving *= op.momentum
-            moving += (1 - op.momentum) * new
+        op.follow(moving_mean, mean)
+        op.follow(moving_var, var)
     from_batch[...] = batch
     return True
 

@@ -143,9 +143,8 @@ def batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequen
         mean[...], var[...] = moving_mean, moving_var
     made(data, out, beta, mean, var, *(() if op.fix_gamma else (gamma,)))
     if batch:
-        for moving, new in ((moving_mean, mean), (moving_var, var)):
-            moving *= op.momentum
-            moving += (1 - op.momentum) * new
+        op.follow(moving_mean, mean)
+        op.follow(moving_var, var)
     inverse[...] = 1 / np.sqrt(var + var.dtype.type(op.eps))
     from_batch[...] = batch
     return True
