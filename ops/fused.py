@@ -1,4 +1,4 @@
-"""Operators that stand for several: what the fusion pass (``flowmx/graph/fuse.py``) puts into a bound graph.
+"""Operators that passes over a bound graph put into it: those that stand for several, and copies.
 
 They come in after differentiation, so they have no gradients of their own.
 """
@@ -52,3 +52,13 @@ class ConvolutionWeightBias(ConvolutionWeight):
         super().forward(run, inputs, outputs)
         axes = (0, *range(2, inputs[0].ndim))
         inputs[0].sum(axis=axes, out=outputs[1])
+
+
+@operator("_copy_to_device")
+class CopyToDevice(Operator):
+    """A copy of an array of another device."""
+
+    hidden = True
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.device.copy(inputs[0], outputs[0])

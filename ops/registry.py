@@ -152,6 +152,8 @@ class Operator:
     """True when the forward may write outputs that lie in memory as its inputs do, in whatever order of axes."""
     detached: ClassVar[bool] = False
     """True when it runs the user's own code, which may push and wait, so that it gets threads of its own."""
+    once: ClassVar[bool] = False
+    """True when a bound graph is to keep the result from run to run, for as long as what it reads stays as it is."""
     open_ended: ClassVar[bool] = False
     """True when inputs and parameters have names that only the instance knows (Custom)."""
     hidden: ClassVar[bool] = False

@@ -197,15 +197,16 @@ def test_running_errors():
 def test_an_error_deep_in_the_graph_names_the_node_and_its_line():
     net = mlp()
     executor = filled(net.simple_bind(mx.cpu(), data=(4, 6)))
-    executor.forward()[0].wait_to_read()
-    steps = executor._steps[0]
-    position = next(i for i, step in enumerate(steps) if step[3].name == "act")
+    executor.forward(is_train=True)[0].wait_to_read()
+    (segment,) = executor._modes[True]._segments.values()
+    steps = segment[0].steps
+    position = next(i for i, step in enumerate(steps) if step.node.name == "act")
 
     def fail(run, inputs, outputs):
         raise ZeroDivisionError("planted")
 
-    steps[position] = (fail, *steps[position][1:])
-    out = executor.forward()[0]
+    steps[position] = steps[position]._replace(forward=fail)
+    out = executor.forward(is_train=True)[0]
     with pytest.raises(ZeroDivisionError, match="planted") as caught:
         out.asnumpy()
     notes = "\n".join(caught.value.__notes__)
@@ -244,8 +245,8 @@ def test_inference_takes_less_memory_than_training():
         net = mx.sym.sigmoid(mx.sym.broadcast_add(net, x))
     training = net.simple_bind(mx.cpu(), x=(64, 64))
     inference = net.simple_bind(mx.cpu(), grad_req="null", x=(64, 64))
-    assert inference._plan.internal_bytes() < training._plan.internal_bytes() / 4
-    assert inference._plan.internal_bytes() <= 2 * 64 * 64 * 4
+    assert inference.plan.internal_bytes() < training.plan.internal_bytes() / 4
+    assert inference.plan.internal_bytes() <= 2 * 64 * 64 * 4
     assert "allocated for internal values" in training.debug_str()
 
 
@@ -281,4 +282,4 @@ def test_memory_settings_change_the_bytes_and_not_the_result(in_place, match_ran
         other = net.bind(mx.cpu(), [mx.nd.array(values)])
     assert np.array_equal(plain.forward()[0].asnumpy(), other.forward()[0].asnumpy())
     values_alive = {(False, 0): 11, (False, 10): 2, (True, 0): 1, (True, 10): 1}[in_place, match_range]
-    assert other._plan.internal_bytes() == values_alive * 64 * 4
+    assert other.plan.internal_bytes() == values_alive * 64 * 4

@@ -1,24 +1,41 @@
-"""From a graph to a plan: the steps in order, and where in one arena of memory every value lives.
+"""From a graph to a plan: the steps in order, and where in its arenas of memory every value lives.
 
-Pure: nothing is allocated here; the executor allocates the arena and runs the steps. Values may share bytes once
-they are done with, across the forward and the backward pass: a backward pass leaves no values for another one.
+Pure: nothing is allocated here; whoever runs the plan allocates the arenas (one for each device) and runs the
+steps. Values may share bytes once they are done with, across the forward and the backward pass: a backward pass
+leaves no values for another one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from flowmx.devices import Context
 from flowmx.graph import memory
+from flowmx.graph.graph import Graph
 from flowmx.graph.layout import channels_last
 from flowmx.graph.memory import Life, Packing, pack
 from flowmx.graph.node import Entry, Node, topological
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Shape
 
 # Operators whose output is their first input's bytes with another shape: they need no step of their own.
 VIEWS = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like"})
+COPY = "_copy_to_device"
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a graph is compiled.
+
+    Attributes:
+        in_place: let an operator write over an input that is done with.
+        share: let values that never live at the same time share memory.
+        channels_last: let values lie channels-last where kernels are faster then.
+    """
+
+    in_place: bool = True
+    share: bool = True
+    channels_last: bool = False
 
 
 @dataclass
@@ -26,41 +43,59 @@ class Plan:
     """What runs, in which order, and where every value lives.
 
     Attributes:
-        forward, backward: the nodes to run, in order.
-        outputs: the entries that the user asked for.
-        gradients: for each differentiated variable, the entry of its gradient.
+        graph: what the passes made: the outputs, the gradients, shapes and dtypes.
+        once: nodes whose results are kept from run to run, and computed again only when what they read has changed.
+        forward, backward: the other nodes to run, in order.
+        external: the entries that get memory from outside: outputs, and gradients written in place.
+        kept: entries with memory of their own: results of ``once``, and what another device copies.
         root: for an entry that is a view, the entry whose bytes it shows.
-        place: the number of the place in the arena of each entry that has one; those that work in place share it.
+        place: the number of the place in an arena of each entry that has one; those that work in place share it.
         lives: the bytes of each place, and the steps between which it is needed.
-        arena: where each place lies.
+        arena: where each place lies in the arena of its device, and the bytes of all arenas.
+        arenas: the bytes of the arena of each device (None: the only one).
         channels_last: the entries that lie channels-last in their place.
         keeps_values: True where no value is written over, so that a backward pass may run again.
     """
 
+    graph: Graph
     forward: list[Node]
     backward: list[Node]
-    outputs: list[Entry]
-    gradients: dict[Node, Entry]
-    shapes: Mapping[Entry, Shape]
-    dtypes: Mapping[Entry, DType]
+    external: frozenset[Entry] = frozenset()
+    once: list[Node] = field(default_factory=list)
+    kept: list[Entry] = field(default_factory=list)
     root: dict[Entry, Entry] = field(default_factory=dict)
     place: dict[Entry, int] = field(default_factory=dict)
     lives: list[Life] = field(default_factory=list)
     arena: Packing = field(default_factory=lambda: Packing([], 0))
+    arenas: dict[Context | None, int] = field(default_factory=dict)
     channels_last: frozenset[Entry] = frozenset()
     keeps_values: bool = False
 
+    @property
+    def outputs(self) -> tuple[Entry, ...]:
+        """The entries that the user asked for."""
+        return self.graph.outputs
+
+    @property
+    def gradients(self) -> Mapping[Node, Entry]:
+        """For each differentiated variable, the entry of its gradient."""
+        return self.graph.gradients
+
+    def steps(self) -> list[Node]:
+        """The nodes of a forward and a backward pass that compute something, in order; positions in it are times."""
+        return [node for node in (*self.forward, *self.backward) if Entry(node, 0) not in self.root]
+
     def nbytes(self, entry: Entry) -> int:
         """Bytes of one entry."""
-        return math.prod(self.shapes[entry]) * self.dtypes[entry].itemsize
+        return math.prod(self.graph.shapes[entry]) * self.graph.dtypes[entry].itemsize
 
     def internal_bytes(self) -> int:
-        """Bytes of the arena."""
-        return self.arena.size
+        """Bytes of the arenas, and of what is kept beside them."""
+        return self.arena.size + sum(self.nbytes(entry) for entry in self.kept)
 
     def unshared_bytes(self) -> int:
         """What the values would take if none shared anything."""
-        return sum(self.nbytes(entry) for entry in self.place)
+        return sum(self.nbytes(entry) for entry in (*self.place, *self.kept))
 
     def lower_bound(self) -> int:
         """The largest sum of bytes alive at one step, below which no arena can be."""
@@ -68,66 +103,78 @@ class Plan:
 
 
 def make_plan(
-    outputs: Sequence[Entry],
-    gradients: Mapping[Node, Entry],
-    shapes: Mapping[Entry, Shape],
-    dtypes: Mapping[Entry, DType],
-    external: Iterable[Entry],
-    in_place: bool = True,
-    share: bool = True,
-    lay_out: bool = False,
+    graph: Graph,
+    external: Collection[Entry] = (),
+    strided: Collection[Node] = (),
+    options: Options | None = None,
 ) -> Plan:
     """Order the nodes, and let values that never live at the same time share memory.
 
     Args:
-        outputs: what the user asked for.
-        gradients: an entry for each differentiated variable.
-        shapes: of every entry.
-        dtypes: likewise.
+        graph: what to compute.
         external: entries that get memory from outside (outputs and gradients written in place).
-        in_place: let an operator write over an input that is done with.
-        share: let values that never live at the same time share memory.
-        lay_out: let values lie channels-last where kernels are faster then.
+        strided: variables whose arrays do not lie densely in C order.
+        options: how.
     """
-    external = set(external)
-    forward = [node for node in topological(outputs) if not node.is_variable]
+    options = options or Options()
+    forward = graph.forward()
     before = set(forward)
-    backward = [node for node in topological(gradients.values()) if not node.is_variable and node not in before]
-    plan = Plan(forward, backward, list(outputs), dict(gradients), shapes, dtypes, keeps_values=not (in_place or share))
-    if lay_out:
-        plan.channels_last = channels_last((*forward, *backward), shapes, dtypes, external)
+    backward = [n for n in topological(graph.gradients.values()) if not n.is_variable and n not in before]
+    plan = Plan(graph, forward, backward, frozenset(external), keeps_values=not (options.in_place or options.share))
+    if options.channels_last:
+        plan.channels_last = channels_last((*forward, *backward), graph.shapes, graph.dtypes, plan.external)
     for node in (*forward, *backward):
-        if node.op is not None and node.op.name in VIEWS and node.inputs[0] not in plan.channels_last:
-            source = node.inputs[0]
+        source = node.inputs[0] if node.op is not None and node.op.name in VIEWS else None
+        if source is not None and source not in plan.channels_last and source.node not in strided:
             plan.root[Entry(node, 0)] = plan.root.get(source, source)
-    _place(plan, external, in_place, share)
+    plan.once = [node for node in (*forward, *backward) if node.op is not None and node.op.once]
+    plan.forward = [node for node in forward if node.op is not None and not node.op.once]
+    plan.backward = [node for node in backward if node.op is not None and not node.op.once]
+    copied = [node.inputs[0] for node in (*forward, *backward) if node.op is not None and node.op.name == COPY]
+    roots = [plan.root.get(entry, entry) for entry in copied]
+    kept = [Entry(node, index) for node in plan.once for index in range(node.outputs())]
+    kept += [root for root in roots if not root.node.is_variable]
+    plan.kept = [entry for entry in dict.fromkeys(kept) if entry not in plan.external]
+    _place(plan, options)
     return plan
 
 
-def _place(plan: Plan, external: set[Entry], in_place: bool, share: bool) -> None:
+def _place(plan: Plan, options: Options) -> None:
     """Say which entries share a place in the arena, how long each place is needed, and where it lies."""
-    steps = [node for node in (*plan.forward, *plan.backward) if Entry(node, 0) not in plan.root]
+    steps = plan.steps()
     last_use = _last_uses(plan, steps)
+    elsewhere = {*plan.external, *plan.kept}
     first: list[int] = []
+    contexts: list[Context | None] = []
     for step, node in enumerate(steps):
         taken: set[Entry] = set()
         for index in range(node.outputs()):
             entry = Entry(node, index)
-            if entry in external:
+            if entry in elsewhere:
                 continue
-            donor = _in_place_donor(plan, node, index, step, last_use, taken) if in_place else None
+            donor = _in_place_donor(plan, node, index, step, last_use, taken) if options.in_place else None
             if donor is not None:
                 taken.add(donor)
                 plan.place[entry] = plan.place[donor]
             else:
                 plan.place[entry] = len(first)
                 first.append(step)
+                contexts.append(plan.graph.context(node))
     size, last = [0] * len(first), [0] * len(first)
     for entry, place in plan.place.items():
         size[place] = max(size[place], plan.nbytes(entry))
         last[place] = max(last[place], last_use[entry])
     plan.lives = [Life(*each) for each in zip(size, first, last, strict=True)]
-    plan.arena = pack(plan.lives) if share else memory.apart(plan.lives)
+    offsets, total = [0] * len(first), 0
+    for context in dict.fromkeys(contexts):
+        members = [place for place, where in enumerate(contexts) if where is context]
+        lives = [plan.lives[place] for place in members]
+        packing = pack(lives) if options.share else memory.apart(lives)
+        for place, offset in zip(members, packing.offsets, strict=True):
+            offsets[place] = offset
+        plan.arenas[context] = packing.size
+        total += packing.size
+    plan.arena = Packing(offsets, total)
 
 
 def _last_uses(plan: Plan, steps: Sequence[Node]) -> dict[Entry, int]:

@@ -298,7 +298,7 @@ class Symbol(Methods):
             grad_req: ``write``, ``add`` or ``null``, for all, as a list, or as a dict by name.
             aux_states: arrays for the auxiliary states.
             group2ctx: devices of the ``ctx_group``s.
-            shared_exec: kept for MXNet's scripts.
+            shared_exec: an executor to take turns with in the memory for internal values.
 
         Raises:
             ValueError: an array is missing or one too many.
@@ -306,7 +306,7 @@ class Symbol(Methods):
         """
         from flowmx.executor import bind
 
-        return bind(self, ctx, args, args_grad, grad_req, aux_states, group2ctx)
+        return bind(self, ctx, args, args_grad, grad_req, aux_states, group2ctx, shared_exec)
 
     def simple_bind(
         self, ctx: Any = None, grad_req: Any = "write", type_dict: Mapping[str, Any] | None = None,
@@ -321,7 +321,8 @@ class Symbol(Methods):
             type_dict: dtypes of arguments by name.
             group2ctx: devices of the ``ctx_group``s.
             shared_arg_names: arguments whose arrays may come from ``shared_exec`` or ``shared_buffer``.
-            shared_exec: an executor to share parameter arrays with, where shapes and dtypes agree.
+            shared_exec: an executor to share parameter arrays with, where shapes and dtypes agree, and to take turns
+                with in the memory for internal values.
             shared_buffer: arrays by name, likewise; new ones are added to it.
             **kwargs: shapes of arguments by name.
 

@@ -1,0 +1,123 @@
+"""Binding: from the arguments of ``bind`` and ``simple_bind`` to an :class:`Executor`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowmx import devices
+from flowmx.devices import Context, Device
+from flowmx.executor.executor import Executor
+from flowmx.graph import infer
+from flowmx.graph.node import Entry, Node
+from flowmx.ndarray.array import NDArray, check_request, full
+from flowmx.ops.dtypes import as_dtype
+from flowmx.symbol.symbol import Symbol
+
+
+def _where(ctx: Any, group2ctx: Mapping[str, Any] | None, symbol: Symbol) -> tuple[Device, dict[str, Context]]:
+    """The default device, and the contexts of those groups that the symbol has."""
+    context = Context(ctx) if ctx is not None else devices.current_context()
+    placed = {node.attributes.get("__ctx_group__") for node in symbol._nodes()}
+    groups: dict[str, Context] = {}
+    for group, other in (group2ctx or {}).items():
+        if isinstance(other, (list, tuple)):
+            if len(other) != 1:
+                raise ValueError(f"group2ctx: {group!r} is on {len(other)} devices, and the executor on one: {context}")
+            other = other[0]
+        if group in placed and Context(other) is not context:
+            groups[group] = Context(other)
+    return devices.get(context), groups
+
+
+def _context(node: Node, default: Context, groups: Mapping[str, Context]) -> Context:
+    return groups.get(node.attributes.get("__ctx_group__", ""), default)
+
+
+def _by_name(what: str, names: Sequence[str], given: Any, complete: bool) -> dict[str, NDArray]:
+    """Arrays by name, from a list in order or a dict."""
+    if given is None:
+        given = {}
+    if not isinstance(given, Mapping):
+        if len(given) != len(names):
+            raise ValueError(f"bind: {len(given)} {what} were given, expected {len(names)}: {', '.join(names)}")
+        given = {name: value for name, value in zip(names, given, strict=True) if value is not None}
+    missing = [name for name in names if name not in given]
+    if complete and missing:
+        raise ValueError(f"bind: {what} are missing for {', '.join(missing)}")
+    for name in names:
+        if name in given and not isinstance(given[name], NDArray):
+            raise TypeError(f"bind: {name} is {type(given[name]).__name__}, expected an NDArray")
+    return {name: given[name] for name in names if name in given}
+
+
+def _requests(names: Sequence[str], grad_req: Any) -> dict[str, str]:
+    if isinstance(grad_req, str):
+        table = dict.fromkeys(names, grad_req)
+    elif isinstance(grad_req, Mapping):
+        table = {name: grad_req.get(name, "null") for name in names}
+    else:
+        table = dict(zip(names, grad_req, strict=True))
+    for request in table.values():
+        check_request(request)
+    return table
+
+
+def bind(
+    symbol: Symbol, ctx: Any, args: Any, args_grad: Any, grad_req: Any, aux_states: Any, group2ctx: Any,
+    shared_exec: Executor | None = None,
+) -> Executor:  # fmt: skip
+    """See :meth:`flowmx.sym.Symbol.bind`."""
+    device, groups = _where(ctx, group2ctx, symbol)
+    names, aux_names = symbol.list_arguments(), symbol.list_auxiliary_states()
+    bound = _by_name("arguments", names, args, True)
+    grads = _by_name("gradients", names, args_grad, False)
+    aux = _by_name("auxiliary states", aux_names, aux_states, True)
+    arena = shared_exec.arena if shared_exec is not None else None
+    return Executor(symbol, device, bound, grads, _requests(names, grad_req), aux, groups, arena)
+
+
+def simple_bind(
+    symbol: Symbol, ctx: Any, grad_req: Any, type_dict: Mapping[str, Any] | None, group2ctx: Any,
+    shared_arg_names: Sequence[str] | None, shared_exec: Executor | None, shared_buffer: dict[str, NDArray] | None,
+    shapes: Mapping[str, Any],
+) -> Executor:  # fmt: skip
+    """See :meth:`flowmx.sym.Symbol.simple_bind`."""
+    device, groups = _where(ctx, group2ctx, symbol)
+    arguments, auxiliary = symbol._variables()
+    arg_shapes, _, aux_shapes = symbol._infer_shape((), shapes)
+    given = {name: as_dtype(value) for name, value in (type_dict or {}).items()}
+    dtypes = infer.infer_types(symbol._nodes(), {node: given.get(node.name) for node in (*arguments, *auxiliary)})
+    names = [node.name for node in arguments]
+    requests = _requests(names, grad_req)
+
+    def make(node: Node, shape: Any) -> NDArray:
+        wanted = infer.known_shape(shape, f"{node.name!r}")
+        dtype = dtypes[Entry(node, 0)]
+        context = _context(node, device.context, groups)
+        shared = shared_arg_names is None or node.name in shared_arg_names
+        for pool in (shared_exec.arg_dict if shared_exec else {}, shared_buffer or {}):
+            old = pool.get(node.name)
+            if shared and old is not None and old.shape == wanted and old._dtype == dtype and old.context is context:
+                return old
+        made = full(wanted, 0, context, dtype)
+        if shared_buffer is not None:
+            shared_buffer[node.name] = made
+        return made
+
+    args = {node.name: make(node, shape) for node, shape in zip(arguments, arg_shapes, strict=True)}
+    grads = {
+        name: full(bound.shape, 0, bound.context, bound._dtype)
+        for name, bound in args.items()
+        if requests[name] != "null"
+    }
+    old_aux = shared_exec.aux_dict if shared_exec else {}
+    aux: dict[str, NDArray] = {}
+    for node, shape in zip(auxiliary, aux_shapes, strict=True):
+        wanted = infer.known_shape(shape, f"{node.name!r}")
+        old = old_aux.get(node.name)
+        context = _context(node, device.context, groups)
+        reuse = old is not None and old.shape == wanted and old.context is context
+        aux[node.name] = old if reuse and old is not None else full(wanted, 0, context, dtypes[Entry(node, 0)])
+    arena = shared_exec.arena if shared_exec is not None else None
+    return Executor(symbol, device, args, grads, requests, aux, groups, arena)

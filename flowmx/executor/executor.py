@@ -1,0 +1,340 @@
+"""Executors: a symbol bound to arrays, run through the engine.
+
+Binding infers every shape and dtype, differentiates the graph, and makes a plan. ``forward``, ``backward``
+and ``forward_backward`` each push one operation that runs the plan's steps, tagged with the bound arrays:
+an update of a parameter pushed between two of them needs no wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
+
+from flowmx import devices
+from flowmx.devices import Context, Device
+from flowmx.errors import DeviceError, ShapeError, TypeInferenceError
+from flowmx.executor.arena import Arena
+from flowmx.executor.describe import describe_graph
+from flowmx.executor.mode import Mode
+from flowmx.graph import infer
+from flowmx.graph.compiler import compile_graph, graph_of, options_of
+from flowmx.graph.node import Entry, Node
+from flowmx.graph.plan import Plan
+from flowmx.ndarray.array import NDArray, full
+from flowmx.ndarray.core import allocate
+from flowmx.ops.dtypes import DType, name_of
+from flowmx.ops.registry import Shape
+from flowmx.symbol.symbol import Symbol
+
+
+class Executor:
+    """A bound symbol. Made by :meth:`flowmx.sym.Symbol.bind` and ``simple_bind``.
+
+    Attributes:
+        arg_dict, grad_dict, aux_dict: the bound arrays by name.
+        arg_arrays, grad_arrays, aux_arrays: the same in the symbol's order (None: no gradient).
+        outputs: the output arrays; each ``forward`` writes them anew.
+        arena: the memory for internal values, which executors may share.
+    """
+
+    def __init__(
+        self,
+        symbol: Symbol,
+        device: Device,
+        args: dict[str, NDArray],
+        grads: dict[str, NDArray],
+        requests: dict[str, str],
+        aux: dict[str, NDArray],
+        groups: Mapping[str, Context] | None = None,
+        arena: Arena | None = None,
+    ) -> None:
+        self._symbol = symbol
+        self._device = device
+        self._groups = dict(groups or {})
+        self.arg_dict = args
+        self.aux_dict = aux
+        self.grad_dict: dict[str, NDArray | None] = {name: grads.get(name) for name in args}
+        self.arena = arena or Arena()
+        self._requests = requests
+        arguments, auxiliary = symbol._variables()
+        self._arrays = {node: args[node.name] for node in arguments}
+        self._arrays |= {node: aux[node.name] for node in auxiliary}
+        self._wanted = [node for node in arguments if self._differentiates(node)]
+        nodes = symbol._nodes()
+        known_shapes = {node: bound.shape for node, bound in self._arrays.items()}
+        inferred = infer.infer_shapes(nodes, known_shapes)
+        self._dtypes = infer.infer_types(nodes, {node: bound._dtype for node, bound in self._arrays.items()})
+        self._shapes: dict[Entry, Shape] = {
+            entry: infer.known_shape(shape, entry.node.output_name(entry.index)) for entry, shape in inferred.items()
+        }
+        for node, bound in self._arrays.items():
+            _check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
+        self.outputs = [
+            cast("NDArray", allocate(self._on(entry.node), self._shapes[entry], self._dtypes[entry]))
+            for entry in symbol._entries
+        ]
+        self._heads: list[NDArray | None] = [None] * len(self.outputs)
+        self._heads_given = False
+        self._modes: dict[bool, Mode] = {}
+        self._mode(bool(self._wanted))
+        self._ran_training = False
+        self._used_up = False
+
+    def _differentiates(self, node: Node) -> bool:
+        return self.grad_dict.get(node.name) is not None and self._requests.get(node.name, "null") != "null"
+
+    def _on(self, node: Node) -> Device:
+        """The device of a node."""
+        context = self._groups.get(node.attributes.get("__ctx_group__", ""))
+        return self._device if context is None else devices.get(context)
+
+    # -- compiling -------------------------------------------------------------------------------------
+
+    def _mode(self, train: bool) -> Mode:
+        """What runs in training mode, or in prediction mode."""
+        known = self._modes.get(train)
+        if known is None:
+            known = self._modes[train] = self._compile(train)
+        return known
+
+    def _compile(self, train: bool) -> Mode:
+        entries, context = self._symbol._entries, self._device.context
+        wanted = self._wanted if train else []
+        graph = graph_of(entries, wanted, self._shapes, self._dtypes, train, context, self._groups)
+        gradients = {node: self._gradient(node) for node in wanted}
+        plan = compile_graph(
+            graph,
+            straight=[
+                node for node in wanted
+                if self._requests[node.name] == "write" and gradients[node]._dtype == self._dtypes[Entry(node, 0)]
+            ],
+            strided=[node for node, bound in self._arrays.items() if bound._view is not None],
+            options=options_of(context.device_type),
+        )  # fmt: skip
+        arrays = dict(self._arrays)
+        read = {e.node for node in (*plan.forward, *plan.backward) for e in node.inputs}
+        read |= {e.node for e in plan.gradients.values()}
+        for position, head in enumerate(graph.heads):
+            if head in read:
+                shape, dtype = graph.shapes[Entry(head, 0)], graph.dtypes[Entry(head, 0)]
+                arrays[head] = self._heads[position] = full(shape, 1, self._on(head).context, dtype)
+        used: dict[Context | None, Device] = {each: devices.get(each) for each in self._groups.values()}
+        requests = {node: self._requests[node.name] for node in wanted}
+        unreached = [
+            self._gradient(node) for node in wanted if node not in plan.gradients and requests[node] == "write"
+        ]
+        return Mode(
+            plan, train, {**used, context: self._device}, self.arena, arrays, self.outputs, gradients, requests,
+            unreached,
+        )  # fmt: skip
+
+    def _gradient(self, node: Node) -> NDArray:
+        found = self.grad_dict[node.name]
+        assert found is not None
+        return found
+
+    @property
+    def plan(self) -> Plan:
+        """What a training step runs, or prediction where no gradients are bound."""
+        return self._modes[bool(self._wanted)].plan
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def forward(self, is_train: bool = False, **kwargs: Any) -> list[NDArray]:
+        """Enqueue the forward pass; returns the output arrays at once.
+
+        Args:
+            is_train: training mode.
+            **kwargs: arrays to copy into arguments first, by name.
+
+        Raises:
+            ValueError: a name that is no argument.
+            ShapeError: an array has another shape than the argument.
+        """
+        self._feed(kwargs)
+        self._push("forward", is_train, True, False)
+        return self.outputs
+
+    def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
+        """Enqueue the backward pass, into the gradient arrays.
+
+        Args:
+            out_grads: gradients of the outputs, one or a list (default: ones; losses ignore them).
+            is_train: training mode, as in the forward pass.
+
+        Raises:
+            ValueError: nothing was bound for gradients, or forward(is_train=True) has not run. A backward pass uses up
+                what the forward pass left; for another one the forward pass is run again, and where that would not
+                give the same (random numbers, moving statistics) the second backward pass is refused.
+        """
+        if not self._ran_training:
+            raise ValueError("backward: call forward(is_train=True) first")
+        mode = self._mode(True)
+        used_up = self._used_up or self.arena.holder is not mode
+        if used_up and (mode.random or self.aux_dict):
+            raise ValueError(
+                "backward: the pass before this one used up what the forward pass left, and another forward pass would "
+                "not give the same: call forward(is_train=True) again, or bind with FLOWMX_EXEC_ENABLE_INPLACE=0 and "
+                "FLOWMX_EXEC_MATCH_RANGE=0, which keep it"
+            )
+        self._feed_heads(out_grads)
+        self._push("backward", True, used_up, True)
+
+    def forward_backward(self, out_grads: Any = None, **kwargs: Any) -> list[NDArray]:
+        """Enqueue both passes as one operation, in training mode; returns the output arrays."""
+        self._feed(kwargs)
+        self._feed_heads(out_grads)
+        self._push("forward_backward", True, True, True)
+        return self.outputs
+
+    def _feed(self, given: Mapping[str, Any]) -> None:
+        for name, value in given.items():
+            target = self.arg_dict.get(name)
+            if target is None:
+                raise ValueError(f"forward: there is no argument {name!r}, expected one of {list(self.arg_dict)}")
+            shape = getattr(value, "shape", None)
+            if shape is not None and tuple(shape) != target.shape:
+                raise ShapeError(f"forward: argument {name} has shape {tuple(shape)}, bound with {target.shape}")
+            target[:] = value
+
+    def _feed_heads(self, out_grads: Any) -> None:
+        if not self._wanted:
+            raise ValueError("backward: no gradient arrays were bound (grad_req is null, or args_grad was not given)")
+        given = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or [])
+        if given and len(given) != len(self.outputs):
+            raise ValueError(f"backward: {len(given)} out_grads were given, the symbol has {len(self.outputs)} outputs")
+        for position, (head, output) in enumerate(zip(self._heads, self.outputs, strict=True)):
+            value = given[position] if given else None
+            if value is not None and value.shape != output.shape:
+                raise ShapeError(f"backward: out_grad {position} has shape {value.shape}, expected {output.shape}")
+            if head is not None and (value is not None or self._heads_given):
+                head[:] = 1 if value is None else value
+        self._heads_given = bool(given)
+
+    def _push(self, name: str, train: bool, forward: bool, backward: bool) -> None:
+        mode = self._mode(train)
+        if forward:
+            self._used_up = False
+            self._ran_training = self._ran_training or train
+        if backward:
+            self._used_up = not mode.plan.keeps_values
+        self.arena.holder = mode
+        mode.push(f"{self._symbol.name or 'graph'}.{name}", forward, backward)
+
+    # -- arrays ----------------------------------------------------------------------------------------
+
+    @property
+    def arg_arrays(self) -> list[NDArray]:
+        """The bound arguments, in the symbol's order."""
+        return list(self.arg_dict.values())
+
+    @property
+    def grad_arrays(self) -> list[NDArray | None]:
+        """The gradient arrays, in the symbol's order."""
+        return list(self.grad_dict.values())
+
+    @property
+    def aux_arrays(self) -> list[NDArray]:
+        """The auxiliary states, in the symbol's order."""
+        return list(self.aux_dict.values())
+
+    @property
+    def output_dict(self) -> dict[str, NDArray]:
+        """The outputs by name."""
+        return dict(zip(self._symbol.list_outputs(), self.outputs, strict=True))
+
+    def copy_params_from(
+        self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any] | None = None,
+        allow_extra_params: bool = False,
+    ) -> None:  # fmt: skip
+        """Copy arrays into arguments and auxiliary states, by name.
+
+        Raises:
+            ValueError: a name that is not bound, unless extra ones are allowed.
+        """
+        for kind, table, given in (
+            ("argument", self.arg_dict, arg_params),
+            ("auxiliary state", self.aux_dict, aux_params),
+        ):
+            for name, value in (given or {}).items():
+                if name in table:
+                    table[name][:] = value
+                elif not allow_extra_params:
+                    raise ValueError(f"copy_params_from: there is no {kind} {name!r}, expected one of {list(table)}")
+
+    def reshape(
+        self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]
+    ) -> Executor:
+        """An executor for other input shapes, which shares every array whose shape stays the same.
+
+        Args:
+            partial_shaping: let shapes change that were not named.
+            allow_up_sizing: let arrays grow.
+            **kwargs: new shapes by name.
+
+        Raises:
+            ShapeError: a shape would change that may not.
+        """
+        shapes = {name: bound.shape for name, bound in self.arg_dict.items() if name in kwargs}
+        shapes.update({name: tuple(shape) for name, shape in kwargs.items()})
+        arguments, _, auxiliary = self._symbol._infer_shape((), shapes)
+        made: dict[str, NDArray] = {}
+        grads: dict[str, NDArray] = {}
+        for (name, old), shape in zip(self.arg_dict.items(), arguments, strict=True):
+            wanted = infer.known_shape(shape, name)
+            if wanted == old.shape:
+                made[name] = old
+            elif name not in kwargs and not partial_shaping:
+                raise ShapeError(
+                    f"reshape: {name} would change from {old.shape} to {wanted}; name its shape, or pass "
+                    "partial_shaping=True"
+                )
+            elif np.prod(wanted) > old.size and not allow_up_sizing:
+                raise ShapeError(f"reshape: {name} would grow from {old.shape} to {wanted}; pass allow_up_sizing=True")
+            else:
+                made[name] = full(wanted, 0, old.context, old._dtype)
+            gradient_array = self.grad_dict[name]
+            if gradient_array is not None:
+                same = gradient_array.shape == wanted
+                grads[name] = gradient_array if same else full(wanted, 0, old.context, old._dtype)
+        aux = dict(self.aux_dict)
+        for (name, old), shape in zip(self.aux_dict.items(), auxiliary, strict=True):
+            if shape != old.shape:
+                raise ShapeError(f"reshape: auxiliary state {name} would change from {old.shape} to {shape}")
+        return Executor(self._symbol, self._device, made, grads, self._requests, aux, self._groups, self.arena)
+
+    def debug_str(self) -> str:
+        """The steps in order, and the memory that the plan needs."""
+        plan = self.plan
+        lines = [describe_graph(self._symbol._entries), "", "Steps:"]
+        for phase, nodes in (("forward", plan.forward), ("backward", plan.backward)):
+            for node in nodes:
+                entry = Entry(node, 0)
+                lines.append(
+                    f"  {phase:8} {node.name:32} {getattr(node.op, 'name', ''):24} {plan.graph.shapes[entry]} "
+                    f"{plan.nbytes(entry)} bytes"
+                )
+        mib = 1 << 20
+        bound = sum(a.size * a._dtype.itemsize for a in self._arrays.values())
+        grads = sum(g.size * g._dtype.itemsize for g in self.grad_dict.values() if g is not None)
+        lines += [
+            "",
+            f"Arguments and auxiliary states: {bound / mib:.2f} MiB; gradients: {grads / mib:.2f} MiB",
+            f"Internal values: {plan.unshared_bytes() / mib:.2f} MiB unshared",
+            f"Total {plan.internal_bytes() / mib:.2f} MiB allocated for internal values",
+        ]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Executor of {self._symbol!r} on {self._device}>"
+
+
+def _check_bound(node: Node, bound: NDArray, shape: Shape, dtype: DType, device: Device) -> None:
+    if bound.shape != shape:
+        raise ShapeError(f"bind: {node.name} has shape {bound.shape}, expected {shape}")
+    if bound._dtype != dtype:
+        raise TypeInferenceError(f"bind: {node.name} has dtype {name_of(bound._dtype)}, expected {name_of(dtype)}")
+    if bound._storage.device is not device:
+        raise DeviceError(f"bind: {node.name} is on {bound.context}, the executor on {device}")

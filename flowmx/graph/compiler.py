@@ -1,0 +1,117 @@
+"""The compiler: from a symbol with known shapes to a plan, through all the passes.
+
+Pure, as the passes are: no device is touched and nothing allocated, so a plan also tells what a network would need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from flowmx import settings
+from flowmx.devices import Context
+from flowmx.graph.fuse import fuse
+from flowmx.graph.gradient import gradient
+from flowmx.graph.graph import Graph
+from flowmx.graph.node import Entry, Node
+from flowmx.graph.place import place
+from flowmx.graph.plan import Options, Plan, make_plan
+from flowmx.ops import kernels
+from flowmx.ops.dtypes import DType
+from flowmx.ops.registry import Shape
+
+Pass = Callable[[Graph], Graph]
+
+PASSES: list[Pass] = [place, fuse]
+"""What every graph goes through, in this order."""
+
+
+def graph_of(
+    entries: Sequence[Entry],
+    wanted: Collection[Node],
+    shapes: Mapping[Entry, Shape],
+    dtypes: Mapping[Entry, DType],
+    train: bool,
+    default: Context | None = None,
+    groups: Mapping[str, Context] | None = None,
+) -> Graph:
+    """The graph of outputs and of the gradients for some variables, before any pass.
+
+    Args:
+        entries: the outputs.
+        wanted: the variables to differentiate by.
+        shapes: of every entry that the outputs need.
+        dtypes: likewise.
+        train: whether it will run in training mode.
+        default: the device.
+        groups: the devices of the ``ctx_group``s.
+
+    Raises:
+        AutogradError: an operator on the way has no gradient.
+    """
+    all_shapes, all_dtypes = dict(shapes), dict(dtypes)
+    heads: list[Node] = []
+    gradients: dict[Node, Entry] = {}
+    if wanted:
+        # The gradient of each output is a variable of its own: ones, unless the user gives others.
+        for entry in entries:
+            head = Node(
+                None, f"{entry.node.output_name(entry.index)}_grad", attributes=entry.node.attributes,
+                origin=entry.node.origin,
+            )  # fmt: skip
+            heads.append(head)
+            all_shapes[Entry(head, 0)], all_dtypes[Entry(head, 0)] = all_shapes[entry], all_dtypes[entry]
+        gradients = gradient(entries, [Entry(head, 0) for head in heads], wanted, all_shapes, all_dtypes)
+    return Graph(
+        tuple(entries), gradients, all_shapes, all_dtypes, train, tuple(heads), dict(groups or {}), default
+    )  # fmt: skip
+
+
+def compile_graph(
+    graph: Graph,
+    straight: Collection[Node] = (),
+    strided: Collection[Node] = (),
+    options: Options | None = None,
+    external: Collection[Entry] | None = None,
+) -> Plan:
+    """Run the passes, and plan what they make.
+
+    Args:
+        graph: as :func:`graph_of` makes it.
+        straight: the variables whose gradient may be written straight to the user's array.
+        strided: the variables whose arrays do not lie densely in C order.
+        options: how; by default as the settings say, for the CPU.
+        external: the entries to get memory from outside, if not all outputs.
+    """
+    for each in PASSES:
+        graph = each(graph)
+    if external is None:
+        external = {entry for entry in graph.outputs if not entry.node.is_variable}
+        external |= _written_straight(graph, straight)
+    return make_plan(graph, external, strided, options or options_of("cpu"))
+
+
+def options_of(device_type: str) -> Options:
+    """What the settings say, for devices of a type."""
+    config = settings.get()
+    return Options(
+        in_place=config.exec_enable_inplace,
+        share=config.exec_match_range > 0,
+        channels_last=kernels.like_channels_last(device_type),
+    )
+
+
+def _written_straight(graph: Graph, straight: Collection[Node]) -> set[Entry]:
+    """Gradients that their operator can write into the user's array."""
+    forward = set(graph.forward())
+    counts: dict[Entry, int] = {}
+    for entry in graph.gradients.values():
+        counts[entry] = counts.get(entry, 0) + 1
+    return {
+        entry
+        for node, entry in graph.gradients.items()
+        if node in straight
+        and counts[entry] == 1
+        and entry.node not in forward
+        and not entry.node.is_variable
+        and graph.dtypes[entry] == graph.dtypes[Entry(node, 0)]
+    }

@@ -1,0 +1,175 @@
+"""The graph that passes take and give, and the tool that they rewrite it with.
+
+A pass is a pure function from :class:`Graph` to :class:`Graph`: nodes never change, so it makes new ones in the
+place of those that it replaces. :class:`Rewriter` walks the old graph in order and remembers what stands for what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from flowmx.devices import Context
+from flowmx.graph.node import Entry, Node, topological
+from flowmx.ops.dtypes import DType
+from flowmx.ops.registry import Operator, Shape
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A symbol that is being compiled.
+
+    Attributes:
+        outputs: what the user asked for.
+        gradients: for each differentiated variable, the entry of its gradient.
+        shapes, dtypes: of every entry.
+        train: True where it is compiled for training mode.
+        heads: the variables that stand for the gradients of the outputs; empty where nothing is differentiated.
+        groups: the device of each ``ctx_group``; what is in no group is on the default device.
+        default: the default device; None where the graph does not say.
+        notes: what the passes did, and what they could not do, in words.
+    """
+
+    outputs: tuple[Entry, ...]
+    gradients: Mapping[Node, Entry]
+    shapes: Mapping[Entry, Shape]
+    dtypes: Mapping[Entry, DType]
+    train: bool
+    heads: tuple[Node, ...] = ()
+    groups: Mapping[str, Context] = field(default_factory=dict)
+    default: Context | None = None
+    notes: tuple[str, ...] = ()
+
+    def wanted(self) -> list[Entry]:
+        """Every entry that must be computed: outputs and gradients."""
+        return [*self.outputs, *self.gradients.values()]
+
+    def nodes(self) -> list[Node]:
+        """Every node, inputs before users: those of the forward pass first."""
+        return topological(self.wanted())
+
+    def forward(self) -> list[Node]:
+        """The operators that the outputs need, in order."""
+        return [node for node in topological(self.outputs) if not node.is_variable]
+
+    def uses(self) -> dict[Entry, int]:
+        """How often each entry is read; being wanted counts as once more."""
+        found: dict[Entry, int] = {}
+        for entry in (*self.wanted(), *(entry for node in self.nodes() for entry in node.inputs)):
+            found[entry] = found.get(entry, 0) + 1
+        return found
+
+    def context(self, node: Node) -> Context | None:
+        """The device that a node is on."""
+        return self.groups.get(node.attributes.get("__ctx_group__", ""), self.default)
+
+    def with_notes(self, *notes: str) -> Graph:
+        """The same graph with more to tell."""
+        return replace(self, notes=(*self.notes, *notes))
+
+
+class Rewriter:
+    """Makes a graph from another one, node by node in order.
+
+    For each node of ``nodes`` a pass calls :meth:`keep`, or :meth:`make` and :meth:`replace`, or nothing where the
+    node goes away. ``keep`` gives the very same node where nothing before it has changed.
+
+    Attributes:
+        graph: the old graph.
+        nodes: its nodes in order.
+        uses: how often each of its entries is read.
+        shapes, dtypes: of old and new entries.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.nodes = graph.nodes()
+        self.uses = graph.uses()
+        self.shapes: MutableMapping[Entry, Shape] = dict(graph.shapes)
+        self.dtypes: MutableMapping[Entry, DType] = dict(graph.dtypes)
+        self._replaced: dict[Entry, Entry] = {}
+        self._notes: list[str] = []
+
+    def new(self, entry: Entry) -> Entry:
+        """What stands for an old entry."""
+        return self._replaced.get(entry, entry)
+
+    def keep(self, node: Node) -> Node:
+        """The node, with what stands for its inputs."""
+        inputs = tuple([self.new(entry) for entry in node.inputs])
+        if inputs == node.inputs:
+            return node
+        made = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin)
+        for index in range(node.outputs()):
+            self.replace(Entry(node, index), Entry(made, index))
+        return made
+
+    def make(self, op: Operator, inputs: Sequence[Entry], like: Node, name: str = "") -> Node:
+        """A new node of new entries, with the attributes and the origin of an old one."""
+        spec = op.spec(tuple([self.shapes[e] for e in inputs]), tuple([self.dtypes[e] for e in inputs]))
+        made = Node(op, name or like.name, tuple(inputs), like.attributes, None, like.origin)
+        for index, (shape, dtype) in enumerate(zip(spec.shapes, spec.dtypes, strict=True)):
+            self.shapes[Entry(made, index)], self.dtypes[Entry(made, index)] = shape, dtype
+        return made
+
+    def replace(self, old: Entry, new: Entry) -> None:
+        """Let a new entry stand for an old one."""
+        self._replaced[old] = new
+        self.shapes[new], self.dtypes[new] = self.shapes[old], self.dtypes[old]
+
+    def note(self, text: str) -> None:
+        """Something to tell of this pass."""
+        self._notes.append(text)
+
+    def result(self) -> Graph:
+        """The new graph."""
+        return replace(
+            self.graph,
+            outputs=tuple([self.new(entry) for entry in self.graph.outputs]),
+            gradients={node: self.new(entry) for node, entry in self.graph.gradients.items()},
+            shapes=self.shapes,
+            dtypes=self.dtypes,
+            notes=(*self.graph.notes, *self._notes),
+        )
+
+
+def is_pure(op: Operator) -> bool:
+    """Whether running it again, elsewhere or not at all makes no difference but to its outputs."""
+    return not (op.uses_random or op.updates or op.auxiliary or op.detached or op.writes_more() or op.subgraphs)
+
+
+def predecessors(nodes: Sequence[Node]) -> list[list[int]]:
+    """For each step the positions of the steps that must run before it, however they are ordered.
+
+    These are the steps that compute its inputs; and, of steps that draw random numbers, run user code or write a
+    variable, the one before: what they do shows in what comes after.
+
+    Args:
+        nodes: operators in one legal order.
+    """
+    at = {node: position for position, node in enumerate(nodes)}
+    before: list[list[int]] = []
+    last: dict[object, int] = {}
+    readers: dict[Node, list[int]] = {}
+    for position, node in enumerate(nodes):
+        assert node.op is not None
+        needs = {at[entry.node] for entry in node.inputs if entry.node in at}
+        written = {
+            node.inputs[i].node for i in (*node.op.updates, *range(node.auxiliary_from(), len(node.inputs)))
+        }  # fmt: skip
+        for entry in node.inputs:
+            if entry.node.is_variable:
+                if entry.node in last:
+                    needs.add(last[entry.node])
+                readers.setdefault(entry.node, []).append(position)
+        for variable in written:
+            needs.update(readers.pop(variable, []))
+            last[variable] = position
+        for kind in ("random" if node.op.uses_random else "", "user code" if node.op.detached else ""):
+            if kind:
+                if kind in last:
+                    needs.add(last[kind])
+                last[kind] = position
+        needs.discard(position)
+        before.append(sorted(needs))
+    return before

@@ -1,0 +1,92 @@
+"""Model parallelism: groups of a symbol on devices of their own give what one device gives."""
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.errors import DeviceError
+
+
+def network():
+    with mx.AttrScope(ctx_group="first"):
+        data = mx.sym.Variable("data")
+        x = mx.sym.Activation(mx.sym.FullyConnected(data, num_hidden=16, name="fc1"), act_type="tanh")
+        x = mx.sym.BatchNorm(x, fix_gamma=False, name="norm")
+    with mx.AttrScope(ctx_group="second"):
+        y = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=16, name="fc2"), act_type="relu")
+        z = mx.sym.Reshape(y, shape=(-1, 4, 4))
+    with mx.AttrScope(ctx_group="first"):
+        z = mx.sym.sum(z, axis=2) + mx.sym.slice_axis(x, axis=1, begin=0, end=4)
+    with mx.AttrScope(ctx_group="second"):
+        second = mx.sym.BlockGrad(y)
+    return mx.sym.Group([mx.sym.LinearRegressionOutput(z, name="out"), second])
+
+
+def bound(groups, **kwargs):
+    rng = np.random.default_rng(0)
+    executor = network().simple_bind(mx.cpu(0), data=(8, 5), out_label=(8, 4), group2ctx=groups, **kwargs)
+    for name in sorted(executor.arg_dict):
+        executor.arg_dict[name][:] = rng.standard_normal(executor.arg_dict[name].shape)
+    return executor
+
+
+def results(executor, steps=3):
+    for _ in range(steps):
+        executor.forward(is_train=True)
+        executor.backward()
+        for name, array in executor.arg_dict.items():
+            if name not in ("data", "out_label"):
+                array -= 0.1 * executor.grad_dict[name].as_in_context(array.context)
+    executor.forward(is_train=False)
+    arrays = [*executor.outputs, *executor.grad_dict.values(), *executor.aux_dict.values()]
+    return [array.asnumpy() for array in arrays]
+
+
+TWO = {"first": mx.cpu(0), "second": mx.cpu(1)}
+
+
+@pytest.mark.parametrize("requests", ["write", "add"])
+def test_as_on_one_device(requests):
+    expected = results(bound(None, grad_req=requests))
+    for _ in range(20):
+        found = results(bound(TWO, grad_req=requests))
+        for one, other in zip(expected, found, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+def test_arrays_are_where_their_group_is():
+    executor = bound(TWO)
+    where = {name: array.context for name, array in executor.arg_dict.items()}
+    assert where["fc1_weight"] == mx.cpu(0)
+    assert where["fc2_weight"] == executor.grad_dict["fc2_weight"].context == mx.cpu(1)
+    assert [output.context for output in executor.outputs] == [mx.cpu(0), mx.cpu(1)]
+
+
+def test_each_value_is_copied_once_to_each_device():
+    nodes = bound(TWO).plan.forward
+    copies = [node for node in nodes if node.op.name == "_copy_to_device"]
+    assert len({node.inputs[0] for node in copies}) == len(copies) == 2
+
+
+def test_an_array_on_the_wrong_device_is_refused():
+    executor = bound(TWO)
+    with pytest.raises(DeviceError, match="fc2_weight is on cpu"):
+        network().bind(mx.cpu(0), {**executor.arg_dict, "fc2_weight": mx.nd.zeros((16, 16))},
+                       aux_states=executor.aux_dict, group2ctx=TWO)  # fmt: skip
+
+
+def test_an_error_on_one_device_reaches_the_outputs_of_the_other():
+    executor = bound(TWO)
+    executor.forward(is_train=True)[0].wait_to_read()
+    (segments,) = executor._modes[True]._segments.values()
+
+    def fail(run, inputs, outputs):
+        raise ZeroDivisionError("planted")
+
+    second = next(segment for segment in segments if segment.device.context == mx.cpu(1))
+    second.steps[-1] = second.steps[-1]._replace(forward=fail)
+    executor.forward(is_train=True)
+    executor.backward()
+    for array in (executor.outputs[0], executor.grad_dict["fc1_weight"]):
+        with pytest.raises(ZeroDivisionError, match="planted"):
+            array.asnumpy()
