@@ -9,19 +9,34 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from flowmx import settings
 from flowmx.devices import Context
+from flowmx.graph.chains import fuse_chains
+from flowmx.graph.fold import fold_normalization
 from flowmx.graph.fuse import fuse
 from flowmx.graph.gradient import gradient
-from flowmx.graph.graph import Graph
+from flowmx.graph.graph import Graph, Options
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.pack import pack_filters
 from flowmx.graph.place import place
-from flowmx.graph.plan import Options, Plan, make_plan
+from flowmx.graph.plan import Plan, make_plan
+from flowmx.graph.recompute import recompute
+from flowmx.graph.simplify import drop_identities, fold_constants, merge_common
 from flowmx.ops import kernels
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Shape
 
-Pass = Callable[[Graph], Graph]
+Pass = Callable[[Graph, Options], Graph]
 
-PASSES: list[Pass] = [place, fuse]
+PASSES: list[Pass] = [
+    place,
+    fold_constants,
+    drop_identities,
+    merge_common,
+    fold_normalization,
+    fuse,
+    fuse_chains,
+    recompute,
+    pack_filters,
+]
 """What every graph goes through, in this order."""
 
 
@@ -82,21 +97,24 @@ def compile_graph(
         options: how; by default as the settings say, for the CPU.
         external: the entries to get memory from outside, if not all outputs.
     """
+    options = options or options_of("cpu")
     for each in PASSES:
-        graph = each(graph)
+        graph = each(graph, options)
     if external is None:
         external = {entry for entry in graph.outputs if not entry.node.is_variable}
         external |= _written_straight(graph, straight)
-    return make_plan(graph, external, strided, options or options_of("cpu"))
+    return make_plan(graph, external, strided, options)
 
 
 def options_of(device_type: str) -> Options:
     """What the settings say, for devices of a type."""
     config = settings.get()
     return Options(
+        device_type=device_type,
         in_place=config.exec_enable_inplace,
         share=config.exec_match_range > 0,
         channels_last=kernels.like_channels_last(device_type),
+        mirror=config.backward_do_mirror,
     )
 
 

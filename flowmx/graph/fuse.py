@@ -6,7 +6,7 @@ convolution's head that are its weight's and its bias's gradient.
 
 from __future__ import annotations
 
-from flowmx.graph.graph import Graph, Rewriter
+from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.registry import Operator, lookup
 
@@ -17,7 +17,7 @@ THEN_RELU = {
 }
 
 
-def fuse(graph: Graph) -> Graph:
+def fuse(graph: Graph, options: Options) -> Graph:
     """The same outputs and gradients, by fewer steps."""
     rewriter = Rewriter(graph)
     relus = _relus(rewriter)

@@ -68,6 +68,29 @@ class Graph:
         return replace(self, notes=(*self.notes, *notes))
 
 
+@dataclass(frozen=True)
+class Options:
+    """How a graph is compiled.
+
+    Attributes:
+        device_type: what it will run on; a pass makes only what has kernels there.
+        in_place: let an operator write over an input that is done with.
+        share: let values that never live at the same time share memory.
+        channels_last: let values lie channels-last where kernels are faster then.
+        pack: keep copies of filters in the order that kernels want, which takes memory and saves time.
+        mirror: compute cheap values again for the backward pass, rather than keep them.
+        budget: the most bytes that internal values may take: as much as needed is computed again (None: any).
+    """
+
+    device_type: str = "cpu"
+    in_place: bool = True
+    share: bool = True
+    channels_last: bool = False
+    pack: bool = False
+    mirror: bool = False
+    budget: int | None = None
+
+
 class Rewriter:
     """Makes a graph from another one, node by node in order.
 

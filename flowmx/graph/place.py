@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flowmx.graph.graph import Graph, Rewriter
+from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.registry import lookup
 
 
-def place(graph: Graph) -> Graph:
+def place(graph: Graph, options: Options) -> Graph:
     """Put a copy between nodes on different devices; each value is copied once to each device."""
     if not graph.groups:
         return graph

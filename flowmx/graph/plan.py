@@ -13,29 +13,15 @@ from dataclasses import dataclass, field
 
 from flowmx.devices import Context
 from flowmx.graph import memory
-from flowmx.graph.graph import Graph
+from flowmx.graph.graph import Graph, Options
 from flowmx.graph.layout import channels_last
 from flowmx.graph.memory import Life, Packing, pack
-from flowmx.graph.node import Entry, Node, topological
+from flowmx.graph.node import Entry, Node
+from flowmx.graph.order import order
 
 # Operators whose output is their first input's bytes with another shape: they need no step of their own.
 VIEWS = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like"})
 COPY = "_copy_to_device"
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a graph is compiled.
-
-    Attributes:
-        in_place: let an operator write over an input that is done with.
-        share: let values that never live at the same time share memory.
-        channels_last: let values lie channels-last where kernels are faster then.
-    """
-
-    in_place: bool = True
-    share: bool = True
-    channels_last: bool = False
 
 
 @dataclass
@@ -117,9 +103,7 @@ def make_plan(
         options: how.
     """
     options = options or Options()
-    forward = graph.forward()
-    before = set(forward)
-    backward = [n for n in topological(graph.gradients.values()) if not n.is_variable and n not in before]
+    forward, backward = order(graph)
     plan = Plan(graph, forward, backward, frozenset(external), keeps_values=not (options.in_place or options.share))
     if options.channels_last:
         plan.channels_last = channels_last((*forward, *backward), graph.shapes, graph.dtypes, plan.external)
