@@ -33,6 +33,7 @@ FLOORS: list[set[str]] = [
         "flowmx.symbol",
     },
     {"flowmx.autograd", "flowmx.executor", "flowmx.operator"},
+    {"flowmx.cached_op"},
     {
         "flowmx.callback",
         "flowmx.initializer",

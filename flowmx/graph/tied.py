@@ -101,6 +101,12 @@ class Tied:
                 self.put(entry, shaped(part, plan.graph.shapes[entry], entry in plan.channels_last))
         self._settled[context] = memory
 
+    def unsettle(self) -> None:
+        """Let go of the arenas; the next run must settle anew."""
+        for entry in self.plan.place:
+            self.put(entry, None)
+        self._settled.clear()
+
     def allocate(self) -> None:
         """Allocate and settle arenas of its own."""
         for context, nbytes in self.plan.arenas.items():

@@ -1,0 +1,205 @@
+"""A symbol compiled for arrays of certain shapes: what one call runs, and its backward pass.
+
+Each call takes an :class:`Instance`, a plan tied to a block of memory, and gives it back when it is done with it:
+after the forward pass, or where the call is recorded, after the backward pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flowmx.cached_op.blocks import Block, Blocks
+from flowmx.devices import Device
+from flowmx.graph.compiler import compile_graph, graph_of, options_of
+from flowmx.graph.node import Entry, Node
+from flowmx.graph.plan import Plan
+from flowmx.graph.tied import Step, Tied, run_steps
+from flowmx.ops.dtypes import DType
+from flowmx.ops.registry import Array, Run, Shape
+
+
+class Instance:
+    """A plan tied to memory for one call at a time.
+
+    Attributes:
+        tied: the plan with its arrays.
+        run: what its steps may ask for.
+        outputs, gradients: the entries to put the arrays for the results under.
+        ends: steps that bring results there where no step of the plan writes them.
+    """
+
+    def __init__(self, plan: Plan, wanted: Sequence[Node], device: Device, train: bool) -> None:
+        self.tied = Tied(plan, {device.context: device})
+        self.run = Run(device, train, {})
+        self.block: Block | None = None
+        taken: set[Entry] = set()
+        self.ends: tuple[list[Step], list[Step]] = ([], [])
+        self.outputs = [self._target(entry, entry.node, taken, self.ends[0]) for entry in plan.outputs]
+        self.gradients = {
+            node: self._target(plan.gradients[node], node, taken, self.ends[1])
+            for node in wanted
+            if node in plan.gradients
+        }
+
+    def _target(self, entry: Entry, node: Node, taken: set[Entry], ends: list[Step]) -> Entry:
+        """The entry that a result's array is to be put under."""
+        plan = self.tied.plan
+        if entry in plan.external and entry not in plan.root and entry not in taken:
+            taken.add(entry)
+            return entry
+        target = Entry(Node(None, f"{node.name} handed out"), 0)
+        ends.append(self.tied.step(_copy, [entry], [target], node))
+        return target
+
+
+def _copy(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    run.xp.copyto(outputs[0], inputs[0], casting="unsafe")
+
+
+class Compiled:
+    """A symbol for arrays of certain shapes and dtypes, on one device, in one mode.
+
+    Args:
+        entries: the symbol's outputs.
+        variables: its inputs, in order.
+        wanted: those to differentiate by.
+        shapes: of every entry.
+        dtypes: likewise.
+        device: where it runs.
+        train: whether in training mode.
+        pack: whether to keep packed copies of filters.
+        blocks: where the memory comes from.
+        data: positions of the inputs that are others in each call.
+    """
+
+    def __init__(
+        self, entries: Sequence[Entry], variables: Sequence[Node], wanted: Collection[Node],
+        shapes: dict[Entry, Shape], dtypes: dict[Entry, DType], device: Device, train: bool, pack: bool,
+        blocks: Blocks, data: Sequence[int],
+    ) -> None:  # fmt: skip
+        self.device = device
+        self.train = train
+        self.entries = tuple(entries)
+        self.shapes = shapes
+        self.dtypes = dtypes
+        self.variables = [Entry(node, 0) for node in variables]
+        self.wanted = list(wanted)
+        self.results = [(shapes[entry], dtypes[entry]) for entry in entries]
+        """Shape and dtype of each output."""
+        self._data = [self.variables[i] for i in data]
+        self._pack = pack
+        self._blocks = blocks
+        self._plan: Plan | None = None
+        self._free: list[Instance] = []
+        self._kept: dict[Entry, Array] = {}
+        self._done_once: tuple[Any, ...] | None = None
+        self._lock = threading.RLock()
+
+    @property
+    def plan(self) -> Plan:
+        """What runs; compiled when it is first asked for, which is on a worker thread where that can be."""
+        with self._lock:
+            if self._plan is None:
+                context = self.device.context
+                graph = graph_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context)
+                options = replace(options_of(context.device_type), pack=self._pack)
+                self._plan = compile_graph(graph, straight=self.wanted, options=options)
+            return self._plan
+
+    # -- instances -------------------------------------------------------------------------------------
+
+    def take(self) -> Instance:
+        """An instance with memory, for one call."""
+        plan = self.plan
+        with self._lock:
+            made = self._free.pop() if self._free else None
+        if made is None:
+            made = Instance(plan, self.wanted, self.device, self.train)
+            self._put_kept(made)
+        nbytes = plan.arenas.get(self.device.context, 0)
+        made.block = block = self._blocks.take(nbytes, made.block)
+        block.users.add(made.tied)
+        if nbytes:
+            made.tied.settle(self.device.context, block.memory)
+        return made
+
+    def give(self, instance: Instance) -> None:
+        """Take an instance back, which then holds nothing of the call but the parameters."""
+        for entry in (*self._data, *instance.outputs, *instance.gradients.values()):
+            instance.tied.put(entry, None)
+        assert instance.block is not None
+        self._blocks.give(instance.block)
+        with self._lock:
+            self._free.append(instance)
+
+    def _put_kept(self, instance: Instance) -> None:
+        """All instances share what is kept from run to run: it depends on nothing but the variables."""
+        with self._lock:
+            if not self._kept:
+                instance.tied.allocate_kept()
+                self._kept = {entry: instance.tied.arrays[entry] for entry in self.plan.kept}
+        for entry, array in self._kept.items():
+            instance.tied.put(entry, array)
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def forward(self, inputs: Sequence[Array], outputs: Sequence[Array], versions: tuple[Any, ...]) -> Instance:
+        """Run the forward pass; returns the instance, which has what the backward pass needs.
+
+        Args:
+            inputs: an array for each variable.
+            outputs: where to put the outputs.
+            versions: what tells whether an input has changed since another call.
+        """
+        instance = self.take()
+        tied = instance.tied
+        for entry, array in zip(self.variables, inputs, strict=True):
+            if tied.arrays.get(entry) is not array:
+                tied.put(entry, array)
+        for entry, array in zip(instance.outputs, outputs, strict=True):
+            tied.put(entry, array)
+        if tied.once:
+            self._run_once(instance, versions)
+        run_steps(instance.run, tied.forward, "a cached graph")
+        run_steps(instance.run, instance.ends[0], "a cached graph")
+        return instance
+
+    def _run_once(self, instance: Instance, versions: tuple[Any, ...]) -> None:
+        with self._lock:
+            if self._done_once != versions:
+                run_steps(instance.run, instance.tied.once, "a cached graph")
+                self._done_once = versions
+
+    def backward(self, instance: Instance, heads: Sequence[Array | None], gradients: dict[Node, Array]) -> None:
+        """Run the backward pass on what a forward pass left.
+
+        Args:
+            instance: the forward pass's.
+            heads: a gradient for each output (None: the plan does not read it).
+            gradients: where to put the gradients of variables.
+        """
+        tied = instance.tied
+        head_entries = [Entry(node, 0) for node in self.plan.graph.heads]
+        for entry, array in zip(head_entries, heads, strict=True):
+            tied.put(entry, array)
+        for node, target in instance.gradients.items():
+            tied.put(target, gradients[node])
+        run_steps(instance.run, tied.backward, "a cached graph")
+        run_steps(instance.run, instance.ends[1], "a cached graph")
+        for entry in head_entries:
+            tied.put(entry, None)
+
+    def reads_backward(self) -> tuple[set[int], set[int], set[int]]:
+        """Positions of the variables, of the outputs and of their gradients that the backward pass reads."""
+        plan = self.plan
+        read = {plan.root.get(entry, entry) for node in plan.backward for entry in node.inputs}
+        read |= {plan.root.get(entry, entry) for entry in plan.gradients.values()}
+        external = {entry for entry in plan.external if entry not in plan.root}
+        return (
+            {i for i, entry in enumerate(self.variables) if entry in read},
+            {i for i, entry in enumerate(plan.outputs) if entry in read and entry in external},
+            {i for i, head in enumerate(plan.graph.heads) if Entry(head, 0) in read},
+        )

@@ -1,0 +1,290 @@
+"""``CachedOp``: a symbol as a function of arrays, compiled once for each combination of shapes.
+
+A call is one operation of the engine, and its backward pass another one; the tape records it as one operator.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any, cast
+
+from flowmx import autograd
+from flowmx.cached_op.blocks import Blocks, bytes_on
+from flowmx.cached_op.compiled import Compiled, Instance
+from flowmx.devices import Device
+from flowmx.engine import capture
+from flowmx.engine.scheduler import Variable
+from flowmx.errors import AutogradError, DeviceError
+from flowmx.graph import infer
+from flowmx.graph.compiler import graph_of
+from flowmx.graph.node import Entry
+from flowmx.ndarray import core, recording
+from flowmx.ndarray.array import NDArray
+from flowmx.ndarray.core import allocate
+from flowmx.ops.registry import LIGHT_BYTES
+from flowmx.symbol.symbol import Symbol
+
+_KEPT = 32
+"""Combinations of shapes that stay compiled."""
+_LIGHT_STEPS = 64
+"""Steps of which a light call may consist."""
+
+
+class CachedOp:
+    """A symbol as a function of arrays.
+
+    Args:
+        symbol: its inputs are the function's arguments, in the order of ``list_inputs``.
+        static_alloc: the arrays of parameters stay the same from call to call.
+        static_shape: so do all shapes. With both, filters are kept in the order that kernels want, besides the
+            parameters themselves.
+        data_names: which inputs are data, and no parameters.
+
+    Example:
+        >>> double = CachedOp(mx.sym.Variable("x") * 2)
+        >>> double(mx.nd.ones(3))
+    """
+
+    def __init__(
+        self,
+        symbol: Symbol,
+        static_alloc: bool = False,
+        static_shape: bool = False,
+        data_names: Sequence[str] | None = None,
+    ) -> None:
+        self._symbol = symbol
+        self._name = symbol.name or "cached graph"
+        self._pack = static_alloc and static_shape
+        self._nodes = symbol._nodes()
+        self._variables = [node for node in self._nodes if node.is_variable]
+        names = [node.name for node in self._variables]
+        data = names if data_names is None else data_names
+        self._data = [i for i, name in enumerate(names) if name in data]
+        self._kept = [i for i, name in enumerate(names) if data_names is None or name not in data]
+        """The inputs whose versions tell whether what is kept from call to call still holds."""
+        ops = [node.op for node in self._nodes if node.op is not None]
+        self._random = any(op.uses_random for op in ops)
+        self._detached = any(op.detached for op in ops)
+        changed = {node.inputs[i].node for node in self._nodes if node.op is not None for i in node.op.updates}
+        auxiliary = set(symbol._variables()[1])
+        self._changed = [i for i, node in enumerate(self._variables) if node in changed]
+        self._auxiliary = [i for i, node in enumerate(self._variables) if node in auxiliary]
+        self._compiled: OrderedDict[Any, Compiled] = OrderedDict()
+        self._blocks: dict[Device, Blocks] = {}
+        self._gradients: dict[Any, tuple[_Function, list[int]]] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, *args: NDArray) -> Any:
+        """Enqueue it on these arrays; returns its output, or a list of them, at once.
+
+        Raises:
+            TypeError: the wrong number of arguments.
+            DeviceError: they are on several devices.
+            ShapeError, TypeInferenceError: they do not fit the graph.
+        """
+        if len(args) != len(self._variables):
+            raise TypeError(f"CachedOp: {len(args)} arrays were given, expected {len(self._variables)}")
+        device = self._device(args)
+        mode = recording.state.get()
+        wanted = tuple([i for i, each in enumerate(args) if each._entry is not None]) if mode.recording else ()
+        compiled = self._compile(device, mode.training, wanted, args)
+        outputs = [cast("NDArray", allocate(device, *result)) for result in compiled.results]
+        call = _Call(compiled) if wanted else None
+        self._push(compiled, call, args, outputs, mode.training)
+        if call is not None:
+
+            def gradient(F: Any, inputs: Any, made: Any, heads: Sequence[NDArray]) -> Sequence[NDArray | None]:
+                return self._differentiate(call, wanted, inputs, made, heads)
+
+            core.record(self._name, gradient, args, outputs, len(outputs), capture(2))
+        return outputs[0] if len(outputs) == 1 else outputs
+
+    def _device(self, args: Sequence[NDArray]) -> Device:
+        if not args:
+            raise TypeError("CachedOp: the symbol has no inputs, so there is no device to run on")
+        device = args[0]._storage.device
+        for node, each in zip(self._variables, args, strict=True):
+            if each._storage.device is not device:
+                raise DeviceError(
+                    f"CachedOp: {self._variables[0].name} is on {device} and {node.name} on {each._storage.device}: "
+                    "bring them together with as_in_context"
+                )
+        return device
+
+    # -- compiling -------------------------------------------------------------------------------------
+
+    def _compile(self, device: Device, train: bool, wanted: tuple[int, ...], args: Sequence[NDArray]) -> Compiled:
+        """The symbol for arrays like these; what was used least recently makes room."""
+        key = (device, train, wanted, tuple([each._shape for each in args]), tuple([each._dtype for each in args]))
+        with self._lock:
+            known = self._compiled.get(key)
+            if known is not None:
+                self._compiled.move_to_end(key)
+                return known
+        bound = dict(zip(self._variables, args, strict=True))
+        shapes = infer.infer_shapes(self._nodes, {node: each._shape for node, each in bound.items()})
+        dtypes = infer.infer_types(self._nodes, {node: each._dtype for node, each in bound.items()})
+        known_shapes = {e: infer.known_shape(shape, e.node.output_name(e.index)) for e, shape in shapes.items()}
+        with self._lock:
+            blocks = self._blocks.setdefault(device, Blocks(bytes_on(device)))
+            made = Compiled(
+                self._symbol._entries, self._variables, [self._variables[i] for i in wanted], known_shapes, dtypes,
+                device, train, self._pack and not train, blocks, self._data,
+            )  # fmt: skip
+            self._compiled[key] = made
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return made
+
+    # -- running ---------------------------------------------------------------------------------------
+
+    def _push(
+        self, compiled: Compiled, call: _Call | None, args: Sequence[NDArray], outputs: Sequence[NDArray], train: bool
+    ) -> None:
+        storages = [each._storage for each in args]
+        writes: list[Variable] = [each._storage for each in outputs]
+        changed = {*self._changed, *(self._auxiliary if train else ())}
+        writes += [storages[i] for i in changed]
+        if call is not None:
+            writes.append(call)
+        if self._random:
+            writes.append(compiled.device.generator)
+        versions = tuple([(storages[i], storages[i].version) for i in self._kept])
+        nbytes = sum(each.size * each._dtype.itemsize for each in outputs)
+        core.push_on(
+            compiled.device, _forward, (compiled, call, args, outputs, versions), tuple(storages), tuple(writes),
+            self._name, self._is_light(args), nbytes, 4, self._detached,
+        )  # fmt: skip
+
+    def _is_light(self, args: Sequence[NDArray]) -> bool:
+        """Whether a call takes little enough to run where it is pushed."""
+        nbytes = sum(each.size * each._dtype.itemsize for each in args)
+        return 4 * nbytes <= LIGHT_BYTES and len(self._nodes) <= _LIGHT_STEPS
+
+    def _differentiate(
+        self, call: _Call, wanted: tuple[int, ...], inputs: Any, made: Any, heads: Sequence[NDArray]
+    ) -> list[NDArray | None]:
+        """Enqueue the backward pass of a call; returns a gradient for each input."""
+        if recording.state.get().recording:
+            return self._differentiate_recorded(wanted, inputs, heads)
+        compiled = call.compiled
+        if call.used and (self._random or self._auxiliary):
+            raise AutogradError(
+                f"backward: the backward pass before this one used up what {self._name} left, and "
+                "running it again would draw other random numbers or move its statistics twice: call it again inside "
+                "autograd.record(), or hybridize(False)"
+            )
+        read_inputs, read_outputs, read_heads = compiled.reads_backward()
+        arrays = [cast("NDArray", inputs[i] if i in read_inputs else inputs.unchecked(i)) for i in range(len(inputs))]
+        for i in read_outputs:
+            made[i]  # refused where it was changed since
+        plan = compiled.plan
+        found: list[NDArray | None] = [None] * len(inputs)
+        for i in wanted:
+            if self._variables[i] in plan.gradients:
+                found[i] = cast("NDArray", allocate(compiled.device, arrays[i]._shape, arrays[i]._dtype))
+        targets = {self._variables[i]: found[i] for i in wanted if found[i] is not None}
+        given = [head if i in read_heads else None for i, head in enumerate(heads)]
+        reads = [each._storage for each in (*arrays, *given) if each is not None]
+        reads += [made.unchecked(i)._storage for i in range(len(made))]
+        again = arrays if call.used else None
+        core.push_on(
+            compiled.device, _backward, (call, given, targets, again, [made.unchecked(i) for i in range(len(made))]),
+            (*reads, call), (call, *(each._storage for each in targets.values() if each is not None)),
+            f"{self._name}.backward", self._is_light(arrays), 0, 4, self._detached,
+        )  # fmt: skip
+        call.used = True
+        return found
+
+    def _differentiate_recorded(
+        self, wanted: tuple[int, ...], inputs: Any, heads: Sequence[NDArray]
+    ) -> list[NDArray | None]:
+        """The gradients as another cached graph, which the tape records in turn: for gradients of gradients."""
+        arrays = [cast("NDArray", inputs[i]) for i in range(len(inputs))]
+        op, positions = self._gradient_op(wanted, arrays)
+        results = op(*arrays, *heads) if positions else []
+        results = results if isinstance(results, list) else [results]
+        found: list[NDArray | None] = [None] * len(arrays)
+        for position, result in zip(positions, results, strict=True):
+            found[position] = result
+        return found
+
+    def _gradient_op(self, wanted: tuple[int, ...], arrays: Sequence[NDArray]) -> tuple[_Function, list[int]]:
+        key = (wanted, autograd.is_training(), *[(each._shape, each._dtype) for each in arrays])
+        known = self._gradients.get(key)
+        if known is None:
+            if len(self._gradients) >= _KEPT:
+                self._gradients.clear()
+            known = self._gradients[key] = self._make_gradient_op(wanted, arrays)
+        return known
+
+    def _make_gradient_op(self, wanted: tuple[int, ...], arrays: Sequence[NDArray]) -> tuple[_Function, list[int]]:
+        bound = dict(zip(self._variables, arrays, strict=True))
+        shapes = infer.infer_shapes(self._nodes, {node: each._shape for node, each in bound.items()})
+        dtypes = infer.infer_types(self._nodes, {node: each._dtype for node, each in bound.items()})
+        known = {e: infer.known_shape(shape, e.node.output_name(e.index)) for e, shape in shapes.items()}
+        nodes = [self._variables[i] for i in wanted]
+        graph = graph_of(self._symbol._entries, nodes, known, dtypes, autograd.is_training())
+        positions = [i for i in wanted if self._variables[i] in graph.gradients]
+        entries = [graph.gradients[self._variables[i]] for i in positions]
+        return _Function(entries, [*self._variables, *graph.heads]), positions
+
+
+class _Function:
+    """A cached graph of entries, called with arrays for these variables, whether it reads them or not."""
+
+    def __init__(self, entries: Sequence[Entry], variables: Sequence[Any]) -> None:
+        self._op = CachedOp(Symbol(entries))
+        at = {node: position for position, node in enumerate(variables)}
+        self._positions = [at[node] for node in self._op._variables]
+
+    def __call__(self, *args: NDArray) -> Any:
+        return self._op(*[args[position] for position in self._positions])
+
+
+class _Call(Variable):
+    """One recorded call: what its forward pass left for the backward pass, as a variable of the engine."""
+
+    def __init__(self, compiled: Compiled) -> None:
+        super().__init__("values of a cached graph")
+        self.compiled = compiled
+        self.instance: Instance | None = None
+        self.used = False
+
+    def __del__(self) -> None:
+        # Nobody asks for its backward pass any more.
+        if self.instance is not None:
+            self.compiled.give(self.instance)
+
+
+def _forward(
+    compiled: Compiled, call: _Call | None, args: Sequence[NDArray], outputs: Sequence[NDArray],
+    versions: tuple[Any, ...],
+) -> None:  # fmt: skip
+    """The operation of a call."""
+    instance = compiled.forward([each._read() for each in args], [each._written() for each in outputs], versions)
+    if call is None:
+        compiled.give(instance)
+    else:
+        call.instance = instance
+
+
+def _backward(
+    call: _Call, heads: Sequence[NDArray | None], gradients: dict[Any, NDArray], again: Sequence[NDArray] | None,
+    outputs: Sequence[NDArray],
+) -> None:  # fmt: skip
+    """The operation of a backward pass; the forward pass runs again where another one used up what it left."""
+    compiled = call.compiled
+    instance = call.instance
+    if again is not None or instance is None:
+        assert again is not None
+        results = [compiled.device.allocate(each._shape, each._dtype) for each in outputs]
+        instance = compiled.forward([each._read() for each in again], results, ())
+    call.instance = None
+    compiled.backward(
+        instance, [None if each is None else each._read() for each in heads],
+        {node: each._written() for node, each in gradients.items()},
+    )  # fmt: skip
+    compiled.give(instance)

@@ -1,0 +1,259 @@
+"""Symbols as functions of arrays: as the operators called one by one, recorded as one."""
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.cached_op import CachedOp
+from flowmx.errors import AutogradError, DeviceError, ShapeError
+from flowmx.ndarray.array import NDArray
+
+
+def layers(F, x, w1, b1, gamma, beta, mean, var, w2, b2):
+    x = F.FullyConnected(x, w1, b1, num_hidden=6)
+    x = F.BatchNorm(x, gamma, beta, mean, var, fix_gamma=False)
+    x = F.Activation(x, act_type="tanh")
+    return F.FullyConnected(x, w2, b2, num_hidden=3)
+
+
+NAMES = ["x", "w1", "b1", "gamma", "beta", "mean", "var", "w2", "b2"]
+
+
+def network(**kwargs):
+    return CachedOp(layers(mx.sym, *map(mx.sym.Variable, NAMES)), data_names=["x"], **kwargs)
+
+
+def arrays(batch=4, seed=0):
+    rng = np.random.default_rng(seed)
+    shapes = [(batch, 5), (6, 5), (6,), (6,), (6,), (6,), (6,), (3, 6), (3,)]
+    made = [mx.nd.array(rng.standard_normal(shape), dtype="float32") for shape in shapes]
+    made[6][:] = 1
+    return made
+
+
+def trained(function, given):
+    """Results of a forward and backward pass."""
+    for each in given:
+        each.attach_grad()
+    with mx.autograd.record():
+        out = function(*given)
+        loss = (out * out).sum()
+    loss.backward()
+    return [out, *(each.grad for i, each in enumerate(given) if i not in (5, 6)), given[5], given[6]]
+
+
+def assert_same(one, other):
+    for a, b in zip(one, other, strict=True):
+        np.testing.assert_allclose(a.asnumpy(), b.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_as_the_operators_one_by_one(static):
+    op = network(static_alloc=static, static_shape=static)
+    for seed in range(3):
+        given, same = arrays(seed=seed), arrays(seed=seed)
+        assert_same(trained(op, given), trained(lambda *args: layers(mx.nd, *args), same))
+        assert_same([op(*given)], [layers(mx.nd, *same)])
+
+
+def test_several_calls_before_the_backward_pass():
+    op, given = network(), arrays()
+    other = arrays(seed=1)[0]
+    for each in given:
+        each.attach_grad()
+
+    def loss(function):
+        given[5][:], given[6][:] = 0, 1
+        with mx.autograd.record():
+            total = function(*given) * function(other, *given[1:])
+            total = (total + function(given[0] * 2, *given[1:])).sum()
+        total.backward()
+        return [total.copy(), *(given[i].grad.copy() for i in (0, 1, 2, 3, 4, 7, 8)), given[5].copy(), given[6].copy()]
+
+    assert_same(loss(op), loss(lambda *args: layers(mx.nd, *args)))
+
+
+def test_shapes_and_modes_change():
+    op = network()
+    for batch in (4, 2, 7, 4, 1, 7):
+        given, same = arrays(batch), arrays(batch)
+        assert_same([op(*given)], [layers(mx.nd, *same)])
+        assert_same(trained(op, given), trained(lambda *args: layers(mx.nd, *args), same))
+
+
+def test_parameters_that_change_are_seen():
+    op, given = network(static_alloc=True, static_shape=True), arrays()
+    before = op(*given).asnumpy()
+    for position in range(1, len(given)):
+        given[position] *= 1.5
+        found = op(*given)
+        assert_same([found], [layers(mx.nd, *given)])
+    assert not np.allclose(before, found.asnumpy())
+    given[1] = given[1] * 2
+    assert_same([op(*given)], [layers(mx.nd, *given)])
+
+
+def test_outputs_that_are_inputs_views_or_the_same_twice():
+    x = mx.sym.Variable("x")
+    y = mx.sym.exp(x)
+    op = CachedOp(mx.sym.Group([x, mx.sym.Reshape(x, shape=(-1,)), y, y, mx.sym.Reshape(y, shape=(3, 2))]))
+    data = mx.nd.array(np.arange(6).reshape(2, 3), dtype="float32")
+    data.attach_grad()
+    with mx.autograd.record():
+        found = op(data)
+        total = sum((each * (i + 1)).sum() for i, each in enumerate(found))
+    total.backward()
+    expected = np.arange(6, dtype="float32").reshape(2, 3)
+    for each, value in zip(found, [expected, expected.ravel(), *[np.exp(expected)] * 2, None], strict=True):
+        if value is not None:
+            np.testing.assert_allclose(each.asnumpy(), value, rtol=1e-6)
+    np.testing.assert_allclose(data.grad.asnumpy(), 3 + 12 * np.exp(expected), rtol=1e-5)
+
+
+def test_views_of_arrays():
+    op = CachedOp(mx.sym.Reshape(mx.sym.Variable("x"), shape=(-1,)) * 2)
+    whole = mx.nd.array(np.arange(24).reshape(4, 6), dtype="float32")
+    for part in (whole[1:3], whole[:, 2:4], whole[2]):
+        np.testing.assert_array_equal(op(part).asnumpy(), 2 * part.asnumpy().ravel())
+
+
+def test_gradients_of_gradients():
+    x = mx.nd.array([0.5, 1.5, -2.0])
+    x.attach_grad()
+    variable = mx.sym.Variable("x")
+    op = CachedOp(mx.sym.sin(variable) * variable)
+    with mx.autograd.record():
+        y = op(x)
+        (first,) = mx.autograd.grad([y], [x], create_graph=True)
+        total = (first * first).sum()
+    total.backward()
+    v = x.asnumpy()
+    slope = np.sin(v) + v * np.cos(v)
+    np.testing.assert_allclose(first.asnumpy(), slope, rtol=1e-5)
+    np.testing.assert_allclose(x.grad.asnumpy(), 2 * slope * (2 * np.cos(v) - v * np.sin(v)), rtol=1e-5)
+
+
+def test_backward_twice():
+    x = mx.nd.array([0.5, 1.5])
+    x.attach_grad()
+    op = CachedOp(mx.sym.exp(mx.sym.sigmoid(mx.sym.Variable("x"))))
+    with mx.autograd.record():
+        y = op(x)
+    y.backward(retain_graph=True)
+    first = x.grad.asnumpy()
+    y.backward()
+    np.testing.assert_array_equal(x.grad.asnumpy(), first)
+
+    op = CachedOp(mx.sym.Dropout(mx.sym.Variable("x"), p=0.5))
+    with mx.autograd.record():
+        y = op(x)
+    y.backward(retain_graph=True)
+    with pytest.raises(AutogradError, match="other random numbers"):
+        y.backward()
+
+
+def test_dropout_gives_its_own_mask_to_each_call():
+    op = CachedOp(mx.sym.Dropout(mx.sym.Variable("x"), p=0.5))
+    x = mx.nd.ones((1000,))
+    x.attach_grad()
+    with mx.autograd.record():
+        first, second = op(x), op(x)
+        total = first + 10 * second
+    total.backward()
+    assert (first.asnumpy() != second.asnumpy()).any()
+    np.testing.assert_array_equal(x.grad.asnumpy(), first.asnumpy() + 10 * second.asnumpy())
+    np.testing.assert_array_equal(op(x).asnumpy(), 1)
+
+
+def test_an_input_changed_before_the_backward_pass_is_refused():
+    op, given = network(), arrays()
+    for each in given:
+        each.attach_grad()
+    with mx.autograd.record():
+        out = op(*given)
+    given[7][:] = 0
+    with pytest.raises(AutogradError, match="changed in place"):
+        out.backward()
+
+
+def test_wrong_calls():
+    op, given = network(), arrays()
+    with pytest.raises(TypeError, match="8 arrays were given, expected 9"):
+        op(*given[1:])
+    with pytest.raises(ShapeError, match="w1"):
+        op(given[0], given[7], *given[2:])
+    with pytest.raises(DeviceError, match="as_in_context"):
+        op(given[0].as_in_context(mx.cpu(1)), *given[1:])
+
+
+def test_an_error_inside_names_the_node_and_leaves_the_op_usable():
+    op = CachedOp(mx.sym.Embedding(mx.sym.Variable("i"), mx.sym.Variable("w"), input_dim=3, output_dim=2, name="emb"))
+    weight = mx.nd.ones((3, 2))
+    original = op._compile
+
+    def broken(*args):
+        compiled = original(*args)
+        compiled.forward = lambda *_: 1 / 0
+        return compiled
+
+    op._compile = broken
+    with pytest.raises(ZeroDivisionError):
+        op(mx.nd.zeros((2,)), weight).asnumpy()
+    op._compile = original
+    op._compiled.clear()
+    np.testing.assert_array_equal(op(mx.nd.zeros((2,)), weight).asnumpy(), 1)
+
+
+def test_many_shapes_take_the_memory_of_the_largest():
+    x = mx.sym.Variable("x")
+    for _ in range(4):
+        x = mx.sym.sigmoid(mx.sym.broadcast_add(x, mx.sym.sum(x, axis=0, keepdims=True)))
+    op = CachedOp(x)
+    rng = np.random.default_rng(0)
+    for rows in rng.integers(1, 1000, 200):
+        op(mx.nd.ones((int(rows), 100))).wait_to_read()
+    alone = CachedOp(x)
+    alone(mx.nd.ones((1000, 100))).wait_to_read()
+    (blocks,), (largest,) = op._blocks.values(), alone._blocks.values()
+    assert blocks.idle_bytes <= 1.3 * largest.idle_bytes
+    assert len(op._compiled) <= 32
+
+
+def test_a_recorded_call_that_is_dropped_gives_its_memory_back():
+    op, given = network(), arrays()
+    for each in given:
+        each.attach_grad()
+    for _ in range(5):
+        with mx.autograd.record():
+            op(*given).wait_to_read()
+        gc.collect()
+    (blocks,) = op._blocks.values()
+    assert len(blocks._free) == 1
+
+
+def test_from_several_threads():
+    op, given = network(), arrays()
+    expected = op(*given).asnumpy()
+    wrong = []
+
+    def call():
+        for _ in range(50):
+            if not np.array_equal(op(*given).asnumpy(), expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+async def test_in_a_coroutine():
+    op, given = network(), arrays()
+    out = await op(*given)
+    assert isinstance(out, NDArray)
+    np.testing.assert_allclose(out.asnumpy(), layers(mx.nd, *given).asnumpy(), rtol=1e-5, atol=1e-6)
