@@ -283,3 +283,39 @@ def test_memory_settings_change_the_bytes_and_not_the_result(in_place, match_ran
     assert np.array_equal(plain.forward()[0].asnumpy(), other.forward()[0].asnumpy())
     values_alive = {(False, 0): 11, (False, 10): 2, (True, 0): 1, (True, 10): 1}[in_place, match_range]
     assert other.plan.internal_bytes() == values_alive * 64 * 4
+
+
+def test_executors_of_several_shapes_take_turns_in_one_arena():
+    net = mlp()
+    largest = filled(net.simple_bind(mx.cpu(), data=(64, 6)))
+    largest.forward(is_train=True)
+    largest.backward()
+    mx.nd.waitall()
+    before = largest.arena.nbytes
+    small = largest.reshape(partial_shaping=True, data=(3, 6))
+    other = net.simple_bind(mx.cpu(), shared_exec=largest, data=(5, 6))
+    assert small.arena is other.arena is largest.arena
+    for executor in (small, other, largest, small):
+        executor.forward(is_train=True)
+        executor.backward()
+        alone = net.simple_bind(mx.cpu(), data=executor.arg_dict["data"].shape)
+        alone.copy_params_from(executor.arg_dict)
+        alone.forward(is_train=True)
+        alone.backward()
+        for name, gradient in executor.grad_dict.items():
+            np.testing.assert_array_equal(gradient.asnumpy(), alone.grad_dict[name].asnumpy())
+    assert largest.arena.nbytes == before
+
+
+def test_a_backward_pass_after_another_executor_used_the_arena():
+    net = mlp()
+    first = filled(net.simple_bind(mx.cpu(), data=(4, 6)))
+    second = first.reshape(partial_shaping=True, data=(2, 6))
+    first.forward(is_train=True)
+    first.backward()
+    expected = first.grad_dict["fc1_weight"].asnumpy()
+    first.forward(is_train=True)
+    second.forward()
+    first.forward()  # in prediction, which takes a turn as well
+    first.backward()
+    np.testing.assert_array_equal(first.grad_dict["fc1_weight"].asnumpy(), expected)

@@ -90,3 +90,25 @@ def test_an_error_on_one_device_reaches_the_outputs_of_the_other():
     for array in (executor.outputs[0], executor.grad_dict["fc1_weight"]):
         with pytest.raises(ZeroDivisionError, match="planted"):
             array.asnumpy()
+
+
+@pytest.mark.parametrize("contexts", [[mx.cpu(0)], [mx.cpu(0), mx.cpu(2)]])
+async def test_a_module_trains_on_groups_as_on_one_device(contexts):
+    rng = np.random.default_rng(0)
+    data = mx.io.NDArrayIter(rng.standard_normal((32, 5)), rng.standard_normal((32, 4)), 8, label_name="out_label")
+
+    async def trained(groups):
+        mx.random.seed(0)
+        module = mx.mod.Module(
+            network()[0], label_names=["out_label"], context=contexts, group2ctxs=groups
+        )  # fmt: skip
+        data.reset()
+        await module.fit(data, num_epoch=2, eval_metric="mse", optimizer_params={"learning_rate": 0.1})
+        return {name: array.asnumpy() for part in module.get_params() for name, array in part.items()}
+
+    expected = await trained(None)
+    others = [mx.cpu(1), mx.cpu(3)][: len(contexts)]
+    for groups in ({"second": others}, [{"second": other} for other in others]):
+        found = await trained(groups)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value)

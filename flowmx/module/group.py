@@ -25,6 +25,8 @@ class ExecutorGroup:
         for_training: bind gradients of the parameters.
         inputs_need_grad: bind gradients of the inputs too.
         grad_req: what happens to gradients: one word, or from argument to word.
+        shared: the group to share arrays with.
+        group2ctxs: for each device, those of the ``ctx_group``s.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class ExecutorGroup:
         inputs_need_grad: bool,
         grad_req: Any,
         shared: ExecutorGroup | None,
+        group2ctxs: Sequence[Mapping[str, Any] | None],
     ) -> None:
         self.symbol = symbol
         self.contexts = list(contexts)
@@ -57,7 +60,8 @@ class ExecutorGroup:
         }
         self.execs: list[Any] = [
             symbol.simple_bind(
-                context, grad_req=requests, type_dict=types, shared_arg_names=self.param_names,
+                context, grad_req=requests, type_dict=types, group2ctx=group2ctxs[i],
+                shared_arg_names=self.param_names,
                 shared_exec=shared.execs[i] if shared is not None else None, **self._shapes_on(i),
             )
             for i, context in enumerate(self.contexts)
@@ -151,8 +155,13 @@ class ExecutorGroup:
         """Enqueue the backward pass on every device, from gradients of the merged outputs if given."""
         given = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or ())
         for executor, part in zip(self.execs, self.slices, strict=True):
-            context = self.contexts[self.execs.index(executor)]
-            executor.backward([self._part(each, part, 0).as_in_context(context) for each in given] or None)
+            executor.backward(
+                [
+                    self._part(each, part, 0).as_in_context(output.context)
+                    for each, output in zip(given, executor.outputs, strict=False)
+                ]
+                or None
+            )
 
     def measured(self, labels: Sequence[NDArray]) -> list[tuple[dict[str, NDArray], dict[str, NDArray]]]:
         """Labels and outputs by name, for each device."""
@@ -189,7 +198,7 @@ class ExecutorGroup:
             return None
         total: NDArray = grads[0]
         for each in grads[1:]:
-            total = total + each.as_in_context(self.contexts[0])
+            total = total + each.as_in_context(total.context)
         return total
 
     def set_params(

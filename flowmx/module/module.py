@@ -32,7 +32,8 @@ class Module(BaseModule):
         work_load_list: the part of a batch for each device, in any unit.
         fixed_param_names: parameters that are not trained.
         state_names: arguments that are neither inputs nor parameters; see :meth:`set_states`.
-        group2ctxs: only None here.
+        group2ctxs: devices of the ``ctx_group``s of the symbol, for model parallelism: a dict from group to device
+            (or to a list of them, one for each of ``context``), or a list of such dicts.
         compression_params: only None here.
 
     Raises:
@@ -59,13 +60,11 @@ class Module(BaseModule):
         compression_params: Any = None,
     ) -> None:
         super().__init__(logger)
-        if group2ctxs is not None or compression_params is not None:
-            raise NotImplementedError(
-                "Module: group2ctxs and compression_params arrive with model parallelism and the KVStore: leave them "
-                "out"
-            )
+        if compression_params is not None:
+            raise NotImplementedError("Module: compression_params arrive with the KVStore: leave them out")
         context = cpu() if context is None else context
         self._contexts = [context] if isinstance(context, Context) else list(context)
+        self._group2ctxs = _groups(group2ctxs, len(self._contexts))
         self._workloads = list(work_load_list or [1] * len(self._contexts))
         if len(self._workloads) != len(self._contexts):
             raise ValueError(
@@ -215,7 +214,7 @@ class Module(BaseModule):
         shared = None if shared_module is None else shared_module._group
         self._group = group = ExecutorGroup(
             self._symbol, self._contexts, self._workloads, data, label, self._param_names, self._fixed, for_training,
-            inputs_need_grad, grad_req, shared,
+            inputs_need_grad, grad_req, shared, self._group2ctxs,
         )  # fmt: skip
         self.binded, self.for_training, self.inputs_need_grad = True, for_training, inputs_need_grad
         if shared_module is not None:
@@ -561,3 +560,26 @@ def _reshaped(described: Sequence[DataDesc], arrays: Sequence[Any]) -> list[Data
         DataDesc(each.name, cast("tuple[int, ...]", tuple(array.shape)), each.dtype, each.layout)
         for each, array in zip(described, arrays, strict=False)
     ]
+
+
+def _groups(given: Any, count: int) -> list[dict[str, Any] | None]:
+    """The devices of ``ctx_group``s, for each of the module's devices."""
+    if isinstance(given, (list, tuple)):
+        if len(given) != count:
+            raise ValueError(f"Module: group2ctxs has {len(given)} entries, expected {count}, one for each device")
+        return [None if each is None else dict(each) for each in given]
+    if not given:
+        return [None] * count
+    found: list[dict[str, Any] | None] = []
+    for position in range(count):
+        groups = {}
+        for name, contexts in given.items():
+            several = list(contexts) if isinstance(contexts, (list, tuple)) else [contexts] * count
+            if len(several) != count:
+                raise ValueError(
+                    f"Module: group2ctxs puts {name!r} on {len(several)} devices, expected {count}, one for each of "
+                    "the module's"
+                )
+            groups[name] = several[position]
+        found.append(groups)
+    return found
