@@ -6,6 +6,7 @@ Pure, as the passes are: no device is touched and nothing allocated, so a plan a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 from flowmx import settings
 from flowmx.devices import Context
@@ -98,6 +99,7 @@ def compile_graph(
         external: the entries to get memory from outside, if not all outputs.
     """
     options = options or options_of("cpu")
+    graph = replace(graph, straight=frozenset(straight))
     for each in PASSES:
         graph = each(graph, options)
     if external is None:

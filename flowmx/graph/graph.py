@@ -28,6 +28,7 @@ class Graph:
         groups: the device of each ``ctx_group``; what is in no group is on the default device.
         default: the default device; None where the graph does not say.
         notes: what the passes did, and what they could not do, in words.
+        straight: the variables whose gradient may be written straight to the user's array.
     """
 
     outputs: tuple[Entry, ...]
@@ -39,6 +40,7 @@ class Graph:
     groups: Mapping[str, Context] = field(default_factory=dict)
     default: Context | None = None
     notes: tuple[str, ...] = ()
+    straight: frozenset[Node] = frozenset()
 
     def wanted(self) -> list[Entry]:
         """Every entry that must be computed: outputs and gradients."""

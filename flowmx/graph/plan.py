@@ -15,12 +15,11 @@ from flowmx.devices import Context
 from flowmx.graph import memory
 from flowmx.graph.graph import Graph, Options
 from flowmx.graph.layout import channels_last
+from flowmx.graph.live import VIEWS as VIEWS
 from flowmx.graph.memory import Life, Packing, pack
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.order import order
 
-# Operators whose output is their first input's bytes with another shape: they need no step of their own.
-VIEWS = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like"})
 COPY = "_copy_to_device"
 
 
