@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import turns
+from benchmarks import figure7, turns
 
 
 def engine(rounds: int) -> None:
@@ -58,12 +58,22 @@ def networks(rounds: int) -> None:
 def memory(rounds: int) -> None:
     """Megabytes planned for internal values at batch 64, in training and in prediction."""
     del rounds  # nothing is timed
-    for name in ("alexnet", "googlenet", "resnet_18", "vgg_a"):
+    for name in figure7.NETWORKS:
         turns.report(
-            f"{name} (planned megabytes, batch 64, 224x224)",
+            f"{name} (planned megabytes, batch 64)",
             turns.compare("memory", ["mxnet"], 1, [name]),
             {figure: [("mxnet", 1.0)] for figure in ("train_mb", "predict_mb")},
         )
+
+
+def memory_strategies(rounds: int) -> None:
+    """Figure 7 of the paper: planned memory under each strategy; writes docs/memory.md and its picture."""
+    del rounds  # nothing is timed
+    figures = figure7.measure()
+    figure7.write(figures)
+    for phase in figure7.PHASES:
+        print(f"\n{phase}\n{figure7.table(figures, phase)}")
+    print(f"\n{figure7.summary(figures)}")
 
 
 def language(rounds: int) -> None:
@@ -100,16 +110,18 @@ BENCHMARKS = {
     function.__name__: function
     for function in (engine, lenet, lag, runahead, networks, operators, memory, language, transformer, importing)
 }
+PICTURES = {"figure7": memory_strategies}
+"""What writes into the documentation, and so is run only when it is named."""
 
 
 def main() -> None:
     """Run the chosen benchmarks."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], help="which (default: all)")
+    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS, *PICTURES], help="which (default: all)")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each system (default: %(default)s)")
     options = parser.parse_args()
     for name in options.names or BENCHMARKS:
-        BENCHMARKS[name](options.rounds)
+        {**BENCHMARKS, **PICTURES}[name](options.rounds)
 
 
 if __name__ == "__main__":

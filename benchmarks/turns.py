@@ -10,7 +10,7 @@ import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 WORKERS = Path(__file__).parent / "workers"
@@ -28,12 +28,22 @@ def python_of(system: str) -> str | None:
     return str(path) if path.exists() else None
 
 
-def run(script: str, system: str, arguments: Sequence[str] = ()) -> dict[str, float]:
-    """One turn of one system: figures by name, all in the unit that their name ends with."""
+def run(
+    script: str, system: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None
+) -> dict[str, float]:  # fmt: skip
+    """One turn of one system: figures by name, all in the unit that their name ends with.
+
+    Args:
+        script: the worker.
+        system: what runs it.
+        arguments: further ones for it.
+        environment: variables for it, beside those of this process.
+    """
     interpreter = python_of(system)
     assert interpreter is not None
     command = [interpreter, str(WORKERS / f"{script}.py"), system, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False)
+    variables = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900, check=False, env=variables)
     if done.returncode != 0:
         raise RuntimeError(f"{script} under {system} ended with {done.returncode}:\n{done.stderr}")
     figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])

@@ -2,26 +2,27 @@
 
     python memory.py SYSTEM NETWORK [BATCH [SIZE]]
 
-``FLOWMX_EXEC_ENABLE_INPLACE`` and ``FLOWMX_EXEC_MATCH_RANGE`` (MXNet: the same with ``MXNET_``) choose the strategy.
+``FLOWMX_EXEC_ENABLE_INPLACE`` and ``FLOWMX_EXEC_MATCH_RANGE`` (MXNet: ``NNVM_EXEC_MATCH_RANGE``) choose the strategy.
+The figures are what ``debug_str`` of a bound network says. MXNet's contain the network's outputs, which flowmx keeps
+outside: ``outputs_mb`` says how much that is. MXNet's hold no workspaces, which it allocates as it runs.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import math
 import re
 import sys
 from typing import Any
 
-import networks  # these two lie beside this file; the peers know nothing of the package
+import symbols  # these two lie beside this file; the peers know nothing of the package
 from timing import sizes
 
 
-def planned_mb(mx: Any, name: str, batch: int, size: int, grad_req: str) -> float:
+def planned_mb(mx: Any, model: symbols.Model, grad_req: str) -> float:
     """What a bound network says of itself."""
-    net = networks.symbol(mx, networks.NETWORKS[name])
-    requests = {each: "null" if each in ("data", "softmax_label") else grad_req for each in net.list_arguments()}
-    bound = net.simple_bind(mx.cpu(), grad_req=requests, data=(batch, 3, size, size), softmax_label=(batch,))
+    bound = model.symbol.simple_bind(mx.cpu(), grad_req=model.requests(grad_req), **model.inputs)
     found = re.search(r"Total ([0-9.e+]+) Mi?B allocated", bound.debug_str())
     assert found is not None
     return float(found.group(1))
@@ -30,13 +31,13 @@ def planned_mb(mx: Any, name: str, batch: int, size: int, grad_req: str) -> floa
 def main() -> None:
     """Bind, and print the figures as JSON."""
     system, name = sys.argv[1:3]
-    batch, size = sizes(sys.argv[3:], (64, 224))
     mx = importlib.import_module(system)
+    model = symbols.model(mx, name, *sizes(sys.argv[3:], (64, 224)))
+    shapes = model.symbol.infer_shape(**model.inputs)[1]
     figures = {
-        f"{phase}_mb": planned_mb(mx, name, batch, size, grad_req)
-        for phase, grad_req in (("train", "write"), ("predict", "null"))
+        f"{phase}_mb": planned_mb(mx, model, grad_req) for phase, grad_req in (("train", "write"), ("predict", "null"))
     }
-    print(json.dumps(figures))
+    print(json.dumps(figures | {"outputs_mb": sum(4 * math.prod(shape) for shape in shapes) / 2**20}))
 
 
 if __name__ == "__main__":

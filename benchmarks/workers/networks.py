@@ -1,4 +1,4 @@
-"""The networks of convnet-benchmarks, once as symbols (flowmx, MXNet) and once as PyTorch modules.
+"""Image networks, once as symbols (flowmx, MXNet) and once as PyTorch modules.
 
 A network is a list of layers; a branch is a list inside a tuple, and the branches of a tuple are joined.
 """
@@ -29,6 +29,36 @@ def inception(a: int, b0: int, b: int, c0: int, c: int, d: int) -> Any:
     )
 
 
+def inception_bn(a: int, b0: int, b: int, c0: int, c: int, kind: str, d: int) -> Any:
+    """An Inception-BN block: four branches, of which the third has two 3x3 convolutions."""
+    return (
+        "concat",
+        [conv(a, 1, norm=True)],
+        [conv(b0, 1, norm=True), conv(b, 3, pad=1, norm=True)],
+        [conv(c0, 1, norm=True), conv(c, 3, pad=1, norm=True), conv(c, 3, pad=1, norm=True)],
+        [pool(3, 1, 1, kind), conv(d, 1, norm=True)],
+    )
+
+
+def inception_down(b0: int, b: int, c0: int, c: int) -> Any:
+    """An Inception-BN block that halves the image."""
+    return (
+        "concat",
+        [conv(b0, 1, norm=True), conv(b, 3, 2, 1, norm=True)],
+        [conv(c0, 1, norm=True), conv(c, 3, pad=1, norm=True), conv(c, 3, 2, 1, norm=True)],
+        [pool(3, 2, 1)],
+    )
+
+
+def bottleneck(filters: int, stride: int, project: bool) -> Any:
+    """A ResNet-50 block."""
+    body = [
+        conv(filters, 1, norm=True), conv(filters, 3, stride, 1, norm=True),
+        conv(4 * filters, 1, relu=False, norm=True),
+    ]  # fmt: skip
+    return ("add", body, [conv(4 * filters, 1, stride, relu=False, norm=True)] if project else [])
+
+
 def residual(filters: int, stride: int, project: bool) -> Any:
     """A ResNet-18 block."""
     body = [conv(filters, 3, stride, 1, norm=True), conv(filters, 3, 1, 1, relu=False, norm=True)]
@@ -57,8 +87,26 @@ RESNET_18 = [
     *(residual(f, s, s == 2) for f in (64, 128, 256, 512) for s in ((1 if f == 64 else 2), 1)),
     pool(7, 1, kind="avg"), ("fc", 1000, False),
 ]  # fmt: skip
+RESNET_50 = [
+    conv(64, 7, 2, 3, norm=True), pool(3, 2, 1),
+    *(bottleneck(f, 2 if f > 64 and i == 0 else 1, i == 0)
+      for f, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)) for i in range(blocks)),
+    pool(7, 1, kind="avg"), ("fc", 1000, False),
+]  # fmt: skip
+INCEPTION_BN = [
+    conv(64, 7, 2, 3, norm=True), pool(3, 2, full=True), conv(64, 1, norm=True), conv(192, 3, 1, 1, norm=True),
+    pool(3, 2, full=True),
+    inception_bn(64, 64, 64, 64, 96, "avg", 32), inception_bn(64, 64, 96, 64, 96, "avg", 64),
+    inception_down(128, 160, 64, 96),
+    inception_bn(224, 64, 96, 96, 128, "avg", 128), inception_bn(192, 96, 128, 96, 128, "avg", 128),
+    inception_bn(160, 128, 160, 128, 160, "avg", 128), inception_bn(96, 128, 192, 160, 192, "avg", 128),
+    inception_down(128, 192, 192, 256),
+    inception_bn(352, 192, 320, 160, 224, "avg", 128), inception_bn(352, 192, 320, 192, 224, "max", 128),
+    pool(7, 1, kind="avg"), ("fc", 1000, False),
+]  # fmt: skip
 NETWORKS: dict[str, list[Any]] = {
-    "alexnet": ALEXNET, "googlenet": GOOGLENET, "vgg_a": VGG_A, "resnet_18": RESNET_18,
+    "alexnet": ALEXNET, "googlenet": GOOGLENET, "vgg_a": VGG_A, "resnet_18": RESNET_18, "resnet_50": RESNET_50,
+    "inception_bn": INCEPTION_BN,
 }  # fmt: skip
 
 

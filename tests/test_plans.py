@@ -1,0 +1,183 @@
+"""Plans of whole networks: how much memory they take, checked by counting what is alive from the steps alone."""
+
+import math
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import benchmarks
+import flowmx as mx
+from flowmx.graph import infer
+from flowmx.graph.compiler import compile_graph, graph_of
+from flowmx.graph.node import Entry
+from flowmx.graph.plan import VIEWS
+
+sys.path.append(str(Path(benchmarks.__file__).parent / "workers"))  # where these find each other, as under the peers
+import symbols
+
+MIB = 1 << 20
+PHASES = ["train", "predict"]
+
+# MiB that MXNet 1.9.1 says it allocates ("Total N MB allocated", rounded down; with the outputs, without workspaces)
+# at batch 64, the better of what it plans with and without oneDNN's fusion: `python -m benchmarks figure7`, 2026-11-21.
+MXNET = {
+    "alexnet": (213, 72), "googlenet": (2009, 408), "vgg_a": (3357, 1212), "resnet_18": (1507, 300),
+    "resnet_50": (5802, 447), "inception_bn": (2877, 368), "lstm": (301, 96), "transformer": (368, 112),
+}  # fmt: skip
+
+
+@cache
+def graph(name, phase, batch=64):
+    """A network's graph before any pass, with the gradients of all parameters in training."""
+    model = symbols.model(mx, name, batch)
+    nodes, arguments = model.symbol._nodes(), model.symbol._variables()[0]
+    shapes = infer.infer_shapes(
+        nodes, {node: model.inputs[node.name] for node in arguments if node.name in model.inputs}
+    )
+    wanted = [node for node in arguments if node.name not in model.inputs] if phase == "train" else []
+    return graph_of(model.symbol._entries, wanted, shapes, infer.infer_types(nodes, {}), phase == "train", mx.cpu())
+
+
+@cache
+def plan(name, phase, batch=64):
+    """What a bound executor would run; nothing is allocated."""
+    made = graph(name, phase, batch)
+    return compile_graph(made, straight=list(made.gradients))
+
+
+def size(graph, entry):
+    return math.prod(graph.shapes[entry]) * graph.dtypes[entry].itemsize
+
+
+def unshared(graph):
+    """Bytes of each operator output of a graph, counted once; what goes to the user's arrays and views left out."""
+    outside = {*graph.outputs, *graph.gradients.values()}
+    return sum(
+        size(graph, entry)
+        for node in graph.nodes() if node.op is not None and node.op.name not in VIEWS
+        for entry in entries(node) if entry not in outside
+    )  # fmt: skip
+
+
+def entries(node):
+    return [Entry(node, index) for index in range(node.outputs())]
+
+
+class Alive:
+    """What is alive at each step of a plan, counted from the order of its nodes and what they read and write."""
+
+    def __init__(self, plan):
+        self.plan, self.steps = plan, [node for node in (*plan.forward, *plan.backward) if not self.is_view(plan, node)]
+        self.shown = {}
+        for node in (*plan.once, *plan.forward, *plan.backward):
+            if self.is_view(plan, node):
+                self.shown[Entry(node, 0)] = self.whole(node.inputs[0])
+        always = {*plan.external, *(entry for node in plan.once for entry in entries(node)), *plan.kept}
+        self.last = {}
+        for step, node in enumerate(self.steps):
+            for entry in (*entries(node), *map(self.whole, node.inputs)):
+                if not entry.node.is_variable and entry not in always:
+                    self.last[entry] = step
+        for entry in (*plan.outputs, *plan.gradients.values()):
+            if self.whole(entry) in self.last:
+                self.last[self.whole(entry)] = len(self.steps)
+
+    @staticmethod
+    def is_view(plan, node):
+        """A node without work: another shape for the same bytes."""
+        return node.op.name in VIEWS and Entry(node, 0) in plan.root
+
+    def whole(self, entry):
+        """The entry whose bytes another one shows."""
+        return self.shown.get(entry, entry)
+
+    def taken(self, step):
+        """Bytes of outputs that may be written over an input which nobody reads afterwards."""
+        node, bytes_taken, used = self.steps[step], 0, set()
+        read = Counter(map(self.whole, node.inputs))
+        for entry in entries(node):
+            for source, index in node.op.in_place:
+                donor = self.whole(node.inputs[source]) if source < len(node.inputs) else None
+                if (
+                    index == entry.index and entry in self.last and self.last.get(donor) == step and read[donor] == 1
+                    and donor not in used and size(self.plan.graph, donor) == size(self.plan.graph, entry)
+                    and (donor in self.plan.channels_last) == (entry in self.plan.channels_last)
+                ):  # fmt: skip
+                    used.add(donor)
+                    bytes_taken += size(self.plan.graph, entry)
+                    break
+        return bytes_taken
+
+    def most(self):
+        """The largest sum of bytes alive at one step, which no placing of the values can go below."""
+        alive = most = 0
+        ending = Counter()
+        for step, node in enumerate(self.steps):
+            alive += sum(size(self.plan.graph, entry) for entry in entries(node) if entry in self.last)
+            most = max(most, alive - self.taken(step))
+            for entry in entries(node):
+                if entry in self.last:
+                    ending[self.last[entry]] += size(self.plan.graph, entry)
+            alive -= ending[step]
+        return most + sum(size(self.plan.graph, entry) for entry in self.plan.kept)
+
+
+def spoilt(plan, offsets):
+    """The first value that is read after something else was written over it, or None: the steps, pretended."""
+    alive, context = Alive(plan), plan.graph.context
+    lying = {}  # what is whole: entry -> (device, start, stop)
+    for node in alive.steps:
+        for entry in map(alive.whole, node.inputs):
+            if entry in plan.place and entry not in lying:
+                return entry
+        for entry in entries(node):
+            if entry in plan.place:
+                start = offsets[plan.place[entry]]
+                mine = (context(node), start, start + size(plan.graph, entry))
+                for other in [each for each, its in lying.items() if overlap(mine, its)]:
+                    if other.node is node:
+                        return other
+                    if other in map(alive.whole, node.inputs) and not may_take(alive, node, other, entry):
+                        return other
+                    del lying[other]
+                lying[entry] = mine
+    return next((e for e in map(alive.whole, plan.outputs) if e in plan.place and e not in lying), None)
+
+
+def overlap(one, other):
+    return one[0] is other[0] and one[1] < other[2] and other[1] < one[2]
+
+
+def may_take(alive, node, donor, entry):
+    """Whether the operator may write this output over that input, which lies in the same bytes."""
+    return any(
+        index == entry.index and source < len(node.inputs) and alive.whole(node.inputs[source]) == donor
+        for source, index in node.op.in_place
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("name", symbols.NAMES)
+def test_planned_memory_is_at_the_bound_and_no_value_is_spoilt(name, phase):
+    made = plan(name, phase)
+    assert made.internal_bytes() <= 1.02 * Alive(made).most()
+    assert spoilt(made, made.arena.offsets) is None
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("name", symbols.NAMES)
+def test_planned_memory_is_at_most_mxnets(name, phase):
+    assert plan(name, phase).internal_bytes() <= MXNET[name][PHASES.index(phase)] * MIB
+
+
+@pytest.mark.parametrize(("phase", "most"), [("train", 0.5), ("predict", 0.3)])
+def test_planned_memory_is_a_fraction_of_what_the_values_take_apart(phase, most):
+    parts = [plan(name, phase).internal_bytes() / unshared(graph(name, phase)) for name in symbols.NAMES]
+    assert sum(parts) / len(parts) <= most
+
+
+def test_vgg_predicts_an_image_in_less_than_16_mib():
+    assert plan("vgg_a", "predict", 1).internal_bytes() < 16 * MIB
