@@ -24,9 +24,12 @@ from typing import Any, Protocol
 from flowmx import settings
 from flowmx.engine import bulking as _bulking
 from flowmx.engine.actor import Actor, LoopActor, ThreadActor
+from flowmx.engine.loops import new_event_loop, run
 from flowmx.engine.origin import Origin, capture, current_layer, describe, layer_scope, user_frame
-from flowmx.engine.runtime import BlockingInCoroutineWarning, Engine, current, engine, new_event_loop, run
+from flowmx.engine.runtime import Engine, engine
 from flowmx.engine.scheduler import Operation, Scheduler, State, Variable
+from flowmx.engine.state import current
+from flowmx.engine.waiting import BlockingInCoroutineWarning
 from flowmx.errors import EngineError
 
 __all__ = [

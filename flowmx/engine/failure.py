@@ -21,13 +21,15 @@ class Failure:
     Attributes:
         exception: the original exception object.
         seen: True once somebody has been told (a wait raised it).
+        serial: the number of the operation that failed first, in the order pushed.
         listed: True once it stands among those that ``waitall`` raises from.
     """
 
-    __slots__ = ("exception", "listed", "seen", "traceback")
+    __slots__ = ("exception", "listed", "seen", "serial", "traceback")
 
     def __init__(self, exception: BaseException, op: Operation) -> None:
         self.exception = exception
+        self.serial = op.serial
         self.seen = self.listed = False
         # The engine's own frame on top says nothing to the reader.
         top = exception.__traceback__

@@ -1,0 +1,68 @@
+"""Branches: steps of a graph that may run at the same time, on several workers of one device.
+
+Steps are gathered into *chains*, in which each waits for nothing but the one before it, and chains into *stages*:
+the chains of a stage run at the same time, the stages one after the other. Branches that take too little to be worth
+a worker of their own run in a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+WORTH_NS = 150_000
+"""Nanoseconds from which a chain is worth a worker of its own."""
+
+Stage = list[list[int]]
+"""Chains of positions of steps; one chain where nothing runs beside it."""
+
+
+def stages(predecessors: Sequence[Sequence[int]], costs: Sequence[float], worth: float = WORTH_NS) -> list[Stage]:
+    """Cut steps into stages.
+
+    Args:
+        predecessors: for each step the positions of those that must run before it, all of them earlier.
+        costs: about how many nanoseconds each step takes.
+        worth: nanoseconds from which a chain runs beside others.
+
+    Returns:
+        stages which hold every step once. What a step waits for is in an earlier stage, or earlier in its chain.
+    """
+    chains, chain_of = _chains(predecessors)
+    depth: list[int] = []
+    for chain in chains:
+        before = {chain_of[p] for step in chain for p in predecessors[step]} - {chain_of[chain[0]]}
+        depth.append(1 + max((depth[each] for each in before), default=-1))
+    levels: list[list[list[int]]] = [[] for _ in range(max(depth, default=-1) + 1)]
+    for level, chain in zip(depth, chains, strict=True):
+        levels[level].append(chain)
+    made: list[Stage] = []
+    for level_chains in levels:
+        big = [chain for chain in level_chains if sum(costs[step] for step in chain) >= worth]
+        small = sorted(step for chain in level_chains if chain not in big for step in chain)
+        if len(big) > 1:
+            made.append([*big[:-1], sorted([*big[-1], *small])] if small else big)
+        else:
+            row = sorted(step for chain in level_chains for step in chain)
+            if made and len(made[-1]) == 1:
+                made[-1][0] += row
+            else:
+                made.append([row])
+    return made
+
+
+def _chains(predecessors: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
+    """Steps in rows without forks and joins, and the row of each step."""
+    followers = [0] * len(predecessors)
+    for before in predecessors:
+        for each in before:
+            followers[each] += 1
+    chains: list[list[int]] = []
+    chain_of: list[int] = []
+    for step, before in enumerate(predecessors):
+        if len(before) == 1 and followers[before[0]] == 1:
+            chain_of.append(chain_of[before[0]])
+            chains[chain_of[step]].append(step)
+        else:
+            chain_of.append(len(chains))
+            chains.append([step])
+    return chains, chain_of
