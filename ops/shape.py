@@ -678,11 +678,12 @@ class _Split(Operator):
         return shapes, [(*shape[:axis], *shape[axis + 1 :]) or (1,)] * self.count()
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        x = run.xp.moveaxis(inputs[0], self.axis, 0)
-        bounds = self.bounds(x.shape[0])
-        for out, (start, stop) in zip(outputs, itertools.pairwise(bounds), strict=True):
-            part = run.xp.moveaxis(x[start : max(start, stop)], 0, self.axis)
-            out[...] = part.reshape(out.shape)
+        x = inputs[0]
+        axis = self.axis % x.ndim
+        before = (slice(None),) * axis
+        bounds = self.bounds(x.shape[axis])
+        for out, start, stop in zip(outputs, bounds, bounds[1:], strict=False):
+            out[...] = x[(*before, slice(start, max(start, stop)))].reshape(out.shape)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         if self.squeeze_axis:
