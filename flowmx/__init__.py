@@ -19,11 +19,13 @@ from flowmx import (
     random,
     registry,
     symbol,
+    visualization,
 )
 from flowmx import initializer as init
 from flowmx import module as mod
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
+from flowmx import visualization as viz
 from flowmx.attribute import AttrScope
 from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
 from flowmx.engine import run
@@ -35,4 +37,5 @@ __all__ = [
     "AttrScope", "Context", "MXNetError", "attribute", "autograd", "callback", "cpu", "cpu_pinned", "current_context",
     "engine", "executor", "gpu", "init", "initializer", "io", "lr_scheduler", "metric", "mod", "model", "module",
     "name", "nd", "ndarray", "num_gpus", "operator", "optimizer", "random", "registry", "run", "sym", "symbol",
+    "visualization", "viz",
 ]  # fmt: skip

@@ -44,6 +44,7 @@ FLOORS: list[set[str]] = [
         "flowmx.optimizer",
         "flowmx.recordio",
         "flowmx.test_utils",
+        "flowmx.visualization",
     },
     {"flowmx.gluon", "flowmx.model", "flowmx.module"},
     {"flowmx.cli", "flowmx.__main__", "flowmx.stubs"},

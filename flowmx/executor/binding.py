@@ -18,6 +18,11 @@ from flowmx.symbol.symbol import Symbol
 def _where(ctx: Any, group2ctx: Mapping[str, Any] | None, symbol: Symbol) -> tuple[Device, dict[str, Context]]:
     """The default device, and the contexts of those groups that the symbol has."""
     context = Context(ctx) if ctx is not None else devices.current_context()
+    return devices.get(context), used_groups(context, group2ctx, symbol)
+
+
+def used_groups(context: Context, group2ctx: Mapping[str, Any] | None, symbol: Symbol) -> dict[str, Context]:
+    """The contexts of those groups that a symbol has, where they are not the default one."""
     placed = {node.attributes.get("__ctx_group__") for node in symbol._nodes()}
     groups: dict[str, Context] = {}
     for group, other in (group2ctx or {}).items():
@@ -27,7 +32,7 @@ def _where(ctx: Any, group2ctx: Mapping[str, Any] | None, symbol: Symbol) -> tup
             other = other[0]
         if group in placed and Context(other) is not context:
             groups[group] = Context(other)
-    return devices.get(context), groups
+    return groups
 
 
 def _context(node: Node, default: Context, groups: Mapping[str, Context]) -> Context:
@@ -51,7 +56,8 @@ def _by_name(what: str, names: Sequence[str], given: Any, complete: bool) -> dic
     return {name: given[name] for name in names if name in given}
 
 
-def _requests(names: Sequence[str], grad_req: Any) -> dict[str, str]:
+def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
+    """What is asked for each argument: ``write``, ``add`` or ``null``."""
     if isinstance(grad_req, str):
         table = dict.fromkeys(names, grad_req)
     elif isinstance(grad_req, Mapping):
@@ -74,7 +80,7 @@ def bind(
     grads = _by_name("gradients", names, args_grad, False)
     aux = _by_name("auxiliary states", aux_names, aux_states, True)
     arena = shared_exec.arena if shared_exec is not None else None
-    return Executor(symbol, device, bound, grads, _requests(names, grad_req), aux, groups, arena)
+    return Executor(symbol, device, bound, grads, requests_of(names, grad_req), aux, groups, arena)
 
 
 def simple_bind(
@@ -89,7 +95,7 @@ def simple_bind(
     given = {name: as_dtype(value) for name, value in (type_dict or {}).items()}
     dtypes = infer.infer_types(symbol._nodes(), {node: given.get(node.name) for node in (*arguments, *auxiliary)})
     names = [node.name for node in arguments]
-    requests = _requests(names, grad_req)
+    requests = requests_of(names, grad_req)
 
     def make(node: Node, shape: Any) -> NDArray:
         wanted = infer.known_shape(shape, f"{node.name!r}")

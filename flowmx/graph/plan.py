@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from flowmx.devices import Context
 from flowmx.graph import memory
@@ -77,6 +78,18 @@ class Plan:
     def internal_bytes(self) -> int:
         """Bytes of the arenas, and of what is kept beside them."""
         return self.arena.size + sum(self.nbytes(entry) for entry in self.kept)
+
+    def picture(self, path: str | Path | None = None) -> str:
+        """Draw where the values lie over the steps; see :func:`flowmx.viz.plot_memory`."""
+        from flowmx.graph import picture
+
+        return picture.draw(self, path)
+
+    def explain(self, limit: int | None = None) -> str:
+        """What is fused, placed and shared, and why not, in words; see :func:`flowmx.graph.explain.explain`."""
+        from flowmx.graph.explain import explain
+
+        return explain(self, limit)
 
     def unshared_bytes(self) -> int:
         """What the values would take if none shared anything."""

@@ -24,6 +24,7 @@ from flowmx.symbol.methods import Methods
 
 if TYPE_CHECKING:
     from flowmx.executor import Executor
+    from flowmx.graph.estimate import MemoryEstimate
 
 
 def _binary(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbol]:
@@ -334,6 +335,41 @@ class Symbol(Methods):
         return simple_bind(
             self, ctx, grad_req, type_dict, group2ctx, shared_arg_names, shared_exec, shared_buffer, kwargs
         )
+
+    def memory_estimate(
+        self, ctx: Any = None, grad_req: Any = "write", type_dict: Mapping[str, Any] | None = None,
+        group2ctx: Any = None, optimizer: Any = None, budget: int | None = None, **kwargs: Sequence[int],
+    ) -> MemoryEstimate:  # fmt: skip
+        """What :meth:`simple_bind` with these arguments would take in memory; nothing is allocated.
+
+        Arguments whose shapes are given count as inputs, and so do those whose names end in ``label``; the others are
+        parameters.
+
+        Args:
+            ctx: the device (default: the current one); it need not be there.
+            grad_req: as for :meth:`simple_bind`; ``null`` estimates prediction.
+            type_dict: dtypes of arguments by name.
+            group2ctx: devices of the ``ctx_group``s.
+            optimizer: an optimizer, or the name of one with default arguments, whose state counts too.
+            budget: the most bytes for internal values, kept by computing some of them again.
+            **kwargs: shapes of arguments by name.
+
+        Returns:
+            the bytes by kind and by layer; its text is a table.
+
+        Raises:
+            ShapeError: the shapes are not enough, or contradict each other.
+            ValueError: there is no such optimizer.
+
+        Example:
+            >>> estimate = net.memory_estimate(data=(64, 3, 224, 224), optimizer="adam")
+            >>> estimate.peak, estimate.fits(mx.gpu(0))
+        """
+        from flowmx.executor.estimate import memory_estimate
+        from flowmx.optimizer.footprint import Footprint
+
+        state = Footprint(optimizer).nbytes if optimizer is not None else lambda index, shape, dtype: 0
+        return memory_estimate(self, ctx, grad_req, type_dict, group2ctx, budget, kwargs, state)
 
     def eval(self, ctx: Any = None, **kwargs: Any) -> list[Any]:
         """Bind arrays by name, compute, and return the outputs."""

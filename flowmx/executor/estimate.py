@@ -1,0 +1,52 @@
+"""What ``simple_bind`` would bind, without binding: for :meth:`flowmx.sym.Symbol.memory_estimate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from flowmx import devices
+from flowmx.devices import Context
+from flowmx.executor.binding import requests_of, used_groups
+from flowmx.graph import infer
+from flowmx.graph.compiler import compile_graph, graph_of, options_of
+from flowmx.graph.estimate import MemoryEstimate, estimate
+from flowmx.graph.node import Entry, Node
+from flowmx.ops.dtypes import DType, as_dtype
+from flowmx.ops.registry import Shape
+from flowmx.symbol.symbol import Symbol
+
+StateBytes = Callable[[int, Shape, DType], int]
+"""The bytes for a parameter, by its position, shape and dtype."""
+
+
+def memory_estimate(
+    symbol: Symbol, ctx: Any, grad_req: Any, type_dict: Mapping[str, Any] | None, group2ctx: Any,
+    budget: int | None, shapes: Mapping[str, Sequence[int]], state: StateBytes,
+) -> MemoryEstimate:  # fmt: skip
+    """See :meth:`flowmx.sym.Symbol.memory_estimate`; ``state`` says what an optimizer keeps for a parameter."""
+    context = Context(ctx) if ctx is not None else devices.current_context()
+    arguments, auxiliary = symbol._variables()
+    found = symbol._infer_shape((), shapes)
+    variables = zip((*arguments, *auxiliary), (*found[0], *found[2]), strict=True)
+    known = {node: infer.known_shape(shape, f"{node.name!r}") for node, shape in variables}
+    all_shapes = {
+        entry: infer.known_shape(shape, entry.node.output_name(entry.index))
+        for entry, shape in infer.infer_shapes(symbol._nodes(), known).items()
+    }
+    given = {name: as_dtype(value) for name, value in (type_dict or {}).items()}
+    all_dtypes = infer.infer_types(symbol._nodes(), {node: given.get(node.name) for node in known})
+    requests = requests_of([node.name for node in arguments], grad_req)
+    wanted = [node for node in arguments if requests[node.name] != "null"]
+    groups = used_groups(context, group2ctx, symbol)
+    graph = graph_of(symbol._entries, wanted, all_shapes, all_dtypes, bool(wanted), context, groups)
+    straight = [node for node in wanted if requests[node.name] == "write"]
+    plan = compile_graph(graph, straight, options=replace(options_of(context.device_type), budget=budget))
+    position = {node: index for index, node in enumerate(arguments)}
+
+    def state_of(node: Node) -> int:
+        return state(position[node], all_shapes[Entry(node, 0)], all_dtypes[Entry(node, 0)])
+
+    inputs = {node.name for node in arguments if node.name in shapes or node.name.endswith("label")}
+    return estimate(graph, plan, arguments, auxiliary, inputs, wanted, state_of)

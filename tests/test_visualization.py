@@ -1,0 +1,157 @@
+"""mx.viz: tables and drawings as MXNet's, recorded in tests/fixtures; pictures of memory."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import flowmx as mx
+from flowmx.graph.occupancy import alive
+from flowmx.graph.picture import COLOURS, panels
+from tests.fixtures import record_visualization as recorded
+
+KNOWN = json.loads(recorded.FILE.read_text())
+
+
+@pytest.mark.parametrize("name", recorded.CASES)
+def test_tables_and_drawings_are_those_of_mxnet(name):
+    found = recorded.describe(mx, name)
+    assert found.keys() == KNOWN[name].keys()
+    for key, value in found.items():
+        assert value == KNOWN[name][key], key
+
+
+def perceptron():
+    return recorded.perceptron(mx)
+
+
+@pytest.fixture
+def without_graphviz(monkeypatch):
+    monkeypatch.setitem(sys.modules, "graphviz", None)
+
+
+def test_a_table_where_mxnet_stops_with_an_error(capsys):
+    vector = mx.sym.sum(mx.sym.Variable("data"), axis=1)
+    scaled = mx.sym.FullyConnected(vector, num_hidden=2, flatten=False, no_bias=True, name="fc")
+    mx.viz.print_summary(scaled, shape={"data": (4, 3)})  # MXNet: IndexError
+    assert re.search(r"fc\(FullyConnected\) +0 +sum", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("function", [mx.viz.print_summary, mx.viz.plot_network])
+def test_refusals(function, without_graphviz):
+    with pytest.raises(TypeError, match="symbol is int, expected a Symbol"):
+        function(3)
+    with pytest.raises(ValueError, match="unknown are those of data"):
+        function(perceptron(), shape={})
+
+
+def test_without_graphviz_a_drawing_is_text(without_graphviz, tmp_path):
+    dot = mx.viz.plot_network(perceptron(), title="my net", shape={"data": (4, 784)})
+    lines = dot.source.splitlines()
+    assert lines[0] == 'digraph "my net" {'
+    assert lines[-1] == "}"
+    assert (
+        '\t"fc1" [label="FullyConnected\\n128" shape="box" fixedsize="true" width="1.3" height="0.8034" ' in dot.source
+    )
+    assert '\t"fc1" -> "data" [dir="back" arrowtail="open" label="784"]' in lines
+    assert "fc1_weight" not in dot.source
+    path = dot.save(tmp_path / "net.gv")
+    assert Path(path).read_text() == dot.source
+    for show in (dot.render, dot.view):
+        with pytest.raises(ImportError, match=r"pip install 'flowmx\[viz\]'"):
+            show()
+
+
+def test_names_are_quoted(without_graphviz):
+    odd = mx.sym.relu(mx.sym.Variable('a "b" \\ c'), name="x")
+    assert '"a \\"b\\" \\\\ c"' in mx.viz.plot_network(odd).source
+
+
+def test_same_names_are_warned_of(without_graphviz):
+    twice = mx.sym.relu(mx.sym.relu(mx.sym.Variable("data"), name="x"), name="x")
+    with pytest.warns(RuntimeWarning, match="same name, and are drawn as one: x"):
+        mx.viz.plot_network(twice)
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+
+def bound(**shapes):
+    return perceptron().simple_bind(mx.cpu(), **(shapes or {"data": (64, 784)}))
+
+
+def shown(text):
+    """The titles of a picture, and their rectangles."""
+    found = {}
+    for each in ElementTree.fromstring(text).iter("{http://www.w3.org/2000/svg}rect"):
+        for title in each:
+            found[title.text] = {key: float(each.get(key)) for key in ("x", "y", "width", "height")}
+    return found
+
+
+def test_a_picture_shows_every_place_once_where_it_is():
+    plan = bound().plan
+    found = shown(mx.viz.plot_memory(plan))
+    steps = [title for title in found if title.startswith("step ")]
+    assert len(steps) == len(plan.steps())
+    (panel,) = panels(plan)
+    bars = {title: box for title, box in found.items() if title not in steps}
+    assert len(bars) == len(panel.bars) == len(plan.lives)
+    assert sorted(value for bar in panel.bars for value in bar.values) == sorted(
+        entry.node.output_name(entry.index) for entry in plan.place
+    )
+    boxes = list(bars.values())
+    ends = [bar.life.last + 1 - bar.life.first for bar in panel.bars]
+    wide = boxes[0]["width"] / ends[0]
+    assert [box["width"] for box in boxes] == pytest.approx([wide * end for end in ends], abs=0.02)
+    for one in boxes:
+        for other in boxes:
+            beside = one["x"] + one["width"] <= other["x"] + 0.02 or other["x"] + other["width"] <= one["x"] + 0.02
+            apart = one["y"] + one["height"] <= other["y"] + 0.02 or other["y"] + other["height"] <= one["y"] + 0.02
+            assert one is other or beside or apart
+
+
+def test_what_is_alive_and_the_bound():
+    plan = bound().plan
+    (panel,) = panels(plan)
+    assert panel.bound == plan.lower_bound()
+    counted = [sum(life.size for life in plan.lives if life.first <= t <= life.last) for t in range(len(panel.alive))]
+    assert panel.alive == counted == alive(plan.lives, len(plan.steps()) + 1)
+    assert {bar.kind for bar in panel.bars} == {"forward", "gradient"}
+    assert set(COLOURS) >= {bar.kind for bar in panel.bars}
+
+
+def test_a_panel_for_each_device():
+    with mx.AttrScope(ctx_group="first"):
+        x = mx.sym.Variable("x")
+        one = mx.sym.dot(mx.sym.dot(x, x), x)
+    with mx.AttrScope(ctx_group="second"):
+        net = mx.sym.dot(mx.sym.dot(one, one), one)
+    groups = {"first": mx.cpu(1), "second": mx.cpu(2)}
+    executor = net.simple_bind(mx.cpu(), x=(5, 5), group2ctx=groups)
+    found = {panel.device: panel for panel in panels(executor.plan)}
+    assert sum(panel.size for panel in found.values()) == executor.plan.arena.size
+    assert {"cpu(1)", "cpu(2)"} <= set(found)
+    assert all(f"{device}: " in mx.viz.plot_memory(executor) for device in found)
+
+
+def test_files(tmp_path):
+    executor = bound()
+    text = executor.plan.picture(tmp_path / "memory.svg")
+    assert (tmp_path / "memory.svg").read_text() == text == mx.viz.plot_memory(executor)
+    with pytest.raises(ValueError, match=r"ends in \.bmp, expected \.svg or \.png"):
+        mx.viz.plot_memory(executor, tmp_path / "memory.bmp")
+    with pytest.raises(TypeError, match="int was given, expected an Executor or its plan"):
+        mx.viz.plot_memory(3)
+
+
+def test_png(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    mx.viz.plot_memory(bound(), tmp_path / "memory.png")
+    assert (tmp_path / "memory.png").read_bytes().startswith(b"\x89PNG")
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"pip install 'flowmx\[viz\]'"):
+        mx.viz.plot_memory(bound(), tmp_path / "memory.png")
