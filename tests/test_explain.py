@@ -1,6 +1,7 @@
 """plan.explain(): what it says is so."""
 
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -176,3 +177,21 @@ def test_bytes_in_words():
     assert [in_words(n) for n in (0, 1023, 1024, 1536, 1 << 20, 5 << 40, 5 << 50)] == [
         "0 B", "1023 B", "1 KiB", "1.5 KiB", "1 MiB", "5 TiB", "5120 TiB",
     ]  # fmt: skip
+
+
+def test_debug_str_says_the_total_as_mxnet_does():
+    executor = small.lenet(mx).simple_bind(mx.cpu(), data=(64, 1, 28, 28))
+    total = re.search(r"Total ([0-9.e+]+) Mi?B allocated", executor.debug_str())
+    assert float(total[1]) == pytest.approx(executor.plan.internal_bytes() / (1 << 20), abs=0.006)
+
+
+def test_large_plans_are_told_and_drawn_in_little_time():
+    x = mx.sym.Variable("x")
+    for layer in range(500):
+        x = mx.sym.FullyConnected(x, num_hidden=8, name=f"fc{layer}")
+    plan = plan_of(x, x=(4, 8))
+    start = time.process_time()
+    assert len(plan.explain(0).splitlines()) < 12
+    assert len(plan.explain().splitlines()) > len(plan.steps())
+    plan.picture()
+    assert time.process_time() - start < 2
