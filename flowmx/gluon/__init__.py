@@ -1,0 +1,24 @@
+"""Gluon (``mx.gluon``): models as blocks, computed step by step, or compiled by ``hybridize()``.
+
+Example:
+    >>> net = mx.gluon.nn.HybridSequential()
+    >>> net.add(mx.gluon.nn.Dense(128, activation="relu"), mx.gluon.nn.Dense(10))
+    >>> net.initialize(mx.init.Xavier())
+    >>> net.hybridize()
+    >>> trainer = mx.gluon.Trainer(net.collect_params(), "adam")
+    >>> with mx.autograd.record():
+    ...     loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()(net(data), label)
+    >>> loss.backward()
+    >>> trainer.step(batch_size=len(data))
+"""
+
+from flowmx.gluon import block, loss, nn, parameter, rnn, trainer, utils
+from flowmx.gluon.block import Block, HybridBlock, SymbolBlock
+from flowmx.gluon.parameter import Constant, DeferredInitializationError, Parameter
+from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.gluon.trainer import Trainer
+
+__all__ = [
+    "Block", "Constant", "DeferredInitializationError", "HybridBlock", "Parameter", "ParameterDict", "SymbolBlock",
+    "Trainer", "block", "loss", "nn", "parameter", "rnn", "trainer", "utils",
+]  # fmt: skip

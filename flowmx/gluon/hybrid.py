@@ -1,0 +1,371 @@
+"""Blocks that compute with arrays or compose symbols by the same code; hybridized, they compute a compiled graph.
+
+A hybridized block calls its ``hybrid_forward`` once with symbols for each structure of its inputs, and gives the graph
+to a :class:`~flowmx.cached_op.CachedOp`. Its inputs are the block's inputs and the parameters' arrays on their device.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flowmx import ndarray as nd
+from flowmx import symbol as sym
+from flowmx.cached_op import CachedOp
+from flowmx.devices import Context
+from flowmx.gluon.base import Block
+from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
+from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.graph.nesting import Format, flatten, regroup
+from flowmx.ndarray import NDArray
+from flowmx.symbol import Symbol
+
+__all__ = ["HybridBlock"]
+
+
+class Traced(NamedTuple):
+    """What a block composed of symbols.
+
+    Attributes:
+        inputs: names of the variables for its inputs.
+        symbol: all its outputs.
+        form: how they nest.
+    """
+
+    inputs: list[str]
+    symbol: Symbol
+    form: Format
+
+
+class Compiled(NamedTuple):
+    """A traced block, ready to be called.
+
+    Attributes:
+        traced: what it composed.
+        op: computes it.
+        sources: for each input of ``op``, a position among the block's inputs or a parameter.
+    """
+
+    traced: Traced
+    op: CachedOp
+    sources: list[int | Parameter]
+
+
+class HybridBlock(Block):
+    """A block whose :meth:`hybrid_forward` takes arrays or symbols.
+
+    Args:
+        prefix: as for :class:`Block`.
+        params: as for :class:`Block`.
+
+    Example:
+        >>> class Model(mx.gluon.HybridBlock):
+        ...     def __init__(self, **kwargs):
+        ...         super().__init__(**kwargs)
+        ...         with self.name_scope():
+        ...             self.hidden = mx.gluon.nn.Dense(20)
+        ...             self.scale = self.params.get("scale", shape=(1,), init="ones")
+        ...     def hybrid_forward(self, F, x, scale):
+        ...         return F.broadcast_mul(F.relu(self.hidden(x)), scale)
+        >>> model = Model()
+        >>> model.initialize()
+        >>> model.hybridize()
+        >>> y = model(mx.nd.ones((2, 5)))
+    """
+
+    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
+        super().__init__(prefix, params)
+        self._active = False
+        self._flags: dict[str, bool] = {}
+        self._compiled: dict[str, Compiled] = {}
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if isinstance(value, (HybridBlock, Parameter)):
+            self._clear_cached_op()
+
+    def register_child(self, block: Block, name: str | None = None) -> None:
+        """Make a block a child.
+
+        Raises:
+            TypeError: it is no HybridBlock.
+        """
+        if not isinstance(block, HybridBlock):
+            raise TypeError(
+                f"{type(self).__name__} {self.name!r}: children of a HybridBlock must be HybridBlocks, and "
+                f"{type(block).__name__} is none: derive it from HybridBlock, or use nn.Sequential in the place of "
+                "nn.HybridSequential"
+            )
+        super().register_child(block, name)
+        self._clear_cached_op()
+
+    def _clear_cached_op(self) -> None:
+        self._compiled = {}
+
+    def cast(self, dtype: Any) -> None:
+        """Change the element type of its parameters and those of its children."""
+        self._clear_cached_op()
+        super().cast(dtype)
+
+    def hybridize(
+        self, active: bool = True, backend: str | None = None, clear: bool = True, static_alloc: bool = False,
+        static_shape: bool = False, inline_limit: int = 2, forward_bulk_size: int | None = None,
+        backward_bulk_size: int | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        """Have the block, and its children, compute compiled graphs (or no longer).
+
+        Args:
+            active: whether to.
+            backend: kept for MXNet's scripts: there is one, whose passes always run.
+            clear: compile anew at the next call.
+            static_alloc: keep the memory for inner values between calls.
+            static_shape: plan for shapes that do not change; they may, which is slower. Needs ``static_alloc``.
+            inline_limit: kept for MXNet's scripts.
+            forward_bulk_size: kept for MXNet's scripts.
+            backward_bulk_size: kept for MXNet's scripts.
+            **kwargs: kept for MXNet's scripts.
+
+        Raises:
+            ValueError: ``static_shape`` without ``static_alloc``.
+        """
+        if static_shape and not static_alloc:
+            raise ValueError("hybridize: static_shape=True needs static_alloc=True")
+        if active and (self._forward_hooks or self._forward_pre_hooks):
+            warnings.warn(
+                f"hybridize: block {self.name!r} has hooks, which are not called where it is a child of a block that "
+                "is hybridized too",
+                stacklevel=2,
+            )
+        self._active = active
+        self._flags = {"static_alloc": static_alloc, "static_shape": static_shape}
+        if clear:
+            self._clear_cached_op()
+        super().hybridize(active, clear=clear, **self._flags)
+
+    # -- calling ---------------------------------------------------------------------------------------
+
+    def forward(self, x: Any, *args: Any) -> Any:
+        """Compute with arrays, or compose symbols, by :meth:`hybrid_forward`.
+
+        Raises:
+            ValueError: the inputs hold arrays and symbols, or neither, or arrays of several devices (hybridized).
+        """
+        if isinstance(x, NDArray) and not args:
+            return self._compute(x.context, (x,))
+        contexts, symbols = _kinds((x, *args))
+        if symbols == bool(contexts):
+            raise ValueError(
+                f"{type(self).__name__} {self.name!r}: the inputs hold {'both' if symbols else 'neither'} arrays "
+                f"{'and' if symbols else 'nor'} symbols, expected one of them"
+            )
+        if symbols:
+            return self._compose((x, *args))
+        if self._active and len(contexts) > 1:
+            raise ValueError(
+                f"{type(self).__name__} {self.name!r}: the inputs are on {', '.join(map(str, contexts))}; hybridized, "
+                "a block takes inputs of one device: bring them together with as_in_context"
+            )
+        return self._compute(next(iter(contexts)), (x, *args))
+
+    def hybrid_forward(self, F: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute the outputs; a subclass overrides it.
+
+        Args:
+            F: ``mx.nd`` or ``mx.sym``.
+            *args: the inputs, arrays or symbols.
+            **kwargs: its own parameters, under the names of their attributes.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must define hybrid_forward()")
+
+    def _compute(self, context: Context, args: tuple[Any, ...]) -> Any:
+        if self._active:
+            return self._call_cached_op(context, args)
+        with context:
+            try:
+                params = {key: param.data(context) for key, param in self._reg_params.items()}
+            except DeferredInitializationError:
+                self._finish(self._params.values(), self._trace(args), args)
+                params = {key: param.data(context) for key, param in self._reg_params.items()}
+            return self.hybrid_forward(nd, *args, **params)
+
+    def _compose(self, args: Sequence[Any]) -> Any:
+        params = {key: param.var() for key, param in self._reg_params.items()}
+        try:
+            with self.name_scope():
+                return self.hybrid_forward(sym, *args, **params)
+        except Exception as error:
+            if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+                error.add_note(
+                    f"{_NOTE} {type(self).__name__} {self.name!r}: hybrid_forward was called with symbols, which have "
+                    "no values and no shape; choose by values with F.where or F.contrib.cond, or do not hybridize it"
+                )
+            raise
+
+    # -- compiled --------------------------------------------------------------------------------------
+
+    def _call_cached_op(self, context: Context, args: tuple[Any, ...]) -> Any:
+        given, form = flatten(args, NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True)
+        compiled = self._compiled.get(str(form))
+        if compiled is None:
+            compiled = self._compile(given, form, args)
+        inputs = [given[each] if isinstance(each, int) else each.data(context) for each in compiled.sources]
+        found = compiled.op(*inputs)
+        form = compiled.traced.form
+        if form == 0:
+            return found
+        return regroup([found] if isinstance(found, NDArray) else found, form)
+
+    def _compile(self, given: Sequence[NDArray], form: Format, args: tuple[Any, ...]) -> Compiled:
+        traced = self._trace(args)
+        params = self._params_of(traced)
+        names = traced.symbol.list_inputs()
+        self._warn_of_unused(names, traced.inputs)
+        self._finish(params.values(), traced, args)
+        position = {name: index for index, name in enumerate(traced.inputs)}
+        sources = [position[name] if name in position else params[name] for name in names]
+        op = CachedOp(traced.symbol, **self._flags, data_names=traced.inputs)
+        self._compiled[str(form)] = made = Compiled(traced, op, sources)
+        return made
+
+    def _trace(self, args: tuple[Any, ...]) -> Traced:
+        """Compose the graph for inputs that nest as these do."""
+        given, form = flatten(args, NDArray, f"{type(self).__name__} {self.name!r}: inputs", optional=True)
+        names = ["data"] if len(given) == 1 else [f"data{index}" for index in range(len(given))]
+        result = self._compose(regroup([sym.var(name) for name in names], form))
+        outputs, out_form = flatten(
+            result, Symbol, f"{type(self).__name__} {self.name!r}: outputs of hybrid_forward", optional=True
+        )
+        return Traced(names, sym.Group(outputs), out_form)
+
+    def _params_of(self, traced: Traced) -> dict[str, Parameter]:
+        """The parameters of a graph, by name.
+
+        Raises:
+            ValueError: a variable of it is neither an input nor a parameter.
+        """
+        known = self.collect_params()
+        names = [name for name in traced.symbol.list_inputs() if name not in traced.inputs]
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise ValueError(
+                f"{type(self).__name__} {self.name!r}: hybrid_forward uses the variable {unknown[0]!r}, which is "
+                "neither an input nor a parameter of the block or its children: register the block that it belongs to"
+            )
+        return {name: known[name] for name in names}
+
+    def _warn_of_unused(self, used: Sequence[str], inputs: Sequence[str]) -> None:
+        label = f"{type(self).__name__} {self.name!r}"
+        for name in inputs:
+            if name not in used:
+                warnings.warn(f"{label}: its input {name!r} is not used: is that intended?", stacklevel=7)
+        unused = [name for name in self.collect_params() if name not in used]
+        if unused:
+            warnings.warn(f"{label}: the parameters {', '.join(unused)} are not used: is that intended?", stacklevel=7)
+
+    # -- inference -------------------------------------------------------------------------------------
+
+    def infer_shape(self, *args: Any) -> None:
+        """Set what is unknown of the parameters' shapes from those of inputs.
+
+        Raises:
+            ShapeError: the inputs do not fit.
+        """
+        self._infer_shape(self._trace(args), args)
+
+    def infer_type(self, *args: Any) -> None:
+        """Set the parameters' dtypes from those of inputs."""
+        traced = self._trace(args)
+        arguments, _, auxiliary = traced.symbol.infer_type(**_attribute("dtype", traced, args))
+        self._set("dtype", traced, arguments, auxiliary)
+
+    def _infer_shape(self, traced: Traced, args: Any) -> None:
+        arguments, _, auxiliary = traced.symbol.infer_shape_partial(**_attribute("shape", traced, args))
+        self._set("shape", traced, arguments, auxiliary)
+
+    def _set(self, attribute: str, traced: Traced, arguments: Any, auxiliary: Any) -> None:
+        params = self._params_of(traced)
+        names = [*traced.symbol.list_arguments(), *traced.symbol.list_auxiliary_states()]
+        for name, value in zip(names, [*arguments, *auxiliary], strict=True):
+            if name in params and value != ():
+                setattr(params[name], attribute, value)
+
+    def _finish(self, params: Any, traced: Traced, args: tuple[Any, ...]) -> None:
+        """Make the parameters whose initialization waits for their shapes.
+
+        Raises:
+            ValueError: the shapes do not follow from those of the inputs.
+        """
+        waiting = [param for param in params if param._deferred is not None]
+        if not waiting:
+            return
+        self._infer_shape(traced, args)
+        for param in waiting:
+            if not _is_known(param.shape):
+                raise ValueError(
+                    f"{type(self).__name__} {self.name!r}: the shape of parameter {param.name!r} does not follow from "
+                    f"those of the inputs (known of it: {param.shape}): give the layer in_units, in_channels or the "
+                    "like"
+                )
+            param._finish_deferred_init()
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def export(self, path: str | os.PathLike[str], epoch: int = 0, remove_amp_cast: bool = True) -> tuple[str, str]:
+        """Save the graph and the parameters as a checkpoint; blocks until they are on disk.
+
+        ``SymbolBlock.imports``, ``mx.mod.Module.load`` and MXNet read it. The graph is that of the first call.
+
+        Args:
+            path: the start of the files' names, ``<path>-symbol.json`` and ``<path>-<epoch, four digits>.params``.
+            epoch: the number in the second.
+            remove_amp_cast: leave casts of mixed precision out.
+
+        Returns:
+            the names of the two files.
+
+        Raises:
+            RuntimeError: the block was not hybridized and called.
+        """
+        if not self._compiled:
+            raise RuntimeError(
+                f"export: {type(self).__name__} {self.name!r} has no graph: call hybridize(), then the block once"
+            )
+        traced = next(iter(self._compiled.values())).traced
+        files = f"{os.fspath(path)}-symbol.json", f"{os.fspath(path)}-{epoch:04d}.params"
+        traced.symbol.save(files[0], remove_amp_cast=remove_amp_cast)
+        auxiliary = set(traced.symbol.list_auxiliary_states())
+        params = self._params_of(traced)
+        nd.save(files[1], {f"{'aux' if n in auxiliary else 'arg'}:{n}": p._reduce() for n, p in params.items()})
+        return files
+
+
+_NOTE = "while composing"
+
+
+def _leaves(args: Sequence[Any]) -> Iterator[Any]:
+    for each in args:
+        if isinstance(each, (list, tuple)):
+            yield from _leaves(each)
+        else:
+            yield each
+
+
+def _kinds(args: Sequence[Any]) -> tuple[dict[Context, None], bool]:
+    """The devices of the arrays among nested inputs, and whether there are symbols."""
+    contexts: dict[Context, None] = {}
+    symbols = False
+    for each in _leaves(args):
+        if isinstance(each, NDArray):
+            contexts[each.context] = None
+        elif isinstance(each, Symbol):
+            symbols = True
+    return contexts, symbols
+
+
+def _attribute(attribute: str, traced: Traced, args: Sequence[Any]) -> Mapping[str, Any]:
+    """The shapes or dtypes of inputs, by the names of the variables in their places."""
+    arrays = [each for each in _leaves(args) if each is not None]
+    used = set(traced.symbol.list_inputs())
+    return {name: getattr(each, attribute) for name, each in zip(traced.inputs, arrays, strict=True) if name in used}

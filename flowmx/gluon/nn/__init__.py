@@ -1,0 +1,44 @@
+"""Layers: ``mx.gluon.nn``."""
+
+from flowmx.gluon.block import Block, HybridBlock, SymbolBlock
+from flowmx.gluon.nn.activations import ELU, GELU, SELU, Activation, LeakyReLU, PReLU, Swish
+from flowmx.gluon.nn.basic_layers import (
+    BatchNorm,
+    Dense,
+    Dropout,
+    Embedding,
+    Flatten,
+    HybridLambda,
+    HybridSequential,
+    Lambda,
+    LayerNorm,
+    Sequential,
+)
+from flowmx.gluon.nn.conv_layers import (
+    AvgPool1D,
+    AvgPool2D,
+    AvgPool3D,
+    Conv1D,
+    Conv1DTranspose,
+    Conv2D,
+    Conv2DTranspose,
+    Conv3D,
+    Conv3DTranspose,
+    GlobalAvgPool1D,
+    GlobalAvgPool2D,
+    GlobalAvgPool3D,
+    GlobalMaxPool1D,
+    GlobalMaxPool2D,
+    GlobalMaxPool3D,
+    MaxPool1D,
+    MaxPool2D,
+    MaxPool3D,
+)
+
+__all__ = [
+    "ELU", "GELU", "SELU", "Activation", "AvgPool1D", "AvgPool2D", "AvgPool3D", "BatchNorm", "Block", "Conv1D",
+    "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose", "Dense", "Dropout", "Embedding",
+    "Flatten", "GlobalAvgPool1D", "GlobalAvgPool2D", "GlobalAvgPool3D", "GlobalMaxPool1D", "GlobalMaxPool2D",
+    "GlobalMaxPool3D", "HybridBlock", "HybridLambda", "HybridSequential", "Lambda", "LayerNorm", "LeakyReLU",
+    "MaxPool1D", "MaxPool2D", "MaxPool3D", "PReLU", "Sequential", "Swish", "SymbolBlock",
+]  # fmt: skip

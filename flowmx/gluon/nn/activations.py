@@ -1,0 +1,124 @@
+"""Activations as layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx import initializer
+from flowmx.gluon.hybrid import HybridBlock
+
+__all__ = ["ELU", "GELU", "SELU", "Activation", "LeakyReLU", "PReLU", "Swish"]
+
+
+class Activation(HybridBlock):
+    """An activation by name.
+
+    Args:
+        activation: ``"relu"``, ``"sigmoid"``, ``"tanh"``, ``"softrelu"`` or ``"softsign"``.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(self, activation: str, **kwargs: Any) -> None:
+        self._act_type = activation
+        super().__init__(**kwargs)
+
+    def _alias(self) -> str:
+        return self._act_type
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.Activation(x, act_type=self._act_type, name="fwd")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._act_type})"
+
+
+class LeakyReLU(HybridBlock):
+    """``x`` where it is positive, else ``alpha * x``.
+
+    Args:
+        alpha: the slope for negative inputs.
+        **kwargs: ``prefix`` and ``params``.
+
+    Raises:
+        ValueError: a negative slope.
+    """
+
+    def __init__(self, alpha: float, **kwargs: Any) -> None:
+        if alpha < 0:
+            raise ValueError(f"LeakyReLU: alpha is {alpha}, expected a slope from 0")
+        super().__init__(**kwargs)
+        self._alpha = alpha
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.LeakyReLU(x, act_type="leaky", slope=self._alpha, name="fwd")
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._alpha})"
+
+
+class PReLU(HybridBlock):
+    """A leaky ReLU whose slope is learned.
+
+    He et al., Delving Deep into Rectifiers, ICCV 2015.
+
+    Args:
+        alpha_initializer: of the slope.
+        in_channels: 1 for one slope, or the number of channels.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(self, alpha_initializer: Any = None, in_channels: int = 1, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        init = initializer.Constant(0.25) if alpha_initializer is None else alpha_initializer
+        self.alpha = self.params.get("alpha", shape=(in_channels,), init=init)
+
+    def hybrid_forward(self, F: Any, x: Any, alpha: Any) -> Any:
+        return F.LeakyReLU(x, gamma=alpha, act_type="prelu", name="fwd")
+
+
+class ELU(HybridBlock):
+    """``x`` where it is positive, else ``alpha * (exp(x) - 1)``.
+
+    Clevert et al., Fast and Accurate Deep Network Learning by Exponential Linear Units, ICLR 2016.
+
+    Args:
+        alpha: the bound for negative inputs.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(self, alpha: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._alpha = alpha
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.LeakyReLU(x, act_type="elu", slope=self._alpha)
+
+
+class SELU(HybridBlock):
+    """The scaled exponential linear unit (Klambauer et al., Self-Normalizing Neural Networks, NIPS 2017)."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.LeakyReLU(x, act_type="selu", name="fwd")
+
+
+class GELU(HybridBlock):
+    """``x`` times the normal distribution function of ``x`` (Hendrycks and Gimpel, 2016)."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.LeakyReLU(x, act_type="gelu", name="fwd")
+
+
+class Swish(HybridBlock):
+    """``x * sigmoid(beta * x)`` (Ramachandran et al., Searching for Activation Functions, 2017).
+
+    Args:
+        beta: the factor.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(self, beta: float = 1.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._beta = beta
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return x * F.sigmoid(self._beta * x, name="fwd")

@@ -1,0 +1,347 @@
+"""Containers, and the layers that are no convolutions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from flowmx import ndarray as nd
+from flowmx import symbol as sym
+from flowmx.gluon.base import Block
+from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.nn.activations import Activation
+
+__all__ = [
+    "BatchNorm", "Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSequential", "Lambda", "LayerNorm",
+    "Sequential",
+]  # fmt: skip
+
+
+class _Stack(Block):
+    """Children in a row, each computing from the one before."""
+
+    def add(self, *blocks: Block) -> None:
+        """Put blocks at the end."""
+        for block in blocks:
+            self.register_child(block)
+
+    def _through(self, x: Any, args: tuple[Any, ...]) -> Any:
+        if args:
+            raise TypeError(f"{type(self).__name__} {self.name!r}: {1 + len(args)} inputs were given, expected one")
+        for block in self._children.values():
+            x = block(x)
+        return x
+
+    def _shown(self) -> Iterator[tuple[str, Block]]:
+        return iter(self._children.items())
+
+    def __getitem__(self, key: int | slice) -> Any:
+        """One of the blocks, or a container of several, which shares their parameters."""
+        found = list(self._children.values())[key]
+        if isinstance(found, Block):
+            return found
+        part = type(self)(prefix=self._prefix)
+        part.add(*found)
+        return part
+
+    def __len__(self) -> int:
+        return len(self._children)
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self._children.values())
+
+
+class Sequential(_Stack):
+    """Blocks in a row.
+
+    Args:
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+
+    Example:
+        >>> net = nn.Sequential()
+        >>> net.add(nn.Dense(10, activation="relu"), nn.Dense(20))
+    """
+
+    def forward(self, x: Any, *args: Any) -> Any:
+        """The last block's output."""
+        return self._through(x, args)
+
+    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
+        """Hybridize the children, one by one."""
+        if self._children and all(isinstance(each, HybridBlock) for each in self._children.values()):
+            warnings.warn(
+                f"hybridize: all children of the Sequential {self.name!r} are HybridBlocks: HybridSequential compiles "
+                "them together, which is faster",
+                stacklevel=2,
+            )
+        super().hybridize(active, **kwargs)
+
+
+class HybridSequential(_Stack, HybridBlock):
+    """HybridBlocks in a row, which are compiled together.
+
+    Args:
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+    """
+
+    def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
+        return self._through(x, args)
+
+
+class Dense(HybridBlock):
+    """``activation(x · weightᵀ + bias)``.
+
+    Args:
+        units: the number of outputs.
+        activation: the name of an activation, or None.
+        use_bias: whether there is a bias.
+        flatten: collapse all axes of the input but the first; otherwise only the last is transformed.
+        dtype: of the parameters.
+        weight_initializer: of the weight.
+        bias_initializer: of the bias.
+        in_units: the number of inputs (default: seen at the first call).
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, units: int, activation: str | None = None, use_bias: bool = True, flatten: bool = True,
+        dtype: Any = "float32", weight_initializer: Any = None, bias_initializer: Any = "zeros", in_units: int = 0,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self._units, self._flatten = units, flatten
+        with self.name_scope():
+            self.weight = self.params.get(
+                "weight", shape=(units, in_units), init=weight_initializer, dtype=dtype, allow_deferred_init=True
+            )
+            self.bias = self.params.get(
+                "bias", shape=(units,), init=bias_initializer, dtype=dtype, allow_deferred_init=True
+            ) if use_bias else None  # fmt: skip
+            self.act = None if activation is None else Activation(activation, prefix=f"{activation}_")
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+        out = F.FullyConnected(
+            x, weight, bias, no_bias=bias is None, num_hidden=self._units, flatten=self._flatten, name="fwd"
+        )
+        return out if self.act is None else self.act(out)
+
+    def __repr__(self) -> str:
+        units, inputs = self.weight.shape or (self._units, 0)
+        return f"{type(self).__name__}({inputs or None} -> {units}, {self.act or 'linear'})"
+
+
+class Dropout(HybridBlock):
+    """In training, zeros in random places, and the rest larger by as much.
+
+    Args:
+        rate: the part that becomes zero.
+        axes: axes along which one decision counts.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(self, rate: float, axes: tuple[int, ...] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._rate, self._axes = rate, axes
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.Dropout(x, p=self._rate, axes=self._axes, name="fwd") if self._rate > 0 else F.identity(x)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(p = {self._rate}, axes={self._axes})"
+
+
+class BatchNorm(HybridBlock):
+    """Normalizes over the batch in training, and by running statistics in prediction.
+
+    Ioffe and Szegedy, Batch Normalization, ICML 2015.
+
+    Args:
+        axis: that of the channels.
+        momentum: of the running statistics.
+        epsilon: is added to the variance.
+        center: learn an offset (beta).
+        scale: learn a factor (gamma).
+        use_global_stats: use the running statistics in training too.
+        beta_initializer: of the offset.
+        gamma_initializer: of the factor.
+        running_mean_initializer: of the running mean.
+        running_variance_initializer: of the running variance.
+        in_channels: the number of channels (default: seen at the first call).
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, axis: int = 1, momentum: float = 0.9, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
+        use_global_stats: bool = False, beta_initializer: Any = "zeros", gamma_initializer: Any = "ones",
+        running_mean_initializer: Any = "zeros", running_variance_initializer: Any = "ones", in_channels: int = 0,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self._kwargs = {
+            "axis": axis, "eps": epsilon, "momentum": momentum, "fix_gamma": not scale,
+            "use_global_stats": use_global_stats,
+        }  # fmt: skip
+        if in_channels:
+            self.in_channels = in_channels
+        self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
+        self.beta = _vector(self, "beta", in_channels, beta_initializer, center)
+        self.running_mean = _vector(self, "running_mean", in_channels, running_mean_initializer, False)
+        self.running_var = _vector(self, "running_var", in_channels, running_variance_initializer, False)
+
+    def cast(self, dtype: Any) -> None:
+        """Change the element type of its parameters; beside float16 inputs they stay float32."""
+        super().cast("float32" if np.dtype(dtype) == np.float16 else dtype)
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+
+    def __repr__(self) -> str:
+        return _norm_text(self, self._kwargs)
+
+
+class LayerNorm(HybridBlock):
+    """Normalizes each instance over one axis (Ba et al., Layer Normalization, 2016).
+
+    Args:
+        axis: over which.
+        epsilon: is added to the variance.
+        center: learn an offset (beta).
+        scale: learn a factor (gamma).
+        beta_initializer: of the offset.
+        gamma_initializer: of the factor.
+        in_channels: the length of the axis (default: seen at the first call).
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+    """
+
+    def __init__(
+        self, axis: int = -1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
+        beta_initializer: Any = "zeros", gamma_initializer: Any = "ones", in_channels: int = 0,
+        prefix: str | None = None, params: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(prefix=prefix, params=params)
+        self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
+        self._axis, self._epsilon = axis, epsilon
+        self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
+        self.beta = _vector(self, "beta", in_channels, beta_initializer, center)
+
+    def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
+        return F.LayerNorm(data, gamma=gamma, beta=beta, axis=self._axis, eps=self._epsilon)
+
+    def __repr__(self) -> str:
+        return _norm_text(self, self._kwargs)
+
+
+class Embedding(HybridBlock):
+    """Rows of a table, by index.
+
+    Args:
+        input_dim: the number of rows.
+        output_dim: their length.
+        dtype: of the table.
+        weight_initializer: of the table.
+        sparse_grad: only False: all gradients are dense.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, input_dim: int, output_dim: int, dtype: Any = "float32", weight_initializer: Any = None,
+        sparse_grad: bool = False, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self._kwargs = {"input_dim": input_dim, "output_dim": output_dim, "dtype": dtype}
+        self.weight = self.params.get(
+            "weight", shape=(input_dim, output_dim), init=weight_initializer, dtype=dtype, allow_deferred_init=True,
+            grad_stype="row_sparse" if sparse_grad else "default",
+        )  # fmt: skip
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any) -> Any:
+        return F.Embedding(x, weight, name="fwd", **self._kwargs)
+
+    def __repr__(self) -> str:
+        return "{}({input_dim} -> {output_dim}, {dtype})".format(type(self).__name__, **self._kwargs)
+
+
+class Flatten(HybridBlock):
+    """Collapses all axes but the first."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.flatten(x)
+
+    def __repr__(self) -> str:
+        return type(self).__name__
+
+
+class Lambda(Block):
+    """A function of arrays as a block.
+
+    Args:
+        function: the function, or the name of one of ``mx.nd``.
+        prefix: as for ``Block``.
+
+    Raises:
+        ValueError: there is no function of that name, or it is no function.
+    """
+
+    def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
+        super().__init__(prefix=prefix)
+        self._func_impl = _named_function(nd, function)
+
+    def forward(self, *args: Any) -> Any:
+        """What the function returns."""
+        return self._func_impl(*args)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._func_impl.__name__})"
+
+
+class HybridLambda(HybridBlock):
+    """A function of arrays or symbols as a block.
+
+    Args:
+        function: called as ``function(F, *inputs)``, or the name of one of both ``mx.nd`` and ``mx.sym``.
+        prefix: as for ``Block``.
+
+    Raises:
+        ValueError: there is no function of that name, or it is no function.
+    """
+
+    def __init__(self, function: str | Callable[..., Any], prefix: str | None = None) -> None:
+        super().__init__(prefix=prefix)
+        self._function = function
+        for module in (nd, sym):
+            _named_function(module, function)
+
+    def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
+        if isinstance(self._function, str):
+            return getattr(F, self._function)(x, *args)
+        return self._function(F, x, *args)
+
+    def __repr__(self) -> str:
+        label = self._function if isinstance(self._function, str) else self._function.__name__
+        return f"{type(self).__name__}({label})"
+
+
+def _named_function(module: Any, function: str | Callable[..., Any]) -> Callable[..., Any]:
+    found = getattr(module, function, None) if isinstance(function, str) else function
+    if not callable(found):
+        raise ValueError(f"Lambda: {function!r} is neither a function nor the name of one in {module.__name__}")
+    return found
+
+
+def _vector(block: HybridBlock, name: str, length: int, init: Any, learned: bool) -> Any:
+    """A parameter of one axis, with a gradient where it is learned."""
+    return block.params.get(
+        name, grad_req="write" if learned else "null", shape=(length,), init=init, allow_deferred_init=True,
+        differentiable=learned,
+    )  # fmt: skip
+
+
+def _norm_text(block: Any, parameters: dict[str, Any]) -> str:
+    shown = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
+    return f"{type(block).__name__}({shown}, in_channels={block.gamma.shape[0] or None})"

@@ -1,0 +1,309 @@
+"""Convolutions and pooling over one, two or three axes.
+
+Lengths (of kernels, strides, padding) are one number for all axes, or one for each. The arguments of convolutions are
+written down at ``_Conv``. Pooling layers take ``pool_size``, ``strides`` (None: the size), ``padding``, ``layout``,
+``ceil_mode`` (whether a last window may reach beyond the end), and those of means ``count_include_pad``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from flowmx import symbol as sym
+from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.nn.activations import Activation
+
+__all__ = [
+    "AvgPool1D", "AvgPool2D", "AvgPool3D", "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D",
+    "Conv3DTranspose", "GlobalAvgPool1D", "GlobalAvgPool2D", "GlobalAvgPool3D", "GlobalMaxPool1D", "GlobalMaxPool2D",
+    "GlobalMaxPool3D", "MaxPool1D", "MaxPool2D", "MaxPool3D",
+]  # fmt: skip
+
+Lengths = int | Sequence[int]
+
+
+class _Spatial(HybridBlock):
+    """A layer that works along so many axes of its input."""
+
+    axes: ClassVar[int]
+    layouts: ClassVar[tuple[str, ...]]
+
+    def _lengths(self, name: str, value: Lengths) -> tuple[int, ...]:
+        """A number for each axis."""
+        made = (value,) * self.axes if isinstance(value, int) else tuple(value)
+        if len(made) != self.axes:
+            raise ValueError(f"{type(self).__name__}: {name} is {value!r}, expected a number or {self.axes} of them")
+        return made
+
+    def _layout(self, layout: str | None) -> str:
+        if layout is None:
+            return self.layouts[0]
+        if layout not in self.layouts:
+            raise ValueError(f"{type(self).__name__}: layout is {layout!r}, expected {' or '.join(self.layouts)}")
+        return layout
+
+
+class _Conv(_Spatial):
+    """A convolution, or its transpose.
+
+    Args:
+        channels: the number of output channels.
+        kernel_size: the lengths of the kernel, one or one for each axis.
+        strides: the steps.
+        padding: zeros added at each side.
+        dilation: the distance of the kernel's elements.
+        groups: into how many groups the channels are split.
+        layout: what the axes mean.
+        activation: the name of an activation, or None.
+        use_bias: whether there is a bias.
+        weight_initializer: of the weight.
+        bias_initializer: of the bias.
+        in_channels: the number of input channels (default: seen at the first call).
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+
+    Raises:
+        ValueError: a layout or lengths that do not fit.
+    """
+
+    op_name = "Convolution"
+
+    def __init__(
+        self, channels: int, kernel_size: Lengths, strides: Lengths = 1, padding: Lengths = 0, dilation: Lengths = 1,
+        groups: int = 1, layout: str | None = None, activation: str | None = None, use_bias: bool = True,
+        weight_initializer: Any = None, bias_initializer: Any = "zeros", in_channels: int = 0,
+        prefix: str | None = None, params: Any = None, adj: Lengths | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(prefix=prefix, params=params)
+        layout = self._layout(layout)
+        self._kwargs: dict[str, Any] = {
+            "kernel": self._lengths("kernel_size", kernel_size), "stride": self._lengths("strides", strides),
+            "dilate": self._lengths("dilation", dilation), "pad": self._lengths("padding", padding),
+            "num_filter": channels, "num_group": groups, "no_bias": not use_bias, "layout": layout,
+        }  # fmt: skip
+        if adj is not None:
+            self._kwargs["adj"] = self._lengths("output_padding", adj)
+        shape = [{"N": 1, "C": in_channels}.get(axis, 0) for axis in layout]
+        composed = getattr(sym, self.op_name)(sym.var("data", shape=shape), **self._kwargs)
+        shapes = composed.infer_shape_partial()[0]
+        with self.name_scope():
+            self.weight = self.params.get("weight", shape=shapes[1], init=weight_initializer, allow_deferred_init=True)
+            self.bias = self.params.get(
+                "bias", shape=shapes[2], init=bias_initializer, allow_deferred_init=True
+            ) if use_bias else None  # fmt: skip
+            self.act = None if activation is None else Activation(activation, prefix=f"{activation}_")
+
+    def _alias(self) -> str:
+        return "conv"
+
+    def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
+        out = getattr(F, self.op_name)(x, weight, bias, name="fwd", **self._kwargs)
+        return out if self.act is None else self.act(out)
+
+    def __repr__(self) -> str:
+        shape = self.weight.shape or (0, 0)
+        given = self._kwargs
+        parts = [f"{shape[1] or None} -> {shape[0]}", f"kernel_size={given['kernel']}", f"stride={given['stride']}"]
+        parts += [f"padding={given['pad']}"] if any(given["pad"]) else []
+        parts += [f"dilation={given['dilate']}"] if set(given["dilate"]) != {1} else []
+        parts += [f"groups={given['num_group']}"] if given["num_group"] != 1 else []
+        parts += ["bias=False"] if self.bias is None else []
+        parts += [repr(self.act)] if self.act is not None else []
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+class _ConvTranspose(_Conv):
+    op_name = "Deconvolution"
+
+    def __init__(
+        self, channels: int, kernel_size: Lengths, strides: Lengths = 1, padding: Lengths = 0,
+        output_padding: Lengths = 0, dilation: Lengths = 1, groups: int = 1, layout: str | None = None,
+        activation: str | None = None, use_bias: bool = True, weight_initializer: Any = None,
+        bias_initializer: Any = "zeros", in_channels: int = 0, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            channels, kernel_size, strides, padding, dilation, groups, layout, activation, use_bias,
+            weight_initializer, bias_initializer, in_channels, adj=output_padding, **kwargs,
+        )  # fmt: skip
+        self.outpad = self._kwargs["adj"]
+
+
+class Conv1D(_Conv):
+    """A convolution over one axis."""
+
+    axes, layouts = 1, ("NCW",)
+
+
+class Conv2D(_Conv):
+    """A convolution over two axes: images."""
+
+    axes, layouts = 2, ("NCHW", "NHWC")
+
+
+class Conv3D(_Conv):
+    """A convolution over three axes: volumes, films."""
+
+    axes, layouts = 3, ("NCDHW", "NDHWC")
+
+
+class Conv1DTranspose(_ConvTranspose):
+    """A transposed convolution over one axis."""
+
+    axes, layouts = 1, ("NCW",)
+
+
+class Conv2DTranspose(_ConvTranspose):
+    """A transposed convolution over two axes."""
+
+    axes, layouts = 2, ("NCHW", "NHWC")
+
+
+class Conv3DTranspose(_ConvTranspose):
+    """A transposed convolution over three axes."""
+
+    axes, layouts = 3, ("NCDHW", "NDHWC")
+
+
+class _Pooling(_Spatial):
+    """A pooling layer; ``extra`` are parameters of the operator."""
+
+    pool_type: ClassVar[str]
+
+    def _pool(
+        self, size: Lengths, strides: Lengths | None, padding: Lengths, layout: str | None, ceil_mode: bool,
+        whole: bool = False, **extra: Any,
+    ) -> None:  # fmt: skip
+        kernel = self._lengths("pool_size", size)
+        self._kwargs: dict[str, Any] = {
+            "kernel": kernel, "stride": kernel if strides is None else self._lengths("strides", strides),
+            "pad": self._lengths("padding", padding), "global_pool": whole, "pool_type": self.pool_type,
+            "layout": self._layout(layout), "pooling_convention": "full" if ceil_mode else "valid", **extra,
+        }  # fmt: skip
+
+    def _alias(self) -> str:
+        return "pool"
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.Pooling(x, name="fwd", **self._kwargs)
+
+    def __repr__(self) -> str:
+        given = self._kwargs
+        return (
+            f"{type(self).__name__}(size={given['kernel']}, stride={given['stride']}, padding={given['pad']}, "
+            f"ceil_mode={given['pooling_convention'] == 'full'}, global_pool={given['global_pool']}, "
+            f"pool_type={given['pool_type']}, layout={given['layout']})"
+        )
+
+
+class _MaxPool(_Pooling):
+    pool_type = "max"
+
+    def __init__(
+        self, pool_size: Lengths = 2, strides: Lengths | None = None, padding: Lengths = 0, layout: str | None = None,
+        ceil_mode: bool = False, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self._pool(pool_size, strides, padding, layout, ceil_mode)
+
+
+class _AvgPool(_Pooling):
+    pool_type = "avg"
+
+    def __init__(
+        self, pool_size: Lengths = 2, strides: Lengths | None = None, padding: Lengths = 0, ceil_mode: bool = False,
+        layout: str | None = None, count_include_pad: bool = True, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self._pool(pool_size, strides, padding, layout, ceil_mode, count_include_pad=count_include_pad)
+
+
+class _GlobalPool(_Pooling):
+    def __init__(self, layout: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._pool(1, None, 0, layout, ceil_mode=True, whole=True)
+
+
+class MaxPool1D(_MaxPool):
+    """The maximum of windows along one axis."""
+
+    axes, layouts = 1, ("NCW", "NWC")
+
+
+class MaxPool2D(_MaxPool):
+    """The maximum of windows along two axes."""
+
+    axes, layouts = 2, ("NCHW", "NHWC")
+
+
+class MaxPool3D(_MaxPool):
+    """The maximum of windows along three axes."""
+
+    axes, layouts = 3, ("NCDHW", "NDHWC")
+
+    def __init__(
+        self, pool_size: Lengths = 2, strides: Lengths | None = None, padding: Lengths = 0, ceil_mode: bool = False,
+        layout: str | None = None, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        # MXNet has the last two the other way round here.
+        super().__init__(pool_size, strides, padding, layout, ceil_mode, **kwargs)
+
+
+class AvgPool1D(_AvgPool):
+    """The mean of windows along one axis."""
+
+    axes, layouts = 1, ("NCW", "NWC")
+
+    def __init__(
+        self, pool_size: Lengths = 2, strides: Lengths | None = None, padding: Lengths = 0, layout: str | None = None,
+        ceil_mode: bool = False, count_include_pad: bool = True, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(pool_size, strides, padding, ceil_mode, layout, count_include_pad, **kwargs)
+
+
+class AvgPool2D(_AvgPool):
+    """The mean of windows along two axes."""
+
+    axes, layouts = 2, ("NCHW", "NHWC")
+
+
+class AvgPool3D(_AvgPool):
+    """The mean of windows along three axes."""
+
+    axes, layouts = 3, ("NCDHW", "NDHWC")
+
+
+class GlobalMaxPool1D(_GlobalPool):
+    """The maximum along one axis."""
+
+    axes, layouts, pool_type = 1, ("NCW", "NWC"), "max"
+
+
+class GlobalMaxPool2D(_GlobalPool):
+    """The maximum along two axes."""
+
+    axes, layouts, pool_type = 2, ("NCHW", "NHWC"), "max"
+
+
+class GlobalMaxPool3D(_GlobalPool):
+    """The maximum along three axes."""
+
+    axes, layouts, pool_type = 3, ("NCDHW", "NDHWC"), "max"
+
+
+class GlobalAvgPool1D(_GlobalPool):
+    """The mean along one axis."""
+
+    axes, layouts, pool_type = 1, ("NCW", "NWC"), "avg"
+
+
+class GlobalAvgPool2D(_GlobalPool):
+    """The mean along two axes."""
+
+    axes, layouts, pool_type = 2, ("NCHW", "NHWC"), "avg"
+
+
+class GlobalAvgPool3D(_GlobalPool):
+    """The mean along three axes."""
+
+    axes, layouts, pool_type = 3, ("NCDHW", "NDHWC"), "avg"

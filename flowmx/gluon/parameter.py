@@ -1,0 +1,473 @@
+"""Parameters of Gluon's blocks: an array on each device that it is used on, with gradients, made when shapes are known.
+
+Everything here enqueues work and returns; only files are written after a wait.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import numpy as np
+
+from flowmx import autograd, initializer, symbol
+from flowmx import ndarray as nd
+from flowmx.devices import Context, cpu, current_context
+from flowmx.errors import MXNetError, ShapeError
+from flowmx.initializer import InitDesc, Initializer
+from flowmx.ndarray import NDArray
+from flowmx.ndarray.array import check_request, dense_only
+from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.registry import Shape
+from flowmx.symbol import Symbol
+
+__all__ = ["Constant", "DeferredInitializationError", "Parameter"]
+
+Contexts = Context | Sequence[Context] | None
+Arrays = dict[Context, NDArray]
+
+
+class DeferredInitializationError(MXNetError):
+    """A parameter was asked for that will be made at the first forward pass, when its shape is known."""
+
+
+class _Deferred(NamedTuple):
+    """What an initialization that waits for the shape will need."""
+
+    init: Any
+    contexts: list[Context]
+    default: Any
+    data: NDArray | None
+
+
+class Parameter:
+    """A weight of a block: one array for each device, and one for its gradient.
+
+    Args:
+        name: its full name.
+        grad_req: ``"write"``, ``"add"`` (backward passes accumulate until :meth:`zero_grad`) or ``"null"``.
+        shape: its shape; 0 or -1 stands for an unknown length.
+        dtype: its element type.
+        lr_mult: multiplies the learning rate.
+        wd_mult: multiplies the weight decay.
+        init: its own initializer, an instance or a name; without one the initializer of the model counts.
+        allow_deferred_init: whether initialization may wait until the shape is known.
+        differentiable: False where it never has a gradient (a running mean).
+        stype: only ``"default"``: all arrays are dense.
+        grad_stype: likewise.
+
+    Raises:
+        ValueError: an unknown ``grad_req`` or storage type.
+
+    Example:
+        >>> weight = mx.gluon.Parameter("fc_weight", shape=(64, 100), init=mx.init.Xavier())
+        >>> weight.initialize(ctx=mx.cpu())
+        >>> out = mx.nd.FullyConnected(x, weight.data(), no_bias=True, num_hidden=64)
+    """
+
+    def __init__(
+        self, name: str, grad_req: str = "write", shape: int | Sequence[int] | None = None, dtype: Any = np.float32,
+        lr_mult: float = 1.0, wd_mult: float = 1.0, init: Any = None, allow_deferred_init: bool = False,
+        differentiable: bool = True, stype: str = "default", grad_stype: str = "default",
+    ) -> None:  # fmt: skip
+        dense_only(f"Parameter {name!r}", stype)
+        dense_only(f"Parameter {name!r}, its gradient", grad_stype)
+        as_dtype(dtype)
+        self.name = name
+        self.lr_mult = lr_mult
+        self.wd_mult = wd_mult
+        self.init = init
+        self._dtype = dtype
+        self._shape: Shape | None = None if shape is None else _as_tuple(shape)
+        self._allow_deferred_init = allow_deferred_init
+        self._differentiable = differentiable
+        self._grad_req = "null"
+        self._arrays: Arrays | None = None
+        self._grads: Arrays | None = None
+        self._used: dict[Context, int] = {}
+        """The version of each gradient that an update has used last."""
+        self._deferred: _Deferred | None = None
+        self._var: Symbol | None = None
+        self.grad_req = grad_req
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__} {self.name} (shape={self.shape}, dtype={self.dtype})"
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    def grad_req(self) -> str:
+        """What a backward pass does with its gradient; setting ``"null"`` frees the gradient's memory.
+
+        Raises:
+            ValueError: set to something unknown.
+        """
+        return self._grad_req
+
+    @grad_req.setter
+    def grad_req(self, req: str) -> None:
+        check_request(req)
+        req = req if self._differentiable else "null"
+        if req == self._grad_req:
+            return
+        self._grad_req = req
+        if self._arrays is not None:
+            self._attach()
+
+    @property
+    def dtype(self) -> Any:
+        """The element type; setting it is :meth:`cast`."""
+        return self._dtype
+
+    @dtype.setter
+    def dtype(self, dtype: Any) -> None:
+        self.cast(dtype)
+
+    @property
+    def shape(self) -> Shape | None:
+        """The shape, with 0 or -1 for a length that is not known yet; None where nothing is known.
+
+        Raises:
+            ShapeError: set to one that contradicts what is known.
+        """
+        return self._shape
+
+    @shape.setter
+    def shape(self, new_shape: Sequence[int]) -> None:
+        old, new = self._shape, _as_tuple(new_shape)
+        if old is not None and not _fits(old, new):
+            raise ShapeError(f"parameter {self.name!r}: shape {new} was given, expected one that fits {old}")
+        if new != old:
+            self._shape, self._var = new, None
+
+    def var(self) -> Symbol:
+        """The symbol that stands for it in a graph."""
+        if self._var is None:
+            self._var = symbol.Variable(
+                self.name, shape=None if self._shape is None else tuple(max(0, n) for n in self._shape),
+                dtype=self._dtype, lr_mult=self.lr_mult, wd_mult=self.wd_mult, init=self._init_text(),
+            )  # fmt: skip
+        return self._var
+
+    def _init_text(self) -> str | None:
+        return self.init if self.init is None or isinstance(self.init, str) else self.init.dumps()
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def data(self, ctx: Context | None = None) -> NDArray:
+        """Its array on a device: that of ``ctx``, or the only one, or the one on the current device.
+
+        Raises:
+            DeferredInitializationError: its shape is not known yet.
+            RuntimeError: it is not initialized, or not on that device.
+        """
+        return self._array_on(self._arrays, ctx)
+
+    def list_data(self) -> list[NDArray]:
+        """Its arrays, in the order of :meth:`list_ctx`."""
+        return list(self._made(self._arrays).values())
+
+    def grad(self, ctx: Context | None = None) -> NDArray:
+        """Its gradient on a device, which backward passes write.
+
+        Raises:
+            RuntimeError: as for :meth:`data`, or its ``grad_req`` is ``"null"``.
+        """
+        self._expect_gradient()
+        return self._array_on(self._grads, ctx)
+
+    def list_grad(self) -> list[NDArray]:
+        """Its gradients, in the order of :meth:`list_ctx`."""
+        self._expect_gradient()
+        return list(self._made(self._grads).values())
+
+    def list_ctx(self) -> list[Context]:
+        """The devices that it is, or will be, on.
+
+        Raises:
+            RuntimeError: it is not initialized.
+        """
+        return list(self._deferred.contexts) if self._deferred else list(self._made(self._arrays))
+
+    def _array_on(self, arrays: Arrays | None, ctx: Context | None) -> NDArray:
+        arrays = self._made(arrays)
+        if ctx is None and len(arrays) == 1:
+            return next(iter(arrays.values()))
+        ctx = current_context() if ctx is None else ctx
+        found = arrays.get(ctx)
+        if found is None:
+            raise RuntimeError(
+                f"parameter {self.name!r} is not on {ctx}, only on {list(arrays)}: initialize it there too "
+                "(initialize(ctx=[...])), or move it with reset_ctx"
+            )
+        return found
+
+    def _made(self, arrays: Arrays | None) -> Arrays:
+        if arrays is None:
+            self._refuse()
+        return arrays
+
+    def _refuse(self) -> NoReturn:
+        if self._deferred:
+            raise DeferredInitializationError(
+                f"parameter {self.name!r} has shape {self._shape}, so it will be made at the first forward pass: pass "
+                "one batch through the network before, or give the layers in_units, in_channels and the like"
+            )
+        raise RuntimeError(
+            f"parameter {self.name!r} is not initialized: call initialize() of the block, or of what its "
+            "collect_params() returns (params leaves out those of its children)"
+        )
+
+    def _expect_gradient(self) -> None:
+        if self._arrays is not None and self._grads is None:
+            raise RuntimeError(f"parameter {self.name!r} has no gradient, since its grad_req is 'null'")
+
+    # -- initialization --------------------------------------------------------------------------------
+
+    def initialize(
+        self, init: Any = None, ctx: Contexts = None, default_init: Any = None, force_reinit: bool = False
+    ) -> None:
+        """Make its arrays, or, where its shape is not known yet, have them made at the first forward pass.
+
+        Args:
+            init: the initializer (default: its own, else ``default_init``).
+            ctx: the device or devices (default: the current one). Each gets a copy of the same values.
+            default_init: for a parameter without an initializer of its own (default: ``Uniform()``).
+            force_reinit: make it anew where it is initialized already.
+
+        Raises:
+            ValueError: its shape is not known, and may not come later.
+        """
+        if self._arrays is not None and not force_reinit:
+            warnings.warn(
+                f"parameter {self.name!r} is initialized already, so nothing was done: pass force_reinit=True to "
+                "initialize it anew",
+                stacklevel=2,
+            )
+            return
+        default_init = initializer.Uniform() if default_init is None else default_init
+        if init is None:
+            init = default_init if self.init is None else self.init
+        known = _is_known(self._shape)
+        if not known and not self._allow_deferred_init:
+            raise ValueError(
+                f"parameter {self.name!r} can not be initialized with shape {self._shape}: give it a known shape, or "
+                "make it with allow_deferred_init=True"
+            )
+        self._arrays = self._grads = None
+        self._deferred = _Deferred(init, _as_contexts(ctx), default_init, None)
+        if known:
+            self._finish_deferred_init()
+
+    def _finish_deferred_init(self) -> None:
+        """Make the arrays, now that the shape is known."""
+        if self._deferred is None:
+            return
+        init, contexts, default, data = self._deferred
+        if not _is_known(self._shape):
+            raise ValueError(
+                f"parameter {self.name!r} can not be initialized with shape {self._shape}: give the layer in_units, "
+                "in_channels or the like"
+            )
+        self._deferred = None
+        with autograd.pause():
+            if data is None:
+                data = nd.zeros(self._shape or (), cpu(), self._dtype)
+                self._fill(data, init, default)
+                self._place(data, contexts, owned=True)
+            else:
+                self._place(data, contexts)
+
+    def _fill(self, data: NDArray, init: Any, default: Any) -> None:
+        by_name = not isinstance(default, (str, Initializer))
+        if by_name and init is default:
+            default(InitDesc(self.name), data)  # mx.init.Mixed and Load choose by the name
+            return
+        attributes: dict[str, Any] = {"__init__": init}
+        initializer.create(init if by_name else default)(InitDesc(self.name, attributes), data)
+
+    def _place(self, data: NDArray, contexts: Sequence[Context], owned: bool = False) -> None:
+        """Put a value on devices; one that is ``owned`` by nobody else may be used as it is."""
+        self._arrays = {ctx: data if owned and ctx is data.context else data.copyto(ctx) for ctx in contexts}
+        self._attach()
+
+    def _attach(self) -> None:
+        """Make the arrays variables of autograd, or no longer."""
+        assert self._arrays is not None
+        self._used = {}
+        if self._grad_req == "null":
+            self._grads = None
+            self._arrays = {ctx: array.detach() for ctx, array in self._arrays.items()}
+            return
+        self._grads = {ctx: nd.zeros(array.shape, ctx, array.dtype) for ctx, array in self._arrays.items()}
+        autograd.mark_variables(list(self._arrays.values()), list(self._grads.values()), self._grad_req)
+
+    def _load_init(self, data: NDArray, ctx: Contexts, cast_dtype: bool = False, dtype_source: str = "current") -> None:
+        """Take a loaded value; ``dtype_source`` says whose dtype stays where they differ and may be cast."""
+        if self._shape is not None and not _fits(self._shape, data.shape):
+            raise ShapeError(f"parameter {self.name!r} was loaded with shape {data.shape}, expected {self._shape}")
+        data = self._with_dtype(data, cast_dtype, dtype_source)
+        self.shape = data.shape
+        contexts = None if ctx is None else _as_contexts(ctx)
+        if self._arrays is None and self._deferred is None:
+            self._place(data, contexts or [cpu()])
+            return
+        if contexts is not None and set(contexts) != set(self.list_ctx()):
+            raise ValueError(
+                f"parameter {self.name!r} can not be loaded on {contexts}: it was initialized on {self.list_ctx()}"
+            )
+        if self._arrays is not None:
+            self.set_data(data)
+        elif self._deferred is not None:
+            self._place(data, self._deferred.contexts)
+            self._deferred = None
+
+    def _with_dtype(self, data: NDArray, cast_dtype: bool, dtype_source: str) -> NDArray:
+        if dtype_source not in ("current", "saved"):
+            raise ValueError(f"load: dtype_source is {dtype_source!r}, expected 'current' or 'saved'")
+        if as_dtype(self._dtype) == as_dtype(data.dtype):
+            return data
+        if not cast_dtype:
+            raise ValueError(
+                f"parameter {self.name!r} was loaded with dtype {np.dtype(data.dtype)}, expected "
+                f"{as_dtype(self._dtype)}: pass cast_dtype=True to cast it"
+            )
+        if dtype_source == "current":
+            return data.astype(self._dtype)
+        self.cast(data.dtype)
+        return data
+
+    # -- changing --------------------------------------------------------------------------------------
+
+    def set_data(self, data: Any) -> None:
+        """Set its value on all devices.
+
+        Raises:
+            ShapeError: the value has another shape.
+            RuntimeError: it is not initialized.
+        """
+        if self._arrays is None and self._deferred is None:
+            self._refuse()
+        self.shape = data.shape
+        if self._arrays is None:
+            assert self._deferred is not None
+            value = data if isinstance(data, NDArray) else nd.array(data, cpu(), self._dtype)
+            self._deferred = self._deferred._replace(data=value)
+            return
+        for ctx, array in self._arrays.items():
+            array[:] = data.as_in_context(ctx) if isinstance(data, NDArray) else data
+
+    def zero_grad(self) -> None:
+        """Fill its gradients with zeros, where it has some."""
+        for ctx, grad in (self._grads or {}).items():
+            fresh = self._is_fresh(ctx)
+            grad[:] = 0
+            if not fresh:
+                self._mark_used(ctx)
+
+    def cast(self, dtype: Any) -> None:
+        """Change the element type of its arrays and gradients."""
+        as_dtype(dtype)
+        self._dtype, self._var = dtype, None
+        if self._arrays is None:
+            return
+        with autograd.pause():
+            self._arrays = {ctx: array.astype(dtype) for ctx, array in self._arrays.items()}
+            if self._grads is None:
+                return
+            self._grads = {ctx: grad.astype(dtype) for ctx, grad in self._grads.items()}
+            self._used = {}
+        autograd.mark_variables(list(self._arrays.values()), list(self._grads.values()), self._grad_req)
+
+    def reset_ctx(self, ctx: Contexts) -> None:
+        """Move it to other devices (default: the current one).
+
+        Raises:
+            RuntimeError: it is not initialized.
+        """
+        contexts = _as_contexts(ctx)
+        if self._deferred is not None:
+            self._deferred = self._deferred._replace(contexts=contexts)
+            return
+        with autograd.pause():
+            self._place(self._reduce(), contexts)
+
+    def _reduce(self) -> NDArray:
+        """Its value on the CPU: the mean over the devices."""
+        arrays = [array.detach().as_in_context(cpu()) for array in self.list_data()]
+        return arrays[0] if len(arrays) == 1 else nd.add_n(*arrays) / len(arrays)
+
+    # -- what a trainer asks ---------------------------------------------------------------------------
+
+    def _is_fresh(self, ctx: Context) -> bool:
+        """Whether a backward pass has written the gradient since an update used it last."""
+        assert self._grads is not None
+        return self._grads[ctx].variable.version != self._used.get(ctx, _AS_MADE)
+
+    def _mark_used(self, ctx: Context) -> None:
+        assert self._grads is not None
+        self._used[ctx] = self._grads[ctx].variable.version
+
+
+_AS_MADE = 1
+"""The version of a gradient that was only filled with zeros."""
+
+
+class Constant(Parameter):
+    """A parameter that training leaves as it is; :meth:`set_data` changes it.
+
+    Args:
+        name: its full name.
+        value: an array, or what makes one.
+
+    Example:
+        >>> self.scale = self.params.get_constant("scale", [[1, 2], [3, 4]])
+    """
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.value = value if isinstance(value, NDArray) else nd.array(value)
+        super().__init__(name, "null", self.value.shape, self.value.dtype, init=_Copied(self.value))
+
+    def _init_text(self) -> str | None:
+        return None
+
+    @property
+    def grad_req(self) -> str:
+        """Always ``"null"``; another value is ignored with a warning."""
+        return "null"
+
+    @grad_req.setter
+    def grad_req(self, req: str) -> None:
+        if req != "null":
+            warnings.warn(f"constant {self.name!r} has no gradient: grad_req={req!r} was ignored", stacklevel=2)
+
+
+class _Copied(Initializer):
+    """The initializer of a constant."""
+
+    def __init__(self, value: NDArray) -> None:
+        super().__init__()
+        self._value = value
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        self._value.astype(arr.dtype, copy=False).copyto(arr)
+
+
+def _as_tuple(shape: int | Sequence[int]) -> Shape:
+    return (shape,) if isinstance(shape, int) else tuple(int(n) for n in shape)
+
+
+def _as_contexts(ctx: Contexts) -> list[Context]:
+    if ctx is None:
+        return [current_context()]
+    return [ctx] if isinstance(ctx, Context) else list(ctx)
+
+
+def _is_known(shape: Shape | None) -> bool:
+    return shape is not None and all(n > 0 for n in shape)
+
+
+def _fits(known: Shape, given: Shape) -> bool:
+    """Whether a shape agrees with another wherever both are known."""
+    return len(known) == len(given) and all(a == b or a <= 0 or b <= 0 for a, b in zip(known, given, strict=True))

@@ -1,0 +1,178 @@
+"""The usual recurrent cells."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from flowmx.gluon.rnn.recurrent import HybridRecurrentCell
+
+__all__ = ["GRUCell", "LSTMCell", "RNNCell"]
+
+
+class _GatedCell(HybridRecurrentCell):
+    """A cell that transforms its input and its hidden state into so many gates."""
+
+    gates: ClassVar[int]
+    states: ClassVar[int] = 1
+
+    def __init__(
+        self, hidden_size: int, i2h_weight_initializer: Any = None, h2h_weight_initializer: Any = None,
+        i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros", input_size: int = 0,
+        prefix: str | None = None, params: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(prefix=prefix, params=params)
+        self._hidden_size = hidden_size
+        rows = self.gates * hidden_size
+
+        def get(name: str, shape: tuple[int, ...], init: Any) -> Any:
+            return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
+
+        self.i2h_weight = get("i2h_weight", (rows, input_size), i2h_weight_initializer)
+        self.h2h_weight = get("h2h_weight", (rows, hidden_size), h2h_weight_initializer)
+        self.i2h_bias = get("i2h_bias", (rows,), i2h_bias_initializer)
+        self.h2h_bias = get("h2h_bias", (rows,), h2h_bias_initializer)
+
+    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+        """The shape and layout of each state."""
+        return [{"shape": (batch_size, self._hidden_size), "__layout__": "NC"} for _ in range(self.states)]
+
+    def __repr__(self) -> str:
+        rows, inputs = self.i2h_weight.shape
+        return f"{type(self).__name__}({inputs or None} -> {rows}{self._shown_activation()})"
+
+    def _shown_activation(self) -> str:
+        return ""
+
+    def _transformed(self, F: Any, t: str, inputs: Any, hidden: Any, weights: dict[str, Any]) -> tuple[Any, Any]:
+        """The input and the hidden state, each transformed into all gates."""
+        rows = self.gates * self._hidden_size
+        return (
+            F.FullyConnected(inputs, weights["i2h_weight"], weights["i2h_bias"], num_hidden=rows, name=t + "i2h"),
+            F.FullyConnected(hidden, weights["h2h_weight"], weights["h2h_bias"], num_hidden=rows, name=t + "h2h"),
+        )
+
+
+class RNNCell(_GatedCell):
+    """``output = activation(i2h(input) + h2h(state))`` (Elman).
+
+    Args:
+        hidden_size: the number of units.
+        activation: its name, or a block.
+        i2h_weight_initializer: of the weight for the input.
+        h2h_weight_initializer: of the weight for the state.
+        i2h_bias_initializer: of the bias for the input.
+        h2h_bias_initializer: of the bias for the state.
+        input_size: the number of inputs (default: seen at the first call).
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+    """
+
+    gates = 1
+
+    def __init__(
+        self, hidden_size: int, activation: Any = "tanh", i2h_weight_initializer: Any = None,
+        h2h_weight_initializer: Any = None, i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros",
+        input_size: int = 0, prefix: str | None = None, params: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            hidden_size, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer,
+            input_size, prefix, params,
+        )  # fmt: skip
+        self._activation = activation
+
+    def _alias(self) -> str:
+        return "rnn"
+
+    def _shown_activation(self) -> str:
+        return f", {self._activation}"
+
+    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
+        t = f"t{self._counter}_"
+        i2h, h2h = self._transformed(F, t, inputs, states[0], weights)
+        output = self._get_activation(F, F.elemwise_add(i2h, h2h, name=t + "plus0"), self._activation, name=t + "out")
+        return output, [output]
+
+
+class LSTMCell(_GatedCell):
+    """Long short-term memory (Hochreiter and Schmidhuber, 1997); gates in the order input, forget, cell, output.
+
+    Args:
+        hidden_size: the number of units.
+        i2h_weight_initializer: of the weight for the input.
+        h2h_weight_initializer: of the weight for the state.
+        i2h_bias_initializer: of the bias for the input.
+        h2h_bias_initializer: of the bias for the state.
+        input_size: the number of inputs (default: seen at the first call).
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+        activation: that of the cell, a name or a block.
+        recurrent_activation: that of the gates.
+    """
+
+    gates, states = 4, 2
+
+    def __init__(
+        self, hidden_size: int, i2h_weight_initializer: Any = None, h2h_weight_initializer: Any = None,
+        i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros", input_size: int = 0,
+        prefix: str | None = None, params: Any = None, activation: Any = "tanh", recurrent_activation: Any = "sigmoid",
+    ) -> None:  # fmt: skip
+        super().__init__(
+            hidden_size, i2h_weight_initializer, h2h_weight_initializer, i2h_bias_initializer, h2h_bias_initializer,
+            input_size, prefix, params,
+        )  # fmt: skip
+        self._activation, self._recurrent_activation = activation, recurrent_activation
+
+    def _alias(self) -> str:
+        return "lstm"
+
+    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
+        t, act, gate_act = f"t{self._counter}_", self._activation, self._recurrent_activation
+        i2h, h2h = self._transformed(F, t, inputs, states[0], weights)
+        gates = F.SliceChannel(F.elemwise_add(i2h, h2h, name=t + "plus0"), num_outputs=4, name=t + "slice")
+        in_gate = self._get_activation(F, gates[0], gate_act, name=t + "i")
+        forget_gate = self._get_activation(F, gates[1], gate_act, name=t + "f")
+        in_transform = self._get_activation(F, gates[2], act, name=t + "c")
+        out_gate = self._get_activation(F, gates[3], gate_act, name=t + "o")
+        kept = F.elemwise_mul(forget_gate, states[1], name=t + "mul0")
+        added = F.elemwise_mul(in_gate, in_transform, name=t + "mul1")
+        next_c = F.elemwise_add(kept, added, name=t + "state")
+        squashed = self._get_activation(F, next_c, act, name=t + "activation0")
+        next_h = F.elemwise_mul(out_gate, squashed, name=t + "out")
+        return next_h, [next_h, next_c]
+
+
+class GRUCell(_GatedCell):
+    """The gated recurrent unit as cuDNN has it (Cho et al., 2014); gates in the order reset, update, new.
+
+    Args:
+        hidden_size: the number of units.
+        i2h_weight_initializer: of the weight for the input.
+        h2h_weight_initializer: of the weight for the state.
+        i2h_bias_initializer: of the bias for the input.
+        h2h_bias_initializer: of the bias for the state.
+        input_size: the number of inputs (default: seen at the first call).
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+    """
+
+    gates = 3
+
+    def _alias(self) -> str:
+        return "gru"
+
+    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
+        t, hidden = f"t{self._counter}_", states[0]
+        i2h, h2h = self._transformed(F, t, inputs, hidden, weights)
+        i2h_r, i2h_z, i2h = F.SliceChannel(i2h, num_outputs=3, name=t + "i2h_slice")
+        h2h_r, h2h_z, h2h = F.SliceChannel(h2h, num_outputs=3, name=t + "h2h_slice")
+        reset = F.sigmoid(F.elemwise_add(i2h_r, h2h_r, name=t + "plus0"), name=t + "r_act")
+        update = F.sigmoid(F.elemwise_add(i2h_z, h2h_z, name=t + "plus1"), name=t + "z_act")
+        new = F.tanh(
+            F.elemwise_add(i2h, F.elemwise_mul(reset, h2h, name=t + "mul0"), name=t + "plus2"), name=t + "h_act"
+        )
+        next_h = F.elemwise_add(
+            F.elemwise_mul(1.0 - update, new, name=t + "mul1"),
+            F.elemwise_mul(update, hidden, name=t + "mul20"),
+            name=t + "out",
+        )
+        return next_h, [next_h]

@@ -1,0 +1,103 @@
+"""Gluon's names, files, texts and values are those of MXNet 1.9.1 (recorded by tests/fixtures/record_gluon.py)."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from tests.fixtures import record_gluon
+from tests.fixtures.record_gluon import FOLDER, NETWORKS, flat
+
+NAMES = json.loads((FOLDER / "names.json").read_text())
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request):
+    return request.param
+
+
+def outputs_of(net, inputs):
+    return [each.asnumpy() for each in flat(net(*inputs))]
+
+
+def check_outputs(network, net, inputs):
+    expected = mx.nd.load(str(FOLDER / f"{network}-outputs.params"))
+    found = outputs_of(net, inputs)
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours, theirs.asnumpy(), atol=2e-6, rtol=1e-5)
+
+
+def test_parameters_have_mxnets_names_and_shapes(network):
+    net, inputs = NETWORKS[network](mx)
+    net.initialize()
+    net(*inputs)
+    found = {name: list(param.shape) for name, param in net.collect_params().items()}
+    assert found == NAMES[network]["params"]
+    assert list(found) == list(NAMES[network]["params"])
+
+
+def test_the_text_of_a_block_is_mxnets():
+    net, inputs = NETWORKS["conv"](mx)
+    net.initialize()
+    net(*inputs)
+    assert repr(net) == NAMES["conv"]["text"]
+
+
+@pytest.mark.parametrize("file", ["block", "full"])
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_loads_mxnets_files_and_computes_the_same(network, file, hybridized):
+    net, inputs = NETWORKS[network](mx)
+    net.load_parameters(FOLDER / f"{network}-{file}.params")
+    net.hybridize(hybridized)
+    check_outputs(network, net, inputs)
+
+
+def test_saves_the_files_that_mxnet_saves(network, tmp_path):
+    net, inputs = NETWORKS[network](mx)
+    net.load_parameters(FOLDER / f"{network}-block.params")
+    net.hybridize()
+    net(*inputs)
+    net.save_parameters(tmp_path / f"{network}-block.params")
+    net.collect_params().save(tmp_path / f"{network}-full.params")
+    net.export(tmp_path / network)
+    for file in ("block.params", "full.params"):
+        assert (tmp_path / f"{network}-{file}").read_bytes() == (FOLDER / f"{network}-{file}").read_bytes()
+    ours, theirs = (mx.nd.load(str(folder / f"{network}-0000.params")) for folder in (tmp_path, FOLDER))
+    assert ours.keys() == theirs.keys()
+
+
+def test_exported_graphs_are_mxnets(network, tmp_path):
+    net, inputs = NETWORKS[network](mx)
+    net.load_parameters(FOLDER / f"{network}-block.params")
+    net.hybridize()
+    net(*inputs)
+    net.export(tmp_path / network)
+    ours, theirs = (mx.sym.load(str(folder / f"{network}-symbol.json")) for folder in (tmp_path, FOLDER))
+    assert ours.list_arguments() == theirs.list_arguments()
+    assert ours.list_auxiliary_states() == theirs.list_auxiliary_states()
+    assert ours.list_outputs() == theirs.list_outputs()
+    if network == "conv":  # a GRU is composed of fewer operators here
+        assert ours.get_internals().list_outputs() == theirs.get_internals().list_outputs()
+        operators = {name: given for name, given in theirs.attr_dict().items() if name not in theirs.list_inputs()}
+        assert operators.items() <= ours.attr_dict().items()
+
+
+def test_imports_what_mxnet_exported(network):
+    _, inputs = NETWORKS[network](mx)
+    flattened = flat(inputs)
+    names = ["data"] if len(flattened) == 1 else [f"data{i}" for i in range(len(flattened))]
+    block = mx.gluon.SymbolBlock.imports(FOLDER / f"{network}-symbol.json", names, FOLDER / f"{network}-0000.params")
+    check_outputs(network, block, flattened)
+
+
+@pytest.mark.parametrize("index", range(len(NAMES["losses"])))
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_losses_are_mxnets(index, hybridized):
+    loss, pred, label = record_gluon.losses(mx)[index]
+    loss.hybridize(hybridized)
+    found = [loss(pred, label).asnumpy(), loss(pred, label, record_gluon.sample_weight(mx)).asnumpy()]
+    np.testing.assert_allclose(found, NAMES["losses"][index], rtol=1e-5)
