@@ -84,10 +84,17 @@ def seconds(mx: Any, shape: str, nodes: int) -> dict[str, float]:
         bound = bind(mx, model)
         found.append(time.perf_counter() - start)
     figures = {f"{shape}_{nodes}_s": min(found)}
-    plan = getattr(bound, "plan", None)
-    if plan is not None and plan.lower_bound():
-        figures[f"{shape}_{nodes}_of_bound"] = plan.arena.size / plan.lower_bound()
+    if mx.__name__ == "flowmx":
+        figures[f"{shape}_{nodes}_of_bound"] = of_bound(bound.plan)
     return figures
+
+
+def of_bound(plan: Any) -> float:
+    """How the arena lies to the most bytes alive at one step, each value aligned."""
+    from flowmx.graph.memory import Life, aligned, lower_bound
+
+    bound = lower_bound([Life(aligned(life.size), life.first, life.last) for life in plan.lives])
+    return float(plan.arena.size / bound) if bound else 1.0
 
 
 def profile(shape: str, nodes: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from flowmx import devices
 from flowmx.devices import Context, Device
 from flowmx.executor.executor import Executor
-from flowmx.graph import infer
+from flowmx.graph import collector, infer
 from flowmx.graph.node import Entry, Node
 from flowmx.ndarray.array import NDArray, check_request, full
 from flowmx.ops.dtypes import as_dtype
@@ -83,6 +83,7 @@ def bind(
     return Executor(symbol, device, bound, grads, requests_of(names, grad_req), aux, groups, arena)
 
 
+@collector.paused()
 def simple_bind(
     symbol: Symbol, ctx: Any, grad_req: Any, type_dict: Mapping[str, Any] | None, group2ctx: Any,
     shared_arg_names: Sequence[str] | None, shared_exec: Executor | None, shared_buffer: dict[str, NDArray] | None,

@@ -18,7 +18,7 @@ from flowmx.errors import DeviceError, ShapeError, TypeInferenceError
 from flowmx.executor.arena import Arena
 from flowmx.executor.describe import describe_graph
 from flowmx.executor.mode import Mode
-from flowmx.graph import infer
+from flowmx.graph import collector, infer
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
@@ -39,6 +39,7 @@ class Executor:
         arena: the memory for internal values, which executors may share.
     """
 
+    @collector.paused()
     def __init__(
         self,
         symbol: Symbol,
@@ -99,6 +100,7 @@ class Executor:
             known = self._modes[train] = self._compile(train)
         return known
 
+    @collector.paused()
     def _compile(self, train: bool) -> Mode:
         entries, context = self._symbol._entries, self._device.context
         wanted = self._wanted if train else []

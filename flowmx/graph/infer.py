@@ -1,7 +1,8 @@
 """Shape and dtype inference over a graph, as far as what is given reaches.
 
 Each operator completes what is known of its inputs and outputs; the nodes are gone through again, forward
-and backward, until nothing new is learned.
+and backward, until nothing new is learned. A node of which everything is known is settled: what is known never
+changes, so it is not asked again.
 """
 
 from __future__ import annotations
@@ -33,14 +34,36 @@ def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> di
             shapes[Entry(node, 0)] = shape
         else:
             shapes.update((Entry(node, index), None) for index in range(node.outputs()))
-    operators = [node for node in nodes if node.op is not None]
+    open_ = [node for node in nodes if node.op is not None]
     for turn in range(_ROUNDS):
-        changed = False
-        for node in operators if turn % 2 == 0 else reversed(operators):
-            changed |= _infer_node(node, shapes)
-        if not changed and turn:
+        changed, left = False, []
+        for node in open_:
+            learned = _infer_node(node, shapes)
+            changed |= learned
+            if not _is_settled(node, shapes) or (learned and _reads_twice(node)):
+                left.append(node)
+        open_ = left[::-1]
+        if not open_ or (not changed and turn):
             break
     return shapes
+
+
+def _is_settled(node: Node, shapes: Mapping[Entry, ShapeOrNone]) -> bool:
+    """Whether every shape of its inputs and outputs is known."""
+    for entry in (*node.inputs, *_outputs(node)):
+        shape = shapes[entry]
+        if shape is None or -1 in shape:
+            return False
+    return True
+
+
+def _reads_twice(node: Node) -> bool:
+    """Whether two of its inputs are the same entry, of which it may have learned two things."""
+    return len(set(node.inputs)) < len(node.inputs)
+
+
+def _outputs(node: Node) -> list[Entry]:
+    return [Entry(node, index) for index in range(node.outputs())]
 
 
 def _declared_shape(node: Node) -> ShapeOrNone:
@@ -59,7 +82,7 @@ def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone]) -> bool:
     op = node.op
     assert op is not None
     given = [shapes[entry] for entry in node.inputs]
-    outputs = [Entry(node, index) for index in range(node.outputs())]
+    outputs = _outputs(node)
     try:
         if _is_plain(op):
             # What the output's users know of it holds for the inputs too.
@@ -131,28 +154,37 @@ def partial_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> 
             dtypes[Entry(node, index)] = given
         if given is None and declared is not None and int(declared) >= 0:
             dtypes[Entry(node, 0)] = as_dtype(int(declared))
-    operators = [node for node in nodes if node.op is not None]
+    open_ = [node for node in nodes if node.op is not None]
     for turn in range(_ROUNDS):
-        changed = False
-        for node in operators if turn % 2 == 0 else reversed(operators):
-            assert node.op is not None
-            before = [dtypes[entry] for entry in node.inputs]
-            try:
-                inputs, results = node.op.infer_type(list(before))
-            except TypeInferenceError as error:
-                named = {
-                    e.node.output_name(e.index): "unknown" if d is None else name_of(d)
-                    for e, d in zip(node.inputs, before, strict=True)
-                }
-                _raise_at(node, error, named)
-            outputs = [Entry(node, index) for index in range(node.outputs())]
-            for entry, dtype in (*zip(node.inputs, inputs, strict=True), *zip(outputs, results, strict=True)):
-                if dtype is not None and dtypes[entry] is None:
-                    dtypes[entry] = dtype
-                    changed = True
-        if not changed and turn:
+        changed, left = False, []
+        for node in open_:
+            changed |= _infer_types_of(node, dtypes)
+            if any(dtypes[entry] is None for entry in (*node.inputs, *_outputs(node))):
+                left.append(node)
+        open_ = left[::-1]
+        if not open_ or (not changed and turn):
             break
     return dtypes
+
+
+def _infer_types_of(node: Node, dtypes: dict[Entry, DType | None]) -> bool:
+    """Ask one operator; returns whether something new was learned."""
+    assert node.op is not None
+    before = [dtypes[entry] for entry in node.inputs]
+    try:
+        inputs, results = node.op.infer_type(list(before))
+    except TypeInferenceError as error:
+        named = {
+            e.node.output_name(e.index): "unknown" if d is None else name_of(d)
+            for e, d in zip(node.inputs, before, strict=True)
+        }
+        _raise_at(node, error, named)
+    changed = False
+    for entry, dtype in (*zip(node.inputs, inputs, strict=True), *zip(_outputs(node), results, strict=True)):
+        if dtype is not None and dtypes[entry] is None:
+            dtypes[entry] = dtype
+            changed = True
+    return changed
 
 
 def known_shape(shape: ShapeOrNone, what: str) -> Shape:

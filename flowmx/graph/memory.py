@@ -126,37 +126,63 @@ def _place(lives: Sequence[Life], order: Sequence[int]) -> Packing:
 
 def _sweep(lives: Sequence[Life]) -> Packing:
     """Go through the steps as an allocator does: the smallest free stretch that fits, joined again when freed."""
-    offsets, total = [0] * len(lives), 0
-    free: list[tuple[int, int]] = []  # (start, stop), in order, never touching each other
+    offsets, free = [0] * len(lives), _Free()
     ending: list[tuple[int, int]] = []
     for at in sorted(range(len(lives)), key=lambda at: (lives[at].first, -lives[at].size)):
         life = lives[at]
         while ending and ending[0][0] < life.first:
             _, gone = heapq.heappop(ending)
-            total = _release(free, offsets[gone], offsets[gone] + lives[gone].size, total)
-        fitting = [(stop - start, start) for start, stop in free if stop - start >= life.size]
-        if fitting:
-            length, start = min(fitting)
-            del free[bisect_left(free, (start, start))]
-            if length > life.size:
-                insort(free, (start + life.size, start + length))
-        elif free and free[-1][1] == total:
-            start, _ = free.pop()
-            total = start + life.size
-        else:
-            start, total = total, total + life.size
-        offsets[at] = start
-        heapq.heappush(ending, (life.last, at))
-    return Packing(offsets, total)
+            free.give(offsets[gone], offsets[gone] + lives[gone].size)
+        if life.size:
+            offsets[at] = free.take(life.size)
+            heapq.heappush(ending, (life.last, at))
+    return Packing(offsets, free.total)
 
 
-def _release(free: list[tuple[int, int]], start: int, stop: int, total: int) -> int:
-    """Free a stretch, joined with its neighbours; returns the arena's size, which stays."""
-    at = bisect_left(free, (start, stop))
-    if at < len(free) and free[at][0] == stop:
-        stop = free.pop(at)[1]
-    if at > 0 and free[at - 1][1] == start:
-        start = free.pop(at - 1)[0]
-        at -= 1
-    free.insert(at, (start, stop))
-    return total
+class _Free:
+    """The free stretches of an arena that grows as needed: found by their size, and joined with their neighbours.
+
+    Attributes:
+        total: the arena's size.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._by_size: list[tuple[int, int]] = []  # (size, start), in order
+        self._stops: dict[int, int] = {}
+        self._starts: dict[int, int] = {}
+
+    def take(self, size: int) -> int:
+        """The start of so many bytes: of the smallest stretch that fits, else the arena's end is moved."""
+        at = bisect_left(self._by_size, (size, 0))
+        if at < len(self._by_size):
+            length, start = self._by_size[at]
+            self._remove(start)
+            if length > size:
+                self._add(start + size, start + length)
+            return start
+        start = self._starts.get(self.total, self.total)
+        if start < self.total:
+            self._remove(start)
+        self.total = start + size
+        return start
+
+    def give(self, start: int, stop: int) -> None:
+        """Free a stretch."""
+        if stop in self._stops:
+            stop = self._remove(stop)
+        if start in self._starts:
+            start = self._starts[start]
+            self._remove(start)
+        self._add(start, stop)
+
+    def _add(self, start: int, stop: int) -> None:
+        insort(self._by_size, (stop - start, start))
+        self._stops[start], self._starts[stop] = stop, start
+
+    def _remove(self, start: int) -> int:
+        """Take a stretch out; returns where it stops."""
+        stop = self._stops.pop(start)
+        del self._starts[stop]
+        del self._by_size[bisect_left(self._by_size, (stop - start, start))]
+        return stop
