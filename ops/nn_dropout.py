@@ -25,6 +25,9 @@ class Dropout(Operator):
     axes: Shape = option((), "Axes that share one decision.")
     cudnn_off: bool | None = option(False, "Ignored.")
 
+    def draws(self, train: bool) -> bool:
+        return self.p > 0 and (train or self.mode == "always")
+
     def outputs(self) -> tuple[str, ...]:
         return ("output", "mask")
 
@@ -43,7 +46,7 @@ class Dropout(Operator):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, (out, mask) = run.xp, outputs
-        if self.p == 0 or not (run.train or self.mode == "always"):
+        if not self.draws(run.train):
             mask.fill(1)
             xp.copyto(out, inputs[0])
             return

@@ -194,12 +194,12 @@ class Operator:
             known = cls._interned.get(key)
         except TypeError:
             key, known = None, None
-        if known is not None:
+        # 0 == 0.0 == -0.0 as a key, but not as a parameter.
+        if known is not None and not (0 in given.values() and _has_zero(given)):
             return known
         made = cls(**cls._convert(given))
         object.__setattr__(made, "_specs", {})
-        # 0.0 == -0.0 as a key, but not as a parameter.
-        if key is not None and not any(isinstance(value, float) and value == 0 for value in given.values()):
+        if key is not None and not _has_zero(given):
             if len(cls._interned) >= _INTERN_LIMIT:
                 cls._interned.clear()
             cls._interned[key] = made
@@ -262,6 +262,10 @@ class Operator:
     def writes_more(self) -> bool:
         """Whether the forward writes besides its outputs, so that it runs even where these have no elements."""
         return bool(self.updates or self.auxiliary)
+
+    def draws(self, train: bool) -> bool:
+        """Whether the forward really draws random numbers in this mode; ``uses_random`` says that it may."""
+        return self.uses_random
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         """Complete the shapes: from what is known of the inputs, all that follows of inputs and outputs.
@@ -376,6 +380,11 @@ class Operator:
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value}" for name, value in self.attributes().items())
         return f"{self.name}({shown})"
+
+
+def _has_zero(given: dict[str, Any]) -> bool:
+    """Whether a parameter is a floating 0, of either sign."""
+    return any(isinstance(value, (float, np.floating)) and value == 0 for value in given.values())
 
 
 C = TypeVar("C", bound=type)

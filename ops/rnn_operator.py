@@ -96,6 +96,9 @@ class RNN(Operator):
             names += ("state_cell",)
         return (*names, "sequence_length") if self.use_sequence_length else names
 
+    def draws(self, train: bool) -> bool:
+        return self.uses_random and train and self.p > 0
+
     def outputs(self) -> tuple[str, ...]:
         states = ("state_output", "statecell_output") if self.mode == "lstm" else ("state_output",)
         return ("output", *(states if self.state_outputs else ()), "reserve")

@@ -25,6 +25,7 @@ ELSEWHERE: dict[str, str] = {
         "made by the fusion pass: tests/test_fuse.py",
     ),
     "_copy_to_device": "made by the placement pass: tests/test_place.py",
+    "_constant": "made by constant folding: tests/test_simplify.py",
     **dict.fromkeys(["_foreach", "_while_loop", "_cond"], "with subgraphs: tests/test_control_flow.py"),
     "Custom": "the user's own: tests/test_custom.py",
     "_sum_like": "the gradient of broadcasting, checked with every broadcast_*",

@@ -27,6 +27,7 @@ class Segment:
     Attributes:
         device: where they run.
         once: steps that run only where what they read has changed.
+        done_once: the versions of what they read when they last ran.
         steps: the others.
         reads, writes: the variables to declare.
         read, written: the user's arrays among what it touches, by entry.
@@ -37,6 +38,7 @@ class Segment:
     def __init__(self, device: Device) -> None:
         self.device = device
         self.once: list[Step] = []
+        self.done_once: tuple[int, ...] | None = None
         self.steps: list[Step] = []
         self.reads: dict[Variable, None] = {}
         self.writes: dict[Variable, None] = {}
@@ -119,7 +121,6 @@ class Mode:
         self._has_kept = False
         read_once = {entry.node for node in plan.once for entry in node.inputs if entry.node.is_variable}
         self._read_once = [arrays[node]._storage for node in read_once]
-        self._done_once: tuple[int, ...] | None = None
 
     def _step_of(self, end: Ending) -> tuple[Step, Entry]:
         """The step of an ending, and the entry that stands for its target."""
@@ -217,9 +218,9 @@ class Mode:
         if context in self.plan.arenas:
             self.tied.settle(context, self._arena.block(segment.device, self.plan.arenas[context]))
         run = self._runs[segment.device]
-        if segment.once and versions != self._done_once:
+        if segment.once and versions != segment.done_once:
             run_steps(run, segment.once, "a bound graph")
-            self._done_once = versions
+            segment.done_once = versions
         run_steps(run, segment.steps, "a bound graph")
 
     def _tie(self, segment: Segment) -> None:

@@ -15,12 +15,13 @@ from flowmx.graph.fold import fold_normalization
 from flowmx.graph.fuse import fuse
 from flowmx.graph.gradient import gradient
 from flowmx.graph.graph import Graph, Options
+from flowmx.graph.identities import drop_identities
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.pack import pack_filters
 from flowmx.graph.place import place
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.recompute import recompute
-from flowmx.graph.simplify import drop_identities, fold_constants, merge_common
+from flowmx.graph.simplify import fold_constants, merge_common
 from flowmx.ops import kernels
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Shape
@@ -103,7 +104,7 @@ def compile_graph(
     for each in PASSES:
         graph = each(graph, options)
     if external is None:
-        external = {entry for entry in graph.outputs if not entry.node.is_variable}
+        external = {entry for entry in graph.outputs if _is_computed(entry)}
         external |= _written_straight(graph, straight)
     return make_plan(graph, external, strided, options)
 
@@ -120,6 +121,11 @@ def options_of(device_type: str) -> Options:
     )
 
 
+def _is_computed(entry: Entry) -> bool:
+    """Whether each run computes it: it is no variable, and nothing that is kept from run to run."""
+    return entry.node.op is not None and not entry.node.op.once
+
+
 def _written_straight(graph: Graph, straight: Collection[Node]) -> set[Entry]:
     """Gradients that their operator can write into the user's array."""
     forward = set(graph.forward())
@@ -132,6 +138,6 @@ def _written_straight(graph: Graph, straight: Collection[Node]) -> set[Entry]:
         if node in straight
         and counts[entry] == 1
         and entry.node not in forward
-        and not entry.node.is_variable
+        and _is_computed(entry)
         and graph.dtypes[entry] == graph.dtypes[Entry(node, 0)]
     }

@@ -6,7 +6,7 @@ place of those that it replaces. :class:`Rewriter` walks the old graph in order 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flowmx.devices import Context
@@ -158,9 +158,26 @@ class Rewriter:
         )
 
 
-def is_pure(op: Operator) -> bool:
-    """Whether running it again, elsewhere or not at all makes no difference but to its outputs."""
-    return not (op.uses_random or op.updates or op.auxiliary or op.detached or op.writes_more() or op.subgraphs)
+def is_pure(op: Operator, train: bool = True) -> bool:
+    """Whether running it again, elsewhere or not at all makes no difference but to its outputs.
+
+    Args:
+        op: the operator.
+        train: in training mode, in which auxiliary states are written and Dropout draws.
+    """
+    if op.draws(train) or op.updates or op.detached or op.subgraphs:
+        return False
+    return not (train and op.writes_more())
+
+
+def written(nodes: Iterable[Node], train: bool = True) -> set[Node]:
+    """The variables that nodes write: what reads one of them gives something else before and after."""
+    found: set[Node] = set()
+    for node in nodes:
+        if node.op is not None:
+            states = range(node.auxiliary_from(), len(node.inputs)) if train else ()
+            found.update(node.inputs[position].node for position in (*node.op.updates, *states))
+    return found
 
 
 def predecessors(nodes: Sequence[Node]) -> list[list[int]]:

@@ -105,6 +105,7 @@ def make_plan(
     external: Collection[Entry] = (),
     strided: Collection[Node] = (),
     options: Options | None = None,
+    schedule: tuple[list[Node], list[Node]] | None = None,
 ) -> Plan:
     """Order the nodes, and let values that never live at the same time share memory.
 
@@ -113,9 +114,10 @@ def make_plan(
         external: entries that get memory from outside (outputs and gradients written in place).
         strided: variables whose arrays do not lie densely in C order.
         options: how.
+        schedule: the operators of the forward and of the backward pass in an order of one's own, which must be legal.
     """
     options = options or Options()
-    forward, backward = order(graph)
+    forward, backward = schedule or order(graph)
     plan = Plan(graph, forward, backward, frozenset(external), keeps_values=not (options.in_place or options.share))
     if options.channels_last:
         plan.channels_last = channels_last((*forward, *backward), graph.shapes, graph.dtypes, plan.external)
@@ -183,11 +185,11 @@ def _last_uses(plan: Plan, steps: Sequence[Node]) -> dict[Entry, int]:
     for step, node in enumerate(steps):
         for entry in node.inputs:
             root = plan.root.get(entry, entry)
-            if not root.node.is_variable:
+            if root in last:
                 last[root] = max(last[root], step)
     for entry in (*plan.outputs, *plan.gradients.values()):
         root = plan.root.get(entry, entry)
-        if not root.node.is_variable:
+        if root in last:
             last[root] = kept
     return last
 

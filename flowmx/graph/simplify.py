@@ -1,20 +1,187 @@
-"""What can be said with fewer nodes: constants, the same thing twice, nodes that change nothing."""
+"""What can be said with fewer nodes: constants, and the same thing twice."""
 
 from __future__ import annotations
 
-from flowmx.graph.graph import Graph, Options
+import math
+
+import numpy as np
+
+from flowmx import devices
+from flowmx.devices import cpu
+from flowmx.graph.graph import Graph, Options, Rewriter, is_pure, written
+from flowmx.graph.node import Entry, Node
+from flowmx.graph.plan import VIEWS
+from flowmx.ndarray.core import forward_of
+from flowmx.ops.constant import Constant
+from flowmx.ops.registry import Array, Operator, Run, lookup
+
+SMALL = 1 << 16
+"""Bytes of a value that costs nothing to keep."""
+_WORK = 1 << 20
+"""Bytes of a value up to which a constant is computed on the way to a small one."""
+
+SHAPES_ALONE = frozenset({"zeros_like", "ones_like", "_contrib_arange_like", "shape_array", "size_array"})
+"""Operators that look at nothing of their inputs but shape and dtype."""
+WITHOUT_LIKE: dict[str, tuple[str, tuple[str, ...], int]] = {
+    "zeros_like": ("_zeros", ("shape", "dtype"), 0),
+    "ones_like": ("_ones", ("shape", "dtype"), 0),
+    "broadcast_like": ("broadcast_to", ("shape",), 1),
+    "reshape_like": ("Reshape", ("shape",), 1),
+    "_cast_like": ("Cast", ("dtype",), 1),
+}
+"""Instead of an operator that is like an input: another, what it must be told, and the inputs that stay. What was
+only looked at then need not be there any more."""
 
 
 def fold_constants(graph: Graph, options: Options) -> Graph:
-    """Compute what depends on no variable now."""
-    return graph
+    """Compute what depends on no variable now, where keeping it costs next to nothing.
+
+    A constant of more than 64 KiB stays a node: kept from run to run it would take memory that others could share.
+    """
+    folding = _Folding(graph)
+    for node in folding.rewriter.nodes:
+        if node.op is not None:
+            folding.visit(node, node.op)
+    return folding.rewriter.result()
+
+
+class _Folding:
+    """The constants found so far."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.rewriter = Rewriter(graph)
+        self._graph = graph
+        self._wanted = set(graph.wanted())
+        self._device = devices.get(cpu(0))
+        self._run = Run(self._device, graph.train)
+        self._reads = dict(self.rewriter.uses)
+        self._values: dict[Entry, Array] = {}
+        self._made: dict[tuple[Constant, object], Node] = {}
+
+    def visit(self, node: Node, op: Operator) -> None:
+        """Compute a node if it is constant; else let it read what has been folded."""
+        outputs = [Entry(node, index) for index in range(node.outputs())]
+        values = self._computed(node, op, outputs)
+        self._values.update(zip(outputs, values or (), strict=values is not None))
+        if values is None or max(value.nbytes for value in values) > SMALL:
+            self._keep(node, op)
+        for entry in node.inputs:
+            self._reads[entry] -= 1
+            if not self._reads[entry]:
+                self._values.pop(entry, None)
+
+    def _computed(self, node: Node, op: Operator, outputs: list[Entry]) -> list[Array] | None:
+        """The outputs of a node that is constant and light; None for others."""
+        if op.heavy or op.once or not is_pure(op, self._graph.train) or not self._wanted.isdisjoint(outputs):
+            return None
+        if not 0 < sum(_nbytes(self.rewriter, entry) for entry in outputs) <= _WORK:
+            return None
+        inputs = [self._value(entry, op) for entry in node.inputs]
+        return None if any(each is None for each in inputs) else self._forward(op, inputs, outputs)
+
+    def _value(self, entry: Entry, op: Operator) -> Array | None:
+        if op.name in SHAPES_ALONE:
+            nothing = np.zeros((), self._graph.dtypes[entry])
+            return np.broadcast_to(nothing, self._graph.shapes[entry])
+        return self._values.get(entry)
+
+    def _forward(self, op: Operator, inputs: list[Array], outputs: list[Entry]) -> list[Array] | None:
+        """What it computes, as it would when the graph runs; None where it fails, as it then will again."""
+        made = [np.empty(self._graph.shapes[entry], self._graph.dtypes[entry]) for entry in outputs]
+        try:
+            with np.errstate(all="ignore"):
+                forward_of(op, self._device)(self._run, inputs, made)
+        except Exception:
+            return None
+        return made
+
+    def _keep(self, node: Node, op: Operator) -> None:
+        for entry in node.inputs:
+            value = self._values.get(entry)
+            if value is not None and value.nbytes <= SMALL:
+                self._fold(entry, value)
+        shape = self._graph.shapes[Entry(node, 0)]
+        if op.name in WITHOUT_LIKE and shape and 0 not in shape:
+            name, parameters, count = WITHOUT_LIKE[op.name]
+            said = {"shape": shape, "dtype": self._graph.dtypes[Entry(node, 0)]}
+            plain = lookup(name).create(**{each: said[each] for each in parameters})
+            inputs = [self.rewriter.new(entry) for entry in node.inputs[:count]]
+            self.rewriter.replace(Entry(node, 0), Entry(self.rewriter.make(plain, inputs, node), 0))
+        else:
+            self.rewriter.keep(node)
+
+    def _fold(self, entry: Entry, value: Array) -> None:
+        """Let a kept array stand for an entry; equal ones are one."""
+        if isinstance(self.rewriter.new(entry).node.op, Constant):
+            return
+        op, context = Constant(value), self._graph.context(entry.node)
+        known = self._made.get((op, context))
+        if known is None:
+            known = self._made[op, context] = self.rewriter.make(op, [], entry.node)
+        self.rewriter.replace(entry, Entry(known, 0))
+        self.rewriter.note(f"{entry.node.output_name(entry.index)} is computed once, when the graph is bound")
+
+
+def _nbytes(known: Rewriter | Graph, entry: Entry) -> int:
+    return math.prod(known.shapes[entry]) * known.dtypes[entry].itemsize
+
+
+# -- the same thing twice ----------------------------------------------------------------------------------
 
 
 def merge_common(graph: Graph, options: Options) -> Graph:
-    """Compute the same thing once."""
-    return graph
+    """Compute the same thing once.
+
+    The same is: an equal operator, the same inputs, the same device, and nothing comes of it but its outputs. What
+    the backward pass would compute again is taken from the forward pass only where it lives until then anyway, or is
+    small: else it would take memory all along between the two.
+    """
+    rewriter = Rewriter(graph)
+    changing = written(rewriter.nodes, graph.train)
+    forward, lasting = set(graph.forward()), _lasting(graph)
+    keys: dict[Operator, object] = {}
+    known: dict[object, tuple[Node, Node]] = {}
+    for node in rewriter.nodes:
+        op = node.op
+        if op is None:
+            continue
+        inputs = tuple([rewriter.new(entry) for entry in node.inputs])
+        outputs = [Entry(node, index) for index in range(node.outputs())]
+        is_small = sum(_nbytes(graph, entry) for entry in outputs) <= SMALL
+        if not is_pure(op, graph.train) or any(entry.node in changing for entry in inputs) or not (inputs or is_small):
+            rewriter.keep(node)
+            continue
+        if op not in keys:
+            keys[op] = _says(op)
+        key = (keys[op], inputs, graph.context(node))
+        first, made = known.get(key, (None, node))
+        if first is not None and (
+            (first in forward) == (node in forward)
+            or is_small
+            or op.name in VIEWS
+            or all(Entry(first, index) in lasting for index in range(len(outputs)))
+        ):
+            for entry in outputs:
+                rewriter.replace(entry, Entry(made, entry.index))
+            rewriter.note(f"{node.name} is what {first.name} is already")
+        else:
+            known[key] = (node, rewriter.keep(node))
+    return rewriter.result()
 
 
-def drop_identities(graph: Graph, options: Options) -> Graph:
-    """Leave out nodes that give back what they are given."""
-    return graph
+def _says(op: Operator) -> object:
+    """What is equal for operators that compute the same: class and parameters, else the operator itself."""
+    cls = type(op)
+    if cls.__init__ is not Operator.__init__ or cls.create.__func__ is not Operator.create.__func__:  # type: ignore[attr-defined]
+        return op
+    return cls, tuple([repr(getattr(op, name)) for name in cls.parameters])  # as texts: 0.0 and -0.0 are two
+
+
+def _lasting(graph: Graph) -> set[Entry]:
+    """What the forward pass computes and the backward pass reads, and the outputs."""
+    forward = set(graph.forward())
+    found = set(graph.outputs)
+    for node in graph.nodes():
+        if node not in forward:
+            found.update(node.inputs)
+    return found
