@@ -1,7 +1,8 @@
 """What a network will take in memory, said before any of it is allocated.
 
-The figures are those of the plan that an executor would run, so they are not near what it binds, but equal to it. What
-is left out: the interpreter and its libraries, scratch memory of kernels, and what the training loop itself holds.
+The figures are those of the plan that an executor would run, so they are not near what it binds, but equal to it. Left
+out are the interpreter and its libraries, scratch memory of kernels, values inside bodies of loops and branches, and
+what the training loop itself holds.
 """
 
 from __future__ import annotations
