@@ -185,6 +185,9 @@ class LeakyReLU(Operator):
         """Only rrelu asks."""
         return self.act_type == "rrelu"
 
+    def draws(self, train: bool) -> bool:
+        return self.uses_random and train
+
     def inputs(self) -> tuple[str, ...]:
         return self.arguments[: 2 if self.act_type == "prelu" else 1]
 
