@@ -9,7 +9,7 @@ from typing import Any
 from flowmx import devices
 from flowmx.devices import Context
 from flowmx.executor.binding import requests_of, used_groups
-from flowmx.graph import infer
+from flowmx.graph import collector, infer
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.estimate import MemoryEstimate, estimate
 from flowmx.graph.node import Entry, Node
@@ -21,6 +21,7 @@ StateBytes = Callable[[int, Shape, DType], int]
 """The bytes for a parameter, by its position, shape and dtype."""
 
 
+@collector.paused()
 def memory_estimate(
     symbol: Symbol, ctx: Any, grad_req: Any, type_dict: Mapping[str, Any] | None, group2ctx: Any,
     budget: int | None, shapes: Mapping[str, Sequence[int]], state: StateBytes,
