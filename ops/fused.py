@@ -6,15 +6,97 @@ They come in after differentiation, so they have no gradients of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
 
+from flowmx.ops.nn_activation import Activation, LeakyReLU
+from flowmx.ops.nn_common import expect_shape
 from flowmx.ops.nn_convolution import Convolution, ConvolutionWeight
 from flowmx.ops.nn_linear import FullyConnected
 from flowmx.ops.nn_normalization import BatchNorm
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, family, operator, option
+
+Then = Literal["", "relu", "sigmoid", "tanh", "leaky"]
 
 
-class _ThenRelu(Operator):
-    """The operator that it stands before among the bases, then a ReLU on the first output."""
+class Given(NamedTuple):
+    """The inputs of a fused layer by their parts; None for what it does without."""
+
+    data: Any
+    weight: Any
+    bias: Any
+    scale: Any
+    addend: Any
+
+
+@family
+class Fused(Operator):
+    """A layer and what follows it: then(scale · (data * weight) + bias + addend).
+
+    It stands before the layer among the bases. The scale is a number for each output channel; the addend has the
+    output's shape, and may be in the output's memory.
+    """
+
+    hidden = True
+    scaled: bool = option(False, "Multiply by the scale.")
+    added: bool = option(False, "Add the addend.")
+    then: Then = option("", "The activation in the end.")
+    slope: float = option(0.25, "Slope below 0, of leaky.")
+
+    @property
+    def in_place(self) -> tuple[tuple[int, int], ...]:  # type: ignore[override]
+        """The output may take the addend's place."""
+        return ((len(self.inputs()) - 1, 0),) if self.added else ()
+
+    def inputs(self) -> tuple[str, ...]:
+        return (*super().inputs(), *(["scale"] if self.scaled else []), *(["addend"] if self.added else []))
+
+    def parts(self, values: Sequence[Any]) -> Given:
+        """The inputs, or what belongs to each of them, by what they are for."""
+        named = dict(zip(self.inputs(), values, strict=True))
+        return Given(*[named.get(name) for name in Given._fields])
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        count = len(super().inputs())
+        completed, outputs = super().infer_shape(shapes[:count])
+        weight, rest = completed[1], shapes[count:]
+        if self.scaled:
+            completed.append(expect_shape(self, "scale", rest.pop(0), None if weight is None else weight[:1]))
+        if self.added:
+            completed.append(expect_shape(self, "addend", rest.pop(0), outputs[0]))
+        return completed, outputs
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, given, out = run.xp, self.parts(inputs), outputs[0]
+        weight = given.weight
+        if self.scaled:
+            weight = weight * given.scale.reshape(-1, *(1,) * (weight.ndim - 1))
+        addend = given.addend.copy() if self.added else None  # it may be where the output is
+        super().forward(run, [given.data, weight, given.bias], outputs)
+        if self.added:
+            xp.add(out, addend, out=out)
+        if self.then:
+            self.activation().forward(run, [out], [out])
+
+    def activation(self) -> Operator:
+        """The operator that computes the activation."""
+        if self.then == "leaky":
+            return LeakyReLU.create(slope=self.slope)
+        return Activation.create(act_type=self.then)
+
+
+@operator("_fused_Convolution")
+class FusedConvolution(Fused, Convolution):
+    """Convolution, and what follows it."""
+
+
+@operator("_fused_FullyConnected")
+class FusedFullyConnected(Fused, FullyConnected):
+    """FullyConnected, and what follows it."""
+
+
+@operator("_relu_BatchNorm")
+class BatchNormRelu(BatchNorm):
+    """BatchNorm, then a ReLU."""
 
     hidden = True
 
@@ -23,19 +105,33 @@ class _ThenRelu(Operator):
         run.xp.maximum(outputs[0], 0, out=outputs[0])
 
 
-@operator("_relu_Convolution")
-class ConvolutionRelu(_ThenRelu, Convolution):
-    """Convolution, then a ReLU."""
+@operator("_scale_and_shift")
+class ScaleAndShift(Operator):
+    """What BatchNorm does in prediction, as one number to multiply by and one to add for each channel.
 
+    A bias is what was added before it.
+    """
 
-@operator("_relu_FullyConnected")
-class FullyConnectedRelu(_ThenRelu, FullyConnected):
-    """FullyConnected, then a ReLU."""
+    arguments = ("gamma", "beta", "mean", "var", "bias")
+    hidden = True
+    once = True
+    eps: float = option(1e-3, "Added to the variance.", low=0)
+    fix_gamma: bool = option(True, "Take gamma as 1.")
+    biased: bool = option(False, "There is a bias.")
 
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments[: 5 if self.biased else 4]
 
-@operator("_relu_BatchNorm")
-class BatchNormRelu(_ThenRelu, BatchNorm):
-    """BatchNorm, then a ReLU."""
+    def outputs(self) -> tuple[str, ...]:
+        return ("scale", "shift")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        (gamma, beta, mean, var), (scale, shift) = inputs[:4], outputs
+        scale[...] = 1 / run.xp.sqrt(var + var.dtype.type(self.eps))
+        if not self.fix_gamma:
+            scale *= gamma
+        shift[...] = (inputs[4] - mean if self.biased else -mean) * scale
+        shift += beta
 
 
 @operator("_backward_Convolution_weight_bias")

@@ -33,7 +33,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -73,6 +73,8 @@ _SPEC_LIMIT = 512
 LIGHT_BYTES = 1 << 16
 """Bytes that an operation may touch and still run at its push."""
 _LIGHT_FLOPS = 1 << 16
+PLANNED = 1 << 10
+"""Bytes of workspace from which a bound graph plans for it; for less, kernels see to themselves."""
 
 _by_name: dict[str, type[Operator]] = {}
 _kernels: dict[tuple[str, str], Callable[..., None]] = {}
@@ -102,6 +104,14 @@ class Run:
         """The device's generator; only operators with ``uses_random`` may touch it."""
         generator: np.random.Generator = self.device.generator.bits
         return generator
+
+
+class Laid(NamedTuple):
+    """How an array lies in memory: its strides are counted in elements."""
+
+    shape: Shape
+    strides: Shape
+    dtype: DType
 
 
 class Spec:
@@ -420,13 +430,24 @@ def operator(name: str, *aliases: str) -> Callable[[C], C]:
 
 
 def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Register a faster forward ``function(operator, run, inputs, outputs)`` for one device type."""
+    """Register a faster forward ``function(operator, run, inputs, outputs)`` for one device type.
+
+    It may be an object with more to it: ``workspace(operator, inputs, outputs)`` says, of arrays that are
+    :class:`Laid` so, how many bytes it needs besides them; ``tie(operator)`` gives a forward ``function(run, inputs,
+    outputs)`` for one step of a bound graph, whose method ``use(memory)`` is told where those bytes are.
+    """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         _kernels[device_type, lookup(name).name] = function
         return function
 
     return register
+
+
+def workspace_of(device_type: str, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
+    """The bytes that an operator's kernel needs besides its arrays; 0 where it has none that says so."""
+    ask = getattr(kernel_for(device_type, op.name), "workspace", None)
+    return 0 if ask is None else int(ask(op, inputs, outputs))
 
 
 def kernel_for(device_type: str, name: str) -> Callable[..., None] | None:

@@ -7,6 +7,8 @@ import flowmx as mx
 from flowmx.graph import compiler
 from flowmx.graph import fuse as fusion
 from flowmx.ops import kernels
+from flowmx.ops.kernels.onednn import library as onednn
+from tests.test_onednn import assert_close, both
 
 
 def network():
@@ -56,10 +58,9 @@ def assert_same(one, other):
 def test_training_as_plain(monkeypatch):
     found, bound = train(network())
     names = [node.op.name for node in bound.plan.forward]
-    assert (
-        names.count("_relu_Convolution") == names.count("_relu_BatchNorm") == names.count("_relu_FullyConnected") == 1
-    )
-    assert "Activation" not in names
+    assert names.count("_fused_Convolution") == 2
+    assert names.count("_relu_BatchNorm") == names.count("_fused_FullyConnected") == 1
+    assert not {"Activation", "elemwise_add"} & set(names)
     assert "_backward_Convolution_weight_bias" in [node.op.name for node in bound.plan.backward]
     plainly(monkeypatch)
     expected, _ = train(network())
@@ -87,21 +88,122 @@ def test_a_value_that_is_wanted_itself_is_not_fused_away():
     np.testing.assert_array_equal(relu, np.maximum(raw, 0))
 
 
-def test_other_activations_stay():
+@pytest.mark.parametrize(
+    "activation",
+    [
+        lambda x: mx.sym.Activation(x, act_type="softsign"),
+        lambda x: mx.sym.Activation(x, act_type="softrelu"),
+        lambda x: mx.sym.LeakyReLU(x, act_type="elu"),
+    ],
+)
+def test_other_activations_stay(activation):
     x = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(1, 1), num_filter=2)
-    bound = mx.sym.Activation(x, act_type="tanh").simple_bind(mx.cpu(), data=(1, 1, 2, 2))
-    assert [node.op.name for node in bound.plan.forward] == ["Convolution", "Activation"]
+    bound = activation(x).simple_bind(mx.cpu(), grad_req="null", data=(1, 1, 2, 2))
+    assert bound.plan.forward[0].op.name == "Convolution"
 
 
-def test_statistics_move_once_when_the_mean_is_an_output_too():
-    norm = mx.sym.BatchNorm(mx.sym.Variable("data"), output_mean_var=True, momentum=0.5, name="norm")
-    net = mx.sym.Group([norm[1], mx.sym.Activation(norm[0], act_type="relu")])
-    bound = net.simple_bind(mx.cpu(), grad_req="null", data=(4, 2))
-    bound.arg_dict["data"][:] = 4
-    bound.forward(is_train=True)
-    np.testing.assert_allclose(bound.aux_dict["norm_moving_mean"].asnumpy(), [2, 2])
+def layer(kind, x, **more):
+    if kind == "Convolution":
+        return mx.sym.Convolution(x, kernel=(3, 3), pad=(1, 1), num_filter=8, name="layer", **more)
+    return mx.sym.FullyConnected(x, num_hidden=64, flatten=False, name="layer", **more)
+
+
+ACTIVATIONS = {
+    "relu": lambda x: mx.sym.relu(x),
+    "sigmoid": lambda x: mx.sym.Activation(x, act_type="sigmoid"),
+    "tanh": lambda x: mx.sym.tanh(x),
+    "leaky": lambda x: mx.sym.LeakyReLU(x, act_type="leaky", slope=0.1),
+}
+
+
+@pytest.mark.parametrize("kind", ["Convolution", "FullyConnected"])
+@pytest.mark.parametrize("then", ACTIVATIONS)
+def test_bias_residual_and_activation_go_into_a_layer(monkeypatch, kind, then):
+    data = mx.sym.Variable("data")
+    bias = mx.sym.Variable("bias", shape=(1, 8, 1, 1) if kind == "Convolution" else (64,))
+    x = mx.sym.broadcast_add(layer(kind, data, no_bias=True), bias)
+    net = ACTIVATIONS[then](mx.sym.sin(data) + x)
+    shape = (2, 8, 16, 64)
+    found, bound = train(net, shape)
+    steps = [node for node in bound.plan.forward if node.op.name not in ("sin", "Reshape")]
+    if then != "leaky":  # its gradient looks at what goes into it
+        assert [node.op.name for node in steps] == [f"_fused_{kind}"]
+    rng = np.random.default_rng(0)
+    predicting = net.simple_bind(mx.cpu(), grad_req="null", data=shape)
+    for name in sorted(predicting.arg_dict):
+        predicting.arg_dict[name][:] = rng.standard_normal(predicting.arg_dict[name].shape)
+    assert f"_fused_{kind}" in [node.op.name for node in predicting.plan.forward]
+    assert not {"elemwise_add", "broadcast_add"} & {node.op.name for node in predicting.plan.forward}
+    found["prediction"] = predicting.forward()[0].asnumpy()
+    plainly(monkeypatch)
+    expected, _ = train(net, shape)
+    expected["prediction"] = expected["output 0"]
+    assert_same(expected, found)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("added", ["computed", "variable", "the data", "used again"])
+def test_whatever_is_added(monkeypatch, added, batch):
+    data, other = mx.sym.Variable("data"), mx.sym.Variable("other", shape=(batch, 8, 9, 9))
+    x = mx.sym.Convolution(data, kernel=(3, 3), pad=(1, 1), num_filter=8, name="first")
+    addend = {"computed": mx.sym.exp(x), "variable": other, "the data": x, "used again": x}[added]
+    y = mx.sym.Convolution(x, kernel=(1, 1), num_filter=8, num_group=2, name="second")
+    y = mx.sym.Activation(addend + y, act_type="relu")
+    net = mx.sym.Group([y, x * 2]) if added == "used again" else y
+    found, bound = train(net, (batch, 8, 9, 9))
+    assert "elemwise_add" not in [node.op.name for node in bound.plan.forward]
+    plainly(monkeypatch)
+    assert_same(train(net, (batch, 8, 9, 9))[0], found)
+
+
+def test_the_addend_gives_its_memory():
+    x = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), pad=(1, 1), num_filter=8, name="first")
+    y = mx.sym.Convolution(x, kernel=(1, 1), num_filter=8, name="second")
+    net = mx.sym.sum(mx.sym.relu(mx.sym.sin(x) + y))
+    plan = net.simple_bind(mx.cpu(), grad_req="null", data=(1, 8, 9, 9)).plan
+    at = {entry.node.name: place for entry, place in plan.place.items()}
+    assert at["second"] in [place for name, place in at.items() if name not in ("first", "second")]
+
+
+def test_of_two_layers_the_later_one_adds():
+    data = mx.sym.Variable("data")
+    one, two = (mx.sym.Convolution(data, kernel=(1, 1), num_filter=4, name=name) for name in ("one", "two"))
+    plan = mx.sym.relu(one + two).simple_bind(mx.cpu(), grad_req="null", data=(1, 3, 8, 8)).plan
+    assert [(node.name, node.op.name) for node in plan.forward] == [
+        ("one", "Convolution"), ("two", "_fused_Convolution")
+    ]  # fmt: skip
+
+
+def test_a_bias_of_another_shape_stays():
+    x = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(1, 1), num_filter=4, no_bias=True)
+    x = mx.sym.broadcast_add(x, mx.sym.Variable("bias", shape=(1, 1, 1, 4)))
+    plan = x.simple_bind(mx.cpu(), grad_req="null", data=(1, 3, 4, 4)).plan
+    assert [node.op.name for node in plan.forward] == ["Convolution", "broadcast_add"]
+
+
+FUSED = [
+    {"scaled": scaled, "added": added, "then": then, "slope": 0.3}
+    for scaled in (False, True)
+    for added in (False, True)
+    for then in ("", *ACTIVATIONS)
+]
+
+
+@pytest.mark.skipif(onednn.library() is None, reason="the oneDNN library is not installed")
+@pytest.mark.parametrize("order", ["C", "channels last"])
+@pytest.mark.parametrize("parameters", FUSED, ids=str)
+@pytest.mark.parametrize("kind", ["_fused_Convolution", "_fused_FullyConnected"])
+def test_kernel_as_plain(kind, parameters, order):
+    rng = np.random.default_rng(0)
+    layer = {"num_hidden": 48} if "Fully" in kind else {"kernel": (3, 3), "num_filter": 12, "num_group": 2}
+    for no_bias in (False, True):
+        op = mx.ops.lookup(kind).create(**layer, **parameters, no_bias=no_bias)
+        shapes, outputs = op.infer_shape([(16, 4, 8, 9), *[None] * (len(op.inputs()) - 1)])
+        inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+        inputs[1] *= 0.1  # so that no activation sees large sums, with the errors of large sums
+        assert_close(*both(op, inputs, outputs, order))
 
 
 def test_every_fused_operator_exists():
-    for name, fused in fusion.THEN_RELU.items():
+    for name, fused in fusion.FUSED.items():
         assert issubclass(mx.ops.lookup(fused), mx.ops.lookup(name))

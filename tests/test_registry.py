@@ -21,9 +21,10 @@ ELSEWHERE: dict[str, str] = {
         "half precision, where differences are too coarse: tests/test_optimizer.py",
     ),
     **dict.fromkeys(
-        ["_relu_Convolution", "_relu_FullyConnected", "_relu_BatchNorm"],
+        ["_fused_Convolution", "_fused_FullyConnected", "_relu_BatchNorm"],
         "made by the fusion pass: tests/test_fuse.py",
     ),
+    "_scale_and_shift": "made by the folding pass: tests/test_fold.py",
     "_copy_to_device": "made by the placement pass: tests/test_place.py",
     "_constant": "made by constant folding: tests/test_simplify.py",
     **dict.fromkeys(["_foreach", "_while_loop", "_cond"], "with subgraphs: tests/test_control_flow.py"),

@@ -1,10 +1,78 @@
-"""Prediction: a BatchNorm goes into the layer before it."""
+"""Prediction: a BatchNorm goes into the layer before it.
+
+By moving statistics it multiplies each channel by one number and adds another. A convolution or product does that
+itself: it multiplies its filters as it brings them into the order that its kernel wants, and adds a bias. The numbers
+are computed once, and again when a parameter or a statistic has changed.
+"""
 
 from __future__ import annotations
 
-from flowmx.graph.graph import Graph, Options
+from typing import Any
+
+from flowmx.graph.fuse import FUSED, fused
+from flowmx.graph.graph import Graph, Options, Rewriter
+from flowmx.graph.node import Entry, Node
+from flowmx.ops.dtypes import FLOAT32
+from flowmx.ops.nn_normalization import BatchStatistics
+from flowmx.ops.registry import lookup
+
+NORMALIZATIONS = {"BatchNorm": "", "_contrib_SyncBatchNorm": "", "_contrib_BatchNormWithReLU": "relu"}
+"""What may go into a layer, and the activation that comes with it."""
 
 
 def fold_normalization(graph: Graph, options: Options) -> Graph:
     """Scale and shift in the convolution or product, in place of normalising after it."""
-    return graph
+    if graph.train:
+        return graph
+    rewriter = Rewriter(graph)
+    folded = {}
+    for node in rewriter.nodes:
+        if node.op is not None and node.op.name in NORMALIZATIONS:
+            reason = _why_not(rewriter, node)
+            if reason:
+                rewriter.note(f"{node.name} stays: {reason}")
+            else:
+                folded[node] = node.inputs[0].node
+    layers = set(folded.values())
+    for node in rewriter.nodes:
+        if node in folded:
+            _fold(rewriter, folded[node], node)
+        elif node.op is not None and node not in layers:
+            rewriter.keep(node)
+    return rewriter.result()
+
+
+def _why_not(rewriter: Rewriter, norm: Node) -> str:
+    """What keeps a normalisation from going into the layer before it; empty where nothing does."""
+    op, source, graph = norm.op, norm.inputs[0], rewriter.graph
+    layer: Any = source.node
+    assert isinstance(op, BatchStatistics)
+    rank = len(graph.shapes[source])
+    if layer.op is None or layer.op.name not in FUSED:
+        return "what comes before it is neither a convolution nor a product"
+    if rewriter.uses[source] > 1:
+        return f"{layer.name} is used elsewhere too"
+    if op.axis % rank != layer.op.bias_axis() % rank:
+        return f"its axis {op.axis} is not that of the channels of {layer.name}"
+    if any(rewriter.uses.get(Entry(norm, index)) for index in range(1, norm.outputs())):
+        return "its statistics are used elsewhere too"
+    if any(graph.dtypes[entry] != FLOAT32 for entry in (source, *norm.inputs)):
+        return "it is not in float32"
+    if graph.context(layer) is not graph.context(norm):
+        return f"{layer.name} is on another device"
+    parameters = (*norm.inputs[1:], *layer.inputs[2:])
+    return "" if all(entry.node.is_variable for entry in parameters) else "a parameter of it is computed"
+
+
+def _fold(rewriter: Rewriter, layer: Node, norm: Node) -> None:
+    """Put the two together, in the place of the normalisation."""
+    op = norm.op
+    assert isinstance(op, BatchStatistics)
+    data, weight, *bias = map(rewriter.new, layer.inputs)
+    parameters: dict[str, Any] = {"eps": op.eps, "fix_gamma": op.fix_gamma, "biased": bool(bias)}
+    made = lookup("_scale_and_shift").create(**parameters)
+    numbers = rewriter.make(made, [*map(rewriter.new, norm.inputs[1:]), *bias], norm)
+    folded = fused(layer, no_bias=False, scaled=True, then=NORMALIZATIONS[op.name])
+    whole = rewriter.make(folded, [data, weight, Entry(numbers, 1), Entry(numbers, 0)], layer)
+    rewriter.replace(Entry(norm, 0), Entry(whole, 0))
+    rewriter.note(f"{norm.name} went into {layer.name}")

@@ -1,37 +1,81 @@
 """Fusion: neighbouring operators become one where a kernel does them in one go.
 
-What is fused: a ReLU into the convolution, product or normalisation before it, and the two sums over a
-convolution's head that are its weight's and its bias's gradient.
+What is fused: into a convolution or FullyConnected the bias, the addition and the activation after it, so that of
+
+    relu(Convolution(x) + bias + other)
+
+nothing remains but one step, which may write over ``other``; a ReLU into BatchNorm; and the two sums over a
+convolution's head that are its weight's and its bias's gradient. Of two layers that are added, the later one adds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
+from flowmx.ops.dtypes import is_floating
 from flowmx.ops.registry import Operator, lookup
 
-THEN_RELU = {
-    "Convolution": "_relu_Convolution",
-    "FullyConnected": "_relu_FullyConnected",
-    "BatchNorm": "_relu_BatchNorm",
+FUSED = {
+    "Convolution": "_fused_Convolution",
+    "_fused_Convolution": "_fused_Convolution",
+    "FullyConnected": "_fused_FullyConnected",
+    "_fused_FullyConnected": "_fused_FullyConnected",
 }
+"""For each layer that others go into, the operator that the whole becomes."""
+
+_ADDITIONS = ("elemwise_add", "broadcast_add")
+_ACTIVATIONS: dict[str, Callable[[Any], str]] = {
+    "Activation": lambda op: op.act_type,
+    "LeakyReLU": lambda op: op.act_type,
+    "relu": lambda op: "relu",
+    "sigmoid": lambda op: "sigmoid",
+    "tanh": lambda op: "tanh",
+}
+_THEN = lookup("_fused_Convolution").parameters["then"].choices
+
+
+@dataclass
+class _Group:
+    """A layer and what goes into it.
+
+    Attributes:
+        layer: the convolution or product.
+        members: what goes into it, in order.
+        bias, addend: what these add.
+        then, slope: the activation, as :class:`flowmx.ops.fused.Fused` has it.
+    """
+
+    layer: Node
+    members: list[Node] = field(default_factory=list)
+    bias: Entry | None = None
+    addend: Entry | None = None
+    then: str = ""
+    slope: float = 0.25
 
 
 def fuse(graph: Graph, options: Options) -> Graph:
     """The same outputs and gradients, by fewer steps."""
     rewriter = Rewriter(graph)
+    groups = _groups(rewriter)
+    gone = {node for group in groups.values() for node in (group.layer, *group.members)}
     relus = _relus(rewriter)
     biases = {
         node.inputs[0]: node
         for node in rewriter.nodes
         if _name(node) == "_backward_bias" and getattr(node.op, "axis", None) == 1
     }
-    gone = set(relus.values())
     for node in rewriter.nodes:
-        if node.op is None or node in gone or rewriter.new(Entry(node, 0)) != Entry(node, 0):
+        if node in groups:
+            _put_group(rewriter, groups[node], node)
+        elif node.op is None or node in gone or rewriter.new(Entry(node, 0)) != Entry(node, 0):
             continue
-        if node in relus:
-            _put(rewriter, node, THEN_RELU[_name(node)], [Entry(relus[node], 0)])
+        elif node in relus:
+            _put(rewriter, node, "_relu_BatchNorm", [Entry(relus[node], 0)])
             rewriter.note(f"{relus[node].name} went into {node.name}")
         elif _name(node) == "_backward_Convolution_weight" and node.inputs[0] in biases:
             bias = biases[node.inputs[0]]
@@ -41,13 +85,114 @@ def fuse(graph: Graph, options: Options) -> Graph:
     return rewriter.result()
 
 
+def fused(layer: Node, **changes: Any) -> Operator:
+    """The operator of a layer and of what goes into it.
+
+    Args:
+        layer: a node of one of the operators in ``FUSED``.
+        **changes: the parameters that are not those of the layer.
+    """
+    assert layer.op is not None
+    return lookup(FUSED[layer.op.name]).create(**{**_parameters(layer.op), **changes})
+
+
+# -- layers and what follows them -----------------------------------------------------------------------
+
+
+def _groups(rewriter: Rewriter) -> dict[Node, _Group]:
+    """What goes together, by the last node of each group; later layers choose first."""
+    readers = {entry: node for node in rewriter.nodes for entry in node.inputs}
+    taken: set[Node] = set()
+    found = {}
+    for node in reversed(rewriter.nodes):
+        if _name(node) in FUSED and is_floating(rewriter.dtypes[Entry(node, 0)]):
+            group = _grown(rewriter, node, readers, taken)
+            taken.update(group.members)
+            if group.members:
+                found[group.members[-1]] = group
+    return found
+
+
+def _grown(rewriter: Rewriter, layer: Node, readers: dict[Entry, Node], taken: set[Node]) -> _Group:
+    """A layer with all that goes into it."""
+    group = _Group(layer, then=getattr(layer.op, "then", ""))
+    end = Entry(layer, 0)
+    while rewriter.uses.get(end) == 1 and end in readers and not group.then:
+        user = readers[end]
+        near = rewriter.graph.context(user) is rewriter.graph.context(layer)
+        if not near or user in taken or not (_adds(rewriter, group, user, end) or _acts(group, user)):
+            break
+        group.members.append(user)
+        end = Entry(user, 0)
+    return group
+
+
+def _acts(group: _Group, user: Node) -> bool:
+    """Whether a node is an activation that a layer can do, which is then noted."""
+    kind = _activation(user)
+    if not kind or kind not in _THEN:
+        return False
+    group.then, group.slope = kind, getattr(user.op, "slope", group.slope)
+    return True
+
+
+def _adds(rewriter: Rewriter, group: _Group, user: Node, end: Entry) -> bool:
+    """Whether a node adds something that a layer can add, which is then noted."""
+    if _name(user) not in _ADDITIONS or group.addend is not None:
+        return False
+    other = user.inputs[1] if user.inputs[0] == end else user.inputs[0]
+    shape = rewriter.shapes[end]
+    if rewriter.dtypes[other] != rewriter.dtypes[end] or rewriter.shapes[Entry(user, 0)] != shape:
+        return False
+    if rewriter.shapes[other] == shape:
+        group.addend = other
+        return True
+    op: Any = group.layer.op
+    axis = op.bias_axis() % len(shape)
+    vector = (*(1,) * axis, shape[axis], *(1,) * (len(shape) - axis - 1))
+    given = (*(1,) * (len(shape) - len(rewriter.shapes[other])), *rewriter.shapes[other])
+    if given != vector or not op.no_bias or group.bias is not None:
+        return False
+    group.bias = other
+    return True
+
+
+def _put_group(rewriter: Rewriter, group: _Group, last: Node) -> None:
+    """Put a layer and what goes into it in the place of the last of them."""
+    layer, entries = group.layer, [rewriter.new(entry) for entry in group.layer.inputs]
+    changes: dict[str, Any] = {}
+    if group.bias is not None:
+        entries.insert(2, _as_vector(rewriter, rewriter.new(group.bias), last))
+        changes["no_bias"] = False
+    if group.addend is not None:
+        entries.append(rewriter.new(group.addend))
+        changes["added"] = True
+    if group.then:
+        changes.update(then=group.then, slope=group.slope)
+    made = rewriter.make(fused(layer, **changes), entries, layer)
+    rewriter.replace(Entry(last, 0), Entry(made, 0))
+    for member in group.members:
+        rewriter.note(f"{member.name} went into {layer.name}")
+
+
+def _as_vector(rewriter: Rewriter, entry: Entry, like: Node) -> Entry:
+    """An entry with one axis, by a node that only looks at it otherwise where it has more."""
+    shape = rewriter.shapes[entry]
+    if len(shape) == 1:
+        return entry
+    return Entry(rewriter.make(lookup("Reshape").create(shape=(prod(shape),)), [entry], like), 0)
+
+
+# -- what goes into others --------------------------------------------------------------------------------
+
+
 def _relus(rewriter: Rewriter) -> dict[Node, Node]:
-    """Each operator that a ReLU goes into, and that ReLU."""
+    """Each BatchNorm that a ReLU goes into, and that ReLU."""
     found = {}
     for node in rewriter.nodes:
-        if _name(node) == "Activation" and getattr(node.op, "act_type", "") == "relu":
+        if _activation(node) == "relu":
             source = node.inputs[0]
-            if source.index == 0 and _name(source.node) in THEN_RELU and rewriter.uses[source] == 1:
+            if source.index == 0 and _name(source.node) == "BatchNorm" and rewriter.uses[source] == 1:
                 found[source.node] = node
     return found
 
@@ -57,19 +202,25 @@ def _put(rewriter: Rewriter, node: Node, name: str, stands_for: list[Entry]) -> 
 
     Its first outputs replace the entries that it stands for, besides the outputs of the node.
     """
-    made = rewriter.make(_fused(node, name), [rewriter.new(entry) for entry in node.inputs], node)
+    assert node.op is not None
+    op = lookup(name).create(**_parameters(node.op))
+    made = rewriter.make(op, [rewriter.new(entry) for entry in node.inputs], node)
     for index in range(node.outputs()):
         rewriter.replace(Entry(node, index), Entry(made, index))
     for index, entry in enumerate(stands_for):
         rewriter.replace(entry, Entry(made, index))
 
 
+def _parameters(op: Operator) -> dict[str, Any]:
+    """The parameters of an operator that are not the default."""
+    return {name: getattr(op, name) for name in op.attributes()}
+
+
+def _activation(node: Node) -> str:
+    """Which activation a node is; empty where it is none."""
+    kind = _ACTIVATIONS.get(_name(node))
+    return "" if kind is None else kind(node.op)
+
+
 def _name(node: Node) -> str:
     return "" if node.op is None else node.op.name
-
-
-def _fused(node: Node, name: str) -> Operator:
-    """An operator with the parameters of a node's operator."""
-    op = node.op
-    assert op is not None
-    return lookup(name).create(**{each: getattr(op, each) for each in op.attributes()})

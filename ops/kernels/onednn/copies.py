@@ -5,18 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.ops.kernels.onednn.primitives import Array, Reorder, geometry, plan, pointer, strided, suits
+from flowmx.ops.kernels.onednn.primitives import (
+    Array,
+    Call,
+    Geometry,
+    Reorder,
+    Work,
+    geometry,
+    plan,
+    pointer,
+    strided,
+    suits,
+)
 from flowmx.ops.registry import Run, kernel
 
 _SMALL = 1 << 14
 """Elements below which NumPy's copy is faster."""
 
 
-class Copy(Reorder):
+class Copy(Work):
     """From one array to another of the same shape, however they lie."""
 
-    def __init__(self, source: Any, target: Any) -> None:
-        super().__init__(strided(*source), strided(*target))
+    def __init__(self, source: Geometry, target: Geometry) -> None:
+        super().__init__()
+        self._copy = Reorder(self.room, strided(*source), strided(*target))
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        return [self._copy.at(base, *addresses)]
 
 
 def copy(source: Array, target: Array) -> None:

@@ -1,4 +1,4 @@
-"""Matrix products by oneDNN: all that operators multiply, and FullyConnected with its bias and a ReLU.
+"""Matrix products by oneDNN: all that operators multiply, and FullyConnected with what follows it.
 
 Transposed matrices go in as they lie in memory. Small products stay with the array library, whose call is cheaper.
 """
@@ -6,74 +6,118 @@ Transposed matrices go in as they lie in memory. Small products stay with the ar
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
-from flowmx.ops.kernels.onednn.library import Arg, Query
+from flowmx.ops.kernels.onednn.ends import PLAIN, Ends, ends_of
+from flowmx.ops.kernels.onednn.kernel import Kernel
+from flowmx.ops.kernels.onednn.library import Alg, Arg, Query
 from flowmx.ops.kernels.onednn.primitives import (
     Array,
+    Call,
     Desc,
     Geometry,
+    Operand,
+    Post,
     Primitive,
+    Reorder,
+    Work,
     attributes,
+    c_strides,
+    dense_vectors,
     geometry,
     loaded,
+    plain,
     plan,
     pointer,
     strided,
     suits,
 )
-from flowmx.ops.nn_linear import FullyConnected, as_matrix
+from flowmx.ops.nn_linear import FullyConnected
 from flowmx.ops.products import product
-from flowmx.ops.registry import Run, kernel
+from flowmx.ops.registry import Shape, kernel
 
 _SMALL = 1 << 15
 """Multiplications below which NumPy's product is faster."""
 
 
-class Product:
-    """C = A B, plus a bias along the last axis and a ReLU where wanted; all with equal batch axes."""
+class Product(Work):
+    """C = A B, and what follows it; all with equal batch axes, vectors along the last axis."""
 
-    def __init__(self, a: Geometry, b: Geometry, c: Geometry, has_bias: bool, relu: bool) -> None:
+    def __init__(self, a: Geometry, b: Geometry, c: Geometry, ends: Ends = PLAIN) -> None:
+        super().__init__()
         lib = loaded()
         left, right, out = strided(*a), strided(*b), strided(*c)
-        width = c[0][-1]
-        bias = strided((*(1,) * (len(c[0]) - 1), width), (*(width,) * (len(c[0]) - 1), 1)) if has_bias else None
+        vector = (*(1,) * (len(c[0]) - 1), c[0][-1])
+        # A bias is added before all else, thus only where nothing is multiplied by a scale.
+        bias = plain(vector) if ends.bias and not ends.scaled else None
+        posts: list[Post] = []
+        if ends.scaled:
+            posts = [("binary", Alg.BINARY_MUL, vector), ("binary", Alg.BINARY_ADD, vector)][: 1 + ends.bias]
         desc = lib.create(
             "matmul_primitive_desc_create", lib.engine, left.handle, right.handle,
-            None if bias is None else bias.handle, out.handle, attributes(relu),
+            None if bias is None else bias.handle, out.handle, attributes(*posts, *ends.posts()),
         )  # fmt: skip
         arguments: dict[int, Desc | Query] = {Arg.SRC: left, Arg.WEIGHTS: right, Arg.DST: out}
         if bias is not None:
             arguments[Arg.BIAS] = bias
-        self.run = Primitive(desc, arguments)
+        for position in range(len(posts)):
+            arguments[Arg.ATTR_POST_OP * (position + 1) | Arg.SRC_1] = plain(vector)
+        self.run = Primitive(self.room, desc, arguments)
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        return [self.run.at(base, *addresses)]
 
 
 @product("cpu")
-def multiply(a: Array, b: Array, c: Array, bias: Array | None = None, relu: bool = False) -> bool:
-    """Compute ``c = a @ b + bias``; False where oneDNN cannot, or need not."""
+def multiply(a: Array, b: Array, c: Array) -> bool:
+    """Compute ``c = a @ b``; False where oneDNN cannot, or need not."""
     if c.size * a.shape[-1] < _SMALL or not suits(a, b, c):
         return False
-    made = plan(Product, geometry(a), geometry(b), geometry(c), bias is not None, relu)
+    made = plan(Product, geometry(a), geometry(b), geometry(c))
     if made is None:
         return False
-    made.run(pointer(a), pointer(b), pointer(c), *(() if bias is None else (pointer(bias),)))
+    made(pointer(a), pointer(b), pointer(c))
     return True
 
 
-def fully_connected(op: FullyConnected, inputs: Sequence[Array], out: Array, relu: bool = False) -> bool:
-    """Compute FullyConnected; False where oneDNN cannot."""
-    if not out.flags.c_contiguous:
-        return False
-    data, target = as_matrix(inputs[0], op.flatten), as_matrix(out, op.flatten)
-    return multiply(data, inputs[1].T, target, None if op.no_bias else inputs[2], relu)
+class FullyConnect(Work):
+    """FullyConnected and what follows it: the data, and the addend, are brought to C order where they lie otherwise."""
+
+    def __init__(
+        self, data: Geometry, rows: int, weight: Geometry, out: Shape, ends: Ends, addend: Geometry | None
+    ) -> None:
+        super().__init__()
+        (units, width), (along, across) = weight
+        self._ends = ends
+        self._product = Product(dense((rows, width)), ((width, units), (across, along)), dense((rows, units)), ends)
+        self._inner = self.room.take(self._product.room.nbytes)
+        self._source = Operand(self.room, strided(*data), plain(data[0]))
+        self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out))
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        data, weight, *more, out = addresses
+        bias = [more.pop(0)] if self._ends.bias else []
+        scale = [more.pop(0)] if self._ends.scaled else []
+        before = self._source.before(base, data)
+        if self._addend is not None and more[0] != out:
+            before.append(self._addend.at(base, more[0], out))
+        source = self._source.at(base, data)
+        return [*before, *self._product.calls(base + self._inner, source, weight, out, *scale, *bias)]
 
 
-@kernel("cpu", "FullyConnected")
-def _fully_connected(op: FullyConnected, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    if not fully_connected(op, inputs, outputs[0]):
-        op.forward(run, inputs, outputs)
+def dense(shape: Shape) -> Geometry:
+    """How an array in C order lies."""
+    return shape, c_strides(shape)
 
 
-@kernel("cpu", "_relu_FullyConnected")
-def _fully_connected_relu(op: FullyConnected, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-    if not fully_connected(op, inputs, outputs[0], relu=True):
-        op.forward(run, inputs, outputs)
+def _fully_connected(op: FullyConnected, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+    (data, weight, *rest), (out, strides) = inputs, outputs[0]
+    ends = ends_of(op)
+    rows, fits = prod(out) // op.num_hidden, strides == c_strides(out) and dense_vectors(rest[: len(rest) - ends.added])
+    if not fits or prod(out) * weight[0][1] < _SMALL:
+        return None
+    return plan(FullyConnect, data, rows, weight, out, ends, rest[-1] if ends.added else None)
+
+
+for _name in ("FullyConnected", "_fused_FullyConnected"):
+    kernel("cpu", _name)(Kernel(_fully_connected))

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.kernels.onednn.library import (
-    FUSE_RELU,
     USE_GLOBAL_STATS,
     USE_SCALE,
     USE_SHIFT,
+    Alg,
     Arg,
     Handle,
     Prop,
@@ -20,10 +20,13 @@ from flowmx.ops.kernels.onednn.library import (
 )
 from flowmx.ops.kernels.onednn.primitives import (
     Array,
+    Call,
     Desc,
     Geometry,
     Operand,
+    Post,
     Primitive,
+    Work,
     attributes,
     channels_last,
     geometry,
@@ -32,7 +35,6 @@ from flowmx.ops.kernels.onednn.primitives import (
     plain,
     plan,
     pointer,
-    scratch,
     strided,
     suits,
 )
@@ -40,27 +42,28 @@ from flowmx.ops.nn_normalization import BatchNorm
 from flowmx.ops.registry import Run
 
 
-class _Plan:
+class _Work(Work):
     """What both directions share."""
 
     def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
+        super().__init__()
         self.order = channels_last if is_channels_last(data) or is_channels_last(out) else plain
         self.data = self.order(data[0])
         self.channels = plain((data[0][1],))
         self.eps, self.flags = ctypes.c_float(eps), flags
 
-    def forward_desc(self, prop: Prop) -> Handle:
+    def forward_desc(self, prop: Prop, *posts: Post) -> Handle:
         lib = loaded()
         return lib.create(
             "batch_normalization_forward_primitive_desc_create", lib.engine, int(prop), self.data.handle,
-            self.data.handle, self.eps, self.flags, attributes(),
+            self.data.handle, self.eps, self.flags, attributes(*posts),
         )  # fmt: skip
 
 
-class Forward(_Plan):
+class Forward(_Work):
     """Normalise by the batch's statistics, which are given back, or by given ones (``USE_GLOBAL_STATS``)."""
 
-    def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
+    def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int, relu: bool) -> None:
         super().__init__(data, out, eps, flags)
         training = not flags & USE_GLOBAL_STATS
         prop = Prop.FORWARD_TRAINING if training else Prop.FORWARD_INFERENCE
@@ -70,22 +73,22 @@ class Forward(_Plan):
         }  # fmt: skip
         if flags & USE_SCALE:
             arguments[Arg.SCALE] = self.channels
-        self._notes = training and bool(flags & FUSE_RELU)
-        if self._notes:
-            arguments[Arg.WORKSPACE] = Query.WORKSPACE
-        self._run = Primitive(self.forward_desc(prop), arguments)
-        self._source = Operand("data", strided(*data), self.data)
-        self._target = Operand("output", strided(*out), self.data, is_output=True)
+        # A ReLU at the end needs no note of where it was 0: its own gradient sees that from the output.
+        posts = [("eltwise", Alg.ELTWISE_RELU, 0.0, 0.0)] if relu else []
+        self._run = Primitive(self.room, self.forward_desc(prop, *posts), arguments)
+        self._source = Operand(self.room, strided(*data), self.data)
+        self._target = Operand(self.room, strided(*out), self.data, is_output=True)
 
-    def __call__(self, data: Array, out: Array, *parameters: Array) -> None:
-        where = pointer(out)
-        # Where the ReLU was 0 is written too; its own gradient sees that from the output.
-        note = (scratch("relu note", self._run.descriptor(Arg.WORKSPACE).nbytes),) if self._notes else ()
-        self._run(self._source.before(pointer(data)), self._target.room(where), *map(pointer, parameters), *note)
-        self._target.after(where)
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        data, out, *parameters = addresses
+        return [
+            *self._source.before(base, data),
+            self._run.at(base, self._source.at(base, data), self._target.at(base, out), *parameters),
+            *self._target.after(base, out),
+        ]
 
 
-class Backward(_Plan):
+class Backward(_Work):
     """The gradients for the data, scale and shift."""
 
     def __init__(self, head: Geometry, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
@@ -103,18 +106,20 @@ class Backward(_Plan):
         }  # fmt: skip
         if flags & USE_SCALE:
             arguments |= {Arg.SCALE: self.channels, Arg.DIFF_SCALE: self.channels}
-        self._run = Primitive(desc, arguments)
-        self._head = Operand("output", strided(*head), self.data)
-        self._source = Operand("data", strided(*data), self.data)
-        self._target = Operand("gradient", strided(*out), self.data, is_output=True)
+        room = self.room
+        self._run = Primitive(room, desc, arguments)
+        self._head = Operand(room, strided(*head), self.data)
+        self._source = Operand(room, strided(*data), self.data)
+        self._target = Operand(room, strided(*out), self.data, is_output=True)
 
-    def __call__(self, head: Array, data: Array, out: Array, *parameters: Array) -> None:
-        where = pointer(out)
-        self._run(
-            self._head.before(pointer(head)), self._source.before(pointer(data)), self._target.room(where),
-            *map(pointer, parameters),
-        )  # fmt: skip
-        self._target.after(where)
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        head, data, out, *parameters = addresses
+        ends = self._head.at(base, head), self._source.at(base, data), self._target.at(base, out)
+        return [
+            *self._head.before(base, head), *self._source.before(base, data),
+            self._run.at(base, *ends, *parameters),
+            *self._target.after(base, out),
+        ]  # fmt: skip
 
 
 def _flags(op: BatchNorm, given_statistics: bool) -> int:
@@ -134,14 +139,13 @@ def batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequen
     if not _fits(op, data, out, moving_mean):
         return False
     batch = run.train and not op.use_global_stats
-    flags = _flags(op, not batch) | (FUSE_RELU if relu else 0)
-    made = plan(Forward, geometry(data), geometry(out), op.eps, flags)
+    made = plan(Forward, geometry(data), geometry(out), op.eps, _flags(op, not batch), relu)
     if made is None:
         return False
     var = np.empty_like(mean)
     if not batch:
         mean[...], var[...] = moving_mean, moving_var
-    made(data, out, beta, mean, var, *(() if op.fix_gamma else (gamma,)))
+    made(*map(pointer, (data, out, beta, mean, var, *(() if op.fix_gamma else (gamma,)))))
     if batch:
         op.follow(moving_mean, mean)
         op.follow(moving_var, var)
@@ -161,5 +165,6 @@ def backward_batch_norm(op: Any, inputs: Sequence[Array], outputs: Sequence[Arra
     if made is None:
         return False
     var = 1 / np.square(inverse) - inverse.dtype.type(op.eps)
-    made(head, data, out, mean, var, beta_grad, *(() if op.fix_gamma else (gamma, gamma_grad)))
+    scales = () if op.fix_gamma else (gamma, gamma_grad)
+    made(*map(pointer, (head, data, out, mean, var, beta_grad, *scales)))
     return True

@@ -14,11 +14,13 @@ import numpy as np
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import (
     Array,
+    Call,
     Desc,
     Geometry,
     Operand,
     Primitive,
     Shape,
+    Work,
     attributes,
     channels_last,
     dims,
@@ -29,7 +31,6 @@ from flowmx.ops.kernels.onednn.primitives import (
     plainly,
     plan,
     pointer,
-    scratch,
     strided,
     suits,
 )
@@ -61,10 +62,11 @@ def _algorithm(op: Pooling) -> Alg:
     return Alg.POOLING_AVG_INCLUDE_PADDING if include else Alg.POOLING_AVG_EXCLUDE_PADDING
 
 
-class _Plan:
+class _Work(Work):
     """What both directions share."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry) -> None:
+        super().__init__()
         order = channels_last if is_channels_last(data) or is_channels_last(out) else plain
         self.algorithm = _algorithm(op)
         self.data, self.out = order(data[0]), order(out[0])
@@ -80,7 +82,7 @@ class _Plan:
         )  # fmt: skip
 
 
-class Forward(_Plan):
+class Forward(_Work):
     """Output = the windows' maxima or averages; with ``note``, also where the maxima were."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, note: bool) -> None:
@@ -88,17 +90,21 @@ class Forward(_Plan):
         arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.DST: self.out}
         if note:
             arguments[Arg.WORKSPACE] = Query.WORKSPACE
-        self._run = Primitive(self.forward_desc(note), arguments)
+        self._run = Primitive(self.room, self.forward_desc(note), arguments)
         self.note_bytes = self._run.descriptor(Arg.WORKSPACE).nbytes if note else 0
-        self._source = Operand("data", strided(*data), self.data)
-        self._target = Operand("output", strided(*out), self.out, is_output=True)
+        self._source = Operand(self.room, strided(*data), self.data)
+        self._target = Operand(self.room, strided(*out), self.out, is_output=True)
 
-    def __call__(self, data: int, out: int, *note: int) -> None:
-        self._run(self._source.before(data), self._target.room(out), *note)
-        self._target.after(out)
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        data, out, *note = addresses
+        return [
+            *self._source.before(base, data),
+            self._run.at(base, self._source.at(base, data), self._target.at(base, out), *note),
+            *self._target.after(base, out),
+        ]
 
 
-class Backward(_Plan):
+class Backward(_Work):
     """The gradient for the data."""
 
     def __init__(self, op: Pooling, head: Geometry, data: Geometry) -> None:
@@ -113,13 +119,17 @@ class Backward(_Plan):
         arguments: dict[int, Desc | Query] = {Arg.DIFF_DST: self.out, Arg.DIFF_SRC: self.data}
         if is_max:
             arguments[Arg.WORKSPACE] = Query.WORKSPACE
-        self._run = Primitive(desc, arguments)
-        self._head = Operand("output", strided(*head), self.out)
-        self._target = Operand("data", strided(*data), self.data, is_output=True)
+        self._run = Primitive(self.room, desc, arguments)
+        self._head = Operand(self.room, strided(*head), self.out)
+        self._target = Operand(self.room, strided(*data), self.data, is_output=True)
 
-    def __call__(self, head: int, data: int, *note: int) -> None:
-        self._run(self._head.before(head), self._target.room(data), *note)
-        self._target.after(data)
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        head, data, *note = addresses
+        return [
+            *self._head.before(base, head),
+            self._run.at(base, self._head.at(base, head), self._target.at(base, data), *note),
+            *self._target.after(base, data),
+        ]
 
 
 def _note(run: Run, made: Forward, out: Array) -> int:
@@ -158,6 +168,6 @@ def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
         return
     again = plan(Forward, op, geometry(data), geometry(output), True)
     assert again is not None
-    note = scratch("pooling note", again.note_bytes)
-    again(pointer(data), scratch("pooling again", output.nbytes), note)
-    made(pointer(head), pointer(out), note)
+    note, values = np.empty(again.note_bytes, np.uint8), np.empty_like(output)
+    again(pointer(data), pointer(values), pointer(note))
+    made(pointer(head), pointer(out), pointer(note))

@@ -1,0 +1,110 @@
+"""Kernels whose primitives follow from how their arrays lie in memory, and from nothing else.
+
+So a bound graph can ask such a kernel for the bytes of workspace before anything runs, and *tie* it to a step: the
+tied kernel remembers what it made for the step's arrays and, while these stay the same, only calls oneDNN.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from operator import call, is_
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.kernels.onednn.library import library
+from flowmx.ops.kernels.onednn.primitives import (
+    FLOAT32,
+    Array,
+    BoundCall,
+    Geometry,
+    Work,
+    first_line,
+    geometry,
+    plainly,
+    pointer,
+    suits,
+)
+from flowmx.ops.registry import PLANNED, Laid, Operator, Run
+
+Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
+"""From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
+
+
+class Kernel:
+    """A forward by oneDNN, for :func:`flowmx.ops.registry.kernel`; the plain one where oneDNN cannot."""
+
+    def __init__(self, make: Make) -> None:
+        self._make = make
+
+    def work(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Work | None:
+        """What computes the operator on arrays like these."""
+        if not suits(*inputs, *outputs):
+            return None
+        return self._make(op, [geometry(each) for each in inputs], [geometry(each) for each in outputs])
+
+    def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the operator."""
+        work = self.work(op, inputs, outputs)
+        if work is None:
+            plainly(op, run, inputs, outputs)
+        else:
+            work(*map(pointer, (*inputs, *outputs)))
+
+    def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
+        """The bytes of workspace for arrays that lie like this."""
+        if library() is None or any(each.dtype != FLOAT32 or 0 in each.shape for each in (*inputs, *outputs)):
+            return 0
+        work = self._make(op, [each[:2] for each in inputs], [each[:2] for each in outputs])
+        return 0 if work is None else work.nbytes
+
+    def tie(self, op: Operator) -> TiedKernel:
+        """A forward for one step of a bound graph."""
+        return TiedKernel(self, op)
+
+
+class TiedKernel:
+    """A forward that is called with the same arrays again and again, though with others now and then."""
+
+    def __init__(self, kernel: Kernel, op: Operator) -> None:
+        self._kernel, self._op = kernel, op
+        # Weakly, since some are the user's, who may be done with them.
+        self._arrays: list[weakref.ref[Any]] = []
+        self._calls: list[BoundCall] = []
+        self._memory: Array | None = None
+        self._is_ready = False
+
+    def use(self, memory: Array | None) -> None:
+        """Work in this memory from now on (None: the thread's)."""
+        self._memory, self._arrays = memory, []
+
+    def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the operator."""
+        arrays = [*inputs, *outputs]
+        if len(arrays) != len(self._arrays) or not all(map(is_, arrays, map(call, self._arrays))):
+            self._is_ready = self._look(inputs, outputs)
+            self._arrays = [weakref.ref(each) for each in arrays]
+        if not self._is_ready:
+            self._kernel(self._op, run, inputs, outputs)
+            return
+        for each in self._calls:
+            each()
+
+    def _look(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+        """Prepare the calls for these arrays; False where oneDNN cannot, or they need more memory than is given."""
+        work = self._kernel.work(self._op, inputs, outputs)
+        if work is None:
+            return False
+        memory = np.empty(0, np.uint8) if self._memory is None else self._memory
+        if memory.nbytes < work.nbytes:
+            if work.nbytes >= PLANNED:
+                return False
+            memory = self._memory = np.empty(work.nbytes, np.uint8)
+        calls = work.calls(first_line(memory), *map(pointer, (*inputs, *outputs)))
+        if [each.of for each in self._calls] == [primitive for primitive, _ in calls]:
+            for each, (_, where) in zip(self._calls, calls, strict=True):
+                each.point(where)
+        else:
+            self._calls = [primitive.call(where) for primitive, where in calls]
+        return True
