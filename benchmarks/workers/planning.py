@@ -1,4 +1,4 @@
-"""Seconds that binding a big graph takes, for training, and how its memory lies to the lower bound.
+"""Processor seconds that binding a big graph takes, for training, and how its memory lies to the lower bound.
 
     python planning.py SYSTEM [NODES [SHAPE]]
     python planning.py profile NODES SHAPE
@@ -80,9 +80,9 @@ def seconds(mx: Any, shape: str, nodes: int) -> dict[str, float]:
     model, found = SHAPES[shape](mx, nodes), []
     for _ in range(2):
         gc.collect()
-        start = time.perf_counter()
+        start = time.process_time()
         bound = bind(mx, model)
-        found.append(time.perf_counter() - start)
+        found.append(time.process_time() - start)
     figures = {f"{shape}_{nodes}_s": min(found)}
     if mx.__name__ == "flowmx":
         figures[f"{shape}_{nodes}_of_bound"] = of_bound(bound.plan)

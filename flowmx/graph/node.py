@@ -85,18 +85,19 @@ def topological(entries: Iterable[Entry]) -> list[Node]:
     The order is that of MXNet, on which the order of ``list_arguments`` rests.
     """
     order: dict[Node, None] = {}
-    for entry in entries:
-        stack: list[tuple[Node, int]] = [(entry.node, 0)] if entry.node not in order else []
+    for root, _ in entries:
+        stack = [(root, iter(root.inputs))] if root not in order else []
         while stack:
-            node, position = stack.pop()
-            if node in order:
-                continue
-            while position < len(node.inputs) and node.inputs[position].node in order:
-                position += 1
-            if position < len(node.inputs):
-                stack.append((node, position + 1))
-                stack.append((node.inputs[position].node, 0))
+            node, left = stack[-1]
+            for source, _ in left:
+                if source in order:
+                    continue
+                if source.inputs:
+                    stack.append((source, iter(source.inputs)))
+                    break
+                order[source] = None  # a leaf: the most common case
             else:
+                stack.pop()
                 order[node] = None
     return list(order)
 
