@@ -1,10 +1,201 @@
-"""Chains of elementwise operators become one loop over memory."""
+"""Chains of elementwise operators become one loop over memory.
+
+Each of them alone reads its inputs from memory and writes its output there, which takes longer than to compute it. As
+one operator (:class:`flowmx.ops.chain.Chain`) they keep what is between them in registers.
+
+Operators are visited from the last to the first. One joins the earliest group that reads its value, and its value is
+an output of the group where something later reads it too. A group runs where its last member stood; so whatever goes
+from one group to another goes forward in the old order, and no circle can come about, however many outputs there are.
+What a joining operator reads must then live until the group runs. So that no plan needs more memory for that, it
+joins only where this holds for no more bytes than its value had, or where nothing but elementwise operators runs in
+between.
+"""
 
 from __future__ import annotations
 
-from flowmx.graph.graph import Graph, Options
+import math
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from flowmx.devices import Context
+from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
+from flowmx.graph.node import Entry, Node
+from flowmx.ops import kernels
+from flowmx.ops.chain import Chain, Link
+from flowmx.ops.dtypes import DType
+from flowmx.ops.registry import Shape
+
+MOST_OPERATORS = 64
+MOST_ARRAYS = 16
+MOST_WEIGHT = 800
+"""Instructions of a loop, about: more take longer to compile than a user likes to wait."""
+SHORTEST_ROW = 16
+
+Place = tuple[Context | None, Shape, DType, bool]
+"""What the members of a group have in common: device, shape and dtype of their values, and the pass they are in."""
+
+
+@dataclass(eq=False)
+class _Group:
+    """Operators that are to be one chain.
+
+    Attributes:
+        place: what they have in common.
+        end: where in the old order it runs.
+        weight: about how many instructions it takes.
+        members: from the last to the first.
+        inputs: what it reads.
+        outputs: the members whose value others read.
+    """
+
+    place: Place
+    end: int
+    weight: int = 0
+    members: list[Node] = field(default_factory=list)
+    inputs: dict[Entry, None] = field(default_factory=dict)
+    outputs: list[Node] = field(default_factory=list)
+
+    def add(self, node: Node, weight: int, is_output: bool) -> None:
+        """Let an operator in."""
+        self.members.append(node)
+        self.weight += weight
+        self.inputs.pop(Entry(node, 0), None)
+        self.inputs.update(dict.fromkeys(node.inputs))
+        if is_output:
+            self.outputs.append(node)
 
 
 def fuse_chains(graph: Graph, options: Options) -> Graph:
     """One node for each group of elementwise operators that one loop can compute."""
-    return graph
+    groups = [group for group in _Search(graph, options).groups if len(group.members) > 1]
+    if not groups:
+        return graph
+    member_of = {node: group for group in groups for node in group.members}
+    rewriter = Rewriter(graph)
+    for node in rewriter.nodes:
+        group = member_of.get(node)
+        if node.op is None or (group is not None and node is not group.members[0]):
+            continue
+        if group is None:
+            rewriter.keep(node)
+        else:
+            _put(rewriter, group)
+    return rewriter.result()
+
+
+def _put(rewriter: Rewriter, group: _Group) -> None:
+    """Put a chain in the place of a group."""
+    members = group.members[::-1]
+    numbers = {entry: number for number, entry in enumerate((*group.inputs, *(Entry(node, 0) for node in members)))}
+    links = []
+    for node in members:
+        assert node.op is not None
+        links.append(Link(node.op, tuple([numbers[entry] for entry in node.inputs]), node.name))
+    results = [Entry(node, 0) for node in members if node in set(group.outputs)]
+    chain = Chain.of(len(group.inputs), links, [numbers[entry] for entry in results])
+    made = rewriter.make(chain, [rewriter.new(entry) for entry in group.inputs], members[-1])
+    for index, entry in enumerate(results):
+        rewriter.replace(entry, Entry(made, index))
+    rewriter.note(f"{', '.join([node.name for node in members])} are one loop")
+
+
+class _Search:
+    """The search for groups; see the module's essay.
+
+    Attributes:
+        groups: what was found; those of one member too.
+    """
+
+    def __init__(self, graph: Graph, options: Options) -> None:
+        self.groups: list[_Group] = []
+        self._graph = graph
+        self._device_type = options.device_type
+        self._forward = set(graph.forward())
+        self._wanted = set(graph.wanted())
+        nodes = [node for node in graph.nodes() if node.op is not None]
+        self._at = {node: position for position, node in enumerate(nodes)}
+        self._weights = {node: weight for node in nodes if (weight := self._weight(node)) is not None}
+        self._others = [0, *accumulate(node not in self._weights for node in nodes)]
+        """For each position, how many operators before it can be in no group."""
+        self._users: dict[Node, list[Node]] = {}
+        self._last: dict[Entry, int] = {}
+        """Where each entry is read last."""
+        for node in nodes:
+            for entry in node.inputs:
+                self._users.setdefault(entry.node, []).append(node)
+                self._last[entry] = self._at[node]
+        self._group_of: dict[Node, _Group] = {}
+        for node in reversed(nodes):
+            if node in self._weights:
+                self._visit(node)
+
+    def _weight(self, node: Node) -> int | None:
+        """What a node weighs as a member of a group; None where it can be in none."""
+        op, out, graph = node.op, Entry(node, 0), self._graph
+        assert op is not None
+        if node.outputs() != 1 or not is_pure(op) or op.mode_matters or op.once or len(node.inputs) >= MOST_ARRAYS:
+            return None
+        shape, dtype = graph.shapes[out], graph.dtypes[out]
+        for entry in node.inputs:
+            if graph.dtypes[entry] != dtype:
+                return None
+            if graph.shapes[entry] != shape and not (
+                op.name.startswith("broadcast_") and _walks_well(graph.shapes[entry], shape)
+            ):
+                return None
+        context = graph.context(node)
+        device_type = self._device_type if context is None else context.device_type
+        return kernels.weight_of_link(device_type, op, dtype, len(node.inputs)) if math.prod(shape) else None
+
+    def _visit(self, node: Node) -> None:
+        """Let a node join a group, or found one."""
+        users = self._users.get(node, [])
+        group = self._group_of.get(min(users, key=self._runs_at)) if users else None
+        if group is None or not self._fits(node, group):
+            group = _Group(self._place(node), self._at[node])
+            self.groups.append(group)
+        is_output = Entry(node, 0) in self._wanted or any(self._group_of.get(user) is not group for user in users)
+        group.add(node, self._weights[node], is_output)
+        self._group_of[node] = group
+        for entry in node.inputs:
+            self._last[entry] = max(self._last[entry], group.end)
+
+    def _runs_at(self, node: Node) -> int:
+        """The position at which an operator, or the group that it is in, runs."""
+        group = self._group_of.get(node)
+        return self._at[node] if group is None else group.end
+
+    def _place(self, node: Node) -> Place:
+        out, graph = Entry(node, 0), self._graph
+        return graph.context(node), graph.shapes[out], graph.dtypes[out], node in self._forward
+
+    def _fits(self, node: Node, group: _Group) -> bool:
+        """Whether a node may join a group."""
+        if group.place != self._place(node) or len(group.members) >= MOST_OPERATORS:
+            return False
+        arrays = len({*group.inputs, *node.inputs}) + len(group.outputs)
+        if arrays > MOST_ARRAYS or group.weight + self._weights[node] > MOST_WEIGHT:
+            return False
+        if self._others[self._at[node]] == self._others[group.end]:
+            return True
+        longer = sum(
+            self._nbytes(entry)
+            for entry in dict.fromkeys(node.inputs)
+            if not entry.node.is_variable and self._last[entry] < group.end
+        )
+        return longer <= self._nbytes(Entry(node, 0))
+
+    def _nbytes(self, entry: Entry) -> int:
+        return math.prod(self._graph.shapes[entry]) * self._graph.dtypes[entry].itemsize
+
+
+def _walks_well(shape: Shape, whole: Shape) -> bool:
+    """Whether an array that is broadcast to a shape has long enough rows there, along which it goes or stands still."""
+    padded = (1,) * (len(whole) - len(shape)) + shape
+    row, stands = 1, None
+    for length, full in zip(reversed(padded), reversed(whole), strict=True):
+        if full != 1:
+            if stands not in (None, length == 1):
+                return row >= SHORTEST_ROW
+            row, stands = row * full, length == 1
+    return True

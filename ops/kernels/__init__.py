@@ -8,6 +8,11 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flowmx.ops.dtypes import DType
+    from flowmx.ops.registry import Operator
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -18,3 +23,10 @@ def like_channels_last(device_type: str) -> bool:
     from flowmx.ops.kernels.onednn.library import library
 
     return device_type == "cpu" and library() is not None
+
+
+def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> int | None:
+    """About how many instructions an operator of so many inputs takes as part of a chain; None where it cannot be."""
+    from flowmx.ops.kernels.loops import chain
+
+    return chain.weight(op, dtype, count) if device_type == "cpu" else None

@@ -2,13 +2,13 @@
 
 From the ground up: ``expressions`` (formulas as graphs) and ``functions`` (exp, log, erf, ... as formulas);
 ``code`` (LLVM's assembly) and ``lowering`` (from the one to the other); ``compiler`` (to machine code, with a
-cache on disk), ``program`` (at the first use, away from event loops) and ``team``; ``elementwise`` and
-``rows`` (a formula as a kernel). The tables are in the other modules, which register their kernels when this
-is imported. Nothing here is compiled, and llvmlite is not imported, before the first big array comes.
+cache on disk), ``program`` (at the first use, away from event loops) and ``team``; ``elementwise``,
+``walks`` and ``rows`` (a formula as a kernel). The tables are in the other modules, which register their kernels
+when this is imported. Nothing here is compiled, and llvmlite is not imported, before the first big array comes.
 """
 
 from __future__ import annotations
 
-from flowmx.ops.kernels.loops import formulas, gather, normalization, optimizers, reductions, softmax
+from flowmx.ops.kernels.loops import chain, formulas, gather, normalization, optimizers, reductions, softmax
 
-__all__ = ["formulas", "gather", "normalization", "optimizers", "reductions", "softmax"]
+__all__ = ["chain", "formulas", "gather", "normalization", "optimizers", "reductions", "softmax"]

@@ -83,6 +83,7 @@ class Code:
         self._body: list[str] = []
         self._names = 0
         self._words = 2
+        self._streams = False
 
     # -- text ------------------------------------------------------------------------------------------
 
@@ -116,6 +117,7 @@ class Code:
             *self._declared,
             f"define void @kernel(ptr noalias %data) nounwind{wide} {{",
             "entry:", *self._entry, "  br label %start", "start:", *self._body, "  ret void", "}",
+            *(["!0 = !{i32 1}"] if self._streams else ()),
         ]  # fmt: skip
         return "\n".join(lines) + "\n"
 
@@ -261,6 +263,14 @@ class Code:
         """The product."""
         return self.put(INDEX, f"mul nsw {a}, {b.name if isinstance(b, Value) else b}")
 
+    def minus(self, a: Value, b: Value) -> Value:
+        """The difference."""
+        return self.put(INDEX, f"sub nsw {a}, {b.name}")
+
+    def divided(self, a: Value, b: Value) -> Value:
+        """The quotient of numbers that are not negative, without what is left."""
+        return self.put(INDEX, f"udiv {a}, {b.name}")
+
     def least(self, a: Value, b: Value) -> Value:
         """The smaller."""
         return self.call("llvm.smin.i64", INDEX, a, b)
@@ -280,10 +290,15 @@ class Code:
         other = other or Value(self.vector, "zeroinitializer")
         return self.call(name, self.vector, place, Value("i32", str(size)), mask, other)
 
-    def store(self, value: Value, address: Value, index: Value, mask: Value | None = None) -> None:
-        """Store a vector from an element on."""
+    def store(
+        self, value: Value, address: Value, index: Value, mask: Value | None = None, streams: bool = False
+    ) -> None:  # fmt: skip
+        """Store a vector from an element on; one that streams goes past the caches, to the start of a cache line."""
         place, size = self.at(address, index), self.real.bits // 8
-        if mask is None:
+        if mask is None and streams:
+            self._streams = True
+            self.do(f"store {value}, {place}, align 64, !nontemporal !0")
+        elif mask is None:
             self.do(f"store {value}, {place}, align {size}")
         else:
             name = f"llvm.masked.store.v{self.lanes}{self.real.suffix}.p0"

@@ -26,16 +26,26 @@ from flowmx.ops.registry import Array, Operator, Run, kernel, lookup
 
 Formula = Callable[..., Any]
 
-_REALS: dict[Any, Real] = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
+REALS: dict[Any, Real] = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
 _FLOAT_ONLY = {"scale", "exponent", "mantissa"}
 """Primitives of polynomials, whose coefficients are those of float32."""
 
 # What a core does in a nanosecond, roughly: it decides on threads alone.
 _BYTES_A_NS = 64
 _STEPS_A_NS = 140
-_WORTH_A_THREAD_NS = 16_000
-_TASK = 1 << 14
+WORTH_A_THREAD_NS = 16_000
+TASK = 1 << 14
 """Elements of a task, at least."""
+
+
+def pace(outputs: Sequence[Expr], arrays: int, real: Real) -> float:
+    """Nanoseconds for each element, by what it costs to compute or to bring from memory."""
+    return max(arrays * real.bits / 8 / _BYTES_A_NS, steps(outputs) / _STEPS_A_NS)
+
+
+def is_exact(outputs: Sequence[Expr], real: Real) -> bool:
+    """Whether formulas are right in this element type."""
+    return real is FLOAT or not kinds(outputs) & _FLOAT_ONLY
 
 
 class Loop:
@@ -55,13 +65,12 @@ class Loop:
         self.program = Program(self._write)
         words = f"4q{len(self.uniforms)}d{inputs + len(outputs)}q"
         self._pack = struct.Struct(words).pack
-        # Nanoseconds for each element, by what it costs to compute or to bring from memory.
-        self._pace = max((inputs + len(outputs)) * real.bits / 8 / _BYTES_A_NS, steps(outputs) / _STEPS_A_NS)
+        self._pace = pace(outputs, inputs + len(outputs), real)
 
     @property
     def is_exact(self) -> bool:
         """Whether the formula is right in this element type."""
-        return self.real is FLOAT or not kinds(self.outputs) & _FLOAT_ONLY
+        return is_exact(self.outputs, self.real)
 
     def _write(self, features: frozenset[str]) -> str:
         code = Code(self.real, features)
@@ -90,10 +99,10 @@ class Loop:
         compiled = self.program.compiled or self.program.get()
         if compiled is None:
             return False
-        threads = team.count() if size * self._pace > _WORTH_A_THREAD_NS else 1
+        threads = team.count() if size * self._pace > WORTH_A_THREAD_NS else 1
         share = size
         if threads > 1:
-            share = max(_TASK, size // (8 * threads) // 1024 * 1024)
+            share = max(TASK, size // (8 * threads) // 1024 * 1024)
         words = self._pack(0, -(-size // share), size, share, *numbers, *map(id, arrays))
         team.run(compiled, words, threads)
         return True
@@ -149,7 +158,7 @@ class Fused:
             return self._loops.setdefault(key, self._make(op, dtype, count))
 
     def _make(self, op: Any, dtype: Any, count: int) -> Loop | None:
-        real = _REALS.get(dtype)
+        real = REALS.get(dtype)
         if real is None:
             return None
         inputs = [placeholder(position) for position in range(count)]

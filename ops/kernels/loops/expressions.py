@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import Any, Union
 
 Operand = Union["Expr", float]
@@ -168,21 +168,33 @@ def uniforms(outputs: Sequence[Expr]) -> list[Expr]:
     """The largest subexpressions that come with each call (numbers excepted), each once."""
     found: dict[Expr, None] = {}
     seen: set[Expr] = set()
-
-    def visit(expr: Expr) -> None:
+    todo = list(outputs)[::-1]
+    while todo:
+        expr = todo.pop()
         if expr in seen:
-            return
+            continue
         seen.add(expr)
-        if expr.uniform:
-            if expr.kind != "number":
-                found[expr] = None
-            return
-        for arg in expr.args:
-            visit(arg)
-
-    for output in outputs:
-        visit(output)
+        if not expr.uniform:
+            todo += expr.args[::-1]
+        elif expr.kind != "number":
+            found[expr] = None
     return list(found)
+
+
+def in_order(outputs: Sequence[Expr], known: Container[Expr]) -> list[Expr]:
+    """The expressions to compute for these, operands first, each once; what is known is not looked into."""
+    order: dict[Expr, None] = {}
+    todo = list(outputs)[::-1]
+    while todo:
+        expr = todo[-1]
+        missing = [arg for arg in expr.args if arg not in order and arg not in known]
+        if expr in known or expr in order or not missing:
+            todo.pop()
+            if expr not in known:
+                order[expr] = None
+        else:
+            todo += missing[::-1]
+    return list(order)
 
 
 def _parts(outputs: Sequence[Expr]) -> set[Expr]:

@@ -169,6 +169,7 @@ def _sum(p: Parameters, *terms: Expr) -> Expr:
 
 
 fused("add_n", _sum)
+fused("where", lambda p, condition, x, y: where(not_equal(condition, 0.0), x, y))
 
 # -- activations -------------------------------------------------------------------------------------------
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from flowmx.ops.kernels.loops.code import Code, Value
-from flowmx.ops.kernels.loops.expressions import Expr
+from flowmx.ops.kernels.loops.expressions import Expr, in_order
 
 _BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _INTRINSICS = {
@@ -31,21 +31,15 @@ def lower(code: Code, outputs: Sequence[Expr], given: Mapping[Expr, Value]) -> l
         given: the values of inputs, and of what comes with the call (:func:`.expressions.uniforms`).
     """
     known = dict(given)
-
-    def visit(expr: Expr) -> Value:
-        value = known.get(expr)
-        if value is None:
-            value = known[expr] = _emit(code, expr, visit)
-        return value
-
-    return [visit(output) for output in outputs]
+    for expr in in_order(outputs, known):
+        known[expr] = _emit(code, expr, [known[arg] for arg in expr.args])
+    return [known[output] for output in outputs]
 
 
-def _emit(code: Code, expr: Expr, visit: Callable[[Expr], Value]) -> Value:
+def _emit(code: Code, expr: Expr, operands: Sequence[Value]) -> Value:
     kind = expr.kind
     if kind == "number":
         return code.constant(expr.value)
-    operands = [visit(arg) for arg in expr.args]
     if kind in _BINARY:
         return code.binary(_BINARY[kind], *operands)
     if kind in _INTRINSICS:

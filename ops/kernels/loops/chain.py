@@ -1,0 +1,158 @@
+"""The kernel of chains: the formulas of their links put into each other, as one loop.
+
+Chains of the same form share their loops, whatever their parameters are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+from flowmx.ops.chain import Chain
+from flowmx.ops.dtypes import DType
+from flowmx.ops.kernels.loops.code import Real
+from flowmx.ops.kernels.loops.elementwise import REALS, Fused, is_exact
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, parameter, placeholder, steps, uniforms
+from flowmx.ops.kernels.loops.walks import Axes, Walk, axes_of, streams
+from flowmx.ops.registry import Array, Operator, Run, kernel, kernel_for
+
+_LEAST = 1024
+"""Elements times links below which it is not worth a compilation."""
+
+
+class _Of(Parameters):
+    """The parameters of one link: those of the chain have its number before their names."""
+
+    def __init__(self, op: Operator, number: int) -> None:
+        super().__init__(op)
+        self._number = number
+
+    def __getattr__(self, name: str) -> Expr:
+        return parameter(f"{self._number} {name}")
+
+
+class _Form:
+    """What chains of one form share.
+
+    Args:
+        chain: one of them.
+        real: the element type.
+    """
+
+    def __init__(self, chain: Chain, real: Real) -> None:
+        values = [placeholder(at) for at in range(chain.count)]
+        for number, link in enumerate(chain.links):
+            values.append(_formula(link.op).formula(_Of(link.op, number), *[values[at] for at in link.inputs]))
+        self._outputs = [values[at] for at in chain.results]
+        self._real = real
+        self._walks: dict[Any, Walk] = {}
+        self.uniforms = uniforms(self._outputs)
+
+    def walk(self, axes: Axes, is_streaming: bool) -> Walk:
+        """The loop along axes."""
+        key = (axes.still, len(axes.lengths), is_streaming)
+        known = self._walks.get(key)
+        if known is None:
+            known = self._walks.setdefault(key, Walk(self._outputs, self._real, *key))
+        return known
+
+
+class _Call(NamedTuple):
+    """How a chain runs on arrays that lie in one way."""
+
+    form: _Form
+    axes: Axes
+    numbers: list[float]
+
+    def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+        """Run it; False where it is not compiled (yet)."""
+        # Their addresses may be others each time.
+        walk = self.form.walk(self.axes, streams(self.axes, inputs, outputs))
+        return walk.run(self.axes, self.numbers, [*inputs, *outputs])
+
+
+_forms: dict[Hashable, _Form] = {}
+
+
+def _formula(op: Operator) -> Fused:
+    found = kernel_for("cpu", op.name)
+    assert isinstance(found, Fused)
+    return found
+
+
+@lru_cache(maxsize=1)
+def _can_compile() -> bool:
+    return find_spec("llvmlite") is not None
+
+
+def weight(op: Operator, dtype: DType, count: int) -> int | None:
+    """About how many instructions an operator takes as a link of a chain; None where it cannot be one.
+
+    Args:
+        op: the operator.
+        dtype: of its inputs and its output.
+        count: how many inputs it has.
+    """
+    known: dict[Any, int | None] = op.__dict__.get("_weights", {})
+    if (dtype, count) not in known:
+        known[dtype, count] = _weight(op, dtype, count)
+        object.__setattr__(op, "_weights", known)
+    return known[dtype, count]
+
+
+def _weight(op: Operator, dtype: DType, count: int) -> int | None:
+    found, real = kernel_for("cpu", op.name), REALS.get(dtype)
+    if real is None or not isinstance(found, Fused) or not _can_compile():
+        return None
+    made = found.formula(Parameters(op), *[placeholder(at) for at in range(count)])
+    return steps([made]) if isinstance(made, Expr) and is_exact([made], real) else None
+
+
+@kernel("cpu", "_chain")
+def compute(chain: Chain, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """Run a chain as one loop, where it is big enough and its arrays can be walked; else link by link."""
+    if outputs[0].size * len(chain.links) >= _LEAST:
+        call = _call(chain, inputs, outputs)
+        if call is not None and call.run(inputs, outputs):
+            return
+    chain.forward(run, inputs, outputs)
+
+
+def _call(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Call | None:
+    """How to run on these arrays; None where no loop can."""
+    arrays = [*inputs, *outputs]
+    key = tuple([(array.shape, array.strides) for array in arrays])
+    known: tuple[Any, _Call | None] = chain.__dict__.get("_call", (None, None))
+    if known[0] != key:
+        known = (key, _prepare(chain, inputs, outputs))
+        object.__setattr__(chain, "_call", known)
+    return known[1]
+
+
+def _prepare(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Call | None:
+    axes = axes_of([*inputs, *outputs])
+    if axes is None or any(axes.still[len(inputs) :]):
+        return None
+    form = _form(chain, outputs[0].dtype)
+    return _Call(form, axes, [evaluate(uniform, lambda name: _number(chain, name)) for uniform in form.uniforms])
+
+
+def _number(chain: Chain, name: str) -> float:
+    """The value of a parameter of one of the links."""
+    number, attribute = name.split()
+    value: float = getattr(chain.links[int(number)].op, attribute)
+    return value
+
+
+def _form(chain: Chain, dtype: DType) -> _Form:
+    links = []
+    for link in chain.links:
+        variant = _formula(link.op).variant
+        links.append((link.op.name, link.inputs, None if variant is None else variant(link.op)))
+    key = (dtype, chain.count, tuple(links), chain.results)
+    known = _forms.get(key)
+    if known is None:
+        known = _forms.setdefault(key, _Form(chain, REALS[dtype]))
+    return known
