@@ -275,9 +275,15 @@ class HybridBlock(Block):
         self._infer_shape(self._trace(args), args)
 
     def infer_type(self, *args: Any) -> None:
-        """Set the parameters' dtypes from those of inputs."""
+        """Set the parameters' dtypes from those of inputs.
+
+        Raises:
+            TypeInferenceError: the inputs contradict each other.
+        """
         traced = self._trace(args)
-        arguments, _, auxiliary = traced.symbol.infer_type(**_attribute("dtype", traced, args))
+        # Variables that have not declared the dtypes that the parameters have now.
+        free = traced.symbol(**{name: sym.var(name) for name in traced.symbol.list_arguments()})
+        arguments, _, auxiliary = free.infer_type(**_attribute("dtype", traced, args))
         self._set("dtype", traced, arguments, auxiliary)
 
     def _infer_shape(self, traced: Traced, args: Any) -> None:

@@ -149,7 +149,9 @@ class Dropout(HybridBlock):
         self._rate, self._axes = rate, axes
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
-        return F.Dropout(x, p=self._rate, axes=self._axes, name="fwd") if self._rate > 0 else F.identity(x)
+        if self._rate > 0:
+            return F.Dropout(x, p=self._rate, axes=self._axes, name="fwd", cudnn_off=False)
+        return F.identity(x)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}(p = {self._rate}, axes={self._axes})"
