@@ -13,51 +13,13 @@ from typing import Any, NamedTuple
 from flowmx.devices import Context, Device
 from flowmx.engine.scheduler import Variable
 from flowmx.executor.arena import Arena
+from flowmx.executor.segment import Cut, Segment
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.tied import Step, Tied, run_steps
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray
 from flowmx.ops.registry import Run
-
-
-class Segment:
-    """Steps in a row on one device.
-
-    Attributes:
-        device: where they run.
-        once: steps that run only where what they read has changed.
-        done_once: the versions of what they read when they last ran.
-        steps: the others.
-        reads, writes: the variables to declare.
-        read, written: the user's arrays among what it touches, by entry.
-        zeroed: arrays to fill with 0 at its first run.
-        is_tied: True once its steps have these arrays.
-    """
-
-    def __init__(self, device: Device) -> None:
-        self.device = device
-        self.once: list[Step] = []
-        self.done_once: tuple[int, ...] | None = None
-        self.steps: list[Step] = []
-        self.reads: dict[Variable, None] = {}
-        self.writes: dict[Variable, None] = {}
-        self.read: dict[Entry, NDArray] = {}
-        self.written: dict[Entry, NDArray] = {}
-        self.zeroed: Sequence[NDArray] = ()
-        self.is_tied = False
-
-    def declare_read(self, entry: Entry, array: NDArray) -> None:
-        """Say that it reads an array of the user's."""
-        self.reads[array._storage] = None
-        self.read[entry] = array
-
-    def declare_write(self, entry: Entry, array: NDArray, reads: bool = False) -> None:
-        """Say that it writes one, and perhaps reads what is there."""
-        self.writes[array._storage] = None
-        self.written[entry] = array
-        if reads or array._view is not None:
-            self.reads[array._storage] = None
 
 
 class Ending(NamedTuple):
@@ -94,8 +56,9 @@ class Mode:
         self._arena = arena
         self._arrays = arrays
         self._unreached = unreached
-        memo: dict[Any, Any] = {}
-        self._runs = {device: Run(device, train, memo) for device in devices.values()}
+        self._train = train
+        self._memo: dict[Any, Any] = {}
+        self._used = list(dict.fromkeys(devices.values()))
         nodes = [node for node in (*plan.once, *plan.forward, *plan.backward) if node.op is not None]
         self.random = any(node.op is not None and node.op.uses_random for node in nodes)
         self.detached = any(node.op is not None and node.op.detached for node in nodes)
@@ -143,41 +106,46 @@ class Mode:
 
     def _cut(self, forward: bool, backward: bool) -> list[Segment]:
         """The segments of a pass, with what they read and write."""
-        cut: list[Segment] = []
-        begun: set[Device] = set()
-
-        def at(node: Node) -> Segment:
-            device = self.tied.device(node)
-            if not cut or cut[-1].device is not device:
-                cut.append(Segment(device))
-                workspace = self._arena.variable(device)
-                cut[-1].writes[workspace] = None
-                if not forward or device in begun:
-                    cut[-1].reads[workspace] = None  # so that what went wrong before it goes on
-                begun.add(device)
-            return cut[-1]
-
-        for is_on, once, steps, ends in (
-            (forward, self.tied.once, self.tied.forward, self._ends[0]),
-            (backward, [], self.tied.backward, self._ends[1]),
-        ):
-            for step in once if is_on else ():
-                segment = at(step.node)
+        cut = Cut(self._arena, self._train, self._memo, goes_on=not forward)
+        has_branches = any(len(stage) > 1 for stages in self.plan.stages for stage in stages)
+        if has_branches:
+            cut.meet(self._used)
+        if forward:
+            for step in self.tied.once:
+                segment = cut.at(self.tied.device(step.node))
                 segment.once.append(step)
                 self._declare(segment, step)
-            for step in steps if is_on else ():
-                segment = at(step.node)
-                segment.steps.append(step)
-                self._declare(segment, step)
+        for is_on, steps, stages, ends in (
+            (forward, self.tied.forward, self.plan.stages[0], self._ends[0]),
+            (backward, self.tied.backward, self.plan.stages[1], self._ends[1]),
+        ):
+            for stage in _stages(steps, stages) if is_on else ():
+                self._cut_stage(cut, stage)
             for end, step, target in ends if is_on else ():
-                segment = at(end.node)
+                segment = cut.at(self.tied.device(end.node))
                 segment.steps.append(step)
                 self._declare_read(segment, end.source)
                 segment.declare_write(target, end.target, end.function is _accumulate)
-        if backward and cut:
-            cut[-1].zeroed = self._unreached
-            cut[-1].writes.update(dict.fromkeys(array._storage for array in self._unreached))
-        return cut
+        if has_branches:
+            cut.meet(self._used)
+        if backward and cut.segments:
+            last = cut.segments[-1]
+            last.zeroed = self._unreached
+            last.writes.update(dict.fromkeys(array._storage for array in self._unreached))
+        return cut.segments
+
+    def _cut_stage(self, cut: Cut, stage: Sequence[Sequence[Step]]) -> None:
+        for chain in stage:
+            segment: Segment | None = None
+            for step in chain:
+                device = self.tied.device(step.node)
+                if len(stage) == 1:
+                    segment = cut.at(device)
+                elif segment is None or segment.device is not device:
+                    segment = cut.branch(device)
+                segment.steps.append(step)
+                self._declare(segment, step)
+        cut.end_stage()
 
     def _declare(self, segment: Segment, step: Step) -> None:
         node = step.node
@@ -191,7 +159,7 @@ class Mode:
             elif entry in self._crossing:
                 segment.writes[self._crossing[entry]] = None
         changed = set(node.op.updates)
-        if self._runs[segment.device].train:
+        if self._train:
             changed |= set(range(node.auxiliary_from(), len(node.inputs)))
         for position in changed:
             variable = node.inputs[position].node
@@ -217,11 +185,10 @@ class Mode:
         context = segment.device.context
         if context in self.plan.arenas:
             self.tied.settle(context, self._arena.block(segment.device, self.plan.arenas[context]))
-        run = self._runs[segment.device]
         if segment.once and versions != segment.done_once:
-            run_steps(run, segment.once, "a bound graph")
+            run_steps(segment.run, segment.once, "a bound graph")
             segment.done_once = versions
-        run_steps(run, segment.steps, "a bound graph")
+        run_steps(segment.run, segment.steps, "a bound graph")
 
     def _tie(self, segment: Segment) -> None:
         """Tie the steps of a segment to the user's arrays, which are there when it runs first."""
@@ -244,3 +211,11 @@ def _copy(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
 
 def _accumulate(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     run.xp.add(outputs[0], inputs[0], out=outputs[0], casting="unsafe")
+
+
+def _stages(steps: Sequence[Step], stages: Sequence[Sequence[Sequence[Node]]]) -> list[list[list[Step]]]:
+    """Steps in the stages of their nodes; all in one row where there are none."""
+    if not stages:
+        return [[list(steps)]]
+    by_node = {step.node: step for step in steps}
+    return [[[by_node[node] for node in chain if node in by_node] for chain in stage] for stage in stages]

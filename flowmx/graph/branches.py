@@ -9,29 +9,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from flowmx.graph.graph import Graph, predecessors
+from flowmx.graph.node import Entry, Node
+
 WORTH_NS = 150_000
 """Nanoseconds from which a chain is worth a worker of its own."""
+
+_FLOPS_A_NS = 60
+_ELEMENTS_A_NS = 1
 
 Stage = list[list[int]]
 """Chains of positions of steps; one chain where nothing runs beside it."""
 
 
-def stages(predecessors: Sequence[Sequence[int]], costs: Sequence[float], worth: float = WORTH_NS) -> list[Stage]:
+def branch(graph: Graph, nodes: Sequence[Node]) -> list[list[list[Node]]]:
+    """The operators of a pass as stages of chains.
+
+    Args:
+        graph: their graph.
+        nodes: the operators, in a legal order.
+    """
+    found = stages(predecessors(nodes), [nanoseconds(graph, node) for node in nodes], WORTH_NS)
+    return [[[nodes[at] for at in chain] for chain in stage] for stage in found]
+
+
+def nanoseconds(graph: Graph, node: Node) -> float:
+    """About how long an operator takes."""
+    assert node.op is not None
+    inputs = [graph.shapes[entry] for entry in node.inputs]
+    flops, elements = node.op.cost(inputs, [graph.shapes[Entry(node, i)] for i in range(node.outputs())])
+    return max(flops / _FLOPS_A_NS, elements / _ELEMENTS_A_NS)
+
+
+def stages(before: Sequence[Sequence[int]], costs: Sequence[float], worth: float) -> list[Stage]:
     """Cut steps into stages.
 
     Args:
-        predecessors: for each step the positions of those that must run before it, all of them earlier.
+        before: for each step the positions of those that must run before it, all of them earlier.
         costs: about how many nanoseconds each step takes.
         worth: nanoseconds from which a chain runs beside others.
 
     Returns:
         stages which hold every step once. What a step waits for is in an earlier stage, or earlier in its chain.
     """
-    chains, chain_of = _chains(predecessors)
+    chains, chain_of = _chains(before)
     depth: list[int] = []
     for chain in chains:
-        before = {chain_of[p] for step in chain for p in predecessors[step]} - {chain_of[chain[0]]}
-        depth.append(1 + max((depth[each] for each in before), default=-1))
+        above = {chain_of[p] for step in chain for p in before[step]} - {chain_of[chain[0]]}
+        depth.append(1 + max((depth[each] for each in above), default=-1))
     levels: list[list[list[int]]] = [[] for _ in range(max(depth, default=-1) + 1)]
     for level, chain in zip(depth, chains, strict=True):
         levels[level].append(chain)
@@ -50,17 +75,17 @@ def stages(predecessors: Sequence[Sequence[int]], costs: Sequence[float], worth:
     return made
 
 
-def _chains(predecessors: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
+def _chains(before: Sequence[Sequence[int]]) -> tuple[list[list[int]], list[int]]:
     """Steps in rows without forks and joins, and the row of each step."""
-    followers = [0] * len(predecessors)
-    for before in predecessors:
-        for each in before:
-            followers[each] += 1
+    followers = [0] * len(before)
+    for each in before:
+        for earlier in each:
+            followers[earlier] += 1
     chains: list[list[int]] = []
     chain_of: list[int] = []
-    for step, before in enumerate(predecessors):
-        if len(before) == 1 and followers[before[0]] == 1:
-            chain_of.append(chain_of[before[0]])
+    for step, needed in enumerate(before):
+        if len(needed) == 1 and followers[needed[0]] == 1:
+            chain_of.append(chain_of[needed[0]])
             chains[chain_of[step]].append(step)
         else:
             chain_of.append(len(chains))

@@ -79,6 +79,7 @@ class Options:
         in_place: let an operator write over an input that is done with.
         share: let values that never live at the same time share memory.
         channels_last: let values lie channels-last where kernels are faster then.
+        workers: how many operations a device runs at a time: branches may then run beside each other.
         pack: keep copies of filters in the order that kernels want, which takes memory and saves time.
         mirror: compute cheap values again for the backward pass, rather than keep them.
         budget: the most bytes that internal values may take: as much as needed is computed again (None: any).
@@ -88,6 +89,7 @@ class Options:
     in_place: bool = True
     share: bool = True
     channels_last: bool = False
+    workers: int = 1
     pack: bool = False
     mirror: bool = False
     budget: int | None = None

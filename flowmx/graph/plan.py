@@ -14,6 +14,7 @@ from pathlib import Path
 
 from flowmx.devices import Context
 from flowmx.graph import memory
+from flowmx.graph.branches import branch
 from flowmx.graph.graph import Graph, Options
 from flowmx.graph.layout import channels_last
 from flowmx.graph.live import VIEWS as VIEWS
@@ -40,6 +41,8 @@ class Plan:
         arena: where each place lies in the arena of its device, and the bytes of all arenas.
         arenas: the bytes of the arena of each device (None: the only one).
         channels_last: the entries that lie channels-last in their place.
+        stages: the forward and the backward pass as stages of branches (see ``branches.py``), where several workers may
+            run these at the same time; empty where there is one worker.
         keeps_values: True where no value is written over, so that a backward pass may run again.
     """
 
@@ -55,6 +58,7 @@ class Plan:
     arena: Packing = field(default_factory=lambda: Packing([], 0))
     arenas: dict[Context | None, int] = field(default_factory=dict)
     channels_last: frozenset[Entry] = frozenset()
+    stages: tuple[list[list[list[Node]]], list[list[list[Node]]]] = ([], [])
     keeps_values: bool = False
 
     @property
@@ -118,6 +122,9 @@ def make_plan(
     """
     options = options or Options()
     forward, backward = schedule or order(graph)
+    stages = (branch(graph, forward), branch(graph, backward)) if options.workers > 1 else ([], [])
+    if options.workers > 1:
+        forward, backward = ([n for stage in each for chain in stage for n in chain] for each in stages)
     plan = Plan(graph, forward, backward, frozenset(external), keeps_values=not (options.in_place or options.share))
     if options.channels_last:
         plan.channels_last = channels_last((*forward, *backward), graph.shapes, graph.dtypes, plan.external)
@@ -133,6 +140,7 @@ def make_plan(
     kept = [Entry(node, index) for node in plan.once for index in range(node.outputs())]
     kept += [root for root in roots if not root.node.is_variable]
     plan.kept = [entry for entry in dict.fromkeys(kept) if entry not in plan.external]
+    plan.stages = stages
     _place(plan, options)
     return plan
 
@@ -141,6 +149,7 @@ def _place(plan: Plan, options: Options) -> None:
     """Say which entries share a place in the arena, how long each place is needed, and where it lies."""
     steps = plan.steps()
     last_use = _last_uses(plan, steps)
+    beside = _beside(plan, steps)
     elsewhere = {*plan.external, *plan.kept}
     first: list[int] = []
     contexts: list[Context | None] = []
@@ -150,7 +159,11 @@ def _place(plan: Plan, options: Options) -> None:
             entry = Entry(node, index)
             if entry in elsewhere:
                 continue
-            donor = _in_place_donor(plan, node, index, step, last_use, taken) if options.in_place else None
+            donor = (
+                _in_place_donor(plan, node, index, step, last_use, taken)
+                if options.in_place and step not in beside
+                else None
+            )
             if donor is not None:
                 taken.add(donor)
                 plan.place[entry] = plan.place[donor]
@@ -162,7 +175,9 @@ def _place(plan: Plan, options: Options) -> None:
     for entry, place in plan.place.items():
         size[place] = max(size[place], plan.nbytes(entry))
         last[place] = max(last[place], last_use[entry])
-    plan.lives = [Life(*each) for each in zip(size, first, last, strict=True)]
+    starts = [beside.get(step, (step, step))[0] for step in first]
+    stops = [beside.get(step, (step, step))[1] for step in last]
+    plan.lives = [Life(*each) for each in zip(size, starts, stops, strict=True)]
     offsets, total = [0] * len(first), 0
     for context in dict.fromkeys(contexts):
         members = [place for place, where in enumerate(contexts) if where is context]
@@ -173,6 +188,20 @@ def _place(plan: Plan, options: Options) -> None:
         plan.arenas[context] = packing.size
         total += packing.size
     plan.arena = Packing(offsets, total)
+
+
+def _beside(plan: Plan, steps: Sequence[Node]) -> dict[int, tuple[int, int]]:
+    """For each step that others may run beside, the first and the last step of its stage.
+
+    What lives at one of them is taken to live at all.
+    """
+    at = {node: step for step, node in enumerate(steps)}
+    found: dict[int, tuple[int, int]] = {}
+    for stage in (*plan.stages[0], *plan.stages[1]):
+        if len(stage) > 1:
+            members = [at[node] for chain in stage for node in chain if node in at]
+            found.update(dict.fromkeys(members, (min(members), max(members))))
+    return found
 
 
 def _last_uses(plan: Plan, steps: Sequence[Node]) -> dict[Entry, int]:

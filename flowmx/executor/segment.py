@@ -1,0 +1,120 @@
+"""Segments: the steps of a pass cut into operations of the engine, with what each reads and writes.
+
+Steps in a row on one device are one segment, and those of a device run one after the other, since each *writes* the
+variable of the arena. Where a stage has several branches, each of them is a segment that only *reads* that variable:
+they may run at the same time, after what was before the stage, and what comes after waits for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from flowmx.devices import Device
+from flowmx.engine.scheduler import Variable
+from flowmx.executor.arena import Arena
+from flowmx.graph.node import Entry
+from flowmx.graph.tied import Step
+from flowmx.ndarray.array import NDArray
+from flowmx.ops.registry import Run
+
+
+class Segment:
+    """Steps in a row on one device.
+
+    Attributes:
+        device: where they run.
+        run: what they may ask for.
+        is_branch: True where others may run beside it.
+        once: steps that run only where what they read has changed.
+        done_once: the versions of what they read when they last ran.
+        steps: the others.
+        reads, writes: the variables to declare.
+        read, written: the user's arrays among what it touches, by entry.
+        zeroed: arrays to fill with 0 at its first run.
+        is_tied: True once its steps have these arrays.
+    """
+
+    def __init__(self, device: Device, run: Run, is_branch: bool) -> None:
+        self.device = device
+        self.run = run
+        self.is_branch = is_branch
+        self.once: list[Step] = []
+        self.done_once: tuple[int, ...] | None = None
+        self.steps: list[Step] = []
+        self.reads: dict[Variable, None] = {}
+        self.writes: dict[Variable, None] = {}
+        self.read: dict[Entry, NDArray] = {}
+        self.written: dict[Entry, NDArray] = {}
+        self.zeroed: Sequence[NDArray] = ()
+        self.is_tied = False
+
+    def declare_read(self, entry: Entry, array: NDArray) -> None:
+        """Say that it reads an array of the user's."""
+        self.reads[array._storage] = None
+        self.read[entry] = array
+
+    def declare_write(self, entry: Entry, array: NDArray, reads: bool = False) -> None:
+        """Say that it writes one, and perhaps reads what is there."""
+        self.writes[array._storage] = None
+        self.written[entry] = array
+        if reads or array._view is not None:
+            self.reads[array._storage] = None
+
+
+class Cut:
+    """Makes the segments of a pass, one after the other.
+
+    Args:
+        arena: the memory that they use.
+        train: whether they run in training mode.
+        memo: where kernels keep things from run to run.
+        goes_on: True where they begin with what another pass has left.
+    """
+
+    def __init__(self, arena: Arena, train: bool, memo: dict[Any, Any], goes_on: bool) -> None:
+        self.segments: list[Segment] = []
+        self._arena = arena
+        self._train = train
+        self._memo = memo
+        self._goes_on = goes_on
+        self._begun: set[Device] = set()
+        self._branches: list[Variable] = []
+        """What the branches before this place wrote, each a variable of its own."""
+        self._open: list[Variable] = []
+
+    def at(self, device: Device) -> Segment:
+        """The segment for the next step on a device, after all that was before."""
+        if not self.segments or self.segments[-1].device is not device or self.segments[-1].is_branch:
+            segment = self._add(device, is_branch=False)
+            workspace = self._arena.variable(device)
+            segment.writes[workspace] = None
+            if self._goes_on or device in self._begun:
+                segment.reads[workspace] = None  # so that what went wrong before it goes on
+            self._begun.add(device)
+        return self.segments[-1]
+
+    def branch(self, device: Device) -> Segment:
+        """A new segment which others of its stage may run beside."""
+        segment = self._add(device, is_branch=True)
+        segment.reads[self._arena.variable(device)] = None
+        mark = Variable("branch")
+        segment.writes[mark] = None
+        self._open.append(mark)
+        return segment
+
+    def _add(self, device: Device, is_branch: bool) -> Segment:
+        made = Segment(device, Run(device, self._train, self._memo), is_branch)
+        made.reads.update(dict.fromkeys(self._branches))
+        self.segments.append(made)
+        return made
+
+    def end_stage(self) -> None:
+        """What is cut from here on waits for the branches so far."""
+        if self._open:
+            self._branches, self._open = self._open, []
+
+    def meet(self, devices: Iterable[Device]) -> None:
+        """Let each device wait, in a segment without steps: branches must not meet those of another pass."""
+        for device in devices:
+            self.at(device)
