@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import pickle
 
 import numpy as np
 import pytest
@@ -321,6 +323,20 @@ def test_static_plans_compute_the_same(flags):
 def test_static_shape_needs_static_alloc():
     with pytest.raises(ValueError, match="needs static_alloc=True"):
         nn.Dense(1).hybridize(static_shape=True)
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
+def test_a_copy_trains_alone(duplicate):
+    net = convolutional()
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    given = [data(2, 3, 8, 8)]
+    net(*given)
+    other = duplicate(net)
+    before = net[0].weight.grad().asnumpy()
+    ours = step(other, given)
+    assert np.array_equal(net[0].weight.grad().asnumpy(), before)
+    check_equal(ours, step(net, given))
 
 
 # -- symbols -----------------------------------------------------------------------------------------------

@@ -104,6 +104,9 @@ class HybridBlock(Block):
     def _clear_cached_op(self) -> None:
         self._compiled = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_compiled": {}}  # a copy compiles for itself
+
     def cast(self, dtype: Any) -> None:
         """Change the element type of its parameters and those of its children."""
         self._clear_cached_op()

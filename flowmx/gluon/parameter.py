@@ -18,7 +18,7 @@ from flowmx.errors import MXNetError, ShapeError
 from flowmx.initializer import InitDesc, Initializer
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import check_request, dense_only
-from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.dtypes import as_dtype, name_of
 from flowmx.ops.registry import Shape
 from flowmx.symbol import Symbol
 
@@ -90,6 +90,12 @@ class Parameter:
         self._deferred: _Deferred | None = None
         self._var: Symbol | None = None
         self.grad_req = grad_req
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._used = {}
+        if self._arrays is not None and self._grads is not None:  # copies of arrays are no variables of autograd
+            autograd.mark_variables(list(self._arrays.values()), list(self._grads.values()), self._grad_req)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} {self.name} (shape={self.shape}, dtype={self.dtype})"
@@ -326,12 +332,12 @@ class Parameter:
     def _with_dtype(self, data: NDArray, cast_dtype: bool, dtype_source: str) -> NDArray:
         if dtype_source not in ("current", "saved"):
             raise ValueError(f"load: dtype_source is {dtype_source!r}, expected 'current' or 'saved'")
-        if as_dtype(self._dtype) == as_dtype(data.dtype):
+        if as_dtype(self._dtype) == data._dtype:
             return data
         if not cast_dtype:
             raise ValueError(
-                f"parameter {self.name!r} was loaded with dtype {np.dtype(data.dtype)}, expected "
-                f"{as_dtype(self._dtype)}: pass cast_dtype=True to cast it"
+                f"parameter {self.name!r} was loaded with dtype {name_of(data._dtype)}, expected "
+                f"{name_of(as_dtype(self._dtype))}: pass cast_dtype=True to cast it"
             )
         if dtype_source == "current":
             return data.astype(self._dtype)

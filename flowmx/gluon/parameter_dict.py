@@ -140,7 +140,7 @@ class ParameterDict:
             force_reinit: initialize anew those that are initialized already.
         """
         init = initializer.Uniform() if init is None else initializer.create(init) if isinstance(init, str) else init
-        if verbose:
+        if verbose and isinstance(init, initializer.Initializer):
             init.set_verbosity(verbose=verbose)
         for param in self.values():
             param.initialize(None, ctx, init, force_reinit)

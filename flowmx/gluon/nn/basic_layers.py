@@ -13,6 +13,7 @@ from flowmx import symbol as sym
 from flowmx.gluon.base import Block
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn.activations import Activation
+from flowmx.ops.dtypes import as_dtype
 
 __all__ = [
     "BatchNorm", "Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSequential", "Lambda", "LayerNorm",
@@ -197,7 +198,7 @@ class BatchNorm(HybridBlock):
 
     def cast(self, dtype: Any) -> None:
         """Change the element type of its parameters; beside float16 inputs they stay float32."""
-        super().cast("float32" if np.dtype(dtype) == np.float16 else dtype)
+        super().cast("float32" if as_dtype(dtype) == np.float16 else dtype)
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
         return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
