@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import flowmx as mx
+from benchmarks.turns import python_of
 from tests.fixtures import record_gluon
 from tests.fixtures.record_gluon import FOLDER, NETWORKS, flat
 
+MXNET = python_of("mxnet")
+IMPORT = """
+import sys
+import mxnet as mx
+from tests.fixtures.record_gluon import NETWORKS, flat
+prefix, network = sys.argv[1:]
+inputs = flat(NETWORKS[network](mx)[1])
+names = ["data"] if len(inputs) == 1 else ["data%d" % i for i in range(len(inputs))]
+block = mx.gluon.SymbolBlock.imports(prefix + "-symbol.json", names, prefix + "-0000.params")
+mx.nd.save(prefix + "-mxnet.params", flat(block(*inputs)))
+"""
 NAMES = json.loads((FOLDER / "names.json").read_text())
 
 
@@ -101,3 +116,20 @@ def test_losses_are_mxnets(index, hybridized):
     loss.hybridize(hybridized)
     found = [loss(pred, label).asnumpy(), loss(pred, label, record_gluon.sample_weight(mx)).asnumpy()]
     np.testing.assert_allclose(found, NAMES["losses"][index], rtol=1e-5)
+
+
+@pytest.mark.skipif(MXNET is None, reason="no MXNet 1.9.1 environment under PEERS")
+def test_mxnet_imports_what_is_exported_here(network, tmp_path):
+    net, inputs = NETWORKS[network](mx)
+    net.load_parameters(FOLDER / f"{network}-block.params")
+    net.hybridize()
+    expected = outputs_of(net, inputs)
+    net.export(tmp_path / network)
+    assert MXNET is not None
+    subprocess.run(
+        [MXNET, "-c", IMPORT, str(tmp_path / network), network], check=True, capture_output=True, timeout=100,
+        cwd=Path(__file__).parent.parent, env={**os.environ, "MXNET_SUBGRAPH_BACKEND": "NONE"},
+    )  # fmt: skip
+    found = mx.nd.load(str(tmp_path / f"{network}-mxnet.params"))
+    for ours, theirs in zip(expected, found, strict=True):
+        np.testing.assert_allclose(theirs.asnumpy(), ours, atol=2e-6, rtol=1e-5)
