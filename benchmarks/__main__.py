@@ -101,6 +101,15 @@ def operators(rounds: int) -> None:
     turns.report("Operators (microseconds; + with the gradient)", figures, bars)
 
 
+def chain(rounds: int) -> None:
+    """Chains of ten elementwise operators on ten million elements, beside one pass over the same memory."""
+    one, three = ("read and write, 1", 1.5), ("read and write, 3", 1.5)
+    bars = {name: [one] for name in ("arithmetic", "one function", "three functions")}
+    bars |= {name: [three] for name in ("three inputs", "three inputs, a function")}
+    figures = turns.compare("chain", ["mxnet", "torch"], rounds, pick=min)
+    turns.report("Chains of ten elementwise operators (milliseconds, 1e7 elements)", figures, bars)
+
+
 def importing(rounds: int) -> None:
     """The time that the import takes, in a fresh process."""
     turns.report("Import (seconds)", turns.compare("importing", ["mxnet", "torch"], rounds))
@@ -108,7 +117,7 @@ def importing(rounds: int) -> None:
 
 BENCHMARKS = {
     function.__name__: function
-    for function in (engine, lenet, lag, runahead, networks, operators, memory, language, transformer, importing)
+    for function in (engine, lenet, lag, runahead, networks, operators, chain, memory, language, transformer, importing)
 }
 PICTURES = {"figure7": memory_strategies}
 """What writes into the documentation, and so is run only when it is named."""

@@ -27,7 +27,7 @@ from flowmx.ops.registry import Shape
 
 MOST_OPERATORS = 64
 MOST_ARRAYS = 16
-MOST_WEIGHT = 800
+MOST_WEIGHT = 400
 """Instructions of a loop, about: more take longer to compile than a user likes to wait."""
 SHORTEST_ROW = 16
 

@@ -17,7 +17,7 @@ The text is all that leaves this module: nothing here needs LLVM.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -236,17 +236,27 @@ class Code:
 
     def unrolled(self, start: Value, stop: Value, body: Callable[[Value, Value | None, int], None], slots: int) -> None:
         """As :meth:`strips`, several vectors a round: ``body(index, mask, slot)``, where neighbours differ in slot."""
-        for count in (slots, 1) if slots > 1 else (1,):
-            step = count * self.lanes
+
+        def each(indices: Sequence[Value], mask: Value | None) -> None:
+            for slot, index in enumerate(indices):
+                body(index, mask, slot)
+
+        self.side_by_side(start, stop, each, slots)
+
+    def side_by_side(
+        self, start: Value, stop: Value, body: Callable[[Sequence[Value], Value | None], None], count: int
+    ) -> None:  # fmt: skip
+        """As :meth:`strips`, so many vectors (a power of 2) at a time, at the end one: ``body(indices, mask)``."""
+        for each in (count, 1) if count > 1 else (1,):
+            step = each * self.lanes
             length = self.put(INDEX, f"sub nsw {stop}, {start.name}")
             whole = self.plus(start, self.put(INDEX, f"and {length}, {-step}"))
             with self.loop(start, whole, step) as index:
-                for slot in range(count):
-                    body(self.plus(index, slot * self.lanes) if slot else index, None, slot)
+                body([self.plus(index, at * self.lanes) if at else index for at in range(each)], None)
             start = whole
         with self.when(self.put("i1", f"icmp slt {start}, {stop.name}")):
             left = self.put(INDEX, f"sub nsw {stop}, {start.name}")
-            body(start, self.first_lanes(left), 0)
+            body([start], self.first_lanes(left))
 
     # -- whole numbers ---------------------------------------------------------------------------------
 

@@ -30,10 +30,24 @@ def lower(code: Code, outputs: Sequence[Expr], given: Mapping[Expr, Value]) -> l
         outputs: the formulas.
         given: the values of inputs, and of what comes with the call (:func:`.expressions.uniforms`).
     """
-    known = dict(given)
-    for expr in in_order(outputs, known):
-        known[expr] = _emit(code, expr, [known[arg] for arg in expr.args])
-    return [known[output] for output in outputs]
+    return lower_side_by_side(code, outputs, [given])[0]
+
+
+def lower_side_by_side(code: Code, outputs: Sequence[Expr], given: Sequence[Mapping[Expr, Value]]) -> list[list[Value]]:
+    """Compute formulas for several vectors, one instruction of each after the other.
+
+    What waits for the instruction before it then stands further behind: a processor looks ahead only so far.
+
+    Args:
+        code: as in :func:`lower`.
+        outputs: likewise.
+        given: likewise, for each vector.
+    """
+    known = [dict(each) for each in given]
+    for expr in in_order(outputs, known[0]):
+        for values in known:
+            values[expr] = _emit(code, expr, [values[arg] for arg in expr.args])
+    return [[values[output] for output in outputs] for values in known]
 
 
 def _emit(code: Code, expr: Expr, operands: Sequence[Value]) -> Value:

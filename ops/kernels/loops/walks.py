@@ -15,8 +15,8 @@ from typing import NamedTuple
 from flowmx.ops.kernels.loops import team
 from flowmx.ops.kernels.loops.code import Code, Real, Value
 from flowmx.ops.kernels.loops.elementwise import TASK, WORTH_A_THREAD_NS, pace
-from flowmx.ops.kernels.loops.expressions import Expr, placeholder, uniforms
-from flowmx.ops.kernels.loops.lowering import lower
+from flowmx.ops.kernels.loops.expressions import Expr, placeholder, steps, uniforms
+from flowmx.ops.kernels.loops.lowering import lower_side_by_side
 from flowmx.ops.kernels.loops.program import Program
 from flowmx.ops.registry import Array, Shape
 
@@ -25,6 +25,8 @@ _TASKS_A_THREAD = 8
 _BEYOND_CACHES = 1 << 25
 """Bytes of an output from which it is stored past the caches: it would not stay in them until it is read."""
 _LINE = 64
+_LONGEST = 1600
+"""Instructions of a loop's body, about."""
 
 
 class Axes(NamedTuple):
@@ -146,8 +148,8 @@ class Walk:
             row = outer
         indices.insert(0, row)
         places = []
-        for address, steps in arrays:
-            for index, step in zip(indices, steps, strict=True):
+        for address, strides in arrays:
+            for index, step in zip(indices, strides, strict=True):
                 address = code.at(address, code.times(index, step))
             places.append(address)
         return places
@@ -161,13 +163,20 @@ class Walk:
             if self.still[at]:
                 fixed[placeholder(at)] = code.spread(code.load_one(places[at], code.index(0)))
 
-        def body(index: Value, mask: Value | None) -> None:
-            moving = [at for at in range(count) if not self.still[at]]
-            read = {placeholder(at): code.load(places[at], index, mask) for at in moving}
-            for value, place in zip(lower(code, self.outputs, fixed | read), places[count:], strict=True):
-                code.store(value, place, index, mask, self.streams)
+        moving = [at for at in range(count) if not self.still[at]]
 
-        code.strips(start, stop, body)
+        def body(indices: Sequence[Value], mask: Value | None) -> None:
+            read = [{placeholder(at): code.load(places[at], index, mask) for at in moving} for index in indices]
+            found = lower_side_by_side(code, self.outputs, [fixed | each for each in read])
+            for index, values in zip(indices, found, strict=True):
+                for value, place in zip(values, places[count:], strict=True):
+                    code.store(value, place, index, mask, self.streams)
+
+        code.side_by_side(start, stop, body, self._vectors())
+
+    def _vectors(self) -> int:
+        """How many vectors to compute side by side: less where that would make a long text."""
+        return next((each for each in (8, 4, 2) if each * steps(self.outputs) <= _LONGEST), 1)
 
 
 def _tasks(rows: int, length: int, threads: int) -> tuple[int, int, int]:
