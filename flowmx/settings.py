@@ -173,6 +173,9 @@ class Settings:
         low=0,
     )
     exec_num_temp: int = _setting(1, "Most temporary workspaces on each device.", low=1)
+    exec_check: bool = _setting(
+        False, "Overwrite memory of bound symbols that holds no value, so that wrong sharing shows; slow."
+    )
     gpu_mem_pool_reserve: int = _setting(5, "Percent of GPU memory left to everything but arrays.", low=0, high=100)
     gpu_mem_pool_type: PoolType = _setting(
         "Naive",

@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flowmx import settings
 from flowmx.devices import Context, Device
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
+from flowmx.graph.poison import Poisoned
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.dtypes import name_of
 from flowmx.ops.registry import Array, Run, Shape
@@ -45,6 +47,7 @@ class Tied:
         self._readers: dict[Entry, list[tuple[list[Array], int]]] = {}
         self._views: dict[Entry, list[Entry]] = {}
         self._settled: dict[Context | None, Array] = {}
+        self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
         self.arrays: dict[Entry, Array] = {}
         """What is put, by entry."""
         self.once, self.forward, self.backward = (
@@ -61,7 +64,10 @@ class Tied:
             return None
         if not (any(self.plan.nbytes(each) for each in outputs) or node.op.writes_more()):
             return None
-        return self.step(forward_of(node.op, self.device(node)), node.inputs, outputs, node)
+        forward = forward_of(node.op, self.device(node))
+        if self._poisoned is not None and not node.op.once:
+            forward = self._poisoned.wrap(forward, node)
+        return self.step(forward, node.inputs, outputs, node)
 
     def step(
         self, forward: Callable[..., None], inputs: Sequence[Entry], outputs: Sequence[Entry], node: Node
