@@ -33,7 +33,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
 
@@ -112,6 +112,16 @@ class Laid(NamedTuple):
     shape: Shape
     strides: Shape
     dtype: DType
+
+
+class TiedForward(Protocol):
+    """A forward for one step of a bound graph, which may remember what it made for the arrays of its last run."""
+
+    def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the operator."""
+
+    def use(self, memory: Array | None) -> None:
+        """Work in this memory from now on (None: in memory of its own)."""
 
 
 class Spec:
@@ -444,10 +454,15 @@ def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Calla
     return register
 
 
-def workspace_of(device_type: str, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
-    """The bytes that an operator's kernel needs besides its arrays; 0 where it has none that says so."""
-    ask = getattr(kernel_for(device_type, op.name), "workspace", None)
-    return 0 if ask is None else int(ask(op, inputs, outputs))
+def workspace_of(device_type: str, op: Operator) -> Callable[[Any, Sequence[Laid], Sequence[Laid]], int] | None:
+    """What says how many bytes an operator's kernel needs besides its arrays; None where the kernel needs none."""
+    return getattr(kernel_for(device_type, op.name), "workspace", None)
+
+
+def tied_forward(device_type: str, op: Operator) -> TiedForward | None:
+    """A forward of an operator's kernel for one step of a bound graph; None where the kernel has no such thing."""
+    tie = getattr(kernel_for(device_type, op.name), "tie", None)
+    return None if tie is None else tie(op)
 
 
 def kernel_for(device_type: str, name: str) -> Callable[..., None] | None:

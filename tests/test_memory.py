@@ -107,7 +107,7 @@ def test_a_second_backward_pass_runs_the_forward_pass_again_or_is_refused():
 def plan_of(name, grad_req):
     net = networks.symbol(mx, networks.NETWORKS[name])
     requests = {each: "null" if each in ("data", "softmax_label") else grad_req for each in net.list_arguments()}
-    return net.simple_bind(mx.cpu(), grad_req=requests, data=(2, 3, 224, 224), softmax_label=(2,)).plan
+    return net.simple_bind(mx.cpu(), grad_req=requests, data=(8, 3, 224, 224), softmax_label=(8,)).plan
 
 
 def damaged(plan, offsets):

@@ -218,6 +218,24 @@ def test_products(m, n, k, transposed, batch):
 
 
 @needs_onednn
+@pytest.mark.parametrize("order", ["C", "channels last"])
+@pytest.mark.parametrize(
+    ("shape", "flatten"), [((33, 64), True), ((1, 700), True), ((6, 8, 5, 7), True), ((2, 9, 64), False)]
+)
+def test_fully_connected_and_its_gradients(shape, flatten, order):
+    rng = np.random.default_rng(0)
+    parameters = {"num_hidden": 48, "flatten": flatten}
+    op = lookup("FullyConnected").create(**parameters)
+    completed, (out,) = op.infer_shape([shape, None, None])
+    data, weight, bias = (rng.standard_normal(each).astype(np.float32) for each in completed)
+    head = rng.standard_normal(out).astype(np.float32)
+    assert_close(*both(op, [data, weight, bias], [out], order))
+    for kind, inputs, made in (("data", [head, weight, data], shape), ("weight", [head, data], weight.shape)):
+        back = lookup(f"_backward_FullyConnected_{kind}").create(**parameters, no_bias=True)
+        assert_close(*both(back, inputs, [made], order))
+
+
+@needs_onednn
 def test_products_of_parts_of_arrays():
     rng = np.random.default_rng(0)
     whole = rng.standard_normal((80, 90)).astype(np.float32)

@@ -101,7 +101,8 @@ def test_a_picture_shows_every_place_once_where_it_is():
     bars = {title: box for title, box in found.items() if title not in steps}
     assert len(bars) == len(panel.bars) == len(plan.lives)
     assert sorted(value for bar in panel.bars for value in bar.values) == sorted(
-        entry.node.output_name(entry.index) for entry in plan.place
+        [entry.node.output_name(entry.index) for entry in plan.place]
+        + [f"work space of {node.name}" for node in plan.workspace]
     )
     boxes = list(bars.values())
     ends = [bar.life.last + 1 - bar.life.first for bar in panel.bars]
@@ -120,7 +121,8 @@ def test_what_is_alive_and_the_bound():
     assert panel.bound == plan.lower_bound()
     counted = [sum(life.size for life in plan.lives if life.first <= t <= life.last) for t in range(len(panel.alive))]
     assert panel.alive == counted == alive(plan.lives, len(plan.steps()) + 1)
-    assert {bar.kind for bar in panel.bars} == {"forward", "gradient"}
+    kinds = {"forward", "gradient", *(["workspace"] if plan.workspace else [])}
+    assert {bar.kind for bar in panel.bars} == kinds
     assert set(COLOURS) >= {bar.kind for bar in panel.bars}
 
 

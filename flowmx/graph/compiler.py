@@ -116,6 +116,7 @@ def options_of(device_type: str) -> Options:
         device_type=device_type,
         in_place=config.exec_enable_inplace,
         share=config.exec_match_range > 0,
+        workspaces=config.exec_num_temp,
         channels_last=kernels.like_channels_last(device_type),
         workers=config.cpu_worker_nthreads if device_type == "cpu" else config.gpu_worker_nthreads,
         mirror=config.backward_do_mirror,

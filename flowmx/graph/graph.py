@@ -78,6 +78,7 @@ class Options:
         device_type: what it will run on; a pass makes only what has kernels there.
         in_place: let an operator write over an input that is done with.
         share: let values that never live at the same time share memory.
+        workspaces: where nothing shares memory, how many places steps of a device work in, by turns.
         channels_last: let values lie channels-last where kernels are faster then.
         workers: how many operations a device runs at a time: branches may then run beside each other.
         pack: keep copies of filters in the order that kernels want, which takes memory and saves time.
@@ -88,6 +89,7 @@ class Options:
     device_type: str = "cpu"
     in_place: bool = True
     share: bool = True
+    workspaces: int = 1
     channels_last: bool = False
     workers: int = 1
     pack: bool = False

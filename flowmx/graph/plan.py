@@ -21,6 +21,7 @@ from flowmx.graph.live import VIEWS as VIEWS
 from flowmx.graph.memory import Life, Packing, pack
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.order import order
+from flowmx.graph.workspace import workspaces
 
 COPY = "_copy_to_device"
 
@@ -37,6 +38,7 @@ class Plan:
         kept: entries with memory of their own: results of ``once``, and what another device copies.
         root: for an entry that is a view, the entry whose bytes it shows.
         place: the number of the place in an arena of each entry that has one; those that work in place share it.
+        workspace: the number of the place that a step's kernel works in, for those that need one.
         lives: the bytes of each place, and the steps between which it is needed.
         arena: where each place lies in the arena of its device, and the bytes of all arenas.
         arenas: the bytes of the arena of each device (None: the only one).
@@ -54,6 +56,7 @@ class Plan:
     kept: list[Entry] = field(default_factory=list)
     root: dict[Entry, Entry] = field(default_factory=dict)
     place: dict[Entry, int] = field(default_factory=dict)
+    workspace: dict[Node, int] = field(default_factory=dict)
     lives: list[Life] = field(default_factory=list)
     arena: Packing = field(default_factory=lambda: Packing([], 0))
     arenas: dict[Context | None, int] = field(default_factory=dict)
@@ -178,7 +181,8 @@ def _place(plan: Plan, options: Options) -> None:
     starts = [beside.get(step, (step, step))[0] for step in first]
     stops = [beside.get(step, (step, step))[1] for step in last]
     plan.lives = [Life(*each) for each in zip(size, starts, stops, strict=True)]
-    offsets, total = [0] * len(first), 0
+    contexts += _place_workspaces(plan, steps, beside, options)
+    offsets, total = [0] * len(plan.lives), 0
     for context in dict.fromkeys(contexts):
         members = [place for place, where in enumerate(contexts) if where is context]
         lives = [plan.lives[place] for place in members]
@@ -202,6 +206,34 @@ def _beside(plan: Plan, steps: Sequence[Node]) -> dict[int, tuple[int, int]]:
             members = [at[node] for chain in stage for node in chain if node in at]
             found.update(dict.fromkeys(members, (min(members), max(members))))
     return found
+
+
+def _place_workspaces(
+    plan: Plan, steps: Sequence[Node], beside: Mapping[int, tuple[int, int]], options: Options
+) -> list[Context | None]:
+    """Give each step that needs a workspace a place for it; returns the devices of these places.
+
+    It is needed for that one step, so it shares bytes with values. Where nothing shares, as many places as the settings
+    allow serve the steps of a device in turns.
+    """
+    contexts: list[Context | None] = []
+    turns: dict[Context | None, list[int]] = {}
+    for step, nbytes in workspaces(plan, steps, options).items():
+        node, (first, last) = steps[step], beside.get(step, (step, step))
+        places = turns.setdefault(plan.graph.context(node), [])
+        alone = options.share or step in beside
+        if not alone and len(places) == options.workspaces:
+            place = places.pop(0)
+            size, first, _ = plan.lives[place]
+            plan.lives[place] = Life(max(size, nbytes), first, last)
+        else:
+            place = len(plan.lives)
+            plan.lives.append(Life(nbytes, first, last))
+            contexts.append(plan.graph.context(node))
+        if not alone:
+            places.append(place)
+        plan.workspace[node] = place
+    return contexts
 
 
 def _last_uses(plan: Plan, steps: Sequence[Node]) -> dict[Entry, int]:

@@ -18,7 +18,7 @@ from flowmx.graph.plan import Plan
 from flowmx.graph.poison import Poisoned
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.dtypes import name_of
-from flowmx.ops.registry import Array, Run, Shape
+from flowmx.ops.registry import Array, Run, Shape, TiedForward, tied_forward
 
 
 class Step(NamedTuple):
@@ -48,6 +48,7 @@ class Tied:
         self._views: dict[Entry, list[Entry]] = {}
         self._settled: dict[Context | None, Array] = {}
         self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
+        self._tied: dict[Node, TiedForward] = {}
         self.arrays: dict[Entry, Array] = {}
         """What is put, by entry."""
         self.once, self.forward, self.backward = (
@@ -64,7 +65,10 @@ class Tied:
             return None
         if not (any(self.plan.nbytes(each) for each in outputs) or node.op.writes_more()):
             return None
-        forward = forward_of(node.op, self.device(node))
+        tied = tied_forward(self.device(node).context.device_type, node.op)
+        if tied is not None:
+            self._tied[node] = tied
+        forward = tied or forward_of(node.op, self.device(node))
         if self._poisoned is not None and not node.op.once:
             forward = self._poisoned.wrap(forward, node)
         return self.step(forward, node.inputs, outputs, node)
@@ -105,12 +109,19 @@ class Tied:
                 start = plan.arena.offsets[place]
                 part = memory[start : start + plan.nbytes(entry)].view(plan.graph.dtypes[entry])
                 self.put(entry, shaped(part, plan.graph.shapes[entry], entry in plan.channels_last))
+        for node, place in plan.workspace.items():
+            if plan.graph.context(node) is context and node in self._tied:
+                start = plan.arena.offsets[place]
+                self._tied[node].use(memory[start : start + plan.lives[place].size])
         self._settled[context] = memory
 
     def unsettle(self) -> None:
         """Let go of the arenas; the next run must settle anew."""
         for entry in self.plan.place:
             self.put(entry, None)
+        for node in self.plan.workspace:
+            if node in self._tied:
+                self._tied[node].use(None)
         self._settled.clear()
 
     def allocate(self) -> None:

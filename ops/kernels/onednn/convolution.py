@@ -10,6 +10,7 @@ A deconvolution is the gradient of a convolution for its data, so three primitiv
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 from flowmx.ops.kernels.onednn.ends import PLAIN, Ends, ends_of
@@ -29,6 +30,7 @@ from flowmx.ops.kernels.onednn.primitives import (
     channels_last,
     dense_vectors,
     dims,
+    is_channels_last,
     loaded,
     plain,
     plan,
@@ -39,6 +41,8 @@ from flowmx.ops.registry import Shape, kernel
 from flowmx.ops.windows import Geometry as Windows
 
 Geometries = Sequence[Geometry]
+_PART = 1 << 22
+"""Bytes of data that are copied at a time."""
 
 
 def _grouped(windows: Windows, weight: Geometry) -> Geometry:
@@ -63,7 +67,7 @@ class _Work(Work):
         self.weight_given = _grouped(windows, weight)
         self.data = channels_last(data)
         self.weight = any_layout(self.weight_given[0])
-        self.out = channels_last(out)
+        self.out, self.out_shape = channels_last(out), out
         self.windows = _window_arguments(windows)
 
     def forward_desc(self, bias: Desc | None, train: bool, posts: Sequence[Post] = ()) -> Handle:
@@ -79,38 +83,72 @@ class _Work(Work):
 class Forward(_Work):
     """Output = activation(data * (scale · filters) + bias + addend), as far as wanted.
 
-    The addend is brought to where the output is, unless it is there already; the product is then added to it.
+    The addend is brought to where the output is, unless it is there already; the product is then added to it. Big data
+    that must be copied goes a part of the batch at a time, which takes less memory, and that is in the cache.
     """
 
     def __init__(
         self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends,
         addend: Geometry | None = None,
     ) -> None:  # fmt: skip
+        self._parts, (data, out, *rest) = _part(data, out, *(() if addend is None else (addend,)))
         super().__init__(windows, data[0], weight, out[0])
-        channels = plain((out[0][1],))
-        bias = channels if ends.bias else None
-        arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: self.out}
-        if bias is not None:
-            arguments[Arg.BIAS] = bias
         self.ends, room = ends, self.room
-        self._run = Primitive(room, self.forward_desc(bias, False, ends.posts()), arguments)
+        self._does = ends
+        desc = self._desc(ends)
+        if ends.scaled and loaded().implementation(desc).startswith("ref"):
+            loaded().own(self, "primitive_desc", desc)
+            self._does = ends._replace(scaled=False)  # the filters are scaled instead
+            desc = self._desc(self._does)
+        arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: self.out}
+        self._run = Primitive(room, desc, {**arguments, **self._does.arguments(self._vector(self._does))})
         self._source = Operand(room, strided(*data), self.data)
-        scale = (3 if windows.groups > 1 else 1, channels) if ends.scaled else None
+        scale = (3 if windows.groups > 1 else 1, plain((out[0][1],))) if ends.scaled != self._does.scaled else None
         wanted = self._run.descriptor(Arg.WEIGHTS)
         self._filters = Operand(room, strided(*self.weight_given), wanted, scale=scale)
         self._target = Operand(room, strided(*out), self.out, is_output=True)
-        self._addend = None if addend is None else Reorder(room, strided(*addend), self.out)
+        self._addend = Reorder(room, strided(*rest[0]), self.out) if rest else None
+        self._steps = [4 * shape[0] * strides[0] for shape, strides in (data, out, *rest)]
+
+    def _vector(self, ends: Ends) -> Shape:
+        """The shape of scale and bias."""
+        channels = self.out_shape[1]
+        return (channels,) if ends.own_bias else (1, channels, *(1,) * (len(self.out_shape) - 2))
+
+    def _desc(self, ends: Ends) -> Handle:
+        vector = self._vector(ends)
+        return self.forward_desc(plain(vector) if ends.own_bias else None, False, ends.posts(vector))
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
         data, weight, *more, out = addresses
         bias = [more.pop(0)] if self.ends.bias else []
         scale = [more.pop(0)] if self.ends.scaled else []
+        made = self._filters.before(base, weight, *([] if self._does.scaled else scale))
+        vectors = self._does.addresses(bias, scale)
+        ends = [data, out, *([] if self._addend is None else more[:1])]
+        for part in range(self._parts):
+            places = [each + part * step for each, step in zip(ends, self._steps, strict=True)]
+            made += self._part(base, self._filters.at(base, weight), vectors, *places)
+        return made
+
+    def _part(self, base: int, filters: int, vectors: Sequence[int], data: int, out: int, *addend: int) -> list[Call]:
+        """What computes one part of the batch."""
         source, target = self._source.at(base, data), self._target.at(base, out)
-        before = [*self._source.before(base, data), *self._filters.before(base, weight, *scale)]
-        if self._addend is not None and more[0] != target:
-            before.append(self._addend.at(base, more[0], target))
-        run = self._run.at(base, source, self._filters.at(base, weight), target, *bias)
-        return [*before, run, *self._target.after(base, out)]
+        before = self._source.before(base, data)
+        if self._addend is not None and addend[0] != target:
+            before.append(self._addend.at(base, addend[0], target))
+        return [*before, self._run.at(base, source, filters, target, *vectors), *self._target.after(base, out)]
+
+
+def _part(data: Geometry, *others: Geometry) -> tuple[int, list[Geometry]]:
+    """How many parts of the batch to go in, all alike, and how a part of each array lies."""
+    shape, _ = data
+    batch, each = shape[0], 4 * prod(shape[1:])
+    if is_channels_last(data) or batch * each <= _PART:
+        size = batch
+    else:
+        size = max(n for n in range(1, batch + 1) if batch % n == 0 and (n == 1 or n * each <= _PART))
+    return batch // size, [((size, *shape[1:]), strides) for shape, strides in (data, *others)]
 
 
 class BackwardData(_Work):

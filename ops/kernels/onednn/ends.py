@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from flowmx.ops.kernels.onednn.library import Alg
-from flowmx.ops.kernels.onednn.primitives import Post
+from flowmx.ops.kernels.onednn.library import Alg, Arg, Query
+from flowmx.ops.kernels.onednn.primitives import Desc, Post, Shape, plain
 
 _ACTIVATIONS = {
     "relu": Alg.ELTWISE_RELU,
@@ -25,12 +25,32 @@ class Ends(NamedTuple):
     then: str = ""
     slope: float = 0.0
 
-    def posts(self) -> list[Post]:
-        """What is to be done after scale and bias."""
-        made: list[Post] = [("sum",)] if self.added else []
+    @property
+    def own_bias(self) -> bool:
+        """Whether the primitive adds the bias itself, which it does before all else, thus before a scale."""
+        return self.bias and not self.scaled
+
+    def posts(self, vector: Shape) -> list[Post]:
+        """What is done after the product; scale and bias have this shape."""
+        made: list[Post] = []
+        if self.scaled:
+            made = [("binary", Alg.BINARY_MUL, vector), ("binary", Alg.BINARY_ADD, vector)][: 1 + self.bias]
+        if self.added:
+            made.append(("sum",))
         if self.then:
             made.append(("eltwise", _ACTIVATIONS[self.then], self.slope, 0.0))
         return made
+
+    def arguments(self, vector: Shape) -> dict[int, Desc | Query]:
+        """The arguments of a primitive that does them, in the order of :meth:`addresses`."""
+        if self.own_bias:
+            return {Arg.BIAS: plain(vector)}
+        count = sum(post[0] == "binary" for post in self.posts(vector))
+        return {Arg.ATTR_POST_OP * (position + 1) | Arg.SRC_1: plain(vector) for position in range(count)}
+
+    def addresses(self, bias: list[int], scale: list[int]) -> tuple[int, ...]:
+        """Where these arguments are."""
+        return tuple(bias if self.own_bias else [*scale, *bias] if self.scaled else [])
 
 
 PLAIN = Ends()

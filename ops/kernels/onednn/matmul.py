@@ -9,15 +9,14 @@ from collections.abc import Sequence
 from math import prod
 
 from flowmx.ops.kernels.onednn.ends import PLAIN, Ends, ends_of
-from flowmx.ops.kernels.onednn.kernel import Kernel
-from flowmx.ops.kernels.onednn.library import Alg, Arg, Query
+from flowmx.ops.kernels.onednn.kernel import Kernel, Make
+from flowmx.ops.kernels.onednn.library import Arg, Query
 from flowmx.ops.kernels.onednn.primitives import (
     Array,
     Call,
     Desc,
     Geometry,
     Operand,
-    Post,
     Primitive,
     Reorder,
     Work,
@@ -48,20 +47,12 @@ class Product(Work):
         lib = loaded()
         left, right, out = strided(*a), strided(*b), strided(*c)
         vector = (*(1,) * (len(c[0]) - 1), c[0][-1])
-        # A bias is added before all else, thus only where nothing is multiplied by a scale.
-        bias = plain(vector) if ends.bias and not ends.scaled else None
-        posts: list[Post] = []
-        if ends.scaled:
-            posts = [("binary", Alg.BINARY_MUL, vector), ("binary", Alg.BINARY_ADD, vector)][: 1 + ends.bias]
+        bias = plain(vector) if ends.own_bias else None
         desc = lib.create(
             "matmul_primitive_desc_create", lib.engine, left.handle, right.handle,
-            None if bias is None else bias.handle, out.handle, attributes(*posts, *ends.posts()),
+            None if bias is None else bias.handle, out.handle, attributes(*ends.posts(vector)),
         )  # fmt: skip
-        arguments: dict[int, Desc | Query] = {Arg.SRC: left, Arg.WEIGHTS: right, Arg.DST: out}
-        if bias is not None:
-            arguments[Arg.BIAS] = bias
-        for position in range(len(posts)):
-            arguments[Arg.ATTR_POST_OP * (position + 1) | Arg.SRC_1] = plain(vector)
+        arguments: dict[int, Desc | Query] = {Arg.SRC: left, Arg.WEIGHTS: right, Arg.DST: out, **ends.arguments(vector)}
         self.run = Primitive(self.room, desc, arguments)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
@@ -102,7 +93,27 @@ class FullyConnect(Work):
         if self._addend is not None and more[0] != out:
             before.append(self._addend.at(base, more[0], out))
         source = self._source.at(base, data)
-        return [*before, *self._product.calls(base + self._inner, source, weight, out, *scale, *bias)]
+        return [
+            *before,
+            *self._product.calls(base + self._inner, source, weight, out, *self._ends.addresses(bias, scale)),
+        ]
+
+
+class Gradient(Work):
+    """A product of two inputs as matrices; they are brought to C order where they lie otherwise."""
+
+    def __init__(self, inputs: Sequence[Geometry], left: Geometry, right: Geometry, out: Geometry) -> None:
+        super().__init__()
+        self._product = Product(left, right, out)
+        self._inner = self.room.take(self._product.room.nbytes)
+        self._inputs = [Operand(self.room, strided(*each), plain(each[0])) for each in inputs]
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        given, made = list(zip(self._inputs, addresses[:2], strict=True)), []
+        for operand, address in given:
+            made += operand.before(base, address)
+        places = [operand.at(base, address) for operand, address in given]
+        return [*made, *self._product.calls(base + self._inner, *places, addresses[-1])]
 
 
 def dense(shape: Shape) -> Geometry:
@@ -119,5 +130,30 @@ def _fully_connected(op: FullyConnected, inputs: Sequence[Geometry], outputs: Se
     return plan(FullyConnect, data, rows, weight, out, ends, rest[-1] if ends.added else None)
 
 
-for _name in ("FullyConnected", "_fused_FullyConnected"):
-    kernel("cpu", _name)(Kernel(_fully_connected))
+def _fully_connected_data(op: FullyConnected, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+    (head, weight, _), (out, strides) = inputs, outputs[0]
+    units, width = weight[0]
+    if strides != c_strides(out) or prod(out) * units < _SMALL:
+        return None
+    rows = prod(out) // width
+    return plan(Gradient, (head, weight), dense((rows, units)), dense((units, width)), dense((rows, width)))
+
+
+def _fully_connected_weight(op: FullyConnected, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+    (head, data), (out, strides) = inputs, outputs[0]
+    units, width = out
+    rows = prod(head[0]) // units
+    if strides != c_strides(out) or rows * units * width < _SMALL:
+        return None
+    turned = (units, rows), (1, units)
+    return plan(Gradient, (head, data), turned, dense((rows, width)), dense((units, width)))
+
+
+KERNELS: dict[str, Make] = {
+    "FullyConnected": _fully_connected,
+    "_fused_FullyConnected": _fully_connected,
+    "_backward_FullyConnected_data": _fully_connected_data,
+    "_backward_FullyConnected_weight": _fully_connected_weight,
+}
+for _name, _make in KERNELS.items():
+    kernel("cpu", _name)(Kernel(_make))

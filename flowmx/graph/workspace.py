@@ -1,0 +1,48 @@
+"""The bytes that kernels need beside the arrays of their step: room for copies in other layouts, and scratch memory.
+
+A kernel says how many, for arrays that lie as the plan lets them lie; the plan gives it a place in the arena for that
+one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
+
+from flowmx.graph.graph import Options
+from flowmx.graph.node import Entry, Node
+from flowmx.ops.registry import PLANNED, Laid, Shape, workspace_of
+
+if TYPE_CHECKING:
+    from flowmx.graph.plan import Plan
+
+
+def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int, int]:
+    """The bytes of workspace of each step that needs any, by its position."""
+    found = {}
+    for position, node in enumerate(steps):
+        assert node.op is not None
+        context = plan.graph.context(node)
+        ask = workspace_of(options.device_type if context is None else context.device_type, node.op)
+        if ask is not None:
+            outputs = [_laid(plan, Entry(node, index)) for index in range(node.outputs())]
+            nbytes = ask(node.op, [_laid(plan, entry) for entry in node.inputs], outputs)
+            if nbytes >= PLANNED:
+                found[position] = nbytes
+    return found
+
+
+def _laid(plan: Plan, entry: Entry) -> Laid:
+    """How a value lies in memory."""
+    shape = plan.graph.shapes[entry]
+    return Laid(shape, strides(shape, entry in plan.channels_last), plan.graph.dtypes[entry])
+
+
+def strides(shape: Shape, channels_last: bool) -> Shape:
+    """The strides of an array, counted in elements: in C order, or with axis 1 innermost."""
+    order: Collection[int] = (0, *range(2, len(shape)), 1) if channels_last else range(len(shape))
+    made, step = [0] * len(shape), 1
+    for axis in reversed(list(order)):
+        made[axis] = step
+        step *= max(1, shape[axis])
+    return tuple(made)
