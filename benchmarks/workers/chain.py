@@ -119,7 +119,8 @@ def loops(size: int, count: int) -> list[Callable[[], Any]]:
     axes = axes_of(arrays)
     assert axes is not None
     walks = [Walk([total], FLOAT, axes.still, 1, is_streaming) for is_streaming in (False, True)]
-    return [lambda walk=walk: walk.run(axes, [], arrays) for walk in walks]  # type: ignore[misc]
+    words = walks[0].words(axes, [], CORES)
+    return [lambda walk=walk: walk.run(words, arrays, CORES) for walk in walks]  # type: ignore[misc]
 
 
 def mxnet_like(mx: Any, size: int) -> dict[str, float]:

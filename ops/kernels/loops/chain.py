@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import Any
 
 from flowmx.ops.chain import Chain
 from flowmx.ops.dtypes import DType
@@ -18,7 +18,7 @@ from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, par
 from flowmx.ops.kernels.loops.walks import Axes, Walk, axes_of, streams
 from flowmx.ops.registry import Array, Operator, Run, kernel, kernel_for
 
-_LEAST = 1024
+_LEAST = 512
 """Elements times links below which it is not worth a compilation."""
 
 
@@ -59,18 +59,26 @@ class _Form:
         return known
 
 
-class _Call(NamedTuple):
+class _Call:
     """How a chain runs on arrays that lie in one way."""
 
-    form: _Form
-    axes: Axes
-    numbers: list[float]
+    def __init__(self, form: _Form, axes: Axes, numbers: list[float]) -> None:
+        self._form = form
+        self._axes = axes
+        self._numbers = numbers
+        self._walk = form.walk(axes, False)
+        self._threads = 0
+        self._words: tuple[float, ...] = ()
 
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Run it; False where it is not compiled (yet)."""
-        # Their addresses may be others each time.
-        walk = self.form.walk(self.axes, streams(self.axes, inputs, outputs))
-        return walk.run(self.axes, self.numbers, [*inputs, *outputs])
+        walk, threads = self._walk, self._walk.threads(self._axes)
+        if threads != self._threads:
+            self._words = walk.words(self._axes, self._numbers, threads)
+            self._threads = threads
+        if streams(self._axes, inputs, outputs):  # the addresses may be others each time
+            walk = self._form.walk(self._axes, True)
+        return walk.run(self._words, [*inputs, *outputs], threads)
 
 
 _forms: dict[Hashable, _Form] = {}

@@ -8,6 +8,7 @@ takes two axes, as do LayerNorm's means; what has one shape and lies alike takes
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -94,28 +95,28 @@ class Walk:
         self.streams = streams
         self.uniforms = uniforms(outputs)
         self.program = Program(self._write)
-        whole = len(still) - sum(still)
-        self._pace = pace(outputs, whole, real)
-        self._pack = struct.Struct(f"7q{max(0, rank - 2)}q{len(self.uniforms)}d{len(still) * rank}q").pack
+        self._pace = pace(outputs, len(still) - sum(still), real)
+        words = 7 + max(0, rank - 2) + len(still) * (rank - 1)
+        self._pack = struct.Struct(f"{words}q{len(self.uniforms)}d{len(still)}q").pack
 
-    def run(self, axes: Axes, numbers: Sequence[float], arrays: Sequence[Array]) -> bool:
+    def threads(self, axes: Axes) -> int:
+        """How many threads to walk along axes with."""
+        return team.count() if math.prod(axes.lengths) * self._pace > WORTH_A_THREAD_NS else 1
+
+    def words(self, axes: Axes, numbers: Sequence[float], threads: int) -> tuple[float, ...]:
+        """What a call along axes takes besides the arrays."""
+        length, rows = axes.lengths[-1], math.prod(axes.lengths[:-1])
+        piece, pieces, share = _tasks(rows, length, threads)
+        units = rows * pieces
+        steps = [step for each in axes.strides for step in each[:-1]]
+        return (0, -(-units // share), length, units, share, pieces, piece, *axes.lengths[1:-1], *steps, *numbers)
+
+    def run(self, words: Sequence[float], arrays: Sequence[Array], threads: int) -> bool:
         """Run it over arrays, inputs first; False where it is not compiled (yet)."""
         compiled = self.program.compiled or self.program.get()
         if compiled is None:
             return False
-        length, rows = axes.lengths[-1], 1
-        for each in axes.lengths[:-1]:
-            rows *= each
-        threads = team.count() if rows * length * self._pace > WORTH_A_THREAD_NS else 1
-        piece, pieces, share = _tasks(rows, length, threads)
-        units = rows * pieces
-        addresses = [
-            word for array, steps in zip(arrays, axes.strides, strict=True) for word in (id(array), *steps[:-1])
-        ]
-        words = self._pack(
-            0, -(-units // share), length, units, share, pieces, piece, *axes.lengths[1:-1], *numbers, *addresses
-        )  # fmt: skip
-        team.run(compiled, words, threads)
+        team.run(compiled, self._pack(*words, *map(id, arrays)), threads)
         return True
 
     # -- text ------------------------------------------------------------------------------------------
@@ -124,8 +125,9 @@ class Walk:
         code = Code(self.real, features)
         length, units, share, pieces, piece = (code.word() for _ in range(5))
         lengths = [code.word() for _ in range(self.rank - 2)]
+        strides = [[code.word() for _ in range(self.rank - 1)] for _ in self.still]
         numbers = {uniform: code.number() for uniform in self.uniforms}
-        arrays = [(code.array(), [code.word() for _ in range(self.rank - 1)]) for _ in self.still]
+        arrays = [(code.array(), each) for each in strides]
         with code.tasks() as task:
             first = code.times(task, share)
             with code.loop(first, code.least(code.plus(first, share), units)) as unit:
