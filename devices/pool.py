@@ -4,7 +4,9 @@ Memory fresh from the system costs a page fault for every few KiB that are touch
 operators take for the same bytes. A block is an anonymous mapping. What an array gets is a :class:`_Lease` on
 it: every view of the array, and whatever took the array's buffer, keeps the lease alive, and when nobody does
 any more the block is free. So memory in use is never handed out twice. What is free beyond the limit goes back to
-the system when an array is asked for next.
+the system when an array is asked for next. Where sizes keep changing, free blocks of the old ones would pile up: a
+block of a new size is made only after as much of what is free has gone back as keeps the whole near the most that was
+ever in use at one time. A loop that asks for the same sizes again and again needs no new block.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ LEAST = 1 << 16
 """Bytes from which arrays come from the pool; the system's allocator keeps smaller ones at hand itself."""
 
 _HUGE = 1 << 21
+_SPARE = 1 << 24
+"""Bytes that free blocks may take beside the most that was ever in use, before a new block is made."""
 _PRIVATE = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 
 
@@ -49,6 +53,8 @@ class Pool:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._idle = 0
+        self._used = 0
+        self._most = 0  # that was ever in use at one time
         self._free: dict[int, list[mmap.mmap]] = {}
         # Blocks in the order they became free, by identity.
         self._order: OrderedDict[int, mmap.mmap] = OrderedDict()
@@ -76,6 +82,10 @@ class Pool:
             if block is not None:
                 del self._order[id(block)]
                 self._idle -= size
+            self._used += size
+            self._most = max(self._most, self._used)
+            if block is None:
+                self._evict(max(0, self._most + self._most // 8 + _SPARE - self._used))
         if block is None:
             block = _map(size)
         lease = _Lease((size,), np.uint8, block)
@@ -98,6 +108,7 @@ class Pool:
             self._free.setdefault(len(block), []).append(block)
             self._order[id(block)] = block
             self._idle += len(block)
+            self._used -= len(block)
         if self._idle > self.limit:
             self._evict(self.limit)
 

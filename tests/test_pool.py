@@ -116,6 +116,28 @@ def test_the_limit_holds_and_the_oldest_goes_first():
     assert {address(each) for each in [big(limited), big(limited), big(limited)]} == set(where[2:])
 
 
+def test_ever_new_sizes_do_not_pile_up():
+    plenty, most = Pool(limit=4096 * MIB), 0
+    for rows in random.Random(0).sample(range(20_000, 100_000), 200):
+        array = big(plenty, rows)
+        most = max(most, size_class(array.nbytes))
+        assert plenty.idle_bytes + size_class(array.nbytes) <= 1.125 * most + 16 * MIB
+        del array
+
+
+def test_a_loop_over_the_same_sizes_finds_its_memory_again():
+    plenty = Pool(limit=4096 * MIB)
+    rng = random.Random(1)
+    sizes = [rng.randint(1000, 100_000) for _ in range(8)]
+    seen = set()
+    for turn in range(4):
+        arrays = [big(plenty, rows) for rows in sizes]
+        where = {address(each) for each in arrays}
+        assert turn == 0 or where == seen
+        seen = where
+        del arrays
+
+
 def test_nothing_is_kept_without_a_limit():
     none = Pool(limit=0)
     array = big(none)
