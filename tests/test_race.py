@@ -1,5 +1,7 @@
 """The race check finds nothing wrong with plans as they are made, and sees each way in which one can be wrong."""
 
+import importlib
+import pkgutil
 import random
 from dataclasses import replace
 from typing import Any
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+import tests.op_cases
 from benchmarks.workers import networks
 from flowmx.graph import branches, compiler, race
 from flowmx.graph import graph as graphs
@@ -77,10 +80,28 @@ def test_plans_are_right_in_every_order(name, is_train):
     assert found.comparisons > found.plans * found.steps
 
 
+@pytest.mark.parametrize("module", [each.name for each in pkgutil.iter_modules(tests.op_cases.__path__)])
+def test_every_operator_of_the_tables(monkeypatch, module):
+    """Each operator between values of the plan, so that it may work in place, and its gradient."""
+    monkeypatch.setattr(compiler, "PASSES", [])
+    for case in getattr(importlib.import_module(f"tests.op_cases.{module}"), "CASES", ()):
+        given = {f"i{position}": array for position, array in enumerate(case.given())}
+        states = {*mx.ops.lookup(case.op).updates, *range(len(given) - case.auxiliary, len(given))}
+        inputs = [s.Variable(name, shape=array.shape, dtype=array.dtype) for name, array in given.items()]
+        inputs = [each if at in states else s.identity(each) for at, each in enumerate(inputs)]
+        outputs = list(s.op.op(case.op, *inputs, **case.params))
+        try:
+            net = s.Group([s.identity(each) for each in outputs] or inputs)
+            race.check(net, rounds=0, is_train=case.train and case.gradient, values=given)
+        except RaceError as error:
+            raise AssertionError(f"{case.id}: {error}") from None
+
+
 @pytest.mark.parametrize("options", [Options(in_place=False), Options(share=False), Options(channels_last=True)])
 def test_other_ways_to_plan(options):
     race.check(mlp(), rounds=2, options=options, data=(8, 6))
-    race.check(networks.symbol(mx, small(networks.RESNET_18)), rounds=1, options=options, data=(2, 3, 64, 64))
+    layers = [networks.conv(16, 3, norm=True), networks.residual(16, 1, True), ("fc", 10, False)]
+    race.check(networks.symbol(mx, small(layers)), rounds=1, options=options, data=(2, 3, 9, 9))
 
 
 def test_branches_that_run_at_the_same_time(monkeypatch):
@@ -93,6 +114,24 @@ def test_branches_that_run_at_the_same_time(monkeypatch):
     monkeypatch.setattr(planning, "_beside", lambda plan, steps: {})
     with pytest.raises(RaceError, match="was overwritten before"):
         race.check(net, options=options, is_train=False, data=(1, 3, 16, 16))
+
+
+def test_what_has_no_elements_or_no_steps():
+    x = s.Variable("data")
+    assert race.check(x, data=(3,)).steps == 0
+    race.check(s.tanh(s.slice_axis(x * 2, axis=0, begin=0, end=0)), data=(3,))
+    race.check(s.Reshape(x, shape=(-1,)), data=(2, 3))
+
+
+def test_on_several_devices():
+    plan = test_place.bound(test_place.TWO).plan
+    assert len(plan.arenas) == 2
+    race.check_plan(plan, options_of("cpu"))
+    short = {at: life._replace(last=life.first) for at, life in enumerate(plan.lives) if life.last > life.first + 1}
+    for at, life in short.items():
+        lives = [life if at == place else other for place, other in enumerate(plan.lives)]
+        with pytest.raises(RaceError, match="its bytes count as free"):
+            race.check_plan(replace(plan, lives=lives), options_of("cpu"), rounds=0)
 
 
 def test_integers_and_values_of_ones_own():

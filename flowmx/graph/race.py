@@ -64,13 +64,14 @@ def check(
         rounds: how many random orders to try.
         seed: of the orders, the content and the numbers that operators draw.
         is_train: check a training step, with gradients of all floating arguments; or else prediction.
-        values: content for arguments and auxiliary states by name; small random numbers for others.
+        values: content for arguments and auxiliary states by name, which also says their shapes; small random numbers
+            for others.
         options: how to compile; by default as the settings say.
         **shapes: of the inputs, by name, as for ``simple_bind``.
 
     Raises:
         RaceError: the plan is wrong.
-        ValueError: there is user code in the symbol, or values for something that it does not have.
+        ValueError: there is user code in the symbol, or a name that it does not have.
         ShapeError: the shapes do not fit, or do not say enough.
 
     Example:
@@ -79,27 +80,27 @@ def check(
     """
     options = options or options_of("cpu")
     arguments, auxiliary = symbol._variables()
-    nodes = symbol._nodes()
-    _refuse(nodes, values or {}, {node.name for node in (*arguments, *auxiliary)})
-    given, _, states = symbol._infer_shape((), shapes)
-    known = dict(zip((*arguments, *auxiliary), (*given, *states), strict=True))
+    nodes, variables = symbol._nodes(), {node.name: node for node in (*arguments, *auxiliary)}
+    _refuse(nodes, {*shapes, *(values or {})}, variables)
+    content = {variables[name]: np.asarray(value) for name, value in (values or {}).items()}
+    known = {node: array.shape for node, array in content.items()}
+    known |= {variables[name]: tuple(shape) for name, shape in shapes.items()}
     found = infer.infer_shapes(nodes, known)
     all_shapes = {e: infer.known_shape(shape, e.node.output_name(e.index)) for e, shape in found.items()}
-    dtypes = infer.infer_types(nodes, dict.fromkeys(known))
+    dtypes = infer.infer_types(nodes, dict.fromkeys(variables.values()))
     wanted = [node for node in arguments if is_train and is_floating(dtypes[Entry(node, 0)])]
     graph = graph_of(symbol._entries, wanted, all_shapes, dtypes, is_train, cpu(0))
-    content = {node: np.asarray(value) for node in known if (value := (values or {}).get(node.name)) is not None}
     plan = compile_graph(graph, straight=wanted, options=options)
     return check_plan(plan, options, content, auxiliary, rounds, seed)
 
 
-def _refuse(nodes: Sequence[Node], values: Mapping[str, Any], names: set[str]) -> None:
+def _refuse(nodes: Sequence[Node], given: Collection[str], known: Collection[str]) -> None:
     for node in nodes:
         if node.op is not None and node.op.detached:
             raise ValueError(f"race check: {node.name} ({node.op!r}) is user code, which need not give the same twice")
-    unknown = sorted(set(values) - names)
-    if unknown:
-        raise ValueError(f"race check: there is no argument {unknown[0]!r}, expected one of {sorted(names)}")
+    for name in given:
+        if name not in known:
+            raise ValueError(f"race check: there is no argument {name!r}, expected one of {sorted(known)}")
 
 
 def check_plan(
