@@ -227,3 +227,35 @@ async def test_nothing_waits_in_a_coroutine(monkeypatch):
         loss.backward()
         trainer.step(2)
     await loss
+
+
+SUMMARY = """
+--------------------------------------------------------------------------------
+        Layer (type)                                Output Shape         Param #
+================================================================================
+               Input                                      (2, 3)               0
+             Dense-1                                      (2, 4)              16
+         BatchNorm-2                                      (2, 4)              16
+             Dense-3                                      (2, 4)              20
+             Dense-4                                      (2, 4)              20
+================================================================================
+Parameters in forward computation graph, duplicate included
+   Total params: 72
+   Trainable params: 64
+   Non-trainable params: 8
+Shared params in forward computation graph: 20
+Unique parameters in model: 52
+--------------------------------------------------------------------------------
+"""
+
+
+def test_summary_is_mxnets(capsys):
+    net = nn.HybridSequential()
+    third = nn.Dense(4, in_units=4)
+    net.add(nn.Dense(4), nn.BatchNorm(), third, nn.Dense(4, in_units=4, params=third.params))
+    net.initialize()
+    net.summary(DATA)
+    assert capsys.readouterr().out == SUMMARY.lstrip()
+    net.hybridize()
+    with pytest.raises(RuntimeError, match=r"is hybridized: call hybridize\(False\) first"):
+        net.summary(DATA)

@@ -212,6 +212,19 @@ class Block:
         """Have ``hook(block, inputs, outputs)`` called after each :meth:`forward`."""
         return HookHandle(self._forward_hooks, hook)
 
+    def summary(self, *inputs: Any) -> None:
+        """Print its layers, with the shapes of their outputs and the sizes of their parameters.
+
+        Args:
+            *inputs: what to call it with.
+
+        Raises:
+            RuntimeError: it, or a child, is hybridized.
+        """
+        from flowmx.gluon.summary import summary
+
+        summary(self, *inputs)
+
     # -- files -----------------------------------------------------------------------------------------
 
     def save_parameters(self, filename: str | os.PathLike[str], deduplicate: bool = False) -> None:
