@@ -17,6 +17,7 @@ from flowmx.graph.gradient import gradient
 from flowmx.graph.graph import Graph, Options
 from flowmx.graph.identities import drop_identities
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.notes import note_maxima
 from flowmx.graph.pack import pack_filters
 from flowmx.graph.place import place
 from flowmx.graph.plan import Plan, make_plan
@@ -36,6 +37,7 @@ PASSES: list[Pass] = [
     fold_normalization,
     fuse,
     fuse_chains,
+    note_maxima,
     recompute,
     pack_filters,
 ]

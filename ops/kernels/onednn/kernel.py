@@ -38,9 +38,13 @@ class Kernel:
     def __init__(self, make: Make) -> None:
         self._make = make
 
+    def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        """Those of the inputs, or of the outputs, that must be float32: all."""
+        return arrays
+
     def work(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Work | None:
         """What computes the operator on arrays like these."""
-        if not suits(*inputs, *outputs):
+        if not suits(*self.computed(inputs), *self.computed(outputs)):
             return None
         return self._make(op, [geometry(each) for each in inputs], [geometry(each) for each in outputs])
 
@@ -54,7 +58,8 @@ class Kernel:
 
     def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
         """The bytes of workspace for arrays that lie like this."""
-        if library() is None or any(each.dtype != FLOAT32 or 0 in each.shape for each in (*inputs, *outputs)):
+        arrays = (*self.computed(inputs), *self.computed(outputs))
+        if library() is None or any(each.dtype != FLOAT32 or 0 in each.shape for each in arrays):
             return 0
         work = self._make(op, [each[:2] for each in inputs], [each[:2] for each in outputs])
         return 0 if work is None else work.nbytes

@@ -1,16 +1,18 @@
 """Pooling and its gradient by oneDNN, for max and avg.
 
-The gradient of max needs to know where each maximum was. A bound graph keeps what its forward noted; elsewhere
-the windows are gone through once more.
+The gradient of max needs to know where each maximum was. In a bound graph the forward notes it (``ops/noted.py``);
+elsewhere the windows are gone through once more.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from flowmx.ops.kernels.onednn.kernel import Kernel
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import (
     Array,
@@ -35,6 +37,7 @@ from flowmx.ops.kernels.onednn.primitives import (
     suits,
 )
 from flowmx.ops.nn_pooling import Pooling
+from flowmx.ops.noted import NotedPooling
 from flowmx.ops.registry import Run, kernel
 
 
@@ -132,24 +135,14 @@ class Backward(_Work):
         ]
 
 
-def _note(run: Run, made: Forward, out: Array) -> int:
-    """Memory in which a graph keeps where the maxima were, by the output that they belong to."""
-    key = ("pooling", pointer(out))
-    memory = run.memo.get(key)  # type: ignore[union-attr]
-    if memory is None or memory.nbytes != made.note_bytes:
-        memory = run.memo[key] = np.empty(made.note_bytes, np.uint8)  # type: ignore[index]
-    return pointer(memory)
-
-
 @kernel("cpu", "Pooling")
 def _pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     data, out = op.channels_first(inputs[0]), op.channels_first(outputs[0])
-    note = op.pool_type == "max" and run.train and run.memo is not None
-    made = plan(Forward, op, geometry(data), geometry(out), note) if suits(data, out) else None
+    made = plan(Forward, op, geometry(data), geometry(out), False) if suits(data, out) else None
     if made is None:
         plainly(op, run, inputs, outputs)
     else:
-        made(pointer(data), pointer(out), *((_note(run, made, out),) if note else ()))
+        made(pointer(data), pointer(out))
 
 
 @kernel("cpu", "_backward_Pooling")
@@ -162,12 +155,43 @@ def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Seque
     if op.pool_type != "max":
         made(pointer(head), pointer(out))
         return
-    kept = None if run.memo is None else run.memo.get(("pooling", pointer(output)))
-    if kept is not None:
-        made(pointer(head), pointer(out), pointer(kept))
-        return
     again = plan(Forward, op, geometry(data), geometry(output), True)
     assert again is not None
     note, values = np.empty(again.note_bytes, np.uint8), np.empty_like(output)
     again(pointer(data), pointer(values), pointer(note))
     made(pointer(head), pointer(out), pointer(note))
+
+
+class NotedBackward(Backward):
+    """The gradient of max from what the forward noted."""
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        head, _, _, note, out = addresses
+        return super().calls(base, head, out, note)
+
+
+class _Noting(Kernel):
+    """A kernel whose last input or output is the note."""
+
+    def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
+        return [each for each in arrays if each.dtype.kind == "f"]
+
+
+def _noting(op: NotedPooling, data: Geometry, out: Geometry) -> Forward | None:
+    """The forward that makes a note as long as the operator says, if there is one."""
+    made = plan(Forward, op, data, out, True)
+    return made if made is not None and made.note_bytes == math.prod(out[0]) * op.note_dtype().itemsize else None
+
+
+def _noted_pooling(op: NotedPooling, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+    return _noting(op, inputs[0], outputs[0])
+
+
+def _backward_noted_pooling(op: NotedPooling, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
+    if _noting(op, inputs[1], inputs[2]) is None:
+        return None
+    return plan(NotedBackward, op, inputs[0], outputs[0])
+
+
+kernel("cpu", "_noted_Pooling")(_Noting(_noted_pooling))
+kernel("cpu", "_backward_noted_Pooling")(_Noting(_backward_noted_pooling))

@@ -1,0 +1,48 @@
+"""Max pooling whose gradient is wanted notes where the maxima were, so that it need not look for them again.
+
+A note takes a byte for each element of the output, and is a value of the plan like any other.
+"""
+
+from __future__ import annotations
+
+from flowmx.graph.graph import Graph, Options, Rewriter
+from flowmx.graph.node import Entry, Node
+from flowmx.ops.registry import Operator, kernel_for, lookup
+
+
+def note_maxima(graph: Graph, options: Options) -> Graph:
+    """Let each max pooling with a gradient hand it a note, where kernels do so."""
+    if kernel_for(options.device_type, "_noted_Pooling") is None:
+        return graph
+    rewriter = Rewriter(graph)
+    noted = {node.inputs[2].node for node in rewriter.nodes if _is_max(node, "_backward_Pooling")}
+    for node in rewriter.nodes:
+        if node.op is None:
+            continue
+        inputs = [rewriter.new(entry) for entry in node.inputs]
+        if node in noted and _is_max(node, "Pooling"):
+            made = rewriter.make(_like(node.op, "_noted_Pooling"), inputs, node)
+        elif _is_max(node, "_backward_Pooling") and _is_max(node.inputs[2].node, "Pooling"):
+            note = Entry(inputs[2].node, 1)
+            made = rewriter.make(_like(node.op, "_backward_noted_Pooling"), [*inputs, note], node)
+        else:
+            rewriter.keep(node)
+            continue
+        rewriter.replace(Entry(node, 0), Entry(made, 0))
+    return rewriter.result()
+
+
+def _is_max(node: Node, name: str) -> bool:
+    op = node.op
+    return (
+        op is not None
+        and op.name == name
+        and getattr(op, "pool_type", "") == "max"
+        and bool(getattr(op, "kernel", ()))
+        and not getattr(op, "global_pool", False)
+        and not getattr(op, "channels_last", False)
+    )
+
+
+def _like(op: Operator, name: str) -> Operator:
+    return lookup(name).create(**{each: getattr(op, each) for each in op.attributes()})

@@ -1,0 +1,58 @@
+"""Max pooling in training graphs notes where the maxima were, and gives the same gradients with and without."""
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.graph import compiler
+from flowmx.graph.notes import note_maxima
+
+
+def gradient(shape, twice=False, **parameters):
+    """The gradient of the data after one step, and the names of the plan's operators."""
+    data = mx.sym.Variable("data")
+    x = mx.sym.Pooling(mx.sym.relu(data), pool_type="max", **parameters)
+    if twice:
+        x = mx.sym.Pooling(x, pool_type="max", kernel=(2, 2))
+    bound = mx.sym.sum(x * x).simple_bind(mx.cpu(), data=shape)
+    rng = np.random.default_rng(0)
+    bound.arg_dict["data"][:] = rng.integers(-3, 4, shape)  # with equal maxima
+    for _ in range(2):
+        bound.forward(is_train=True)
+        bound.backward()
+    return bound.grad_dict["data"].asnumpy(), [node.op.name for node in bound.plan.steps()]
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        {"shape": (2, 3, 9, 9), "kernel": (3, 3), "stride": (2, 2)},
+        {"shape": (2, 3, 8, 8), "kernel": (2, 2), "stride": (2, 2), "twice": True},
+        {"shape": (1, 2, 20, 20), "kernel": (16, 17), "stride": (1, 1)},  # more elements than a byte can count
+        {"shape": (2, 3, 9, 9), "kernel": (3, 3), "stride": (2, 2), "pooling_convention": "full", "pad": (1, 1)},
+        {"shape": (2, 3, 9), "kernel": (3,), "stride": (2,)},
+    ],
+    ids=str,
+)
+def test_gradients_with_and_without(case, monkeypatch):
+    found, names = gradient(**case)
+    assert "_noted_Pooling" in names
+    assert "_backward_noted_Pooling" in names
+    monkeypatch.setattr(compiler, "PASSES", [each for each in compiler.PASSES if each is not note_maxima])
+    expected, names = gradient(**case)
+    assert "_noted_Pooling" not in names
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_the_plain_forwards_need_no_note(monkeypatch):
+    expected, _ = gradient((2, 3, 9, 9), kernel=(3, 3))
+    monkeypatch.setattr("flowmx.ops.kernels.onednn.pooling.plan", lambda *_: None)
+    found, names = gradient((2, 3, 9, 9), kernel=(3, 3))
+    assert "_noted_Pooling" in names
+    np.testing.assert_array_equal(found, expected)
+
+
+def test_prediction_makes_no_notes():
+    x = mx.sym.Pooling(mx.sym.Variable("data"), kernel=(2, 2), pool_type="max")
+    bound = x.simple_bind(mx.cpu(), grad_req="null", data=(1, 1, 4, 4))
+    assert [node.op.name for node in bound.plan.steps()] == ["Pooling"]
