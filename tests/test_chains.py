@@ -194,6 +194,22 @@ def test_functions_of_float64_stay_exact(monkeypatch):
     np.testing.assert_array_equal(fused[0], plain[0])
 
 
+@pytest.mark.parametrize(("rows", "number"), [(8, 0), (200, 1)])
+def test_one_operator_that_broadcasts_big_arrays_is_a_loop(monkeypatch, rows, number):
+    x, y = variables("x y")
+    net = mx.sym.broadcast_mul(x, y)
+    fused, plain, plan, _ = both(monkeypatch, net, values_of({"x": (rows, 100), "y": (1, 100)}))
+    assert len(loops_of(plan)) == number
+    np.testing.assert_array_equal(fused[0], plain[0])
+
+
+def test_short_rows_are_left_to_numpy():
+    x, y = variables("x y")
+    net = mx.sym.broadcast_mul(x, y) + 1.0
+    bound = net.simple_bind(mx.cpu(), grad_req="null", x=(100, 200, 3), y=(100, 200, 1))
+    assert loops_of(bound.plan) == []
+
+
 # -- memory ------------------------------------------------------------------------------------------------
 
 

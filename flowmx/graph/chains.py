@@ -6,14 +6,14 @@ one operator (:class:`flowmx.ops.chain.Chain`) they keep what is between them in
 Operators are visited from the last to the first. One joins the earliest group that reads its value, and its value is
 an output of the group where something later reads it too. A group runs where its last member stood; so whatever goes
 from one group to another goes forward in the old order, and no circle can come about, however many outputs there are.
-What a joining operator reads must then live until the group runs. So that no plan needs more memory for that, it
-joins only where this holds for no more bytes than its value had, or where nothing but elementwise operators runs in
-between.
+What a joining operator reads must then live until the group runs. So that plans do not grow for that, it joins only
+where this holds for no more bytes than its value had, or where nothing but elementwise operators runs in between.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -30,6 +30,9 @@ MOST_ARRAYS = 16
 MOST_WEIGHT = 400
 """Instructions of a loop, about: more take longer to compile than a user likes to wait."""
 SHORTEST_ROW = 16
+"""Elements along which a broadcast array goes on or stands still, at least."""
+LEAST_BROADCAST = 1 << 14
+"""Elements from which one operator that broadcasts becomes a loop by itself."""
 
 Place = tuple[Context | None, Shape, DType, bool]
 """What the members of a group have in common: device, shape and dtype of their values, and the pass they are in."""
@@ -67,7 +70,7 @@ class _Group:
 
 def fuse_chains(graph: Graph, options: Options) -> Graph:
     """One node for each group of elementwise operators that one loop can compute."""
-    groups = [group for group in _Search(graph, options).groups if len(group.members) > 1]
+    groups = [group for group in _Search(graph, options).groups if len(group.members) > 1 or _is_worth_it(graph, group)]
     if not groups:
         return graph
     member_of = {node: group for group in groups for node in group.members}
@@ -83,6 +86,12 @@ def fuse_chains(graph: Graph, options: Options) -> Graph:
     return rewriter.result()
 
 
+def _is_worth_it(graph: Graph, group: _Group) -> bool:
+    """Whether one operator becomes a chain: of big arrays that are broadcast, which its own kernel leaves to NumPy."""
+    _, shape, _, _ = group.place
+    return math.prod(shape) >= LEAST_BROADCAST and any(graph.shapes[entry] != shape for entry in group.inputs)
+
+
 def _put(rewriter: Rewriter, group: _Group) -> None:
     """Put a chain in the place of a group."""
     members = group.members[::-1]
@@ -91,12 +100,13 @@ def _put(rewriter: Rewriter, group: _Group) -> None:
     for node in members:
         assert node.op is not None
         links.append(Link(node.op, tuple([numbers[entry] for entry in node.inputs]), node.name))
-    results = [Entry(node, 0) for node in members if node in set(group.outputs)]
+    results = [Entry(node, 0) for node in group.outputs[::-1]]
     chain = Chain.of(len(group.inputs), links, [numbers[entry] for entry in results])
     made = rewriter.make(chain, [rewriter.new(entry) for entry in group.inputs], members[-1])
     for index, entry in enumerate(results):
         rewriter.replace(entry, Entry(made, index))
-    rewriter.note(f"{', '.join([node.name for node in members])} are one loop")
+    names = ", ".join([node.name for node in members])
+    rewriter.note(f"{names} are one loop" if len(members) > 1 else f"{names} is a loop that broadcasts")
 
 
 class _Search:
@@ -117,17 +127,21 @@ class _Search:
         self._weights = {node: weight for node in nodes if (weight := self._weight(node)) is not None}
         self._others = [0, *accumulate(node not in self._weights for node in nodes)]
         """For each position, how many operators before it can be in no group."""
-        self._users: dict[Node, list[Node]] = {}
-        self._last: dict[Entry, int] = {}
-        """Where each entry is read last."""
-        for node in nodes:
-            for entry in node.inputs:
-                self._users.setdefault(entry.node, []).append(node)
-                self._last[entry] = self._at[node]
+        self._users, self._last = self._reading(nodes)
         self._group_of: dict[Node, _Group] = {}
         for node in reversed(nodes):
             if node in self._weights:
                 self._visit(node)
+
+    def _reading(self, nodes: Sequence[Node]) -> tuple[dict[Node, list[Node]], dict[Entry, int]]:
+        """Who reads something of each node, and where each entry is read last."""
+        users: dict[Node, list[Node]] = {}
+        last: dict[Entry, int] = {}
+        for node in nodes:
+            for entry in node.inputs:
+                users.setdefault(entry.node, []).append(node)
+                last[entry] = self._at[node]
+        return users, last
 
     def _weight(self, node: Node) -> int | None:
         """What a node weighs as a member of a group; None where it can be in none."""

@@ -47,24 +47,19 @@ def axes_of(arrays: Sequence[Array]) -> Axes | None:
     """The axes of arrays that are broadcast to the shape of the last one; None where they cannot be walked."""
     shape, size = arrays[-1].shape, arrays[-1].itemsize
     steps = [_spread(array, shape) for array in arrays]
-    order = sorted((axis for axis, length in enumerate(shape) if length != 1), key=lambda axis: -steps[-1][axis])
-    lengths: list[int] = []
-    strides: list[list[int]] = [[] for _ in arrays]
-    for axis in order:
-        if lengths and all(each[-1] == step[axis] * shape[axis] for each, step in zip(strides, steps, strict=True)):
-            lengths[-1] *= shape[axis]
-            for each, step in zip(strides, steps, strict=True):
-                each[-1] = step[axis]
-        else:
-            lengths.append(shape[axis])
-            for each, step in zip(strides, steps, strict=True):
-                each.append(step[axis])
-    if not lengths:
+    merged: list[tuple[int, tuple[int, ...]]] = []
+    for axis in sorted((axis for axis, length in enumerate(shape) if length != 1), key=lambda axis: -steps[-1][axis]):
+        length, step = shape[axis], tuple([each[axis] for each in steps])
+        if merged and merged[-1][1] == tuple([length * each for each in step]):
+            length *= merged.pop()[0]
+        merged.append((length, step))
+    if not merged:
         return Axes((1,), ((1,),) * len(arrays))
-    fits = len(lengths) <= _MOST_AXES and all(each[-1] in (0, size) for each in strides)
+    lengths, strides = zip(*merged, strict=True)
+    fits = len(lengths) <= _MOST_AXES and all(step in (0, size) for step in strides[-1])
     if not fits or any(step % size for each in strides for step in each):
         return None
-    return Axes(tuple(lengths), tuple([tuple([step // size for step in each]) for each in strides]))
+    return Axes(lengths, tuple(zip(*[[step // size for step in each] for each in strides], strict=True)))
 
 
 def _spread(array: Array, shape: Shape) -> list[int]:
