@@ -76,6 +76,50 @@ def memory_strategies(rounds: int) -> None:
     print(f"\n{figure7.summary(figures)}")
 
 
+def resident(rounds: int) -> None:
+    """Megabytes that are resident at the peak, beside what the plan and the bound arrays take, at batch 16."""
+    for name in figure7.NETWORKS:
+        for phase in ("train", "predict"):
+            figures = turns.compare("resident", [], rounds, [name, phase], min)
+            turns.report(f"{name}, {phase} (resident megabytes, batch 16)", figures)
+
+
+def planning(rounds: int) -> None:
+    """Processor seconds of binding graphs of 10,000 and 40,000 nodes for training."""
+    bars = {f"{shape}_{nodes}_s": [("the bar", 1.0)] for shape in PLANNED for nodes in PLANNING_SECONDS}
+    figures = turns.compare("planning", [], rounds, pick=min)
+    figures["the bar"] = {f"{shape}_{nodes}_s": most for shape in PLANNED for nodes, most in PLANNING_SECONDS.items()}
+    turns.report("Binding big graphs (processor seconds; memory relative to the lower bound)", figures, bars)
+
+
+PLANNED = ("chain", "residual", "wide", "lstm")
+PLANNING_SECONDS = {10_000: 3.0, 40_000: 12.0}
+
+
+def hybrid(rounds: int) -> None:
+    """Gluon networks at batch 1, hybridized and imperative."""
+    for name in ("cifar_resnet_18", "resnet_18", "lstm_128", "lstm_512", "alexnet"):
+        turns.report(
+            f"{name} (milliseconds, batch 1)",
+            turns.compare("hybrid", ["mxnet", "torch"], rounds, [name], min),
+            {
+                "infer_ms": [("imperative_infer_ms", 0.5), ("mxnet", 1.0), ("torch", 1.0)],
+                "train_ms": [("imperative_train_ms", 0.5)],
+            },
+        )
+
+
+def shapes(rounds: int) -> None:
+    """Megabytes that a thousand random shapes through one hybridized network take, beside the largest alone."""
+    del rounds  # nothing is timed
+    for phase in ("predict", "train"):
+        figures = {
+            "flowmx": turns.run("shapes", "flowmx", [phase, "many"]),
+            "largest": turns.run("shapes", "flowmx", [phase, "largest"]),
+        }
+        turns.report(f"1,000 shapes, {phase} (resident megabytes)", figures, {"grown_mb": [("largest", 1.3)]})
+
+
 def language(rounds: int) -> None:
     """A training step of a two-layer LSTM language model: hidden 512, 35 steps, batch 32, 10,000 words."""
     turns.report(
@@ -117,8 +161,11 @@ def importing(rounds: int) -> None:
 
 BENCHMARKS = {
     function.__name__: function
-    for function in (engine, lenet, lag, runahead, networks, operators, chain, memory, language, transformer, importing)
-}
+    for function in (
+        engine, lenet, lag, runahead, networks, operators, chain, memory, resident, planning, language, transformer,
+        hybrid, shapes, importing,
+    )
+}  # fmt: skip
 PICTURES = {"figure7": memory_strategies}
 """What writes into the documentation, and so is run only when it is named."""
 

@@ -3,7 +3,7 @@
     python shapes.py SYSTEM PHASE WHICH [COUNT]
 
 PHASE is ``train`` or ``predict``. WHICH is ``many``, for COUNT shapes of which the last is the largest, or ``largest``,
-for that one alone. The network is convolutional, with images of up to 128x128 in batches of up to 16.
+for that one alone. The network is convolutional, with images of up to 224x224 in batches of up to 16.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LAYERS = [
     networks.conv(32, 3, 1, 1, norm=True), networks.pool(2, 2), networks.residual(32, 1, False),
     networks.residual(64, 2, True), networks.inception(16, 16, 32, 8, 16, 16),
 ]  # fmt: skip
-LARGEST = (16, 3, 128, 128)
+LARGEST = (16, 3, 224, 224)
 
 
 def network(mx: Any) -> Any:
@@ -39,7 +39,7 @@ def network(mx: Any) -> Any:
 def shapes(count: int) -> list[tuple[int, ...]]:
     """Random shapes, the largest last."""
     draw = random.Random(0)
-    size = [(draw.randint(1, 16), 3, draw.randint(32, 128), draw.randint(32, 128)) for _ in range(count - 1)]
+    size = [(draw.randint(1, 16), 3, draw.randint(32, 224), draw.randint(32, 224)) for _ in range(count - 1)]
     return [*size, LARGEST]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from flowmx.devices import Context
 from flowmx.graph.node import Entry, Node, topological
@@ -48,6 +49,11 @@ class Graph:
 
     def nodes(self) -> list[Node]:
         """Every node, inputs before users: those of the forward pass first."""
+        return list(self._order)
+
+    @cached_property
+    def _order(self) -> list[Node]:
+        """The nodes: every pass asks for them, and they never change."""
         return topological(self.wanted())
 
     def forward(self) -> list[Node]:
@@ -57,8 +63,9 @@ class Graph:
     def uses(self) -> dict[Entry, int]:
         """How often each entry is read; being wanted counts as once more."""
         found: dict[Entry, int] = {}
-        for entry in (*self.wanted(), *(entry for node in self.nodes() for entry in node.inputs)):
-            found[entry] = found.get(entry, 0) + 1
+        for entries in (self.wanted(), *[node.inputs for node in self._order]):
+            for entry in entries:
+                found[entry] = found.get(entry, 0) + 1
         return found
 
     def context(self, node: Node) -> Context | None:
@@ -125,7 +132,8 @@ class Rewriter:
 
     def keep(self, node: Node) -> Node:
         """The node, with what stands for its inputs."""
-        inputs = tuple([self.new(entry) for entry in node.inputs])
+        replaced = self._replaced.get
+        inputs = tuple([replaced(entry, entry) for entry in node.inputs])
         if inputs == node.inputs:
             return node
         made = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin)
