@@ -33,6 +33,9 @@ class Linear(Operator):
     shape_only: ClassVar[bool] = False
     """True when only the shape of the other inputs matters."""
 
+    def only_shapes(self) -> tuple[int, ...]:
+        return tuple(range(1, len(self.inputs()))) if self.shape_only else super().only_shapes()
+
     def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
         """Compute the gradient of the first input, into ``out``."""
         raise NotImplementedError(f"{self.name} has no transpose")
@@ -60,6 +63,9 @@ class Linear(Operator):
 class _Transposed(Linear):
     hidden = True
     primal: ClassVar[type[Operator]]
+
+    def only_shapes(self) -> tuple[int, ...]:
+        return tuple({*super().only_shapes(), len(self.inputs()) - 1})
 
     def inputs(self) -> tuple[str, ...]:
         names = super().inputs()

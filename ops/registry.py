@@ -267,6 +267,10 @@ class Operator:
             return tuple(f"arg{index}" for index in range(getattr(self, self.variadic) * times + more))
         return self.arguments
 
+    def only_shapes(self) -> tuple[int, ...]:
+        """Positions of inputs of which the forward looks at shape and dtype alone: those called ``like``."""
+        return tuple(position for position, name in enumerate(self.inputs()) if name == "like")
+
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs."""
         return ("output",)

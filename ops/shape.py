@@ -598,6 +598,9 @@ class BackwardConcat(Operator):
     num_args: int = required("Number of inputs, the head first.", low=2)
     dim: int = option(1, "The axis to split.")
 
+    def only_shapes(self) -> tuple[int, ...]:
+        return tuple(range(1, self.num_args))
+
     def outputs(self) -> tuple[str, ...]:
         return tuple(f"output{at}" for at in range(self.num_args - 1))
 

@@ -117,7 +117,7 @@ def damaged(plan, offsets):
         outputs = [(node, index) for index in range(node.outputs())]
         if outputs[0] in plan.root:
             continue
-        for entry in node.inputs:
+        for entry in node.contents():
             root = plan.root.get(entry, entry)
             if root in plan.place and root not in whole:
                 return entry

@@ -11,7 +11,7 @@ import pytest
 import benchmarks
 import flowmx as mx
 from flowmx.graph import infer
-from flowmx.graph.compiler import compile_graph, graph_of
+from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry
 from flowmx.graph.plan import VIEWS
 
@@ -78,7 +78,7 @@ class Alive:
         always = {*plan.external, *(entry for node in plan.once for entry in entries(node)), *plan.kept}
         self.last = {}
         for step, node in enumerate(self.steps):
-            for entry in (*entries(node), *map(self.whole, node.inputs)):
+            for entry in (*entries(node), *map(self.whole, node.contents())):
                 if not entry.node.is_variable and entry not in always:
                     self.last[entry] = step
         for entry in (*plan.outputs, *plan.gradients.values()):
@@ -115,9 +115,10 @@ class Alive:
         """The largest sum of bytes alive at one step, which no placing of the values can go below."""
         alive = most = 0
         ending = Counter()
+        asked = workspaces(self.plan, self.steps, options_of("cpu"))
         for step, node in enumerate(self.steps):
             alive += sum(size(self.plan.graph, entry) for entry in entries(node) if entry in self.last)
-            most = max(most, alive - self.taken(step))
+            most = max(most, alive - self.taken(step) + asked.get(step, 0))
             for entry in entries(node):
                 if entry in self.last:
                     ending[self.last[entry]] += size(self.plan.graph, entry)
@@ -130,20 +131,28 @@ def spoilt(plan, offsets):
     alive, context = Alive(plan), plan.graph.context
     lying = {}  # what is whole: entry -> (device, start, stop)
     for node in alive.steps:
-        for entry in map(alive.whole, node.inputs):
+        for entry in map(alive.whole, node.contents()):
             if entry in plan.place and entry not in lying:
                 return entry
+        if node in plan.workspace:
+            place = plan.workspace[node]
+            mine = (context(node), offsets[place], offsets[place] + plan.lives[place].size)
+            lying = {each: its for each, its in lying.items() if not overlap(mine, its)}
+            if any(entry in plan.place and entry not in lying for entry in map(alive.whole, node.inputs)):
+                return node
         for entry in entries(node):
             if entry in plan.place:
                 start = offsets[plan.place[entry]]
-                mine = (context(node), start, start + size(plan.graph, entry))
-                for other in [each for each, its in lying.items() if overlap(mine, its)]:
+                if node in plan.workspace and overlap(mine, (context(node), start, start + size(plan.graph, entry))):
+                    return node
+                mine_out = (context(node), start, start + size(plan.graph, entry))
+                for other in [each for each, its in lying.items() if overlap(mine_out, its)]:
                     if other.node is node:
                         return other
-                    if other in map(alive.whole, node.inputs) and not may_take(alive, node, other, entry):
+                    if other in map(alive.whole, node.contents()) and not may_take(alive, node, other, entry):
                         return other
                     del lying[other]
-                lying[entry] = mine
+                lying[entry] = mine_out
     return next((e for e in map(alive.whole, plan.outputs) if e in plan.place and e not in lying), None)
 
 

@@ -52,6 +52,11 @@ class Node:
         """How many outputs it has, hidden ones included."""
         return 1 if self.op is None else len(self.op.outputs())
 
+    def contents(self) -> tuple[Entry, ...]:
+        """The inputs whose content it reads; of the others it looks at shape and dtype alone."""
+        alone = () if self.op is None else self.op.only_shapes()
+        return tuple([entry for at, entry in enumerate(self.inputs) if at not in alone]) if alone else self.inputs
+
     def visible_outputs(self) -> int:
         """How many outputs the user sees."""
         return 1 if self.op is None else self.op.visible_outputs()

@@ -244,7 +244,7 @@ def _last_uses(plan: Plan, steps: Sequence[Node]) -> dict[Entry, int]:
         for index in range(node.outputs()):
             last[Entry(node, index)] = step
     for step, node in enumerate(steps):
-        for entry in node.inputs:
+        for entry in node.contents():
             root = plan.root.get(entry, entry)
             if root in last:
                 last[root] = max(last[root], step)
