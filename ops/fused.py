@@ -6,6 +6,7 @@ They come in after differentiation, so they have no gradients of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, Literal, NamedTuple
 
 from flowmx.ops.nn_activation import Activation, LeakyReLU
@@ -13,7 +14,7 @@ from flowmx.ops.nn_common import expect_shape
 from flowmx.ops.nn_convolution import Convolution, ConvolutionWeight
 from flowmx.ops.nn_linear import FullyConnected
 from flowmx.ops.nn_normalization import BatchNorm
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, family, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
 
 Then = Literal["", "relu", "sigmoid", "tanh", "leaky"]
 
@@ -33,12 +34,13 @@ class Fused(Operator):
     """A layer and what follows it: then(scale · (data * weight) + bias + addend).
 
     It stands before the layer among the bases. The scale is a number for each output channel; the addend has the
-    output's shape, and may be in the output's memory.
+    output's shape, and may be in the output's memory. A packed weight is a copy in the order that a kernel wants.
     """
 
     hidden = True
     scaled: bool = option(False, "Multiply by the scale.")
     added: bool = option(False, "Add the addend.")
+    packed: bool = option(False, "The weight is such a copy.")
     then: Then = option("", "The activation in the end.")
     slope: float = option(0.25, "Slope below 0, of leaky.")
 
@@ -57,19 +59,35 @@ class Fused(Operator):
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         count = len(super().inputs())
-        completed, outputs = super().infer_shape(shapes[:count])
+        given = [shapes[0], None if self.packed else shapes[1], *shapes[2:count]]
+        completed, outputs = super().infer_shape(given)
         weight, rest = completed[1], shapes[count:]
+        if self.packed:
+            completed[1] = shapes[1]
         if self.scaled:
             completed.append(expect_shape(self, "scale", rest.pop(0), None if weight is None else weight[:1]))
         if self.added:
             completed.append(expect_shape(self, "addend", rest.pop(0), outputs[0]))
         return completed, outputs
 
+    def weight_shape(self, data: Shape) -> Shape:
+        """The shape of the weight for data of this shape."""
+        count = len(super().inputs())
+        found = super().infer_shape([data, *[None] * (count - 1)])[0][1]
+        assert found is not None
+        return found
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        return super().cost([inputs[0], self.weight_shape(inputs[0]), *inputs[2:]], outputs)
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, given, out = run.xp, self.parts(inputs), outputs[0]
         weight = given.weight
+        if self.packed:
+            shape = self.weight_shape(given.data.shape)
+            weight = weight[: prod(shape)].reshape(shape)
         if self.scaled:
-            weight = weight * given.scale.reshape(-1, *(1,) * (weight.ndim - 1))
+            weight = scaled_weight(weight, given.scale)
         addend = given.addend.copy() if self.added else None  # it may be where the output is
         super().forward(run, [given.data, weight, given.bias], outputs)
         if self.added:
@@ -82,6 +100,11 @@ class Fused(Operator):
         if self.then == "leaky":
             return LeakyReLU.create(slope=self.slope)
         return Activation.create(act_type=self.then)
+
+
+def scaled_weight(weight: Array, *scale: Array) -> Array:
+    """A weight, multiplied by a number for each output channel where these are given."""
+    return weight * scale[0].reshape(-1, *(1,) * (weight.ndim - 1)) if scale else weight
 
 
 @operator("_fused_Convolution")

@@ -448,7 +448,9 @@ def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Calla
 
     It may be an object with more to it: ``workspace(operator, inputs, outputs)`` says, of arrays that are
     :class:`Laid` so, how many bytes it needs besides them; ``tie(operator)`` gives a forward ``function(run, inputs,
-    outputs)`` for one step of a bound graph, whose method ``use(memory)`` is told where those bytes are.
+    outputs)`` for one step of a bound graph, whose method ``use(memory)`` is told where those bytes are;
+    ``packed_size(operator, data_shape)`` says how many elements a copy of a layer's weight has in the order that it
+    wants, or None.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -461,6 +463,12 @@ def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Calla
 def workspace_of(device_type: str, op: Operator) -> Callable[[Any, Sequence[Laid], Sequence[Laid]], int] | None:
     """What says how many bytes an operator's kernel needs besides its arrays; None where the kernel needs none."""
     return getattr(kernel_for(device_type, op.name), "workspace", None)
+
+
+def packed_size(device_type: str, op: Operator, data: Shape) -> int | None:
+    """The elements of a layer's packed weight, for data of a shape; None where its kernel is as fast without."""
+    ask = getattr(kernel_for(device_type, op.name), "packed_size", None)
+    return None if ask is None else ask(op, data)
 
 
 def tied_forward(device_type: str, op: Operator) -> TiedForward | None:

@@ -24,6 +24,7 @@ ELSEWHERE: dict[str, str] = {
         ["_fused_Convolution", "_fused_FullyConnected", "_relu_BatchNorm"],
         "made by the fusion pass: tests/test_fuse.py",
     ),
+    **dict.fromkeys(["_pack_Convolution", "_pack_FullyConnected"], "made by the packing pass: tests/test_pack.py"),
     "_scale_and_shift": "made by the folding pass: tests/test_fold.py",
     "_chain": "made by the pass over chains: tests/test_chains.py",
     "_noted_Pooling": "made where its gradient is wanted: tests/test_notes.py",

@@ -10,11 +10,11 @@ A deconvolution is the gradient of a convolution for its data, so three primitiv
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 from typing import Any
 
-from flowmx.ops.kernels.onednn.ends import PLAIN, Ends, ends_of
-from flowmx.ops.kernels.onednn.kernel import Kernel, Make
+from flowmx.ops.kernels.onednn.ends import Ends
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query
 from flowmx.ops.kernels.onednn.primitives import (
     Call,
@@ -28,7 +28,8 @@ from flowmx.ops.kernels.onednn.primitives import (
     any_layout,
     attributes,
     channels_last,
-    dense_vectors,
+    channels_last_strides,
+    dense,
     dims,
     is_channels_last,
     loaded,
@@ -36,8 +37,7 @@ from flowmx.ops.kernels.onednn.primitives import (
     plan,
     strided,
 )
-from flowmx.ops.nn_convolution import Convolution, Deconvolution
-from flowmx.ops.registry import Shape, kernel
+from flowmx.ops.registry import Shape
 from flowmx.ops.windows import Geometry as Windows
 
 Geometries = Sequence[Geometry]
@@ -45,7 +45,7 @@ _PART = 1 << 22
 """Bytes of data that are copied at a time."""
 
 
-def _grouped(windows: Windows, weight: Geometry) -> Geometry:
+def grouped(windows: Windows, weight: Geometry) -> Geometry:
     """The filters as oneDNN sees them: the groups are an axis of their own."""
     shape, strides = weight
     if windows.groups == 1:
@@ -64,7 +64,7 @@ class _Work(Work):
 
     def __init__(self, windows: Windows, data: Shape, weight: Geometry, out: Shape) -> None:
         super().__init__()
-        self.weight_given = _grouped(windows, weight)
+        self.weight_given = grouped(windows, weight)
         self.data = channels_last(data)
         self.weight = any_layout(self.weight_given[0])
         self.out, self.out_shape = channels_last(out), out
@@ -89,8 +89,9 @@ class Forward(_Work):
 
     def __init__(
         self, windows: Windows, data: Geometry, weight: Geometry, out: Geometry, ends: Ends,
-        addend: Geometry | None = None,
+        addend: Geometry | None = None, packed: bool = False,
     ) -> None:  # fmt: skip
+        lies = packed_filters(windows, data[0], weight[0], out[0], ends) if packed else None
         self._parts, (data, out, *rest) = _part(data, out, *(() if addend is None else (addend,)))
         super().__init__(windows, data[0], weight, out[0])
         self.ends, room = ends, self.room
@@ -104,11 +105,14 @@ class Forward(_Work):
         self._run = Primitive(room, desc, {**arguments, **self._does.arguments(self._vector(self._does))})
         self._source = Operand(room, strided(*data), self.data)
         scale = (3 if windows.groups > 1 else 1, plain((out[0][1],))) if ends.scaled != self._does.scaled else None
-        wanted = self._run.descriptor(Arg.WEIGHTS)
-        self._filters = Operand(room, strided(*self.weight_given), wanted, scale=scale)
+        self._filters = Operand(room, lies or strided(*self.weight_given), self.filters(), scale=scale)
         self._target = Operand(room, strided(*out), self.out, is_output=True)
         self._addend = Reorder(room, strided(*rest[0]), self.out) if rest else None
         self._steps = [4 * shape[0] * strides[0] for shape, strides in (data, out, *rest)]
+
+    def filters(self) -> Desc:
+        """How the primitive wants the filters to lie."""
+        return self._run.descriptor(Arg.WEIGHTS)
 
     def _vector(self, ends: Ends) -> Shape:
         """The shape of scale and bias."""
@@ -138,6 +142,16 @@ class Forward(_Work):
         if self._addend is not None and addend[0] != target:
             before.append(self._addend.at(base, addend[0], target))
         return [*before, self._run.at(base, source, filters, target, *vectors), *self._target.after(base, out)]
+
+
+@cache
+def packed_filters(windows: Windows, data: Shape, weight: Shape, out: Shape, ends: Ends) -> Desc | None:
+    """How packed filters lie: said once and for all, since copies that lie so are kept."""
+    made = plan(
+        Forward, windows, (data, channels_last_strides(data)), dense(weight), (out, channels_last_strides(out)), ends,
+        (out, channels_last_strides(out)) if ends.added else None,
+    )  # fmt: skip
+    return None if made is None else made.filters()
 
 
 def _part(data: Geometry, *others: Geometry) -> tuple[int, list[Geometry]]:
@@ -235,50 +249,3 @@ class DeconvolutionWeights(BackwardWeights):
     def calls(self, base: int, *addresses: int) -> list[Call]:
         head, data, weight = addresses
         return super().calls(base, data, head, weight)
-
-
-def _convolution(op: Convolution, inputs: Geometries, outputs: Geometries) -> Work | None:
-    ends = ends_of(op)
-    vectors = inputs[2 : len(inputs) - ends.added]
-    if not dense_vectors(vectors):
-        return None
-    return plan(Forward, op.geometry, inputs[0], inputs[1], outputs[0], ends, inputs[-1] if ends.added else None)
-
-
-def _convolution_data(op: Convolution, inputs: Geometries, outputs: Geometries) -> Work | None:
-    return plan(BackwardData, op.geometry, inputs[0], inputs[1], outputs[0])
-
-
-def _convolution_weight(op: Convolution, inputs: Geometries, outputs: Geometries) -> Work | None:
-    if not dense_vectors(outputs[1:]):
-        return None
-    return plan(BackwardWeights, op.geometry, inputs[0], inputs[1], outputs[0], len(outputs) > 1)
-
-
-def _deconvolution(op: Deconvolution, inputs: Geometries, outputs: Geometries) -> Work | None:
-    if not dense_vectors(inputs[2:]):
-        return None
-    windows = op.fitted(inputs[0][0][2:])[0]
-    return plan(BackwardData, windows, inputs[0], inputs[1], outputs[0], not op.no_bias)
-
-
-def _deconvolution_data(op: Deconvolution, inputs: Geometries, outputs: Geometries) -> Work | None:
-    return plan(Forward, op.fitted(outputs[0][0][2:])[0], inputs[0], inputs[1], outputs[0], PLAIN)
-
-
-def _deconvolution_weight(op: Deconvolution, inputs: Geometries, outputs: Geometries) -> Work | None:
-    return plan(DeconvolutionWeights, op.fitted(inputs[1][0][2:])[0], inputs[1], inputs[0], outputs[0])
-
-
-KERNELS: dict[str, Make] = {
-    "Convolution": _convolution,
-    "_fused_Convolution": _convolution,
-    "_backward_Convolution_data": _convolution_data,
-    "_backward_Convolution_weight": _convolution_weight,
-    "_backward_Convolution_weight_bias": _convolution_weight,
-    "Deconvolution": _deconvolution,
-    "_backward_Deconvolution_data": _deconvolution_data,
-    "_backward_Deconvolution_weight": _deconvolution_weight,
-}
-for _name, _make in KERNELS.items():
-    kernel("cpu", _name)(Kernel(_make))

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.onednn.library import library
+from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import (
     FLOAT32,
     Array,
@@ -26,17 +26,25 @@ from flowmx.ops.kernels.onednn.primitives import (
     pointer,
     suits,
 )
-from flowmx.ops.registry import PLANNED, Laid, Operator, Run
+from flowmx.ops.registry import PLANNED, Laid, Operator, Run, Shape
 
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
+PackedSize = Callable[[Any, Shape], int | None]
 
 
 class Kernel:
     """A forward by oneDNN, for :func:`flowmx.ops.registry.kernel`; the plain one where oneDNN cannot."""
 
-    def __init__(self, make: Make) -> None:
+    def __init__(self, make: Make, packed_size: PackedSize | None = None) -> None:
+        """Make it.
+
+        Args:
+            make: what computes an operator.
+            packed_size: the elements of a copy of its weight in the order that it wants, for data of a shape.
+        """
         self._make = make
+        self.packed_size = packed_size
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Those of the inputs, or of the outputs, that must be float32: all."""
@@ -50,7 +58,10 @@ class Kernel:
 
     def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
+        inputs = [np.ascontiguousarray(each) if each.ndim == 1 else each for each in inputs]
         work = self.work(op, inputs, outputs)
+        if work is None and getattr(op, "packed", False):
+            raise OneDNNError(f"oneDNN: {op.name} cannot read the weight that was packed for it")
         if work is None:
             plainly(op, run, inputs, outputs)
         else:

@@ -6,11 +6,10 @@ Transposed matrices go in as they lie in memory. Small products stay with the ar
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from functools import cache
 
-from flowmx.ops.kernels.onednn.ends import PLAIN, Ends, ends_of
-from flowmx.ops.kernels.onednn.kernel import Kernel, Make
-from flowmx.ops.kernels.onednn.library import Arg, Query
+from flowmx.ops.kernels.onednn.ends import PLAIN, Ends
+from flowmx.ops.kernels.onednn.library import Arg, OneDNNError, Query
 from flowmx.ops.kernels.onednn.primitives import (
     Array,
     Call,
@@ -20,9 +19,9 @@ from flowmx.ops.kernels.onednn.primitives import (
     Primitive,
     Reorder,
     Work,
+    any_layout,
     attributes,
-    c_strides,
-    dense_vectors,
+    dense,
     geometry,
     loaded,
     plain,
@@ -31,28 +30,33 @@ from flowmx.ops.kernels.onednn.primitives import (
     strided,
     suits,
 )
-from flowmx.ops.nn_linear import FullyConnected
 from flowmx.ops.products import product
-from flowmx.ops.registry import Shape, kernel
+from flowmx.ops.registry import Shape
 
-_SMALL = 1 << 15
+SMALL = 1 << 15
 """Multiplications below which NumPy's product is faster."""
 
 
 class Product(Work):
-    """C = A B, and what follows it; all with equal batch axes, vectors along the last axis."""
+    """C = A B, and what follows it; all with equal batch axes, vectors along the last axis.
 
-    def __init__(self, a: Geometry, b: Geometry, c: Geometry, ends: Ends = PLAIN) -> None:
+    B may be left to the primitive (None), which then says how it is to lie.
+    """
+
+    def __init__(self, a: Geometry, b: Geometry | None, c: Geometry, ends: Ends = PLAIN) -> None:
         super().__init__()
         lib = loaded()
-        left, right, out = strided(*a), strided(*b), strided(*c)
+        left, out = strided(*a), strided(*c)
+        right = any_layout((a[0][-1], c[0][-1])) if b is None else strided(*b)
         vector = (*(1,) * (len(c[0]) - 1), c[0][-1])
         bias = plain(vector) if ends.own_bias else None
         desc = lib.create(
             "matmul_primitive_desc_create", lib.engine, left.handle, right.handle,
             None if bias is None else bias.handle, out.handle, attributes(*ends.posts(vector)),
         )  # fmt: skip
-        arguments: dict[int, Desc | Query] = {Arg.SRC: left, Arg.WEIGHTS: right, Arg.DST: out, **ends.arguments(vector)}
+        arguments: dict[int, Desc | Query] = {
+            Arg.SRC: left, Arg.WEIGHTS: Query.WEIGHTS, Arg.DST: out, **ends.arguments(vector)
+        }  # fmt: skip
         self.run = Primitive(self.room, desc, arguments)
 
     def calls(self, base: int, *addresses: int) -> list[Call]:
@@ -62,7 +66,7 @@ class Product(Work):
 @product("cpu")
 def multiply(a: Array, b: Array, c: Array) -> bool:
     """Compute ``c = a @ b``; False where oneDNN cannot, or need not."""
-    if c.size * a.shape[-1] < _SMALL or not suits(a, b, c):
+    if c.size * a.shape[-1] < SMALL or not suits(a, b, c):
         return False
     made = plan(Product, geometry(a), geometry(b), geometry(c))
     if made is None:
@@ -75,13 +79,19 @@ class FullyConnect(Work):
     """FullyConnected and what follows it: the data, and the addend, are brought to C order where they lie otherwise."""
 
     def __init__(
-        self, data: Geometry, rows: int, weight: Geometry, out: Shape, ends: Ends, addend: Geometry | None
-    ) -> None:
+        self, data: Geometry, rows: int, weight: Geometry, out: Shape, ends: Ends, addend: Geometry | None,
+        packed: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
-        (units, width), (along, across) = weight
+        units, width = weight[0]
         self._ends = ends
-        self._product = Product(dense((rows, width)), ((width, units), (across, along)), dense((rows, units)), ends)
+        given = None if packed else turned(weight)
+        self._product = Product(dense((rows, width)), given, dense((rows, units)), ends)
         self._inner = self.room.take(self._product.room.nbytes)
+        wanted = self._product.run.descriptor(Arg.WEIGHTS)
+        lies = packed_matrix(rows, weight[0], ends) if packed else wanted
+        assert lies is not None
+        self._weight = Operand(self.room, lies, wanted)
         self._source = Operand(self.room, strided(*data), plain(data[0]))
         self._addend = None if addend is None else Reorder(self.room, strided(*addend), plain(out))
 
@@ -89,14 +99,30 @@ class FullyConnect(Work):
         data, weight, *more, out = addresses
         bias = [more.pop(0)] if self._ends.bias else []
         scale = [more.pop(0)] if self._ends.scaled else []
-        before = self._source.before(base, data)
+        before = [*self._source.before(base, data), *self._weight.before(base, weight)]
         if self._addend is not None and more[0] != out:
             before.append(self._addend.at(base, more[0], out))
-        source = self._source.at(base, data)
-        return [
-            *before,
-            *self._product.calls(base + self._inner, source, weight, out, *self._ends.addresses(bias, scale)),
-        ]
+        ends = self._source.at(base, data), self._weight.at(base, weight), out
+        return [*before, *self._product.calls(base + self._inner, *ends, *self._ends.addresses(bias, scale))]
+
+
+@cache
+def packed_matrix(rows: int, weight: Shape, ends: Ends) -> Desc | None:
+    """How a packed weight lies: said once and for all, since copies that lie so are kept."""
+    units, width = weight
+    if rows * units * width < SMALL:
+        return None
+    try:
+        made = Product(dense((rows, width)), None, dense((rows, units)), ends)
+    except OneDNNError:
+        return None
+    return made.run.descriptor(Arg.WEIGHTS)
+
+
+def turned(weight: Geometry) -> Geometry:
+    """A weight as the right matrix of a product."""
+    (units, width), (along, across) = weight
+    return (width, units), (across, along)
 
 
 class Gradient(Work):
@@ -114,46 +140,3 @@ class Gradient(Work):
             made += operand.before(base, address)
         places = [operand.at(base, address) for operand, address in given]
         return [*made, *self._product.calls(base + self._inner, *places, addresses[-1])]
-
-
-def dense(shape: Shape) -> Geometry:
-    """How an array in C order lies."""
-    return shape, c_strides(shape)
-
-
-def _fully_connected(op: FullyConnected, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
-    (data, weight, *rest), (out, strides) = inputs, outputs[0]
-    ends = ends_of(op)
-    rows, fits = prod(out) // op.num_hidden, strides == c_strides(out) and dense_vectors(rest[: len(rest) - ends.added])
-    if not fits or prod(out) * weight[0][1] < _SMALL:
-        return None
-    return plan(FullyConnect, data, rows, weight, out, ends, rest[-1] if ends.added else None)
-
-
-def _fully_connected_data(op: FullyConnected, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
-    (head, weight, _), (out, strides) = inputs, outputs[0]
-    units, width = weight[0]
-    if strides != c_strides(out) or prod(out) * units < _SMALL:
-        return None
-    rows = prod(out) // width
-    return plan(Gradient, (head, weight), dense((rows, units)), dense((units, width)), dense((rows, width)))
-
-
-def _fully_connected_weight(op: FullyConnected, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
-    (head, data), (out, strides) = inputs, outputs[0]
-    units, width = out
-    rows = prod(head[0]) // units
-    if strides != c_strides(out) or rows * units * width < _SMALL:
-        return None
-    turned = (units, rows), (1, units)
-    return plan(Gradient, (head, data), turned, dense((rows, width)), dense((units, width)))
-
-
-KERNELS: dict[str, Make] = {
-    "FullyConnected": _fully_connected,
-    "_fused_FullyConnected": _fully_connected,
-    "_backward_FullyConnected_data": _fully_connected_data,
-    "_backward_FullyConnected_weight": _fully_connected_weight,
-}
-for _name, _make in KERNELS.items():
-    kernel("cpu", _name)(Kernel(_make))

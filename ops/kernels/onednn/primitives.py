@@ -113,6 +113,11 @@ def geometry(array: Array) -> Geometry:
     return array.shape, tuple([stride >> 2 for stride in array.strides])
 
 
+def dense(shape: Shape) -> Geometry:
+    """How an array in C order lies."""
+    return shape, c_strides(shape)
+
+
 def is_channels_last(array: Geometry) -> bool:
     """Whether the channels (axis 1) lie beside each other, and not by being the only axis with elements."""
     shape, strides = array

@@ -1,0 +1,179 @@
+"""Convolution, Deconvolution and FullyConnected with their gradients, and the packing of their weights, by oneDNN.
+
+What computes each of them is made in ``convolution.py`` and ``matmul.py``; here is said from what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+from flowmx.ops.kernels.onednn.convolution import (
+    BackwardData,
+    BackwardWeights,
+    DeconvolutionWeights,
+    Forward,
+    grouped,
+    packed_filters,
+)
+from flowmx.ops.kernels.onednn.ends import PLAIN, ends_of
+from flowmx.ops.kernels.onednn.kernel import Kernel, Make
+from flowmx.ops.kernels.onednn.matmul import SMALL, FullyConnect, Gradient, packed_matrix, turned
+from flowmx.ops.kernels.onednn.primitives import (
+    Call,
+    Desc,
+    Geometry,
+    Reorder,
+    Work,
+    c_strides,
+    dense,
+    dense_vectors,
+    plain,
+    plan,
+    strided,
+)
+from flowmx.ops.nn_convolution import Convolution, Deconvolution
+from flowmx.ops.nn_linear import FullyConnected
+from flowmx.ops.registry import Shape, kernel
+
+Geometries = Sequence[Geometry]
+
+# -- convolutions -----------------------------------------------------------------------------------------
+
+
+def _convolution(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
+    ends, packed = ends_of(op), getattr(op, "packed", False)
+    if not dense_vectors(inputs[2 : len(inputs) - ends.added]):
+        return None
+    weight = dense(op.weight_shape(inputs[0][0])) if packed else inputs[1]
+    addend = inputs[-1] if ends.added else None
+    return plan(Forward, op.geometry, inputs[0], weight, outputs[0], ends, addend, packed)
+
+
+def _convolution_data(op: Convolution, inputs: Geometries, outputs: Geometries) -> Work | None:
+    return plan(BackwardData, op.geometry, inputs[0], inputs[1], outputs[0])
+
+
+def _convolution_weight(op: Convolution, inputs: Geometries, outputs: Geometries) -> Work | None:
+    if not dense_vectors(outputs[1:]):
+        return None
+    return plan(BackwardWeights, op.geometry, inputs[0], inputs[1], outputs[0], len(outputs) > 1)
+
+
+def _deconvolution(op: Deconvolution, inputs: Geometries, outputs: Geometries) -> Work | None:
+    if not dense_vectors(inputs[2:]):
+        return None
+    windows = op.fitted(inputs[0][0][2:])[0]
+    return plan(BackwardData, windows, inputs[0], inputs[1], outputs[0], not op.no_bias)
+
+
+def _deconvolution_data(op: Deconvolution, inputs: Geometries, outputs: Geometries) -> Work | None:
+    return plan(Forward, op.fitted(outputs[0][0][2:])[0], inputs[0], inputs[1], outputs[0], PLAIN)
+
+
+def _deconvolution_weight(op: Deconvolution, inputs: Geometries, outputs: Geometries) -> Work | None:
+    return plan(DeconvolutionWeights, op.fitted(inputs[1][0][2:])[0], inputs[1], inputs[0], outputs[0])
+
+
+# -- products ---------------------------------------------------------------------------------------------
+
+
+def _fully_connected(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
+    (data, weight, *rest), (out, strides) = inputs, outputs[0]
+    ends, packed = ends_of(op), getattr(op, "packed", False)
+    if packed:
+        weight = dense(op.weight_shape(data[0]))
+    rows, fits = prod(out) // op.num_hidden, strides == c_strides(out) and dense_vectors(rest[: len(rest) - ends.added])
+    if not fits or prod(out) * weight[0][1] < SMALL:
+        return None
+    return plan(FullyConnect, data, rows, weight, out, ends, rest[-1] if ends.added else None, packed)
+
+
+def _fully_connected_data(op: FullyConnected, inputs: Geometries, outputs: Geometries) -> Work | None:
+    (head, weight, _), (out, strides) = inputs, outputs[0]
+    units, width = weight[0]
+    if strides != c_strides(out) or prod(out) * units < SMALL:
+        return None
+    rows = prod(out) // width
+    return plan(Gradient, (head, weight), dense((rows, units)), dense((units, width)), dense((rows, width)))
+
+
+def _fully_connected_weight(op: FullyConnected, inputs: Geometries, outputs: Geometries) -> Work | None:
+    (head, data), (out, strides) = inputs, outputs[0]
+    units, width = out
+    rows = prod(head[0]) // units
+    if strides != c_strides(out) or rows * units * width < SMALL:
+        return None
+    return plan(Gradient, (head, data), turned(dense((rows, units))), dense((rows, width)), dense((units, width)))
+
+
+# -- packing ----------------------------------------------------------------------------------------------
+
+
+class Pack(Work):
+    """A copy of a weight that lies as a kernel wants it, multiplied by a scale where there is one."""
+
+    def __init__(self, given: Geometry, lies: Desc, mask: int, scale: Shape | None) -> None:
+        super().__init__()
+        scaling = None if scale is None else (mask, plain(scale))
+        self._copy = Reorder(self.room, strided(*given), lies, scaling)
+
+    def calls(self, base: int, *addresses: int) -> list[Call]:
+        weight, *scale, copy = addresses
+        return [self._copy.at(base, weight, copy, *scale)]
+
+
+def _filters_lie(op: Any, data: Shape) -> Desc | None:
+    ends = ends_of(op)._replace(scaled=False)
+    return packed_filters(op.geometry, data, op.weight_shape(data), op.convolved(data), ends)
+
+
+def _matrix_lies(op: Any, data: Shape) -> Desc | None:
+    weight = op.weight_shape(data)
+    return packed_matrix(prod(data) // weight[1], weight, ends_of(op)._replace(scaled=False))
+
+
+def _pack_filters(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
+    lies = _filters_lie(op, op.data_shape)
+    mask = 3 if op.num_group > 1 else 1
+    return None if lies is None else Pack(grouped(op.geometry, inputs[0]), lies, mask, *_scale(op, inputs))
+
+
+def _pack_matrix(op: Any, inputs: Geometries, outputs: Geometries) -> Work | None:
+    lies = _matrix_lies(op, op.data_shape)
+    return None if lies is None else Pack(turned(inputs[0]), lies, 2, *_scale(op, inputs))
+
+
+def _scale(op: Any, inputs: Geometries) -> list[Shape | None]:
+    return [inputs[1][0] if op.scaled else None]
+
+
+def _size(lies: Callable[[Any, Shape], Desc | None]) -> Callable[[Any, Shape], int | None]:
+    """The elements of a copy that lies so; None where it would lie as the weight does."""
+
+    def size(op: Any, data: Shape) -> int | None:
+        found = lies(op, data)
+        return None if found is None or found == plain(op.weight_shape(data)) else found.nbytes // 4
+
+    return size
+
+
+KERNELS: dict[str, Make] = {
+    "Convolution": _convolution,
+    "_backward_Convolution_data": _convolution_data,
+    "_backward_Convolution_weight": _convolution_weight,
+    "_backward_Convolution_weight_bias": _convolution_weight,
+    "Deconvolution": _deconvolution,
+    "_backward_Deconvolution_data": _deconvolution_data,
+    "_backward_Deconvolution_weight": _deconvolution_weight,
+    "FullyConnected": _fully_connected,
+    "_backward_FullyConnected_data": _fully_connected_data,
+    "_backward_FullyConnected_weight": _fully_connected_weight,
+    "_pack_Convolution": _pack_filters,
+    "_pack_FullyConnected": _pack_matrix,
+}
+for _name, _make in KERNELS.items():
+    kernel("cpu", _name)(Kernel(_make))
+kernel("cpu", "_fused_Convolution")(Kernel(_convolution, _size(_filters_lie)))
+kernel("cpu", "_fused_FullyConnected")(Kernel(_fully_connected, _size(_matrix_lies)))
