@@ -31,6 +31,10 @@ class AutogradError(MXNetError):
     """A gradient was asked for that the tape cannot give (not recorded, freed, or changed in place)."""
 
 
+class BudgetError(MXNetError, MemoryError):
+    """A graph does not fit into the bytes that it was given, whatever is computed again."""
+
+
 class EngineError(MXNetError):
     """The engine was used in a way that it cannot carry out."""
 

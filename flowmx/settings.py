@@ -172,6 +172,11 @@ class Settings:
         "How far in size two arrays of a bound symbol may differ and still share memory; 0 shares none.",
         low=0,
     )
+    exec_memory_budget: int = _setting(
+        0,
+        "Most bytes of a bound symbol's internal values, for which as much as needed is recomputed; 0 is any number.",
+        low=0,
+    )
     exec_num_temp: int = _setting(1, "Most temporary workspaces on each device.", low=1)
     exec_check: bool = _setting(
         False, "Overwrite memory of bound symbols that holds no value, so that wrong sharing shows; slow."

@@ -8,6 +8,7 @@ import pytest
 
 import tests.op_cases
 from flowmx import stubs
+from flowmx.ops.recomputed import AGAIN
 from flowmx.ops.registry import Operator, lookup, registered
 
 # Operators that no table names, and why.
@@ -28,6 +29,10 @@ ELSEWHERE: dict[str, str] = {
     "_scale_and_shift": "made by the folding pass: tests/test_fold.py",
     "_chain": "made by the pass over chains: tests/test_chains.py",
     "_noted_Pooling": "made where its gradient is wanted: tests/test_notes.py",
+    **dict.fromkeys(
+        [f"_again_{name}" for name in AGAIN],
+        "made by the recomputation pass: tests/test_recompute.py",
+    ),
     "_copy_to_device": "made by the placement pass: tests/test_place.py",
     "_constant": "made by constant folding: tests/test_simplify.py",
     **dict.fromkeys(["_foreach", "_while_loop", "_cond"], "with subgraphs: tests/test_control_flow.py"),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from flowmx.graph.graph import Graph, predecessors
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.order import LATE
 
 WORTH_NS = 150_000
 """Nanoseconds from which a chain is worth a worker of its own."""
@@ -29,7 +30,11 @@ def branch(graph: Graph, nodes: Sequence[Node]) -> list[list[list[Node]]]:
         graph: their graph.
         nodes: the operators, in a legal order.
     """
-    found = stages(predecessors(nodes), [nanoseconds(graph, node) for node in nodes], WORTH_NS)
+    before = predecessors(nodes)
+    for at, node in enumerate(nodes):
+        if LATE in node.attributes and at:
+            before[at] = sorted({*before[at], at - 1})  # it may not run earlier, beside what comes before it
+    found = stages(before, [nanoseconds(graph, node) for node in nodes], WORTH_NS)
     return [[[nodes[at] for at in chain] for chain in stage] for stage in found]
 
 

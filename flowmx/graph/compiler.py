@@ -122,6 +122,7 @@ def options_of(device_type: str) -> Options:
         channels_last=kernels.like_channels_last(device_type),
         workers=config.cpu_worker_nthreads if device_type == "cpu" else config.gpu_worker_nthreads,
         mirror=config.backward_do_mirror,
+        budget=config.exec_memory_budget or None,
     )
 
 

@@ -148,7 +148,7 @@ def gradient(
         AutogradError: an operator on the way has no gradient.
     """
     build = Builder(shapes, dtypes)
-    nodes = topological(heads)
+    nodes = _deepest_first(heads)
     needed: set[Node] = set(wanted)
     for node in nodes:
         if node.op is not None and not node.op.no_gradient and any(e.node in needed for e in node.inputs):
@@ -183,3 +183,25 @@ def gradient(
             if result is not None and entry.node in needed:
                 add(entry, result)
     return {entry.node: value.entry for entry, value in sums.items() if entry.node.is_variable}
+
+
+def _deepest_first(heads: Sequence[Entry]) -> list[Node]:
+    """Every node that the heads depend on, inputs before users, what needs the most steps before it first.
+
+    So each node comes just before its first user, and in the reverse order each part of a gradient is added when it is
+    there. Where weights are shared by the steps of an unrolled network, parts would else wait for the very last one.
+    """
+    nodes = topological(heads)
+    depth: dict[Node, int] = {}
+    for node in nodes:
+        depth[node] = 1 + max([depth[entry.node] for entry in node.inputs], default=0)
+    order: dict[Node, None] = {}
+    for entry in heads:
+        stack = [entry.node]
+        while stack:
+            missing = [each.node for each in reversed(stack[-1].inputs) if each.node not in order]
+            if missing and stack[-1] not in order:
+                stack += sorted(missing, key=depth.__getitem__)
+            else:
+                order[stack.pop()] = None
+    return list(order)

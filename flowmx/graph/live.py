@@ -7,7 +7,7 @@ with, what lies outside of the arena counts nothing), but only counts, which tak
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from flowmx.graph.graph import Graph
@@ -22,11 +22,13 @@ class Step(NamedTuple):
 
     Attributes:
         takes: pairs of a value that it reads and one that it may write over it.
+        workspace: bytes that it needs while it runs.
     """
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
     takes: tuple[tuple[int, int], ...] = ()
+    workspace: int = 0
 
 
 class Values:
@@ -35,6 +37,7 @@ class Values:
     Args:
         graph: the graph.
         nodes: its operators, inputs before users.
+        workspaces: bytes that nodes need while they run.
 
     Attributes:
         sizes: the bytes of each value in an arena; 0 for what lies elsewhere.
@@ -42,10 +45,12 @@ class Values:
         wanted: the values that live to the end.
     """
 
-    def __init__(self, graph: Graph, nodes: Sequence[Node]) -> None:
+    def __init__(self, graph: Graph, nodes: Sequence[Node], workspaces: Mapping[Node, int] | None = None) -> None:
+        self._workspaces = workspaces or {}
         self.sizes: list[int] = []
         self.numbers: dict[Entry, int] = {}
-        elsewhere = external(graph, nodes)
+        once = [node for node in nodes if node.op is not None and node.op.once]
+        elsewhere = external(graph) | {Entry(node, index) for node in once for index in range(node.outputs())}
         self.steps = [self._step(graph, node, elsewhere) for node in nodes]
         self.wanted = {self.numbers[entry] for entry in graph.wanted() if entry in self.numbers}
 
@@ -53,8 +58,7 @@ class Values:
         assert node.op is not None
         numbers, sizes = self.numbers, self.sizes
         read = [numbers.get(entry, -1) for entry in node.inputs]
-        contents = dict.fromkeys(numbers.get(entry, -1) for entry in node.contents())
-        reads = tuple([number for number in contents if number >= 0])
+        reads = tuple([number for number in dict.fromkeys(read) if number >= 0])
         if node.op.name in VIEWS:
             if read[0] >= 0:
                 numbers[Entry(node, 0)] = read[0]
@@ -68,10 +72,10 @@ class Values:
         takes = [
             (read[source], writes[target])
             for source, target in node.op.in_place
-            if source < len(read) and read[source] in reads and read.count(read[source]) == 1
+            if source < len(read) and read[source] >= 0 and read.count(read[source]) == 1
             and sizes[read[source]] == sizes[writes[target]] > 0
         ]  # fmt: skip
-        return Step(reads, tuple(writes), tuple(takes))
+        return Step(reads, tuple(writes), tuple(takes), self._workspaces.get(node, 0))
 
     def alive(self, order: Iterable[int]) -> list[int]:
         """The bytes alive at each step, in this order of the positions of the nodes."""
@@ -93,7 +97,7 @@ def alive(steps: Sequence[Step], sizes: Sequence[int], wanted: Iterable[int]) ->
     for value in wanted:
         left[value] += 1
     now, found = 0, []
-    for reads, writes, takes in steps:
+    for reads, writes, takes, workspace in steps:
         taken: dict[int, int] = {}
         for source, target in takes:
             if left[source] == 1 and source not in taken and target not in taken.values():
@@ -101,7 +105,7 @@ def alive(steps: Sequence[Step], sizes: Sequence[int], wanted: Iterable[int]) ->
                 now -= sizes[source]
         for value in writes:
             now += sizes[value]
-        found.append(now)
+        found.append(now + workspace)
         for value in reads:
             left[value] -= 1
             if not left[value] and value not in taken:
@@ -112,7 +116,7 @@ def alive(steps: Sequence[Step], sizes: Sequence[int], wanted: Iterable[int]) ->
     return found
 
 
-def external(graph: Graph, nodes: Iterable[Node]) -> set[Entry]:
+def external(graph: Graph) -> set[Entry]:
     """The entries that get memory from outside: outputs, and gradients written straight to the user's arrays."""
     forward = set(graph.forward())
     straight = [entry for node, entry in graph.gradients.items() if node in graph.straight]
@@ -120,9 +124,8 @@ def external(graph: Graph, nodes: Iterable[Node]) -> set[Entry]:
     for entry in graph.gradients.values():
         counted[entry] += 1
     return {
-        *graph.outputs,
-        *(entry for entry in straight if counted[entry] == 1 and entry.node not in forward),
-        *(Entry(node, at) for node in nodes if node.op is not None and node.op.once for at in range(node.outputs())),
+        *(entry for entry in graph.outputs if not entry.node.is_variable),
+        *(entry for entry in straight if counted[entry] == 1 and entry.node.op and entry.node not in forward),
     }
 
 

@@ -2,7 +2,8 @@
 
 Finding the best order is hard, so a few are tried that take little time, and the one that keeps the fewest bytes alive
 is taken: the depth-first walk that MXNet does; the same with the operand first that needs more memory on the way
-(as Sethi and Ullman number the registers of an expression); and one that always takes the step which adds least.
+(as Sethi and Ullman number the registers of an expression); each step as soon as it can run; and one that always takes
+the step which adds least.
 
 Steps that compute something again (:data:`LATE`) are in no such order: each runs just before the first step that
 reads its result.
@@ -11,7 +12,8 @@ reads its result.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from flowmx.graph.graph import Graph, predecessors
 from flowmx.graph.live import Values
@@ -34,8 +36,7 @@ def order(graph: Graph) -> tuple[list[Node], list[Node]]:
     passes = [range(len(forward)), range(len(forward), len(steps.nodes))]
     best = [list(each) for each in passes]
     least: list[float] = []
-    for walk in WALKS:
-        found = [steps.with_late(walk(steps, steps.early(each))) for each in passes]
+    for found in zip(*map(steps.walks, passes), strict=True):
         alive = steps.values.alive([*found[0], *found[1]])
         cut = len(found[0])
         peaks = [max(part, default=0) for part in (alive[:cut], alive[cut:])]
@@ -46,6 +47,25 @@ def order(graph: Graph) -> tuple[list[Node], list[Node]]:
             elif peak < _GAIN * least[which]:
                 best[which], least[which] = found[which], peak
     return [steps.nodes[at] for at in best[0]], [steps.nodes[at] for at in best[1]]
+
+
+def apart(graph: Graph) -> tuple[list[Node], list[Node]]:
+    """As :func:`order`, but each pass as if what one leaves for the other took nothing.
+
+    That is what counts where the backward pass is to keep few values of the forward pass: how much is handed from step
+    to step of the forward pass, and the most that the gradients take.
+    """
+    forward, backward = order(graph)
+    steps = Steps(replace(graph, gradients={}), forward)
+    first = min(steps.walks(range(len(forward))), key=lambda each: sum(steps.values.alive(each)))
+    steps = Steps(graph, [*forward, *backward])
+    for step in steps.values.steps[: len(forward)]:
+        for value in step.writes:
+            steps.values.sizes[value] = 0
+    last = min(
+        steps.walks(range(len(forward), len(steps.nodes))), key=lambda each: max(steps.values.alive(each), default=0)
+    )
+    return [forward[at] for at in first], [steps.nodes[at] for at in last]
 
 
 class Steps:
@@ -63,9 +83,10 @@ class Steps:
         self.before = predecessors(nodes)
         self._late = [LATE in node.attributes for node in nodes]
 
-    def early(self, positions: Iterable[int]) -> list[int]:
-        """Those that have a place in an order of their own."""
-        return [at for at in positions if not self._late[at]]
+    def walks(self, positions: Iterable[int]) -> list[list[int]]:
+        """Each order of the steps at these positions."""
+        early = [at for at in positions if not self._late[at]]
+        return [self.with_late(walk(self, early)) for walk in WALKS]
 
     def with_late(self, order: Sequence[int]) -> list[int]:
         """An order with each late step put before the first that needs it."""
@@ -139,7 +160,7 @@ def least_added(steps: Steps, positions: Sequence[int]) -> list[int]:
         left[value] += len(steps.nodes) + 1
 
     def added(at: int) -> int:
-        reads, writes, _ = values.steps[at]
+        reads, writes, *_ = values.steps[at]
         return sum([sizes[v] for v in writes]) - sum([sizes[v] for v in reads if left[v] == 1])
 
     ready = [(added(at), at) for at in positions if not waits[at]]
@@ -162,4 +183,34 @@ def least_added(steps: Steps, positions: Sequence[int]) -> list[int]:
     return list(found)
 
 
-WALKS: list[Walk] = [depth_first, hungry_first, least_added]
+def soonest(steps: Steps, positions: Sequence[int]) -> list[int]:
+    """Each step as soon as it can run, if all that can were run at once.
+
+    But what only waits for others to be used with them (a derivative, made of values of the forward pass alone) runs
+    just before that.
+    """
+    members = set(positions)
+    before = {at: [each for each in steps.before[at] if each in members] for at in positions}
+    level: dict[int, int] = {}
+    for at in positions:
+        level[at] = 1 + max([level[each] for each in before[at]], default=0)
+    latest = _latest(before, level, set())
+    driven: set[int] = set()
+    for at in positions:
+        if any(each in driven for each in before[at]) or (not before[at] and latest[at] == level[at]):
+            driven.add(at)
+    return sorted(positions, key=_latest(before, level, driven).__getitem__)
+
+
+def _latest(before: Mapping[int, Sequence[int]], level: Mapping[int, int], fixed: Collection[int]) -> dict[int, int]:
+    """The last level that each step can be on without delaying another; their own for those that are fixed, or last."""
+    found = dict.fromkeys(before, len(before) + 1)
+    for at in reversed(list(before)):
+        if at in fixed or found[at] > len(before):
+            found[at] = level[at]
+        for each in before[at]:
+            found[each] = min(found[each], found[at] - 1)
+    return found
+
+
+WALKS: list[Walk] = [depth_first, hungry_first, soonest, least_added]

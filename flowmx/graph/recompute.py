@@ -1,10 +1,147 @@
-"""Recomputation: values that the backward pass computes again, so that they need not be kept."""
+"""Recomputation: values that the backward pass computes again, so that they need not be kept.
+
+A node that is computed again gets a copy in the backward pass, which reads the copy's results; the node's own die in
+the forward pass. Copies run just before they are needed (:data:`flowmx.graph.order.LATE`). They give the same to the
+last bit: what draws random numbers, runs user code or writes a variable is never copied, and BatchNorm's copy leaves
+the moving statistics alone (``ops/recomputed.py``).
+
+Which nodes are computed again is said by the user (``force_mirroring``), by MXNet's rule (``mirror``), or chosen to fit
+into so many bytes (``budget.py``).
+"""
 
 from __future__ import annotations
 
-from flowmx.graph.graph import Graph, Options
+from collections.abc import Collection
+
+from flowmx.errors import BudgetError
+from flowmx.graph.budget import choose
+from flowmx.graph.graph import Graph, Options, Rewriter
+from flowmx.graph.live import external
+from flowmx.graph.node import Entry, Node
+from flowmx.graph.order import LATE
+from flowmx.graph.plan import Plan, make_plan
+from flowmx.graph.repeat import Repeats
+from flowmx.graph.sizes import in_words
+from flowmx.ops.recomputed import AGAIN
+
+DEAR = frozenset({"Concat", "SoftmaxOutput", "CTCLoss"})
+"""What ``mirror`` keeps, besides convolutions, products and all else whose work grows faster than its bytes."""
+FORCE = ("__force_mirroring__", "force_mirroring")
+_TRIES = 4
+"""How often a choice is tightened whose plan is larger than the bytes that are alive."""
 
 
 def recompute(graph: Graph, options: Options) -> Graph:
-    """Compute again what the options say, or what must be to fit into their budget."""
-    return graph
+    """Compute again what the options say, or what must be to fit into their budget.
+
+    Raises:
+        BudgetError: nothing that was found fits.
+    """
+    if options.budget is not None:
+        return fit(graph, options, options.budget)
+    forced = [node for node in graph.forward() if is_forced(node)] if graph.gradients else []
+    if not forced and not (options.mirror and graph.gradients):
+        return graph
+    repeats = Repeats(graph)
+    chosen = repeats.select(lambda at: options.mirror and is_cheap(repeats.nodes[at]), forced=is_forced)
+    before, after = repeats.weigh(())[0], repeats.weigh(chosen)[0]
+    if not forced and after >= before:
+        return graph.with_notes("nothing is computed again: it would save no memory")
+    return compute_again(graph, [repeats.nodes[at] for at in chosen]).with_notes(_told(len(chosen), before, after))
+
+
+def fit(graph: Graph, options: Options, budget: int) -> Graph:
+    """Compute as little again as makes the internal values fit into so many bytes.
+
+    Raises:
+        BudgetError: nothing that was found fits.
+    """
+    plain = _planned(graph, options)
+    if plain.internal_bytes() <= budget:
+        return graph
+    repeats = Repeats(graph, {node: plain.lives[place].size for node, place in plain.workspace.items()})
+    before, target, least = repeats.weigh(())[0], budget, 0
+    for left in reversed(range(_TRIES)):
+        choice = choose(repeats, target if left else 0)  # at last the smallest of all
+        made = compute_again(graph, [repeats.nodes[at] for at in choice.again])
+        planned = _planned(made, options).internal_bytes()
+        if planned <= budget:
+            return made.with_notes(_told(len(choice.again), before, choice.peak))
+        least = min(least or planned, planned)
+        if choice.peak > target:
+            break  # there is nothing smaller
+        target -= planned - budget
+    raise BudgetError(_advice(repeats, options, budget, least))
+
+
+def _planned(graph: Graph, options: Options) -> Plan:
+    """What the compiler would make of the graph."""
+    return make_plan(graph, external(graph), (), options)
+
+
+def _told(count: int, before: int, after: int) -> str:
+    return (
+        f"{count} values are computed again for the backward pass: {in_words(after)} are alive at most, not "
+        f"{in_words(before)}"
+    )
+
+
+def _advice(repeats: Repeats, options: Options, budget: int, least: int) -> str:
+    """Why a budget cannot be kept, and what would help."""
+    if not (options.share and options.in_place):
+        hint = "let values share memory: FLOWMX_EXEC_ENABLE_INPLACE=1 and FLOWMX_EXEC_MATCH_RANGE=10"
+    else:
+        largest = max(range(len(repeats.nodes)), key=repeats.touched)
+        node = repeats.nodes[largest]
+        hint = (
+            f"the step that touches the most is {node.name!r} ({node.op!r}) with {repeats.touched(largest)} bytes; a "
+            "smaller batch makes every value smaller"
+        )
+    return (
+        f"the internal values do not fit into a budget of {budget} bytes: the least that was found is {least} bytes, "
+        f"by computing again what can be; raise FLOWMX_EXEC_MEMORY_BUDGET to that, or need less: {hint}"
+    )
+
+
+def is_forced(node: Node) -> bool:
+    """Whether the user has asked for this node to be computed again."""
+    return any(node.attributes.get(key, "").lower() in ("true", "1") for key in FORCE)
+
+
+def is_cheap(node: Node) -> bool:
+    """Whether ``mirror`` computes it again."""
+    return node.op is not None and not node.op.heavy and node.op.name not in DEAR
+
+
+def compute_again(graph: Graph, again: Collection[Node]) -> Graph:
+    """Let the backward pass read copies of these nodes of the forward pass, which it computes itself."""
+    rewriter, chosen = Rewriter(graph), set(again)
+    forward = {node for node in graph.forward() if node.op is not None}
+    copies: dict[Entry, Entry] = {}
+    for node in rewriter.nodes:
+        if node in forward:
+            if node in chosen:
+                _copy(rewriter, node, copies)
+        elif node.op is not None:
+            inputs = tuple([copies.get(entry, rewriter.new(entry)) for entry in node.inputs])
+            if inputs != node.inputs:
+                made = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin)
+                for index in range(node.outputs()):
+                    rewriter.replace(Entry(node, index), Entry(made, index))
+    return rewriter.result()
+
+
+def _copy(rewriter: Rewriter, node: Node, copies: dict[Entry, Entry]) -> None:
+    """Make the node that computes a node of the forward pass again."""
+    assert node.op is not None
+    op = node.op
+    inputs = tuple([copies.get(entry, entry) for entry in node.inputs])
+    if op.name in AGAIN:
+        cls = AGAIN[op.name]
+        op = cls.create(**{each: getattr(op, each) for each in op.parameters})
+        inputs += tuple([Entry(node, index) for index in cls.outputs_read])
+    made = Node(op, f"{node.name} again", inputs, {**node.attributes, LATE: "1"}, None, node.origin)
+    for index in range(made.outputs()):
+        copies[Entry(node, index)] = Entry(made, index)
+        rewriter.shapes[Entry(made, index)] = rewriter.shapes[Entry(node, index)]
+        rewriter.dtypes[Entry(made, index)] = rewriter.dtypes[Entry(node, index)]
