@@ -14,6 +14,7 @@ from flowmx.graph import infer
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry
 from flowmx.graph.plan import VIEWS
+from flowmx.graph.workspace import workspaces
 
 sys.path.append(str(Path(benchmarks.__file__).parent / "workers"))  # where these find each other, as under the peers
 import symbols
@@ -131,29 +132,26 @@ def spoilt(plan, offsets):
     alive, context = Alive(plan), plan.graph.context
     lying = {}  # what is whole: entry -> (device, start, stop)
     for node in alive.steps:
-        for entry in map(alive.whole, node.contents()):
-            if entry in plan.place and entry not in lying:
-                return entry
+        read = [entry for entry in map(alive.whole, node.contents()) if entry in plan.place]
+        at = {e: (context(node), offsets[plan.place[e]], offsets[plan.place[e]] + size(plan.graph, e))
+              for e in entries(node) if e in plan.place}  # fmt: skip
         if node in plan.workspace:
-            place = plan.workspace[node]
-            mine = (context(node), offsets[place], offsets[place] + plan.lives[place].size)
-            lying = {each: its for each, its in lying.items() if not overlap(mine, its)}
-            if any(entry in plan.place and entry not in lying for entry in map(alive.whole, node.inputs)):
+            start = offsets[plan.workspace[node]]
+            scratch = (context(node), start, start + plan.lives[plan.workspace[node]].size)
+            if any(overlap(scratch, its) for its in at.values()):
                 return node
-        for entry in entries(node):
-            if entry in plan.place:
-                start = offsets[plan.place[entry]]
-                if node in plan.workspace and overlap(mine, (context(node), start, start + size(plan.graph, entry))):
-                    return node
-                mine_out = (context(node), start, start + size(plan.graph, entry))
-                for other in [each for each, its in lying.items() if overlap(mine_out, its)]:
-                    if other.node is node:
-                        return other
-                    if other in map(alive.whole, node.contents()) and not may_take(alive, node, other, entry):
-                        return other
-                    del lying[other]
-                lying[entry] = mine_out
-    return next((e for e in map(alive.whole, plan.outputs) if e in plan.place and e not in lying), None)
+            lying = {entry: its for entry, its in lying.items() if not overlap(scratch, its)}
+        for entry in read:
+            if entry not in lying:
+                return entry
+        for entry, mine in at.items():
+            for other in [each for each, its in lying.items() if overlap(mine, its)]:
+                if other.node is node or (other in read and not may_take(alive, node, other, entry)):
+                    return other
+                del lying[other]
+            lying[entry] = mine
+    kept = map(alive.whole, (*plan.outputs, *plan.gradients.values()))
+    return next((entry for entry in kept if entry in plan.place and entry not in lying), None)
 
 
 def overlap(one, other):
@@ -166,6 +164,36 @@ def may_take(alive, node, donor, entry):
         index == entry.index and source < len(node.inputs) and alive.whole(node.inputs[source]) == donor
         for source, index in node.op.in_place
     )  # fmt: skip
+
+
+def small(**settings):
+    """A plan of a network with branches, in place work and a view."""
+    x = mx.sym.Variable("x")
+    y = mx.sym.Activation(mx.sym.FullyConnected(x, num_hidden=64, name="one"), act_type="tanh")
+    z = mx.sym.FullyConnected(mx.sym.Reshape(y, shape=(-1, 32)), num_hidden=32, name="two")
+    net = mx.sym.SoftmaxOutput(mx.sym.Flatten(z) + mx.sym.softmax(z), name="softmax")
+    with mx.engine.using(**settings):
+        return net.simple_bind(mx.cpu(), x=(16, 64)).plan
+
+
+def test_the_counter_counts():
+    x = mx.sym.Variable("x")
+    products = [mx.sym.FullyConnected(x, num_hidden=units, name=f"fc{units}") for units in (64, 128, 64)]
+    a, b, c = products
+    net = mx.sym.Concat(mx.sym.Concat(a, b), mx.sym.Reshape(c, shape=(0, 64)), name="out")
+    made = net.simple_bind(mx.cpu(), grad_req="null", x=(256, 8)).plan
+    row = 256 * 4
+    assert Alive(made).most() == max(64 + 128 + 192, 192 + 64) * row
+    assert made.internal_bytes() == Alive(made).most()
+
+
+def test_the_checker_sees_wrong_plans():
+    made = small()
+    assert spoilt(made, made.arena.offsets) is None
+    assert spoilt(made, [0] * len(made.lives)) is not None
+    apart = small(exec_enable_inplace=False, exec_match_range=0)
+    assert spoilt(apart, apart.arena.offsets) is None
+    assert apart.internal_bytes() > Alive(apart).most()
 
 
 @pytest.mark.parametrize("phase", PHASES)
