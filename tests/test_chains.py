@@ -1,5 +1,6 @@
 """Chains of elementwise operators: one loop gives what the operators give one by one, in no more memory."""
 
+import asyncio
 import re
 
 import numpy as np
@@ -428,6 +429,27 @@ def test_axes():
     assert walks.axes_of([x.transpose(1, 0, 2), x.transpose(1, 0, 2)]) == ((120,), ((1,), (1,)))
     assert walks.axes_of([x[..., ::2], np.zeros((4, 5, 3), np.float32)]) is None
     assert walks.axes_of([np.zeros((1, 1), np.float32)] * 2) == ((1,), ((1,), (1,)))
+
+
+def test_on_an_event_loop_the_plain_forward_runs_until_the_loop_is_compiled(monkeypatch, tmp_path):
+    monkeypatch.setattr(kernel, "_forms", {})
+    values = list(values_of({"x": (300, 70), "a": (300, 70), "b": (300, 70)}).values())
+    outputs = [np.empty((300, 70), np.float32) for _ in range(2)]
+
+    async def compute():
+        kernel.compute(chain_of_two(), run_of(), values, outputs)
+
+    with mx.engine.using(kernel_cache=str(tmp_path)):
+        asyncio.run(compute())
+    x, a, b = values
+    np.testing.assert_array_equal(outputs[1], (x * 2 + a) * b)
+
+
+def test_without_a_compiler_there_are_no_chains(monkeypatch):
+    monkeypatch.setattr(kernel, "_can_compile", lambda: False)
+    (x,) = variables("x")
+    bound = mx.sym.tanh(x * 2.0).simple_bind(mx.cpu(), grad_req="null", x=(100, 100))
+    assert loops_of(bound.plan) == []
 
 
 # -- errors ------------------------------------------------------------------------------------------------

@@ -103,6 +103,8 @@ def weight(op: Operator, dtype: DType, count: int) -> int | None:
         dtype: of its inputs and its output.
         count: how many inputs it has.
     """
+    if not _can_compile():
+        return None
     known: dict[Any, int | None] = op.__dict__.get("_weights", {})
     if (dtype, count) not in known:
         known[dtype, count] = _weight(op, dtype, count)
@@ -112,7 +114,7 @@ def weight(op: Operator, dtype: DType, count: int) -> int | None:
 
 def _weight(op: Operator, dtype: DType, count: int) -> int | None:
     found, real = kernel_for("cpu", op.name), REALS.get(dtype)
-    if real is None or not isinstance(found, Fused) or not _can_compile():
+    if real is None or not isinstance(found, Fused):
         return None
     made = found.formula(Parameters(op), *[placeholder(at) for at in range(count)])
     return steps([made]) if isinstance(made, Expr) and is_exact([made], real) else None

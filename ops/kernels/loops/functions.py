@@ -72,18 +72,28 @@ def _split(x: Expr) -> tuple[Expr, Expr]:
     return n, fma(n, -_LN2_LOW, fma(n, -_LN2_HIGH, x))
 
 
+def _exp(x: Expr) -> Expr:
+    """eˣ for x from -104 to 89, beyond which lie 0 and infinity."""
+    n, r = _split(x)
+    return scale(polynomial(r, (1.0, 1.0, *_EXPM1)), n)
+
+
 def exp(x: Expr) -> Expr:
     """eˣ."""
-    n, r = _split(clip(x, -104.0, 89.0))  # beyond them lie 0 and infinity
-    return scale(polynomial(r, (1.0, 1.0, *_EXPM1)), n)
+    return _exp(clip(x, -104.0, 89.0))
+
+
+def _half_expm1(x: Expr) -> Expr:
+    """(eˣ - 1)/2 for x from -104 to 89; eˣ itself may be too large, where this is not."""
+    n, r = _split(x)
+    tail = fma(polynomial(r, _EXPM1), r * r, r)
+    half = scale(0.5, n)
+    return fma(half, tail, half - 0.5)
 
 
 def expm1(x: Expr) -> Expr:
     """eˣ - 1, exact for small x."""
-    n, r = _split(clip(x, -104.0, 89.0))
-    tail = fma(polynomial(r, _EXPM1), r * r, r)
-    half = scale(0.5, n)  # 2ⁿ itself may be too large, where the result is not
-    return fma(half, tail, half - 0.5) * 2.0
+    return _half_expm1(clip(x, -104.0, 89.0)) * 2.0
 
 
 def _log_normal(x: Expr) -> Expr:
@@ -120,13 +130,14 @@ def softplus(x: Expr) -> Expr:
 
 def sigmoid(x: Expr) -> Expr:
     """1/(1 + e⁻ˣ)."""
-    return 1.0 / (exp(-x) + 1.0)
+    return 1.0 / (_exp(-clip(x, -89.0, 104.0)) + 1.0)
 
 
 def tanh(x: Expr) -> Expr:
     """The hyperbolic tangent."""
-    e = expm1(absolute(x) * -2.0)
-    return copysign(e / (e + 2.0), x)
+    double = absolute(x) * -2.0
+    half = _half_expm1(where(double < -104.0, -104.0, double))
+    return copysign(half / (half + 1.0), x)
 
 
 def _exp2(x: Expr) -> Expr:
