@@ -58,7 +58,8 @@ class Values:
         assert node.op is not None
         numbers, sizes = self.numbers, self.sizes
         read = [numbers.get(entry, -1) for entry in node.inputs]
-        reads = tuple([number for number in dict.fromkeys(read) if number >= 0])
+        contents = dict.fromkeys([numbers.get(entry, -1) for entry in node.contents()])
+        reads = tuple([number for number in contents if number >= 0])
         if node.op.name in VIEWS:
             if read[0] >= 0:
                 numbers[Entry(node, 0)] = read[0]
@@ -72,7 +73,7 @@ class Values:
         takes = [
             (read[source], writes[target])
             for source, target in node.op.in_place
-            if source < len(read) and read[source] >= 0 and read.count(read[source]) == 1
+            if source < len(read) and read[source] in reads and read.count(read[source]) == 1
             and sizes[read[source]] == sizes[writes[target]] > 0
         ]  # fmt: skip
         return Step(reads, tuple(writes), tuple(takes), self._workspaces.get(node, 0))

@@ -113,9 +113,9 @@ def is_cheap(node: Node) -> bool:
     return node.op is not None and not node.op.heavy and node.op.name not in DEAR
 
 
-def compute_again(graph: Graph, again: Collection[Node]) -> Graph:
+def compute_again(graph: Graph, nodes: Collection[Node]) -> Graph:
     """Let the backward pass read copies of these nodes of the forward pass, which it computes itself."""
-    rewriter, chosen = Rewriter(graph), set(again)
+    rewriter, chosen = Rewriter(graph), set(nodes)
     forward = {node for node in graph.forward() if node.op is not None}
     copies: dict[Entry, Entry] = {}
     for node in rewriter.nodes:
@@ -123,7 +123,9 @@ def compute_again(graph: Graph, again: Collection[Node]) -> Graph:
             if node in chosen:
                 _copy(rewriter, node, copies)
         elif node.op is not None:
-            inputs = tuple([copies.get(entry, rewriter.new(entry)) for entry in node.inputs])
+            # Of what is read for its shape alone, no copy is needed.
+            again = {entry: copies[entry] for entry in node.contents() if entry in copies}
+            inputs = tuple([again.get(entry, rewriter.new(entry)) for entry in node.inputs])
             if inputs != node.inputs:
                 made = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin)
                 for index in range(node.outputs()):
