@@ -11,7 +11,7 @@ import flowmx as mx
 import tests.op_cases
 from flowmx import devices
 from flowmx.ops.kernels.onednn import library as onednn
-from flowmx.ops.kernels.onednn import primitives
+from flowmx.ops.kernels.onednn import work
 from flowmx.ops.kernels.onednn.matmul import multiply
 from flowmx.ops.products import matmul
 from flowmx.ops.registry import Run, kernel_for, lookup
@@ -268,7 +268,7 @@ def test_threads_share_a_primitive():
 
 def test_without_the_library(monkeypatch):
     monkeypatch.setattr(onednn, "_loaded", [None])
-    monkeypatch.setattr(primitives, "_plans", {})
+    monkeypatch.setattr(work, "_plans", {})
     x = mx.nd.random.normal(shape=(2, 4, 12, 12))
     weight, bias = mx.nd.random.normal(shape=(8, 4, 3, 3)), mx.nd.zeros((8,))
     y = mx.nd.Convolution(x, weight, bias, kernel=(3, 3), num_filter=8)
@@ -276,7 +276,7 @@ def test_without_the_library(monkeypatch):
     assert np.isfinite(
         mx.nd.FullyConnected(y, mx.nd.ones((500, 200)), mx.nd.zeros((500,)), num_hidden=500).asnumpy()
     ).all()
-    assert not primitives._plans or all(each is None for each in primitives._plans.values())
+    assert not work._plans or all(each is None for each in work._plans.values())
 
 
 def test_a_failed_call_says_which():

@@ -9,7 +9,7 @@ import flowmx as mx
 from benchmarks.workers import networks
 from flowmx import devices, settings
 from flowmx.graph.workspace import strides
-from flowmx.ops.kernels.onednn import convolution, library, primitives
+from flowmx.ops.kernels.onednn import convolution, layouts, library, work
 from flowmx.ops.registry import Laid, Run, kernel_for, lookup, tied_forward, workspace_of
 from tests.test_onednn import assert_close, in_order
 
@@ -76,7 +76,7 @@ def test_workspaces_of_networks_lie_apart(name, grad_req):
 def test_a_bound_graph_works_in_its_arena_alone(monkeypatch):
     executor, asked = bound(), []
     expected = results(executor)
-    monkeypatch.setattr(primitives, "workspace", lambda nbytes: asked.append(nbytes) or np.empty(nbytes, np.uint8))
+    monkeypatch.setattr(work, "workspace", lambda nbytes: asked.append(nbytes) or np.empty(nbytes, np.uint8))
     for one, other in zip(expected, results(bound()), strict=True):
         np.testing.assert_array_equal(one, other)
     assert not any(asked)
@@ -152,7 +152,7 @@ def test_strides_are_those_of_arrays():
         array = np.zeros(shape, np.float32)
         if array.size:
             assert strides(shape, False) == tuple(each // 4 for each in array.strides)
-            assert strides(shape, True) == primitives.channels_last_strides(shape)
+            assert strides(shape, True) == layouts.channels_last_strides(shape)
 
 
 def test_a_tied_forward_follows_its_arrays_and_its_memory():
@@ -186,7 +186,7 @@ def test_a_tied_forward_keeps_no_array_alive():
 @pytest.mark.parametrize("batch", [1, 6, 7])
 def test_big_data_goes_in_parts(monkeypatch, batch, order):
     monkeypatch.setattr(convolution, "_PART", 3 * 4 * 8 * 9 * 9)
-    monkeypatch.setattr(primitives, "_plans", {})
+    monkeypatch.setattr(work, "_plans", {})
     rng, run = np.random.default_rng(0), Run(devices.get(mx.cpu()), True)
     op = lookup("_fused_Convolution").create(kernel=(3, 3), num_filter=8, pad=(1, 1), added=True, then="relu")
     shapes, (out,) = op.infer_shape([(batch, 8, 9, 9), None, None, None])
@@ -200,10 +200,10 @@ def test_big_data_goes_in_parts(monkeypatch, batch, order):
 
 
 def test_a_threads_own_workspace_is_bounded(monkeypatch):
-    monkeypatch.setattr(primitives, "_KEPT_BYTES", 1 << 16)
-    monkeypatch.setattr(primitives, "_kept", primitives._Kept())
+    monkeypatch.setattr(work, "_KEPT_BYTES", 1 << 16)
+    monkeypatch.setattr(work, "_kept", work._Kept())
     run, op = Run(devices.get(mx.cpu()), True), lookup("_backward_Convolution_weight").create(**OP)
     for batch in (1, 64):
         head, data = np.ones((batch, 16, 7, 7), np.float32), np.ones((batch, 16, 9, 9), np.float32)
         kernel_for("cpu", op.name)(op, run, [head, data], [np.empty((16, 16, 3, 3), np.float32)])
-        assert primitives._kept.memory.nbytes <= (1 << 16)
+        assert work._kept.memory.nbytes <= (1 << 16)

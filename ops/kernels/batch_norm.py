@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.ops.kernels.loops import batch_norm as loops
 from flowmx.ops.kernels.onednn import normalization as onednn
-from flowmx.ops.kernels.onednn.primitives import plainly
+from flowmx.ops.kernels.onednn.kernel import plainly
 from flowmx.ops.nn_normalization import BatchNorm
 from flowmx.ops.registry import Array, Run, kernel
 

@@ -15,18 +15,10 @@ from math import prod
 from typing import Any
 
 from flowmx.ops.kernels.onednn.ends import Ends
-from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query
-from flowmx.ops.kernels.onednn.primitives import (
-    Call,
+from flowmx.ops.kernels.onednn.layouts import (
     Desc,
     Geometry,
-    Operand,
-    Post,
-    Primitive,
-    Reorder,
-    Work,
     any_layout,
-    attributes,
     channels_last,
     channels_last_strides,
     dense,
@@ -34,9 +26,11 @@ from flowmx.ops.kernels.onednn.primitives import (
     is_channels_last,
     loaded,
     plain,
-    plan,
     strided,
 )
+from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query
+from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, Reorder, attributes
+from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.registry import Shape
 from flowmx.ops.windows import Geometry as Windows
 

@@ -5,18 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.ops.kernels.onednn.primitives import (
-    Array,
-    Call,
-    Geometry,
-    Reorder,
-    Work,
-    geometry,
-    plan,
-    pointer,
-    strided,
-    suits,
-)
+from flowmx.ops.kernels.onednn.layouts import Array, Geometry, geometry, pointer, strided, suits
+from flowmx.ops.kernels.onednn.primitives import Call, Reorder
+from flowmx.ops.kernels.onednn.work import Work, plan
 from flowmx.ops.registry import Run, kernel
 
 _SMALL = 1 << 14

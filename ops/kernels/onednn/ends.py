@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from flowmx.ops.kernels.onednn.layouts import Desc, Shape, plain
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Query
-from flowmx.ops.kernels.onednn.primitives import Desc, Post, Shape, plain
+from flowmx.ops.kernels.onednn.primitives import Post
 
 _ACTIVATIONS = {
     "relu": Alg.ELTWISE_RELU,

@@ -13,24 +13,26 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.ops.kernels.onednn.layouts import FLOAT32, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
-from flowmx.ops.kernels.onednn.primitives import (
-    FLOAT32,
-    Array,
-    BoundCall,
-    Geometry,
-    Work,
-    first_line,
-    geometry,
-    plainly,
-    pointer,
-    suits,
-)
+from flowmx.ops.kernels.onednn.primitives import BoundCall
+from flowmx.ops.kernels.onednn.work import Work, first_line
 from flowmx.ops.registry import PLANNED, Laid, Operator, Run, Shape
 
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
 PackedSize = Callable[[Any, Shape], int | None]
+
+
+def plainly(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """The operator's plain forward, on copies in C order where an array lies otherwise."""
+    results = [each if each.flags.c_contiguous else np.empty(each.shape, each.dtype) for each in outputs]
+    count = len(inputs) - len(op.auxiliary)
+    given = [np.ascontiguousarray(each) for each in inputs[:count]]
+    op.forward(run, [*given, *inputs[count:]], results)
+    for result, each in zip(results, outputs, strict=True):
+        if result is not each:
+            each[...] = result
 
 
 class Kernel:

@@ -19,20 +19,10 @@ from flowmx.ops.kernels.onednn.convolution import (
 )
 from flowmx.ops.kernels.onednn.ends import PLAIN, ends_of
 from flowmx.ops.kernels.onednn.kernel import Kernel, Make
+from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, c_strides, dense, dense_vectors, plain, strided
 from flowmx.ops.kernels.onednn.matmul import SMALL, FullyConnect, Gradient, packed_matrix, turned
-from flowmx.ops.kernels.onednn.primitives import (
-    Call,
-    Desc,
-    Geometry,
-    Reorder,
-    Work,
-    c_strides,
-    dense,
-    dense_vectors,
-    plain,
-    plan,
-    strided,
-)
+from flowmx.ops.kernels.onednn.primitives import Call, Reorder
+from flowmx.ops.kernels.onednn.work import Work, plan
 from flowmx.ops.nn_convolution import Convolution, Deconvolution
 from flowmx.ops.nn_linear import FullyConnected
 from flowmx.ops.registry import Shape, kernel

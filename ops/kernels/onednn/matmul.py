@@ -9,27 +9,22 @@ from collections.abc import Sequence
 from functools import cache
 
 from flowmx.ops.kernels.onednn.ends import PLAIN, Ends
-from flowmx.ops.kernels.onednn.library import Arg, OneDNNError, Query
-from flowmx.ops.kernels.onednn.primitives import (
+from flowmx.ops.kernels.onednn.layouts import (
     Array,
-    Call,
     Desc,
     Geometry,
-    Operand,
-    Primitive,
-    Reorder,
-    Work,
     any_layout,
-    attributes,
     dense,
     geometry,
     loaded,
     plain,
-    plan,
     pointer,
     strided,
     suits,
 )
+from flowmx.ops.kernels.onednn.library import Arg, OneDNNError, Query
+from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, attributes
+from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.products import product
 from flowmx.ops.registry import Shape
 

@@ -8,6 +8,19 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.ops.kernels.onednn.layouts import (
+    Array,
+    Desc,
+    Geometry,
+    channels_last,
+    geometry,
+    is_channels_last,
+    loaded,
+    plain,
+    pointer,
+    strided,
+    suits,
+)
 from flowmx.ops.kernels.onednn.library import (
     USE_GLOBAL_STATS,
     USE_SCALE,
@@ -18,26 +31,8 @@ from flowmx.ops.kernels.onednn.library import (
     Prop,
     Query,
 )
-from flowmx.ops.kernels.onednn.primitives import (
-    Array,
-    Call,
-    Desc,
-    Geometry,
-    Operand,
-    Post,
-    Primitive,
-    Work,
-    attributes,
-    channels_last,
-    geometry,
-    is_channels_last,
-    loaded,
-    plain,
-    plan,
-    pointer,
-    strided,
-    suits,
-)
+from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, attributes
+from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.nn_normalization import BatchNorm
 from flowmx.ops.registry import Run
 

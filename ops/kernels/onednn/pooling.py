@@ -12,30 +12,25 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.onednn.kernel import Kernel
-from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
-from flowmx.ops.kernels.onednn.primitives import (
+from flowmx.ops.kernels.onednn.kernel import Kernel, plainly
+from flowmx.ops.kernels.onednn.layouts import (
     Array,
-    Call,
     Desc,
     Geometry,
-    Operand,
-    Primitive,
     Shape,
-    Work,
-    attributes,
     channels_last,
     dims,
     geometry,
     is_channels_last,
     loaded,
     plain,
-    plainly,
-    plan,
     pointer,
     strided,
     suits,
 )
+from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
+from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
+from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.nn_pooling import Pooling
 from flowmx.ops.noted import NotedPooling
 from flowmx.ops.registry import Run, kernel

@@ -7,20 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.ops.kernels.onednn.kernel import Kernel
+from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, channels_last, loaded, strided
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query
-from flowmx.ops.kernels.onednn.primitives import (
-    Call,
-    Desc,
-    Geometry,
-    Operand,
-    Primitive,
-    Work,
-    attributes,
-    channels_last,
-    loaded,
-    plan,
-    strided,
-)
+from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
+from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.nn_normalization import LRN
 from flowmx.ops.registry import kernel
 

@@ -1,0 +1,132 @@
+"""What computes an operator: primitives in a row, and the workspace that they need.
+
+Copies and scratch memory lie in a workspace, whose layout is known before anything runs: a bound graph plans it,
+elsewhere it belongs to the thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from flowmx.ops.kernels.onednn.layouts import KEPT, Array, Desc, pointer
+from flowmx.ops.kernels.onednn.library import OneDNNError
+from flowmx.ops.kernels.onednn.primitives import LINE, Call, Reorder, Room
+
+_KEPT_BYTES = 1 << 26
+"""Bytes of a thread's workspace up to which it is kept."""
+
+
+class _Kept(threading.local):
+    """A thread's workspace."""
+
+    def __init__(self) -> None:
+        self.memory: Array = np.empty(0, np.uint8)
+
+
+_kept = _Kept()
+
+
+def workspace(nbytes: int) -> Array:
+    """Uninitialised bytes for one computation: the thread's own, or new ones where they are too many to be kept."""
+    if _kept.memory.nbytes >= nbytes:
+        return _kept.memory
+    made = np.empty(nbytes, np.uint8)
+    if nbytes <= _KEPT_BYTES:
+        _kept.memory = made
+    return made
+
+
+def first_line(memory: Array) -> int:
+    """The first address in an array that is aligned to a cache line."""
+    return -(-pointer(memory) // LINE) * LINE
+
+
+class Work:
+    """What computes one operator for one geometry of its arrays: primitives, run one after the other.
+
+    Attributes:
+        room: the workspace that they need.
+    """
+
+    def __init__(self) -> None:
+        self.room = Room()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of workspace, wherever it begins."""
+        return self.room.nbytes + LINE if self.room.nbytes else 0
+
+    def calls(self, base: int, *addresses: int) -> Sequence[Call]:
+        """What to run, for arrays at these addresses and a workspace at ``base``."""
+        raise NotImplementedError
+
+    def __call__(self, *addresses: int) -> None:
+        """Run it now, in a workspace of the thread's."""
+        memory = workspace(self.nbytes)
+        for primitive, where in self.calls(first_line(memory), *addresses):
+            primitive.run(where)
+
+
+class Operand:
+    """An argument that may lie otherwise in memory than the primitive wants it: then a copy stands in for it."""
+
+    def __init__(
+        self, room: Room, given: Desc, wanted: Desc, is_output: bool = False, scale: tuple[int, Desc] | None = None
+    ) -> None:  # fmt: skip
+        """Look whether a copy is needed.
+
+        Args:
+            room: where the copy would be.
+            given: how it lies.
+            wanted: how it should.
+            is_output: the primitive writes it.
+            scale: for an input that is multiplied on the way, as :class:`Reorder` takes it.
+        """
+        self._copy: Reorder | None = None
+        if given != wanted or scale is not None:
+            self._copy = Reorder(room, wanted, given) if is_output else Reorder(room, given, wanted, scale)
+            self._offset = room.take(wanted.nbytes)
+
+    @property
+    def is_copied(self) -> bool:
+        """Whether a copy stands in."""
+        return self._copy is not None
+
+    def at(self, base: int, address: int) -> int:
+        """The address for the primitive."""
+        return address if self._copy is None else base + self._offset
+
+    def before(self, base: int, address: int, *scale: int) -> list[Call]:
+        """What brings an input to where the primitive reads it."""
+        return [] if self._copy is None else [self._copy.at(base, address, base + self._offset, *scale)]
+
+    def after(self, base: int, address: int) -> list[Call]:
+        """What brings an output to its place."""
+        return [] if self._copy is None else [self._copy.at(base, base + self._offset, address)]
+
+
+Plan = TypeVar("Plan")
+_plans: dict[Any, Any] = {}
+_making = threading.Lock()
+
+
+def plan(kind: Callable[..., Plan], *key: Any) -> Plan | None:
+    """``kind(*key)``, made once and kept; None where oneDNN has no implementation of it."""
+    whole = (kind, *key)
+    try:
+        return _plans[whole]  # type: ignore[no-any-return]
+    except KeyError:
+        pass
+    with _making:
+        if whole not in _plans:
+            if len(_plans) >= KEPT:
+                _plans.clear()
+            try:
+                _plans[whole] = kind(*key)
+            except OneDNNError:
+                _plans[whole] = None
+        return _plans[whole]  # type: ignore[no-any-return]
