@@ -384,12 +384,21 @@ def test_in_place(position):
     np.testing.assert_array_equal(values[position], (x * 2 + a) * b)
 
 
-def test_arrays_that_no_loop_walks_take_the_plain_forward(calls):
+def test_an_input_that_lies_otherwise_is_copied(calls):
     x, a, b = values_of({"x": (70, 300), "a": (300, 70), "b": (300, 70)}).values()
     outputs = [np.empty((300, 70), np.float32) for _ in range(2)]
     kernel.compute(chain_of_two(), run_of(), [x.T, a, b], outputs)
-    assert not calls
+    assert calls
     np.testing.assert_array_equal(outputs[1], (x.T * 2 + a) * b)
+
+
+def test_outputs_that_lie_unlike_each_other_take_the_plain_forward(calls):
+    x, a, b = values_of({"x": (300, 70), "a": (300, 70), "b": (300, 70)}).values()
+    outputs = [np.empty((300, 70), np.float32), np.empty((70, 300), np.float32).T]
+    kernel.compute(chain_of_two(), run_of(), [x, a, b], outputs)
+    assert not calls
+    np.testing.assert_array_equal(outputs[0], x * 2 + a)
+    np.testing.assert_array_equal(outputs[1], (x * 2 + a) * b)
 
 
 def test_the_plain_forward_may_write_over_any_input():

@@ -10,6 +10,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from flowmx.ops.chain import Chain
 from flowmx.ops.dtypes import DType
 from flowmx.ops.kernels.loops.code import Real
@@ -125,9 +127,21 @@ def compute(chain: Chain, run: Run, inputs: Sequence[Array], outputs: Sequence[A
     """Run a chain as one loop, where it is big enough and its arrays can be walked; else link by link."""
     if outputs[0].size * len(chain.links) >= _LEAST:
         call = _call(chain, inputs, outputs)
+        if call is None:
+            inputs = [_lying_as(outputs[0], each) for each in inputs]
+            call = _call(chain, inputs, outputs)
         if call is not None and call.run(inputs, outputs):
             return
     chain.forward(run, inputs, outputs)
+
+
+def _lying_as(out: Array, array: Array) -> Array:
+    """The array, or a copy that lies as the output does, where it has its shape."""
+    if array.shape != out.shape or array.strides == out.strides:
+        return array
+    made = np.empty_like(out)
+    np.copyto(made, array)
+    return made
 
 
 def _call(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Call | None:
