@@ -170,7 +170,7 @@ class LeakyReLU(Operator):
     """
 
     arguments = ("data", "gamma")
-    in_place = ((0, 0),)
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     act_type: Literal["elu", "gelu", "leaky", "prelu", "rrelu", "selu"] = option("leaky", "Which rectifier.")
     slope: float = option(0.25, "Slope below 0, of leaky and elu.")
     lower_bound: float = option(0.125, "Lowest slope of rrelu.")

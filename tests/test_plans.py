@@ -1,5 +1,6 @@
 """Plans of whole networks: how much memory they take, checked by counting what is alive from the steps alone."""
 
+import importlib
 import math
 import sys
 from collections import Counter
@@ -17,7 +18,7 @@ from flowmx.graph.plan import VIEWS
 from flowmx.graph.workspace import workspaces
 
 sys.path.append(str(Path(benchmarks.__file__).parent / "workers"))  # where these find each other, as under the peers
-import symbols
+symbols = importlib.import_module("symbols")
 
 MIB = 1 << 20
 PHASES = ["train", "predict"]
