@@ -6,6 +6,7 @@ from flowmx import (
     callback,
     engine,
     executor,
+    gluon,
     initializer,
     io,
     lr_scheduler,
@@ -35,7 +36,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttrScope", "Context", "MXNetError", "attribute", "autograd", "callback", "cpu", "cpu_pinned", "current_context",
-    "engine", "executor", "gpu", "init", "initializer", "io", "lr_scheduler", "metric", "mod", "model", "module",
-    "name", "nd", "ndarray", "num_gpus", "operator", "optimizer", "random", "registry", "run", "sym", "symbol",
-    "visualization", "viz",
+    "engine", "executor", "gluon", "gpu", "init", "initializer", "io", "lr_scheduler", "metric", "mod", "model",
+    "module", "name", "nd", "ndarray", "num_gpus", "operator", "optimizer", "random", "registry", "run", "sym",
+    "symbol", "visualization", "viz",
 ]  # fmt: skip

@@ -53,3 +53,15 @@ async def test_the_service_answers_while_it_trains(monkeypatch):
             reply = await client.post("/predict", json=model.test_images[index].tolist())
             right += (await reply.json())["digit"] == int(model.test_labels[index])
         assert right >= 17
+
+
+def test_gluon_learns_the_digits():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / "gluon_digits.py"), "--epochs", "3"],
+        capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith("test accuracy: 0.")
+    assert float(last.split()[-1]) > 0.9

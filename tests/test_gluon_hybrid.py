@@ -106,7 +106,8 @@ def step(net, inputs, calls=1):
 def check_equal(found, expected):
     assert len(found) == len(expected)
     for ours, theirs in zip(found, expected, strict=True):
-        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5)
+        # Sums of large terms may cancel, so the largest element says how exact the others can be.
+        np.testing.assert_allclose(ours, theirs, rtol=2e-4, atol=2e-5 * max(1.0, np.abs(theirs).max()))
 
 
 @pytest.fixture(params=CASES)
