@@ -216,10 +216,13 @@ def test_a_layer_that_was_not_initialized_says_so():
         nn.Dense(1, prefix="lost_")(DATA)
 
 
-async def test_nothing_waits_in_a_coroutine(monkeypatch):
+@pytest.mark.filterwarnings("ignore:hybridize. all children")
+@pytest.mark.parametrize("hybridized", [False, True])
+async def test_nothing_waits_in_a_coroutine(monkeypatch, hybridized):
     monkeypatch.setattr(mx.nd.NDArray, "asnumpy", lambda self: pytest.fail("waited"))
     model = Model()
     model.initialize(mx.init.Xavier())
+    model.hybridize(hybridized)
     trainer = gluon.Trainer(model.collect_params(), "adam")
     for _ in range(2):
         with mx.autograd.record():
