@@ -7,7 +7,9 @@ import flowmx as mx
 from flowmx.graph import compiler
 from flowmx.graph import fuse as fusion
 from flowmx.ops import kernels
+from flowmx.ops.kernels.onednn import convolution, layouts
 from flowmx.ops.kernels.onednn import library as onednn
+from flowmx.ops.kernels.onednn.ends import ends_of
 from tests.test_onednn import assert_close, both
 
 
@@ -187,6 +189,28 @@ FUSED = [
     for added in (False, True)
     for then in ("", *ACTIVATIONS)
 ]
+
+
+def test_what_no_kernel_computes_stays():
+    x = mx.sym.FullyConnected(mx.sym.Cast(mx.sym.Variable("data"), dtype="float64"), num_hidden=3)
+    plan = mx.sym.relu(x).simple_bind(mx.cpu(), grad_req="null", data=(2, 4)).plan
+    assert "FullyConnected" in [node.op.name for node in plan.forward]
+
+
+@pytest.mark.skipif(onednn.library() is None, reason="the oneDNN library is not installed")
+@pytest.mark.parametrize("channels", [3, 16])
+def test_a_scale_goes_where_the_kernel_is_fast(channels):
+    rng = np.random.default_rng(0)
+    op = mx.ops.lookup("_fused_Convolution").create(
+        kernel=(7, 7), stride=(2, 2), num_filter=64, scaled=True, added=True, then="relu"
+    )
+    shapes, outputs = op.infer_shape([(2, channels, 32, 32), *[None] * 4])
+    inputs = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    assert_close(*both(op, inputs, outputs, "channels last"))
+    lie = [(shape, layouts.channels_last_strides(shape)) for shape in (shapes[0], outputs[0])]
+    made = convolution.Forward(op.geometry, lie[0], layouts.dense(shapes[1]), lie[1], ends_of(op), lie[1])
+    assert not made._run.implementation().startswith("ref")
+    assert made._does.scaled == (channels == 16)
 
 
 @pytest.mark.skipif(onednn.library() is None, reason="the oneDNN library is not installed")

@@ -4,8 +4,9 @@ What is fused: into a convolution or FullyConnected the bias, the addition and t
 
     relu(Convolution(x) + bias + other)
 
-nothing remains but one step, which may write over ``other``; a ReLU into BatchNorm; and the two sums over a
-convolution's head that are its weight's and its bias's gradient. Of two layers that are added, the later one adds.
+nothing remains but one step, which may write over ``other`` (in float32, for which there are kernels); a ReLU into
+BatchNorm; and the two sums over a convolution's head that are its weight's and its bias's gradient. Of two layers that
+are added, the later one adds.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.dtypes import is_floating
+from flowmx.ops.dtypes import FLOAT32
 from flowmx.ops.registry import Operator, lookup
 
 FUSED = {
@@ -105,7 +106,7 @@ def _groups(rewriter: Rewriter) -> dict[Node, _Group]:
     taken: set[Node] = set()
     found = {}
     for node in reversed(rewriter.nodes):
-        if _name(node) in FUSED and is_floating(rewriter.dtypes[Entry(node, 0)]):
+        if _name(node) in FUSED and rewriter.dtypes[Entry(node, 0)] == FLOAT32:
             group = _grown(rewriter, node, readers, taken)
             taken.update(group.members)
             if group.members:
