@@ -75,6 +75,7 @@ def fuse_chains(graph: Graph, options: Options) -> Graph:
         return graph
     member_of = {node: group for group in groups for node in group.members}
     rewriter = Rewriter(graph)
+    at = {node: position for position, node in enumerate(rewriter.nodes)}
     for node in rewriter.nodes:
         group = member_of.get(node)
         if node.op is None or (group is not None and node is not group.members[0]):
@@ -82,7 +83,8 @@ def fuse_chains(graph: Graph, options: Options) -> Graph:
         if group is None:
             rewriter.keep(node)
         else:
-            _put(rewriter, group)
+            # An output takes the memory of the first input that is done with: of what has been there for longest.
+            _put(rewriter, group, sorted(group.inputs, key=lambda entry: at[entry.node]))
     return rewriter.result()
 
 
@@ -92,17 +94,17 @@ def _is_worth_it(graph: Graph, group: _Group) -> bool:
     return math.prod(shape) >= LEAST_BROADCAST and any(graph.shapes[entry] != shape for entry in group.inputs)
 
 
-def _put(rewriter: Rewriter, group: _Group) -> None:
-    """Put a chain in the place of a group."""
+def _put(rewriter: Rewriter, group: _Group, inputs: Sequence[Entry]) -> None:
+    """Put a chain of these inputs in the place of a group."""
     members = group.members[::-1]
-    numbers = {entry: number for number, entry in enumerate((*group.inputs, *(Entry(node, 0) for node in members)))}
+    numbers = {entry: number for number, entry in enumerate((*inputs, *(Entry(node, 0) for node in members)))}
     links = []
     for node in members:
         assert node.op is not None
         links.append(Link(node.op, tuple([numbers[entry] for entry in node.inputs]), node.name))
     results = [Entry(node, 0) for node in group.outputs[::-1]]
-    chain = Chain.of(len(group.inputs), links, [numbers[entry] for entry in results])
-    made = rewriter.make(chain, [rewriter.new(entry) for entry in group.inputs], members[-1])
+    chain = Chain.of(len(inputs), links, [numbers[entry] for entry in results])
+    made = rewriter.make(chain, [rewriter.new(entry) for entry in inputs], members[-1])
     for index, entry in enumerate(results):
         rewriter.replace(entry, Entry(made, index))
     names = ", ".join([node.name for node in members])
