@@ -120,6 +120,22 @@ def shapes(rounds: int) -> None:
         turns.report(f"1,000 shapes, {phase} (resident megabytes)", figures, {"grown_mb": [("largest", 1.3)]})
 
 
+def recompute(rounds: int) -> None:
+    """Memory and time of training steps that compute values again, of a 128-layer residual network and others."""
+    for kind, (layers, part) in RECOMPUTED.items():
+        turns.report(
+            f"{kind}, {layers} layers, in {part} % of its memory (megabytes planned, milliseconds a training step)",
+            turns.compare("recompute", [], rounds, [kind, str(layers), str(part)], min),
+            {
+                "recomputed_mb": [("plain_mb", part / 100)],
+                "recomputed_ms": [("plain_ms", 1 / 0.75)] if kind == "residual" else [],
+            },
+        )
+
+
+RECOMPUTED = {"residual": (128, 35), "plain": (64, 35), "dense": (36, 40), "lstm": (100, 50)}
+
+
 def language(rounds: int) -> None:
     """A training step of a two-layer LSTM language model: hidden 512, 35 steps, batch 32, 10,000 words."""
     turns.report(
@@ -162,8 +178,8 @@ def importing(rounds: int) -> None:
 BENCHMARKS = {
     function.__name__: function
     for function in (
-        engine, lenet, lag, runahead, networks, operators, chain, memory, resident, planning, language, transformer,
-        hybrid, shapes, importing,
+        engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
+        transformer, hybrid, shapes, importing,
     )
 }  # fmt: skip
 PICTURES = {"figure7": memory_strategies}

@@ -29,9 +29,7 @@ Walk = Callable[["Steps", Sequence[int]], list[int]]
 
 def order(graph: Graph) -> tuple[list[Node], list[Node]]:
     """The operators of the forward pass, and of the backward pass, in the order to run them in."""
-    forward = graph.forward()
-    before = set(forward)
-    backward = [node for node in topological(graph.gradients.values()) if not node.is_variable and node not in before]
+    forward, backward = _passes(graph)
     steps = Steps(graph, [*forward, *backward])
     passes = [range(len(forward)), range(len(forward), len(steps.nodes))]
     best = [list(each) for each in passes]
@@ -55,7 +53,7 @@ def apart(graph: Graph) -> tuple[list[Node], list[Node]]:
     That is what counts where the backward pass is to keep few values of the forward pass: how much is handed from step
     to step of the forward pass, and the most that the gradients take.
     """
-    forward, backward = order(graph)
+    forward, backward = _passes(graph)
     steps = Steps(replace(graph, gradients={}), forward)
     first = min(steps.walks(range(len(forward))), key=lambda each: sum(steps.values.alive(each)))
     steps = Steps(graph, [*forward, *backward])
@@ -66,6 +64,13 @@ def apart(graph: Graph) -> tuple[list[Node], list[Node]]:
         steps.walks(range(len(forward), len(steps.nodes))), key=lambda each: max(steps.values.alive(each), default=0)
     )
     return [forward[at] for at in first], [steps.nodes[at] for at in last]
+
+
+def _passes(graph: Graph) -> tuple[list[Node], list[Node]]:
+    """The operators of each pass, as a depth-first walk finds them."""
+    forward = graph.forward()
+    before = set(forward)
+    return forward, [n for n in topological(graph.gradients.values()) if n.op is not None and n not in before]
 
 
 class Steps:
