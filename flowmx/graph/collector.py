@@ -21,4 +21,8 @@ def paused() -> Iterator[None]:
     try:
         yield
     finally:
+        if not gc.get_freeze_count():
+            # Everything is old now, as after a collection: without one, and so without looking through all of it.
+            gc.freeze()
+            gc.unfreeze()
         gc.enable()
