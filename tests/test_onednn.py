@@ -213,8 +213,39 @@ def test_products(m, n, k, transposed, batch):
         for shape, t in zip(((m, k), (k, n)), transposed, strict=True)
     )
     out = np.full((*batch, m, n), 7, np.float32)
+    if not batch and 1 in (m, n):
+        assert not multiply(a, b, out), "BLAS multiplies a matrix with a vector faster"
+        return
     assert multiply(a, b, out)
     assert_close([a @ b], [out])
+
+
+@needs_onednn
+@pytest.mark.parametrize("rest", [{}, {"no_bias": True}])
+@pytest.mark.parametrize("follows", ["", "relu", "tanh", "residual"])
+def test_a_single_row(rest, follows, monkeypatch):
+    data = mx.sym.Variable("data")
+    net = mx.sym.FullyConnected(data, num_hidden=300, name="fc", **rest)
+    if follows == "residual":
+        net = mx.sym.relu(net + mx.sym.Variable("other", shape=(1, 300)))
+    elif follows:
+        net = mx.sym.Activation(net, act_type=follows)
+
+    def run():
+        bound = net.simple_bind(mx.cpu(), data=(1, 20, 10))
+        rng = np.random.default_rng(0)
+        for name in sorted(bound.arg_dict):
+            bound.arg_dict[name][:] = rng.standard_normal(bound.arg_dict[name].shape)
+        found = []
+        for train in (False, True):
+            found.append(bound.forward(is_train=train)[0].asnumpy())
+        bound.backward()
+        return [*found, *(each.asnumpy() for each in bound.grad_dict.values())]
+
+    found = run()
+    monkeypatch.setattr("flowmx.ops.registry._kernels", {})
+    monkeypatch.setattr("flowmx.ops.products._products", {})
+    assert_close(run(), found)
 
 
 @needs_onednn

@@ -56,7 +56,8 @@ def names(nodes):
 def test_predictions_are_the_same(packing, monkeypatch, batch):
     executor = bound(batch)
     packed = [node for node in executor.plan.once if node.op.name.startswith("_pack_")]
-    assert [node.name for node in packed][:3] == ["one_weight packed", "two_weight packed", "three_weight packed"]
+    matrices = ["three_weight packed"] if batch > 1 else []  # BLAS multiplies a single row
+    assert [node.name for node in packed][:3] == ["one_weight packed", "two_weight packed", *matrices]
     assert sum(getattr(node.op, "packed", False) for node in executor.plan.forward) == len(packed)
     found = [executor.forward()[0].asnumpy() for _ in range(2)]
     monkeypatch.setattr(compiler, "PASSES", [])
@@ -86,7 +87,7 @@ def test_weights_are_packed_again_where_one_has_changed_and_only_then(packing):
 
 @needs_onednn
 def test_a_step_copies_no_weight(packing):
-    with_copies = network().simple_bind(mx.cpu(), grad_req="null", data=(1, 6, 12, 12)).plan
+    with_copies = network().simple_bind(mx.cpu(), grad_req="null", data=(2, 6, 12, 12)).plan
     largest = {node.name: with_copies.lives[place].size for node, place in with_copies.workspace.items()}
     assert largest.get("two", 0) < 4 * 16 * 8 * 9
     assert sum(map(with_copies.nbytes, with_copies.kept)) >= 4 * (16 * 6 * 9 + 16 * 8 * 9 + 64 * 16 * 144)

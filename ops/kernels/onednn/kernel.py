@@ -15,7 +15,7 @@ import numpy as np
 
 from flowmx.ops.kernels.onednn.layouts import FLOAT32, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
-from flowmx.ops.kernels.onednn.primitives import BoundCall
+from flowmx.ops.kernels.onednn.primitives import Bound
 from flowmx.ops.kernels.onednn.work import Work, first_line
 from flowmx.ops.registry import PLANNED, Laid, Operator, Run, Shape
 
@@ -89,7 +89,7 @@ class TiedKernel:
         self._kernel, self._op = kernel, op
         # Weakly, since some are the user's, who may be done with them.
         self._arrays: list[weakref.ref[Any]] = []
-        self._calls: list[BoundCall] = []
+        self._calls: list[Bound] = []
         self._memory: Array | None = None
         self._is_ready = False
 

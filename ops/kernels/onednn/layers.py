@@ -22,6 +22,7 @@ from flowmx.ops.kernels.onednn.kernel import Kernel, Make
 from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, c_strides, dense, dense_vectors, plain, strided
 from flowmx.ops.kernels.onednn.matmul import SMALL, FullyConnect, Gradient, packed_matrix, turned
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
+from flowmx.ops.kernels.onednn.vector import ACTIVATIONS, ConnectVector
 from flowmx.ops.kernels.onednn.work import Work, plan
 from flowmx.ops.nn_convolution import Convolution, Deconvolution
 from flowmx.ops.nn_linear import FullyConnected
@@ -77,15 +78,18 @@ def _fully_connected(op: Any, inputs: Geometries, outputs: Geometries) -> Work |
     rows, fits = prod(out) // op.num_hidden, strides == c_strides(out) and dense_vectors(rest[: len(rest) - ends.added])
     if not fits or prod(out) * weight[0][1] < SMALL:
         return None
-    return plan(FullyConnect, data, rows, weight, out, ends, rest[-1] if ends.added else None, packed)
+    addend = rest[-1] if ends.added else None
+    if rows == 1 and not packed and weight == dense(weight[0]) and ends.then in ACTIVATIONS:
+        return plan(ConnectVector, data, weight[0], out, ends, addend)
+    return plan(FullyConnect, data, rows, weight, out, ends, addend, packed)
 
 
 def _fully_connected_data(op: FullyConnected, inputs: Geometries, outputs: Geometries) -> Work | None:
     (head, weight, _), (out, strides) = inputs, outputs[0]
     units, width = weight[0]
-    if strides != c_strides(out) or prod(out) * units < SMALL:
-        return None
     rows = prod(out) // width
+    if strides != c_strides(out) or rows == 1 or prod(out) * units < SMALL:
+        return None
     return plan(Gradient, (head, weight), dense((rows, units)), dense((units, width)), dense((rows, width)))
 
 

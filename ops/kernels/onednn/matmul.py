@@ -63,6 +63,8 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
     """Compute ``c = a @ b``; False where oneDNN cannot, or need not."""
     if c.size * a.shape[-1] < SMALL or not suits(a, b, c):
         return False
+    if c.ndim == 2 and 1 in c.shape:
+        return False  # see vector.py
     made = plan(Product, geometry(a), geometry(b), geometry(c))
     if made is None:
         return False
@@ -105,7 +107,7 @@ class FullyConnect(Work):
 def packed_matrix(rows: int, weight: Shape, ends: Ends) -> Desc | None:
     """How a packed weight lies: said once and for all, since copies that lie so are kept."""
     units, width = weight
-    if rows * units * width < SMALL:
+    if rows == 1 or rows * units * width < SMALL:
         return None
     try:
         made = Product(dense((rows, width)), None, dense((rows, units)), ends)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 from flowmx.ops.kernels.onednn.layouts import KEPT, Desc, loaded, plain
 from flowmx.ops.kernels.onednn.library import Arg, ExecArg, Handle, Query, check
@@ -122,7 +122,29 @@ class Primitive:
         self._idle.append(call)
 
 
-Call = tuple[Primitive, tuple[int, ...]]
+class Runs(Protocol):
+    """What runs on arguments at addresses: a primitive, or what stands for one."""
+
+    def call(self, addresses: tuple[int, ...], /) -> Bound:
+        """A call of its own, ready to run again and again."""
+
+    def run(self, addresses: tuple[int, ...], /) -> None:
+        """Run it once."""
+
+
+class Bound(Protocol):
+    """A call with arguments."""
+
+    of: Any
+    addresses: tuple[int, ...]
+
+    def point(self, addresses: tuple[int, ...], /) -> None:
+        """Say where the arguments are."""
+
+    def __call__(self) -> None: ...
+
+
+Call = tuple[Runs, tuple[int, ...]]
 """A primitive, and where its arguments are."""
 
 
