@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
+from flowmx.ops.kernels.loops.vector_product import ACTIVATIONS
 from flowmx.ops.kernels.onednn.convolution import (
     BackwardData,
     BackwardWeights,
@@ -22,7 +23,7 @@ from flowmx.ops.kernels.onednn.kernel import Kernel, Make
 from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, c_strides, dense, dense_vectors, plain, strided
 from flowmx.ops.kernels.onednn.matmul import SMALL, FullyConnect, Gradient, packed_matrix, turned
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
-from flowmx.ops.kernels.onednn.vector import ACTIVATIONS, ConnectVector
+from flowmx.ops.kernels.onednn.vector import ConnectVector
 from flowmx.ops.kernels.onednn.work import Work, plan
 from flowmx.ops.nn_convolution import Convolution, Deconvolution
 from flowmx.ops.nn_linear import FullyConnected

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
+
+from flowmx.ops.kernels.loops import vector_product
 from flowmx.ops.kernels.onednn.ends import PLAIN, Ends
 from flowmx.ops.kernels.onednn.layouts import (
     Array,
@@ -63,13 +66,22 @@ def multiply(a: Array, b: Array, c: Array) -> bool:
     """Compute ``c = a @ b``; False where oneDNN cannot, or need not."""
     if c.size * a.shape[-1] < SMALL or not suits(a, b, c):
         return False
-    if c.ndim == 2 and 1 in c.shape:
-        return False  # see vector.py
+    if c.ndim == 2 and 1 in c.shape and _by_vector(a, b, c):
+        return True
     made = plan(Product, geometry(a), geometry(b), geometry(c))
     if made is None:
         return False
     made(pointer(a), pointer(b), pointer(c))
     return True
+
+
+def _by_vector(a: Array, b: Array, c: Array) -> bool:
+    """Compute a product of which one factor is a vector, and the other one's rows lie in a row; False elsewhere."""
+    matrix, vector = (b.T, a[0]) if c.shape[0] == 1 else (a, b[:, 0])
+    out = c.reshape(-1)
+    if not (matrix.flags.c_contiguous and vector.flags.c_contiguous and np.shares_memory(out, c)):
+        return False
+    return vector_product.multiply(matrix, vector, out)
 
 
 class FullyConnect(Work):

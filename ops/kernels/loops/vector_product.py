@@ -1,0 +1,48 @@
+"""The product of a matrix and a vector, and what follows it: one pass over the matrix, at the speed of memory.
+
+BLAS is as fast, but its threads go on waiting busily for a while, on the cores that the next kernel wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters
+from flowmx.ops.kernels.loops.formulas import relu
+from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
+from flowmx.ops.registry import Array
+
+ACTIVATIONS = ("", "relu")
+"""What may follow."""
+
+
+@cache
+def _rows(scaled: bool, shifts: int, then: str) -> Rows:
+    def formula(p: Parameters, row: Row, weight: Expr, data: Expr, *singles: Expr) -> Expr:
+        result = row.sum(weight * data)
+        if scaled:
+            result = result * singles[0]
+        for shift in singles[scaled:]:
+            result = result + shift
+        return relu(result) if then else result
+
+    return Rows(Kind(full=1, columns=1, singles=scaled + shifts, outputs=0, results=1), formula)
+
+
+def multiply(
+    weight: Array, data: Array, out: Array, scale: Array | None = None, shifts: Sequence[Array] = (), then: str = ""
+) -> bool:
+    """Compute ``out = then(scale · (weight @ data) + Σ shifts)``; False where it is not compiled (yet).
+
+    Args:
+        weight: float32 (n, k), in C order.
+        data: (k,).
+        out: (n,); it may be one of the shifts.
+        scale: (n,).
+        shifts: each (n,).
+        then: one of ``ACTIVATIONS``.
+    """
+    rows = _rows(scale is not None, len(shifts), then)
+    singles = [*([] if scale is None else [scale]), *shifts]
+    return rows.run(None, (*weight.shape, 1), [weight, data, *singles], [out])
