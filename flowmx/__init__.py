@@ -9,6 +9,7 @@ from flowmx import (
     gluon,
     initializer,
     io,
+    kvstore,
     lr_scheduler,
     metric,
     model,
@@ -23,6 +24,7 @@ from flowmx import (
     visualization,
 )
 from flowmx import initializer as init
+from flowmx import kvstore as kv
 from flowmx import module as mod
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
@@ -36,7 +38,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttrScope", "Context", "MXNetError", "attribute", "autograd", "callback", "cpu", "cpu_pinned", "current_context",
-    "engine", "executor", "gluon", "gpu", "init", "initializer", "io", "lr_scheduler", "metric", "mod", "model",
-    "module", "name", "nd", "ndarray", "num_gpus", "operator", "optimizer", "random", "registry", "run", "sym",
+    "engine", "executor", "gluon", "gpu", "init", "initializer", "io", "kv", "kvstore", "lr_scheduler", "metric", "mod",
+    "model", "module", "name", "nd", "ndarray", "num_gpus", "operator", "optimizer", "random", "registry", "run", "sym",
     "symbol", "visualization", "viz",
 ]  # fmt: skip

@@ -35,6 +35,10 @@ class BudgetError(MXNetError, MemoryError):
     """A graph does not fit into the bytes that it was given, whatever is computed again."""
 
 
+class KVStoreError(MXNetError, ValueError):
+    """A key-value store was asked for what it can not do: an unknown key, keys that do not fit their values."""
+
+
 class EngineError(MXNetError):
     """The engine was used in a way that it cannot carry out."""
 

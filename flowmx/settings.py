@@ -229,6 +229,7 @@ class Settings:
     kvstore_reduce_bucket_size: int = _setting(
         2048, "KiB of small arrays that are sent and summed together; 0 sends each by itself.", low=0
     )
+    update_on_kvstore: bool = _setting(True, "Let the KVStore update weights where it can, once for all devices.")
     enable_gpu_p2p: bool = _setting(True, "Let GPUs copy to each other directly where they can.")
 
     # Recomputing, profiling, tuning, random numbers

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from flowmx import autograd
-from flowmx import ndarray as nd
 from flowmx import optimizer as opt
 from flowmx.devices import Context
 from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.kvstore import KVStoreBase, compression
+from flowmx.kvstore.choice import chosen, updates
+from flowmx.ndarray import NDArray
 from flowmx.serialization.atomic import replace_file
 
 __all__ = ["Trainer"]
-
-_STORES = (None, "local", "device", "local_update_cpu", "local_allreduce_cpu", "local_allreduce_device")
 
 
 class Trainer:
@@ -27,14 +27,20 @@ class Trainer:
         params: the parameters, as ``block.collect_params()`` returns them, or a list.
         optimizer: the name of an optimizer, or one.
         optimizer_params: its arguments, where it is given by name.
-        kvstore: ``"device"``, ``"local"`` or None: gradients are summed in this process.
-        compression_params: only None.
-        update_on_kvstore: only None or False.
+        kvstore: ``"device"``, ``"local"``, another name that ``mx.kv.create`` takes, or a store: it sums gradients over
+            devices. One device of one process needs none.
+        compression_params: what the store's ``set_gradient_compression`` takes.
+        update_on_kvstore: update each weight once, in the store, or on every device by itself. By default the store
+            updates if it can, unless :meth:`allreduce_grads` or :meth:`update` is called before :meth:`step`.
+
+    A device that no backward pass has reached since the last step, since the batch was too small for it, is left out of
+    the sums; it gets the updated parameters all the same.
 
     Raises:
-        TypeError: something that is no parameter, or no optimizer.
-        ValueError: the parameters are on different devices, or arguments beside an optimizer.
-        NotImplementedError: another ``kvstore``.
+        TypeError: something that is no parameter, no optimizer or no store.
+        ValueError: the parameters are on different devices, arguments beside an optimizer, a store that can not update
+            weights and is to, or an unknown name.
+        NotImplementedError: a kvstore that is not here.
 
     Example:
         >>> trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
@@ -49,17 +55,21 @@ class Trainer:
         optimizer_params: Mapping[str, Any] | None = None, kvstore: Any = "device", compression_params: Any = None,
         update_on_kvstore: bool | None = None,
     ) -> None:  # fmt: skip
-        if kvstore not in _STORES or compression_params or update_on_kvstore:
-            raise NotImplementedError(
-                f"Trainer: kvstore is {kvstore!r}, compression_params {compression_params!r}, update_on_kvstore "
-                f"{update_on_kvstore!r}, expected 'device', 'local' or None and no others: training over several "
-                "machines arrives with the KVStore issue"
-            )
+        if compression_params:
+            compression.create(compression_params)  # says what is wrong
         self._params = _listed(params)
         self._contexts = self._check_contexts()
         self._optimizer = self._made(optimizer, dict(optimizer_params or {}))
         self._scale = self._optimizer.rescale_grad
         self._updaters = {ctx: opt.get_updater(self._optimizer) for ctx in self._contexts}
+        self._kvstore = chosen(kvstore, len(self._contexts))
+        self._wanted = kvstore
+        self._update_on_kvstore = self._checked(update_on_kvstore)
+        self._reached = self._contexts
+        self._started: dict[int, NDArray] = {}
+        """The first of a parameter's arrays when the store was told of it."""
+        if self._kvstore is not None and compression_params:
+            self._kvstore.set_gradient_compression(compression_params)  # type: ignore[attr-defined]
 
     def _check_contexts(self) -> list[Context]:
         contexts: list[Context] = self._params[0].list_ctx() if self._params else []
@@ -70,6 +80,17 @@ class Trainer:
                     f"{contexts}, expected the same devices for all"
                 )
         return contexts
+
+    def _checked(self, update_on_kvstore: bool | None) -> bool | None:
+        """Whether the store updates weights; None where that is left open until the first step."""
+        store = self._kvstore
+        if store is None:
+            return False
+        if update_on_kvstore and not store.is_capable(KVStoreBase.OPTIMIZER):
+            raise ValueError(
+                f"Trainer: update_on_kvstore is True, but the kvstore {store.type!r} can not update weights: pass False"
+            )
+        return update_on_kvstore
 
     def _made(self, optimizer: str | opt.Optimizer, arguments: dict[str, Any]) -> opt.Optimizer:
         if isinstance(optimizer, opt.Optimizer):
@@ -112,25 +133,59 @@ class Trainer:
             UserWarning: there is such a parameter (what MXNet raises).
         """
         fresh = self._fresh(ignore_stale_grad)
-        self._sum(fresh)
-        self._update(fresh, batch_size)
+        self._optimizer.rescale_grad = self._scale / batch_size
+        if self._on_kvstore(otherwise=None):
+            self._update_in_store(fresh)
+        else:
+            self._sum(fresh)
+            self._update(fresh)
 
     def allreduce_grads(self) -> None:
-        """Enqueue the sums of the gradients over the devices, to change them before :meth:`update`."""
+        """Enqueue the sums of the gradients over the devices, to change them before :meth:`update`.
+
+        Raises:
+            RuntimeError: the store updates the weights, so that sums can not be had alone.
+        """
+        self._refuse_on_kvstore("allreduce_grads")
         self._sum(self._fresh(ignore_stale_grad=True))
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Enqueue the update of all parameters by their gradients as they are; as :meth:`step`, without the sums."""
-        self._update(self._fresh(ignore_stale_grad), batch_size)
+        """Enqueue the update of all parameters by their gradients as they are; as :meth:`step`, without the sums.
+
+        Raises:
+            RuntimeError: the store updates the weights.
+        """
+        self._refuse_on_kvstore("update")
+        self._optimizer.rescale_grad = self._scale / batch_size
+        self._update(self._fresh(ignore_stale_grad))
+
+    def _on_kvstore(self, otherwise: bool | None) -> bool:
+        """Whether the store updates weights, decided at the first call: as given, or as the store can."""
+        if self._update_on_kvstore is None:
+            if otherwise is None:
+                otherwise = updates(self._kvstore, self._wanted, [param.shape or () for param in self._params])
+            self._update_on_kvstore = otherwise
+        if self._update_on_kvstore and not self._started:
+            assert self._kvstore is not None
+            self._kvstore._install(self._updaters[self._contexts[0]])
+        return self._update_on_kvstore
+
+    def _refuse_on_kvstore(self, call: str) -> None:
+        if self._on_kvstore(otherwise=False):
+            raise RuntimeError(
+                f"{call}: the kvstore updates the parameters as part of step(): make the Trainer with "
+                "update_on_kvstore=False to sum and update by yourself"
+            )
 
     def _fresh(self, ignore_stale_grad: bool) -> list[tuple[int, Parameter]]:
         """The parameters to update, with their positions."""
-        found = []
-        for index, param in enumerate(self._params):
-            if param.grad_req == "null":
-                continue
+        trained = [(index, param) for index, param in enumerate(self._params) if param.grad_req != "null"]
+        for _, param in trained:
             param.list_grad()  # says what is wrong where there is none
-            stale = [ctx for ctx in self._contexts if not param._is_fresh(ctx)]
+        self._reached = self._taking_part([param for _, param in trained])
+        found = []
+        for index, param in trained:
+            stale = [ctx for ctx in self._reached if not param._is_fresh(ctx)]
             if not stale:
                 found.append((index, param))
             elif not ignore_stale_grad:
@@ -141,18 +196,39 @@ class Trainer:
                 )
         return found
 
-    def _sum(self, params: list[tuple[int, Parameter]]) -> None:
+    def _taking_part(self, trained: list[Parameter]) -> list[Context]:
+        """The devices that had a part of the batch; all of them if none had."""
         if len(self._contexts) == 1:
+            return self._contexts
+        reached = [ctx for ctx in self._contexts if any(param._is_fresh(ctx) for param in trained)]
+        return reached or self._contexts
+
+    def _sum(self, params: list[tuple[int, Parameter]]) -> None:
+        store = self._kvstore
+        if store is None:
             return
         with autograd.pause():
-            for _, param in params:
-                first, *others = param.list_grad()
-                total = nd.add_n(first, *(each.as_in_context(first.context) for each in others))
-                for each in (first, *others):
-                    total.copyto(each)
+            for index, param in params:
+                if index not in self._started:
+                    self._started[index] = param.data(self._contexts[0])
+                    store.broadcast(index, param.data(self._contexts[0]), out=param.list_data())
+                grads = [param.grad(ctx) for ctx in self._reached]
+                store.pushpull(index, grads, out=param.list_grad(), priority=-index)
 
-    def _update(self, params: list[tuple[int, Parameter]], batch_size: int) -> None:
-        self._optimizer.rescale_grad = self._scale / batch_size
+    def _update_in_store(self, params: list[tuple[int, Parameter]]) -> None:
+        store = self._kvstore
+        assert store is not None
+        for index, param in params:
+            arrays = param.list_data()
+            if self._started.get(index) is not arrays[0]:
+                self._started[index] = arrays[0]
+                store._share(index, arrays)
+            grads = [param.grad(ctx) for ctx in self._reached]
+            store.pushpull(index, grads, out=arrays, priority=-index)
+            for ctx in self._contexts:
+                param._mark_used(ctx)
+
+    def _update(self, params: list[tuple[int, Parameter]]) -> None:
         for index, param in params:
             for ctx, updater in self._updaters.items():
                 updater(index, param.grad(ctx), param.data(ctx))
@@ -171,7 +247,10 @@ class Trainer:
         Args:
             fname: the file.
         """
-        replace_file(fname, [next(iter(self._updaters.values())).get_states(dump_optimizer=True)])
+        if self._kvstore is not None and self._kvstore.num_workers > 1 and self._on_kvstore(otherwise=None):
+            self._kvstore.save_optimizer_states(fname, dump_optimizer=True)
+        else:
+            replace_file(fname, [next(iter(self._updaters.values())).get_states(dump_optimizer=True)])
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Go on from what :meth:`save_states` saved.
@@ -180,6 +259,9 @@ class Trainer:
             StatesFormatError: the file is something else, or damaged.
             OSError: it can not be read.
         """
+        if self._kvstore is not None and self._kvstore.num_workers > 1 and self._on_kvstore(otherwise=None):
+            self._kvstore.load_optimizer_states(fname)
+            return
         states = Path(fname).read_bytes()
         for updater in self._updaters.values():
             updater.set_states(states)

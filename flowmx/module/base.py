@@ -250,7 +250,7 @@ class BaseModule:
             epoch_end_callback: called with (epoch, symbol, arg_params, aux_params), all computed. Callbacks
                 may be lists, and return something awaitable, which is awaited.
             batch_end_callback: called with a ``mx.model.BatchEndParam``.
-            kvstore: ``"local"``, ``"device"`` or None: gradients are summed in this process.
+            kvstore: what sums gradients over devices; see :meth:`Module.init_optimizer`.
             optimizer: a name, or an optimizer.
             optimizer_params: its arguments. ``rescale_grad`` defaults to one over the batch size.
             eval_end_callback: called after each evaluation, like ``batch_end_callback``.

@@ -191,15 +191,9 @@ class ExecutorGroup:
             executor.arg_dict[name] if name in executor.arg_dict else executor.aux_dict[name] for executor in self.execs
         ]
 
-    def gradient(self, name: str) -> NDArray | None:
-        """A parameter's gradient, summed on the first device; None where it has none."""
-        grads = [executor.grad_dict[name] for executor in self.execs]
-        if grads[0] is None:
-            return None
-        total: NDArray = grads[0]
-        for each in grads[1:]:
-            total = total + each.as_in_context(total.context)
-        return total
+    def gradients(self, name: str) -> list[Any]:
+        """A parameter's gradient on each device; None where it has none."""
+        return [executor.grad_dict[name] for executor in self.execs]
 
     def set_params(
         self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], allow_extra: bool = False

@@ -14,6 +14,8 @@ from flowmx import optimizer as opt
 from flowmx.devices import Context, cpu
 from flowmx.initializer import InitDesc, Uniform
 from flowmx.io import DataDesc
+from flowmx.kvstore import KVStoreBase, compression
+from flowmx.kvstore.choice import chosen, updates
 from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
 from flowmx.module.group import ExecutorGroup, merged
 from flowmx.ndarray import NDArray
@@ -28,16 +30,16 @@ class Module(BaseModule):
         data_names: which of its arguments are inputs.
         label_names: which are labels.
         logger: where training is logged to.
-        context: a device, or several: each batch is split among them, and gradients are summed on the first.
+        context: a device, or several: each batch is split among them, and a KVStore sums the gradients.
         work_load_list: the part of a batch for each device, in any unit.
         fixed_param_names: parameters that are not trained.
         state_names: arguments that are neither inputs nor parameters; see :meth:`set_states`.
         group2ctxs: devices of the ``ctx_group``s of the symbol, for model parallelism: a dict from group to device
             (or to a list of them, one for each of ``context``), or a list of such dicts.
-        compression_params: only None here.
+        compression_params: what the KVStore's ``set_gradient_compression`` takes.
 
     Raises:
-        ValueError: a name is no argument of the symbol.
+        ValueError: a name is no argument of the symbol, or there is no such compression.
 
     Example:
         >>> mod = mx.mod.Module(net, context=mx.cpu())
@@ -60,8 +62,8 @@ class Module(BaseModule):
         compression_params: Any = None,
     ) -> None:
         super().__init__(logger)
-        if compression_params is not None:
-            raise NotImplementedError("Module: compression_params arrive with the KVStore: leave them out")
+        if compression_params:
+            compression.create(compression_params)  # says what is wrong
         context = cpu() if context is None else context
         self._contexts = [context] if isinstance(context, Context) else list(context)
         self._group2ctxs = _groups(group2ctxs, len(self._contexts))
@@ -92,6 +94,9 @@ class Module(BaseModule):
         self._group: ExecutorGroup | None = None
         self._optimizer: opt.Optimizer | None = None
         self._updater: opt.Updater | None = None
+        self._compression_params = compression_params
+        self._kvstore: KVStoreBase | None = None
+        self._update_on_kvstore = False
         self._states_to_load: str | None = None
 
     # -- checkpoints -----------------------------------------------------------------------------------
@@ -133,7 +138,11 @@ class Module(BaseModule):
 
     def save_optimizer_states(self, fname: str) -> None:
         """Save the optimizer's states and update counts; blocks until they are on disk."""
-        replace_file(fname, [self._installed("save_optimizer_states").get_states()])
+        updater = self._installed("save_optimizer_states")
+        if self._is_updated_elsewhere():
+            self._store().save_optimizer_states(fname)
+        else:
+            replace_file(fname, [updater.get_states()])
 
     def load_optimizer_states(self, fname: str) -> None:
         """Go on with the states that :meth:`save_optimizer_states` saved.
@@ -142,7 +151,18 @@ class Module(BaseModule):
             StatesFormatError: the file is something else (MXNet's pickles, too), or damaged.
             OSError: it can not be read.
         """
-        self._installed("load_optimizer_states").set_states(Path(fname).read_bytes())
+        updater = self._installed("load_optimizer_states")
+        if self._is_updated_elsewhere():
+            self._store().load_optimizer_states(fname)
+            return
+        updater.set_states(Path(fname).read_bytes())
+        # A store knows parameters by name, an updater by number, and the file may come from either.
+        names: dict[int | str, int | str] = dict(enumerate(self._param_names))
+        updater.rename(names if self._update_on_kvstore else {name: index for index, name in names.items()})
+
+    def _is_updated_elsewhere(self) -> bool:
+        """Whether the states are kept by other processes."""
+        return self._update_on_kvstore and self._kvstore is not None and self._kvstore.num_workers > 1
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -226,6 +246,8 @@ class Module(BaseModule):
             group.set_params(self._arg_params, self._aux_params, allow_extra=True)
             self._arg_params = _chosen(self._arg_params, self._param_names)
             self._aux_params = _chosen(self._aux_params, self._aux_names)
+            if self._update_on_kvstore:
+                self._share_params()
         else:
             self._arg_params = {name: _like(group.on_devices(name)[0]) for name in self._param_names}
             self._aux_params = {name: _like(group.on_devices(name)[0]) for name in self._aux_names}
@@ -357,23 +379,22 @@ class Module(BaseModule):
         """Install an optimizer.
 
         Args:
-            kvstore: ``"local"``, ``"device"`` or None: gradients are summed in this process.
+            kvstore: ``"local"``, ``"device"``, another name that ``mx.kv.create`` takes, or a store, in which the
+                module's parameters are by name. It sums gradients over devices and, if it can, updates the
+                parameters. One device of one process needs none. None sums, and updates on the first device.
             optimizer: a name, or an optimizer.
             optimizer_params: its arguments. ``rescale_grad`` defaults to one over the batch size.
             force_init: install another one where there is one.
 
         Raises:
-            NotImplementedError: another ``kvstore``.
+            TypeError: the optimizer or the kvstore is something else.
+            ValueError, NotImplementedError: there is no optimizer, or no kvstore, of this name.
         """
         self._check_ready("init_optimizer")
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
-        if kvstore not in (None, "local", "device", "local_update_cpu", "local_allreduce_device"):
-            raise NotImplementedError(
-                f"init_optimizer: kvstore is {kvstore!r}, expected 'local', 'device' or None: training over several "
-                "machines arrives with the KVStore issue"
-            )
+        store = chosen(kvstore, len(self._contexts))
         rescale_grad = 1.0 / self._executors("init_optimizer").batch_size
         names: dict[int | str, str] = dict(enumerate(self._param_names))
         if isinstance(optimizer, str):
@@ -391,10 +412,32 @@ class Module(BaseModule):
             optimizer.idx2name = optimizer.idx2name or dict(names)
         self._optimizer = optimizer
         self._updater = opt.get_updater(optimizer)
+        self._kvstore = store
+        self._update_on_kvstore = updates(store, kvstore, [each.shape for each in self._arg_params.values()])
+        self._start_store()
         self.optimizer_initialized = True
         if self._states_to_load is not None:
             self.load_optimizer_states(self._states_to_load)
             self._states_to_load = None
+
+    def _start_store(self) -> None:
+        store, group = self._kvstore, self._executors("init_optimizer")
+        if store is None:
+            return
+        if self._compression_params:
+            store.set_gradient_compression(self._compression_params)  # type: ignore[attr-defined]
+        if self._update_on_kvstore:
+            store._install(self._updater)
+            self._share_params()
+            return
+        for name in self._param_names:
+            arrays = group.on_devices(name)
+            store.broadcast(name, arrays[0], out=arrays)
+
+    def _share_params(self) -> None:
+        """Let the store update the parameters where they are."""
+        for name in self._param_names:
+            self._store()._share(name, self._executors("bind").on_devices(name))
 
     def borrow_optimizer(self, shared_module: Module) -> None:
         """Use another module's optimizer, with its states.
@@ -405,6 +448,7 @@ class Module(BaseModule):
         if not shared_module.optimizer_initialized:
             raise ValueError("borrow_optimizer: the other module has no optimizer: call its init_optimizer() first")
         self._optimizer, self._updater = shared_module._optimizer, shared_module._updater
+        self._kvstore, self._update_on_kvstore = shared_module._kvstore, shared_module._update_on_kvstore
         self.optimizer_initialized = True
 
     # -- one batch -------------------------------------------------------------------------------------
@@ -443,13 +487,23 @@ class Module(BaseModule):
         group, updater = self._executors("update"), self._installed("update")
         self._stale = True
         for index, name in enumerate(self._param_names):
-            grad = group.gradient(name)
-            if grad is None:
+            grads, weights = group.gradients(name), group.on_devices(name)
+            if grads[0] is None:
                 continue
-            first, *others = group.on_devices(name)
-            updater(index, grad, first)
-            for other in others:
-                first.copyto(other)
+            if self._update_on_kvstore:
+                self._store().pushpull(name, grads, out=weights, priority=-index)
+                continue
+            total = grads[0]
+            if self._kvstore is not None:  # beside the gradients, which later passes may add to
+                total = nd.empty(total.shape, total.context, total.dtype)
+                self._kvstore.pushpull(name, grads, out=total, priority=-index)
+            updater(index, total, weights[0])
+            for other in weights[1:]:
+                weights[0].copyto(other)
+
+    def _store(self) -> KVStoreBase:
+        assert self._kvstore is not None
+        return self._kvstore
 
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
         """The outputs of the last forward pass; the next one writes them anew.

@@ -417,7 +417,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
     return made
 
 
-def copy_into(source: BaseArray, target: BaseArray) -> None:
+def copy_into(source: BaseArray, target: BaseArray, priority: int = 0) -> None:
     """Enqueue a copy, between devices on the target's copy actor, converting the dtype."""
     if recording.state.get().recording:
         refuse_in_place(target, "copyto")
@@ -429,7 +429,10 @@ def copy_into(source: BaseArray, target: BaseArray) -> None:
     def copy() -> None:
         there.copy(source._read(), target._written())
 
-    engine.enqueue(Operation(copy, (), reads, (target._storage,), actor, "copy", capture(), 0, size < 1 << 16))
+    op = Operation(copy, (), reads, (target._storage,), actor, "copy", capture(), 0, size < 1 << 16)
+    if priority:
+        op.priority = priority
+    engine.enqueue(op)
 
 
 def dtype_of(array: BaseArray) -> DType:

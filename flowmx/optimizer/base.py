@@ -265,6 +265,13 @@ class Optimizer(Recorded):
         self._all_index_update_counts = {0: {}} | {device: dict(table) for device, table in progress["counts"]}
         self._index_update_count = self._all_index_update_counts[0]
 
+    def rename(self, names: Mapping[Index, Index]) -> None:
+        """Count updates by other indexes from here on."""
+        for table in self._all_index_update_counts.values():
+            renamed = {names.get(index, index): count for index, count in table.items()}
+            table.clear()
+            table.update(renamed)
+
     def get_config(self) -> dict[str, Any]:
         """The optimizer as plain data: its registered name and the arguments that make it anew.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,12 @@ class Updater:
             for index, state in content.states.items()
         }
         self._elsewhere = set(self.states)
+
+    def rename(self, names: Mapping[Index, Index]) -> None:
+        """Know weights by other indexes from here on, such as by name in place of number."""
+        self.states = {names.get(index, index): state for index, state in self.states.items()}
+        self._elsewhere = {names.get(index, index) for index in self._elsewhere}
+        self.optimizer.rename(names)
 
     async def ready(self) -> None:
         """Await that all states are computed."""

@@ -1,0 +1,12 @@
+"""Key-value stores (``mx.kv``): values that devices push to and pull from, summed and updated on the way.
+
+Example:
+    >>> kv = mx.kv.create("device")
+    >>> kv.init("weight", mx.nd.zeros((2, 3)))
+    >>> kv.pushpull("weight", gradients, out=weights)
+"""
+
+from flowmx.kvstore.base import KVStoreBase, TestStore, create, register
+from flowmx.kvstore.local import KVStore
+
+__all__ = ["KVStore", "KVStoreBase", "TestStore", "create", "register"]

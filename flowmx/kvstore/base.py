@@ -1,0 +1,192 @@
+"""What every key-value store is, the registry of their kinds, and ``create``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar, TypeVar
+
+from flowmx.ndarray import NDArray
+from flowmx.registry import Registry
+
+__all__ = ["KVStoreBase", "TestStore", "create", "register"]
+
+_DISTRIBUTED = "dist"
+_ELSEWHERE = ("nccl", "horovod", "byteps", "p3")
+
+C = TypeVar("C", bound=type)
+
+
+class KVStoreBase:
+    """What training over several devices or machines needs of a store; the base of your own.
+
+    Example:
+        >>> @mx.kvstore.KVStoreBase.register
+        ... class MyStore(mx.kvstore.KVStoreBase):
+        ...     def broadcast(self, key, value, out, priority=0): ...
+        ...     def pushpull(self, key, value, out=None, priority=0): ...
+        >>> kv = mx.kv.create("mystore")
+    """
+
+    OPTIMIZER: ClassVar[str] = "optimizer"
+    """The capability of updating weights in the store; see :meth:`is_capable`."""
+
+    kv_registry: ClassVar[dict[str, Any]] = {}
+    """The classes of stores, by name."""
+
+    @classmethod
+    def open(cls, name: str, **options: Any) -> Any:
+        """Make the store that :func:`create` was asked for, under one of the names of this class."""
+        return cls(**options)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """Give the value of the worker of rank 0 to all workers, in ``out``."""
+        raise NotImplementedError(f"{type(self).__name__} has no broadcast()")
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Sum values over devices and workers, into ``out`` (default: the values themselves)."""
+        raise NotImplementedError(f"{type(self).__name__} has no pushpull()")
+
+    def set_optimizer(self, optimizer: Any) -> None:
+        """Let the store update its values by an optimizer."""
+        raise NotImplementedError(f"{type(self).__name__} has no set_optimizer()")
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether the store can do something beyond sums: ``"optimizer"`` is to update weights itself."""
+        raise NotImplementedError("is_capable() is not implemented by this store")
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
+        """Save the states of the store's optimizer."""
+        raise NotImplementedError(f"{type(self).__name__} has no save_optimizer_states()")
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Go on from states that were saved."""
+        raise NotImplementedError(f"{type(self).__name__} has no load_optimizer_states()")
+
+    @property
+    def type(self) -> str:
+        """The name that it was created by."""
+        raise NotImplementedError(f"{type(self).__name__} has no type")
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker, from 0."""
+        raise NotImplementedError(f"{type(self).__name__} has no rank")
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are."""
+        raise NotImplementedError(f"{type(self).__name__} has no num_workers")
+
+    @staticmethod
+    def register(klass: C) -> C:
+        """Make a class of stores known by its name in lower case; usable as a decorator."""
+        return registry.register(klass)
+
+    # What Module and Trainer call.
+
+    def _share(self, key: Any, arrays: list[NDArray]) -> None:
+        """Start a key whose value lives on several devices, and is updated by the store; or go on with other arrays."""
+        self.broadcast(key, arrays[0], out=arrays)
+
+    def _install(self, updater: Any) -> None:
+        """Let the store update weights by an updater, or as it does."""
+        self.set_optimizer(updater.optimizer)
+
+
+registry: Registry[KVStoreBase] = Registry(KVStoreBase, "kvstore")
+KVStoreBase.kv_registry = registry.classes
+
+register = KVStoreBase.register
+
+
+@KVStoreBase.register
+class TestStore(KVStoreBase):
+    """A store that keeps nothing: it sums and copies what one process gives it (MXNet's own, for tests)."""
+
+    __test__ = False
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        for each in out if isinstance(out, list) else [out]:
+            each[:] = value
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        values = value if isinstance(value, list) else [value]
+        total = values[0].copy()
+        for each in values[1:]:
+            total += each.as_in_context(total.context)
+        targets = values if out is None else out
+        for each in targets if isinstance(targets, list) else [targets]:
+            each[:] = total
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        return capable(capability, False)
+
+    @property
+    def type(self) -> str:
+        return "teststore"
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        return 1
+
+
+def capable(capability: str, optimizer: bool) -> bool:
+    """What ``is_capable`` answers.
+
+    Raises:
+        ValueError: nothing is known of such a capability.
+    """
+    if capability.lower() != KVStoreBase.OPTIMIZER:
+        raise ValueError(f"is_capable: the capability is {capability!r}, expected {KVStoreBase.OPTIMIZER!r}")
+    return optimizer
+
+
+def create(name: str = "local", **options: Any) -> Any:
+    """Make a key-value store.
+
+    Args:
+        name: in any case: ``"local"`` (also ``"local_update_cpu"``, ``"local_allreduce_cpu"``) sums on the CPU beside
+            the devices, ``"device"`` (also ``"local_allreduce_device"``) on the devices themselves; or the name of a
+            class registered by :meth:`KVStoreBase.register`.
+        **options: what the class takes besides.
+
+    Returns:
+        a :class:`KVStore`, or an instance of the registered class.
+
+    Raises:
+        TypeError: the name is no string.
+        NotImplementedError: a store of several machines, or of a library that is not used here.
+        ValueError: there is none of this name.
+
+    Example:
+        >>> kv = mx.kv.create("device")
+        >>> kv.init("weight", mx.nd.zeros((2, 3)))
+        >>> kv.push("weight", [mx.nd.ones((2, 3), ctx=mx.cpu(i)) for i in range(4)])
+        >>> out = mx.nd.empty((2, 3))
+        >>> kv.pull("weight", out=out)
+        >>> out.asnumpy()[0]
+        array([4., 4., 4.], dtype=float32)
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"create: name is {name!r}, expected the name of a kvstore, such as 'local'")
+    name = name.lower()
+    if name not in registry.classes:
+        _refuse(name)
+    return registry.find(name).open(name, **options)
+
+
+def _refuse(name: str) -> None:
+    """Say why a kvstore that MXNet has is not here."""
+    if name.startswith(_DISTRIBUTED):
+        raise NotImplementedError(
+            f"the kvstore {name!r} is for training over several machines, whose workers and servers are not there yet "
+            "(a later part of the KVStore issue): use 'local' or 'device', which train on all devices of this one"
+        )
+    if name in _ELSEWHERE:
+        raise NotImplementedError(f"the kvstore {name!r} needs a library that is not used here: use 'device'")

@@ -1,0 +1,425 @@
+"""The store of one process: sums over its devices, on the CPU (``local``) or on the devices (``device``)."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowmx import optimizer as opt
+from flowmx.devices import CPUDevice, cpu
+from flowmx.engine import Actor
+from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
+from flowmx.kvstore import compression, merge
+from flowmx.kvstore.base import KVStoreBase, capable, registry
+from flowmx.kvstore.feedback import Feedback
+from flowmx.kvstore.keys import Key, grouped, paired
+from flowmx.ndarray import NDArray, empty
+from flowmx.ndarray.array import copy_into, dtype_of
+from flowmx.ndarray.core import refuse_in_place
+from flowmx.ndarray.recording import state
+from flowmx.ops.dtypes import name_of
+from flowmx.optimizer.updater import arrays_in
+from flowmx.serialization.atomic import replace_file
+
+__all__ = ["KVStore"]
+
+_ON_CPU = ("local", "local_update_cpu", "local_allreduce_cpu")
+_ON_DEVICES = ("device", "local_allreduce_device")
+
+
+class Slot:
+    """What a store keeps for a key.
+
+    Attributes:
+        key: the key.
+        value: the value.
+        merged: where values are summed that an updater takes.
+        feedback: what compression has left out so far.
+    """
+
+    def __init__(self, key: Key, value: NDArray) -> None:
+        self.key = key
+        self.value = value
+        self.merged: NDArray | None = None
+        self.feedback: Feedback | None = None
+
+
+@registry.alias(*_ON_CPU, *_ON_DEVICES)
+class KVStore(KVStoreBase):
+    """Values by key, to which devices push and from which they pull (``mx.kv.create`` makes it).
+
+    A push sums the values of all devices, in their order, and the sum becomes the key's value; with an updater, or an
+    optimizer, the value is updated by it. Everything is enqueued and returns at once: a push waits for its arrays
+    alone, so that it overlaps with the rest of a backward pass.
+
+    Example:
+        >>> kv = mx.kv.create("local")
+        >>> kv.init(3, mx.nd.ones(2))
+        >>> kv.set_optimizer(mx.optimizer.SGD(learning_rate=0.1))
+        >>> kv.push(3, [mx.nd.ones(2, ctx=mx.cpu(0)), mx.nd.ones(2, ctx=mx.cpu(1))])
+        >>> weight = mx.nd.empty(2)
+        >>> kv.pull(3, out=weight)
+        >>> weight.asnumpy()
+        array([0.8, 0.8], dtype=float32)
+    """
+
+    def __init__(self, name: str = "local") -> None:
+        self._type = name
+        self._on_devices = name in _ON_DEVICES
+        self._slots: dict[Key, Slot] = {}
+        self._updater: Callable[[Any, Any, Any], Any] | None = None
+        self._compression: compression.Compression | None = None
+        self._lock = threading.RLock()
+        """Several operations make one push; another thread's do not come between them."""
+
+    @classmethod
+    def open(cls, name: str, **options: Any) -> KVStore:
+        return cls(name, **options)
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    def type(self) -> str:
+        return self._type
+
+    @property
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def num_workers(self) -> int:
+        return 1
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        return capable(capability, True)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.type!r} of {len(self._slots)} keys>"
+
+    # -- values ----------------------------------------------------------------------------------------
+
+    def init(self, key: Any, value: Any) -> None:
+        """Start keys with values, of which the store keeps copies; each key once.
+
+        Args:
+            key: an int or a str, or a list of them: all keys of a store are of one kind.
+            value: an array, or a list with one for each key.
+
+        Raises:
+            KVStoreError: a key is known already, of the other kind, or has several values.
+        """
+        with self._lock:
+            for name, values in grouped("init", key, value).items():
+                if len(values) != 1:
+                    raise KVStoreError(f"init: {len(values)} values came for key {name!r}, expected one")
+                self._start(name, self._kept(values[0]))
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        """Enqueue the sum of values over devices, which becomes the key's value or updates it.
+
+        Args:
+            key: a key, or a list of keys.
+            value: an array, or a list with one for each device; for a list of keys, a list of those.
+            priority: higher is done earlier among what is ready.
+
+        Raises:
+            KVStoreError: a key was not started by :meth:`init`.
+            ShapeError, TypeInferenceError: the values do not fit the key's, or each other.
+        """
+        with self._lock:
+            for slot, values in self._sources("push", key, value):
+                self._push(slot, self._arriving(slot, values, priority), priority)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        """Enqueue copies of values, as the last push so far leaves them, into arrays on any devices.
+
+        Args:
+            key: a key, or a list of keys.
+            out: an array, or a list of them; for a list of keys, a list of those. Another dtype is converted to.
+            priority: higher is done earlier among what is ready.
+            ignore_sparse: kept for MXNet's scripts: arrays are dense here.
+
+        Raises:
+            KVStoreError: a key was not started by :meth:`init`, or ``out`` is missing.
+            ShapeError: an array has another shape than the value.
+        """
+        with self._lock:
+            for slot, targets in self._targets("pull", key, out):
+                self._pull(slot, targets, priority)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        """:meth:`push` and :meth:`pull` in one.
+
+        Args:
+            key: a key, or a list of keys.
+            value: as for :meth:`push`.
+            out: as for :meth:`pull`; None pulls into the values themselves.
+            priority: higher is done earlier among what is ready.
+        """
+        with self._lock:
+            pushed = self._sources("pushpull", key, value)
+            pulled = self._targets("pushpull", key, value if out is None else out)
+            for (slot, given), (_, targets) in zip(pushed, pulled, strict=True):
+                values = self._arriving(slot, given, priority)
+                if self._updater is None and self._joins(slot, values, targets):
+                    self._sum(values, [slot.value, *targets], priority)
+                else:
+                    self._push(slot, values, priority)
+                    self._pull(slot, targets, priority)
+
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        """:meth:`init` and :meth:`pull` in one: the value of the worker of rank 0 goes to all.
+
+        Args:
+            key: a key, or a list of keys.
+            value: as for :meth:`init`.
+            out: as for :meth:`pull`.
+            priority: higher is done earlier among what is ready.
+        """
+        with self._lock:
+            self.init(key, value)
+            self.pull(key, out, priority)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        """Enqueue copies of chosen rows: ``out`` gets these rows of the value, and zeros in all others.
+
+        Args:
+            key: a key, or a list of keys.
+            out: arrays of the value's shape, as for :meth:`pull`.
+            priority: higher is done earlier among what is ready.
+            row_ids: arrays of row numbers, in any order and number of times: one for all of a key's ``out``, or a
+                list with one for each.
+
+        Raises:
+            KVStoreError: as for :meth:`pull`, or the row ids do not fit ``out``.
+            IndexError: when ``out`` is waited for: there is no such row.
+        """
+        if row_ids is None:
+            raise KVStoreError("row_sparse_pull: row_ids is missing: give an NDArray of row numbers, or a list of them")
+        with self._lock:
+            pulled = self._targets("row_sparse_pull", key, out)
+            ids = paired("row_sparse_pull", key, row_ids, {slot.key: targets for slot, targets in pulled})
+            for slot, targets in pulled:
+                if not slot.value.shape:
+                    raise ShapeError(f"row_sparse_pull: the value of key {slot.key!r} has no axes, expected rows")
+                for target, rows in zip(targets, ids[slot.key], strict=True):
+                    merge.rows_into(slot.key, slot.value, rows, target, priority)
+
+    # -- updating --------------------------------------------------------------------------------------
+
+    def set_updater(self, updater: Callable[[Any, Any, Any], Any] | None) -> None:
+        """Let pushes call ``updater(key, merged, stored)``, which changes the array ``stored`` in place.
+
+        It is called by :meth:`push` itself, with arrays that may still be computed. None goes back to replacing.
+
+        Example:
+            >>> def add_half(key, merged, stored):
+            ...     stored += merged / 2
+            >>> kv.set_updater(add_half)
+        """
+        if updater is not None and not callable(updater):
+            raise TypeError(f"set_updater: updater is {updater!r}, expected a function of key, merged and stored")
+        self._updater = updater
+
+    _set_updater = set_updater
+
+    def set_optimizer(self, optimizer: opt.Optimizer) -> None:
+        """Let pushes update values by an optimizer, as gradients.
+
+        Raises:
+            TypeError: it is no optimizer.
+        """
+        if not isinstance(optimizer, opt.Optimizer):
+            raise TypeError(f"set_optimizer: optimizer is {optimizer!r}, expected an mx.optimizer.Optimizer")
+        self.set_updater(opt.get_updater(optimizer))
+
+    def set_gradient_compression(self, compression_params: Any) -> None:
+        """Let devices push gradients in fewer bits; each keeps what they leave out, for its next push.
+
+        The devices of one process gain nothing by it: it is here to see what compression does to training before the
+        gradients of several machines take that way.
+
+        Args:
+            compression_params: ``{"type": "2bit", "threshold": 0.5}``, ``{"type": "fp16"}`` or ``{"type": "bf16"}``.
+
+        Raises:
+            KVStoreError: the store sums on the CPU, where no devices send anything.
+            ParameterError: the type or threshold is none that there is.
+        """
+        if not self._on_devices:
+            raise KVStoreError(
+                f"set_gradient_compression: a kvstore of type {self.type!r} has nothing to compress: use 'device'"
+            )
+        self._compression = compression.create(compression_params)
+        for slot in self._slots.values():
+            slot.feedback = None
+
+    async def ready(self) -> None:
+        """Await all values, and the optimizer's states, so that saving does not block."""
+        with self._lock:
+            arrays = [slot.value for slot in self._slots.values()]
+        if isinstance(self._updater, opt.Updater):
+            arrays += arrays_in(list(self._updater.states.values()))
+        for each in arrays:
+            await each
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
+        """Save the optimizer's states; blocks until they are on disk (await :meth:`ready` first in a coroutine).
+
+        Args:
+            fname: the file.
+            dump_optimizer: put the optimizer in too.
+
+        Raises:
+            KVStoreError: there is no optimizer.
+        """
+        replace_file(fname, [self._optimizing("save_optimizer_states").get_states(dump_optimizer)])
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Go on from what :meth:`save_optimizer_states` saved.
+
+        Raises:
+            KVStoreError: there is no optimizer.
+            StatesFormatError: the file is something else, or damaged.
+            OSError: it can not be read.
+        """
+        self._optimizing("load_optimizer_states").set_states(Path(fname).read_bytes())
+
+    # -- workers ---------------------------------------------------------------------------------------
+
+    async def barrier(self) -> None:
+        """Await that every worker has come here; in a store of one process that is at once."""
+
+    def _barrier(self) -> None:
+        """MXNet's blocking name of :meth:`barrier`."""
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _share(self, key: Key, arrays: list[NDArray]) -> None:
+        """Start a key whose value is the first of these arrays itself, and not a copy of it.
+
+        Training keeps one copy less so, and what a person writes to that array is not lost at the next update.
+        """
+        with self._lock:
+            if key in self._slots:
+                self._slots[key].value = arrays[0]
+            else:
+                self._start(key, arrays[0])
+            self._pull(self._slots[key], arrays, 0)
+
+    def _install(self, updater: Any) -> None:
+        self.set_updater(updater)
+
+    def _start(self, key: Key, value: NDArray) -> None:
+        if key in self._slots:
+            raise KVStoreError(f"init: key {key!r} has been started already, expected each key once")
+        for known in self._slots:
+            if isinstance(known, str) != isinstance(key, str):
+                raise KVStoreError(f"init: key {key!r} came after {known!r}, expected either all int or all str")
+            break
+        self._slots[key] = Slot(key, value)
+
+    def _kept(self, value: NDArray) -> NDArray:
+        """A copy of a value, where the store keeps it."""
+        context = value.context
+        if not self._on_devices and not isinstance(value._storage.device, CPUDevice):
+            context = cpu()
+        return value.copyto(context)
+
+    def _slot(self, call: str, key: Key) -> Slot:
+        slot = self._slots.get(key)
+        if slot is None:
+            known = ", ".join(map(repr, list(self._slots)[:5])) or "none"
+            raise KVStoreError(f"{call}: there is no key {key!r} (known are {known}): start it with init() first")
+        return slot
+
+    def _found(self, call: str, key: Any, given: Any) -> list[tuple[Slot, list[NDArray]]]:
+        """The keys with the arrays given for them, once it is certain that all fit."""
+        found = [(self._slot(call, name), arrays) for name, arrays in grouped(call, key, given).items()]
+        for slot, arrays in found:
+            for each in arrays:
+                if each.shape != slot.value.shape:
+                    raise ShapeError(
+                        f"{call}: for key {slot.key!r} came an array of shape {each.shape}, expected {slot.value.shape}"
+                    )
+        return found
+
+    def _sources(self, call: str, key: Any, value: Any) -> list[tuple[Slot, list[NDArray]]]:
+        found = self._found(call, key, value)
+        for slot, arrays in found:
+            kinds = list(dict.fromkeys(dtype_of(each) for each in arrays))
+            if len(kinds) > 1:
+                names = " and ".join(map(name_of, kinds))
+                raise TypeInferenceError(f"{call}: for key {slot.key!r} came arrays of {names}, expected one dtype")
+            self._move(slot, arrays[0])
+        return found
+
+    def _targets(self, call: str, key: Any, out: Any) -> list[tuple[Slot, list[NDArray]]]:
+        if out is None:
+            raise KVStoreError(f"{call}: out is missing: give an array to write into, or a list of them")
+        found = self._found(call, key, out)
+        if state.get().recording:
+            for _, arrays in found:
+                for each in arrays:
+                    refuse_in_place(each, call)
+        return found
+
+    def _move(self, slot: Slot, pushed: NDArray) -> None:
+        """Keep a value where its gradients are, if the devices are to do the work."""
+        if self._on_devices and not merge.reads_directly(pushed._storage.device, slot.value._storage.device):
+            slot.value = slot.value.copyto(pushed.context)
+
+    def _arriving(self, slot: Slot, values: list[NDArray], priority: int) -> list[NDArray]:
+        """What is left of pushed values where they are summed."""
+        if self._compression is None:
+            return values
+        if slot.feedback is None:
+            slot.feedback = Feedback(self._compression)
+        return slot.feedback.passed(slot.key, values, priority)
+
+    def _push(self, slot: Slot, values: list[NDArray], priority: int) -> None:
+        if self._updater is not None:
+            self._updater(slot.key, self._merged(slot, values, priority), slot.value)
+        elif self._joins(slot, values, ()):
+            self._sum(values, [slot.value], priority)
+        else:
+            copy_into(self._merged(slot, values, priority), slot.value, priority)
+
+    def _pull(self, slot: Slot, targets: Sequence[NDArray], priority: int) -> None:
+        for each in targets:
+            if each is not slot.value:
+                copy_into(slot.value, each, priority)
+
+    def _merged(self, slot: Slot, values: list[NDArray], priority: int) -> NDArray:
+        """The sum of values, for an updater, on the device of the stored one."""
+        context = slot.value.context
+        if len(values) == 1 and values[0].context is context:
+            return values[0]
+        kind = dtype_of(values[0])
+        if slot.merged is None or slot.merged.context is not context or dtype_of(slot.merged) != kind:
+            slot.merged = empty(slot.value.shape, context, kind)
+        self._sum(values, [slot.merged], priority)
+        return slot.merged
+
+    def _sum(self, values: Sequence[NDArray], targets: Sequence[NDArray], priority: int) -> None:
+        sources = merge.brought(values, targets[0]._storage.device, priority)
+        merge.add_up(sources, targets, self._lanes(sources, targets[0]), priority)
+
+    def _lanes(self, sources: Sequence[Any], target: NDArray) -> list[Actor]:
+        if self._on_devices or not isinstance(target._storage.device, CPUDevice):
+            return merge.device_lanes([target, *sources])
+        return merge.cpu_lanes()
+
+    def _joins(self, slot: Slot, values: Sequence[NDArray], targets: Sequence[NDArray]) -> bool:
+        """Whether the sum may be written into the value, and into the targets, by the operation that sums."""
+        apart = all(each._storage is not slot.value._storage for each in (*values, *targets))
+        return apart and merge.may_join(values, [slot.value, *targets])
+
+    def _optimizing(self, call: str) -> opt.Updater:
+        if not isinstance(self._updater, opt.Updater):
+            raise KVStoreError(f"{call}: the store has no optimizer: call set_optimizer() first")
+        return self._updater

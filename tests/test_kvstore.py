@@ -1,0 +1,381 @@
+"""Key-value stores in one process: MXNet's values, keys in all forms, rows, updaters, states, and what is refused."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from tests.fixtures import record_kvstore as recorded
+
+TOLD = json.loads(recorded.FILE.read_text())
+NAMES = ["local", "device"]
+SHAPE = (2, 3)
+
+
+def ones(count=1, factor=1.0, shape=SHAPE):
+    return [mx.nd.full(shape, factor, ctx=mx.cpu(index)) for index in range(count)]
+
+
+def value(kv, key, shape=SHAPE):
+    out = mx.nd.zeros(shape)
+    kv.pull(key, out=out)
+    return out.asnumpy()
+
+
+@pytest.fixture(params=NAMES)
+def kv(request):
+    return mx.kv.create(request.param)
+
+
+@pytest.mark.parametrize("name", recorded.STORES)
+def test_gives_what_mxnet_gives(name):
+    found = recorded.play(mx, name)
+    assert len(found) == len(TOLD[name])
+    for mine, theirs in zip(found, TOLD[name], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=3e-6)
+
+
+@pytest.mark.parametrize("name", ["device", "local_allreduce_device"])
+def test_sums_have_the_bits_that_mxnet_sums_have_on_devices(name):
+    adams = range(33, 42)
+    for index, (mine, theirs) in enumerate(zip(recorded.play(mx, name), TOLD[name], strict=True)):
+        assert index in adams or np.array_equal(np.float32(mine), np.float32(theirs))
+
+
+@pytest.mark.parametrize("name", recorded.STORES)
+def test_says_what_it_is(name):
+    kv = mx.kv.create(name.upper())
+    assert (kv.type, kv.rank, kv.num_workers) == (name, 0, 1)
+    assert kv.is_capable("optimizer")
+    assert isinstance(kv, mx.kv.KVStore)
+    assert repr(kv) == f"<KVStore {name!r} of 0 keys>"
+
+
+def test_the_default_is_local():
+    assert mx.kv.create().type == "local"
+
+
+# -- values ------------------------------------------------------------------------------------------------
+
+
+def test_a_store_keeps_copies(kv):
+    given = mx.nd.ones(SHAPE)
+    kv.init("a", given)
+    given[:] = 5
+    assert (value(kv, "a") == 1).all()
+    pushed = ones()[0]
+    kv.push("a", pushed)
+    pushed[:] = 5
+    assert (value(kv, "a") == 1).all()
+
+
+def test_an_array_may_be_pushed_several_times_at_once(kv):
+    kv.init("a", mx.nd.zeros(SHAPE))
+    (same,) = ones(factor=3)
+    kv.pushpull("a", [same] * 4)
+    assert (same.asnumpy() == 12).all()
+    kv.push("a", [same] * 3)
+    assert (value(kv, "a") == 36).all()
+
+
+def test_slices_are_pushed_and_pulled_like_arrays(kv):
+    kv.init("a", mx.nd.zeros((2, 2)))
+    whole = mx.nd.array(np.arange(12).reshape(6, 2))
+    kv.push("a", [whole[0:2], whole[1:3], whole[4:6]])
+    assert value(kv, "a", (2, 2)).tolist() == [[10, 13], [16, 19]]
+    kv.pushpull("a", [whole[0:2], whole[1:3], whole[4:6]], out=whole[2:4])
+    assert whole.asnumpy().tolist() == [[0, 1], [2, 3], [10, 13], [16, 19], [8, 9], [10, 11]]
+    kv.pushpull("a", [whole[0:2], whole[4:6]], out=whole[1:3])
+    assert whole.asnumpy().tolist() == [[0, 1], [8, 10], [12, 14], [16, 19], [8, 9], [10, 11]]
+
+
+def test_dtypes_are_converted_on_the_way(kv):
+    kv.init("a", mx.nd.zeros(SHAPE))
+    kv.push("a", [each.astype("float16") for each in ones(2, 0.5)])
+    assert (value(kv, "a") == 1).all()
+    out = mx.nd.zeros(SHAPE, dtype="int32")
+    kv.pull("a", out=out)
+    assert (out.asnumpy() == 1).all()
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,)])
+def test_any_shape(kv, shape):
+    kv.init(7, mx.nd.zeros(shape))
+    kv.push(7, ones(3, 2, shape))
+    assert (value(kv, 7, shape) == 6).all()
+
+
+@pytest.mark.parametrize("pieces", [1, 3])
+def test_arrays_in_another_order_of_memory(kv, pieces):
+    given = np.arange(24, dtype="float32").reshape(4, 6)
+    array = mx.nd.array(given)[:, ::2]
+    with mx.engine.using(kvstore_bigarray_bound=2, kvstore_reduction_nthreads=pieces):
+        kv.init(7, mx.nd.zeros((4, 3)))
+        kv.push(7, [array, array.as_in_context(mx.cpu(1)), array])
+        assert np.array_equal(value(kv, 7, (4, 3)), 3 * given[:, ::2])
+
+
+# -- rows --------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_pulled_as_in_mxnets_documentation(kv):
+    kv.init("3", mx.nd.array([[1, 1], [2, 2], [3, 3]]))
+    out = mx.nd.full((3, 2), 9)
+    for ids, wanted in (([0, 2], [1, 0, 3]), ([2, 2], [0, 0, 3]), ([1, 0], [1, 2, 0]), ([], [0, 0, 0])):
+        kv.row_sparse_pull("3", out=out, row_ids=mx.nd.array(ids, dtype="int64"))
+        assert out.asnumpy()[:, 1].tolist() == wanted
+
+
+def test_rows_of_several_keys_on_several_devices(kv):
+    kv.init(["a", "b"], [mx.nd.array([1, 2, 3]), mx.nd.array([4, 5, 6])])
+    outs = [[mx.nd.zeros(3, ctx=mx.cpu(index)) for index in range(2)] for _ in range(2)]
+    one, other = mx.nd.array([0]), mx.nd.array([1, 2], ctx=mx.cpu(1))
+    kv.row_sparse_pull(["a", "b"], out=outs, row_ids=[one, [one, other]])
+    assert [each.asnumpy().tolist() for each in outs[0] + outs[1]] == [[1, 0, 0], [1, 0, 0], [4, 0, 0], [0, 5, 6]]
+    kv.row_sparse_pull(["a", "b"], out=outs, row_ids=other)
+    assert [each.asnumpy().tolist() for each in outs[0] + outs[1]] == [[0, 2, 3], [0, 2, 3], [0, 5, 6], [0, 5, 6]]
+
+
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_rows_that_do_not_exist_are_told_where_they_are_waited_for(kv, wrong):
+    kv.init("a", mx.nd.zeros(3))
+    out = mx.nd.zeros(3)
+    kv.row_sparse_pull("a", out=out, row_ids=mx.nd.array([0, wrong]))
+    with pytest.raises(IndexError, match=f"row id {wrong} for key 'a', which has 3 rows"):
+        out.asnumpy()
+
+
+# -- updating ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", [3, "3"])
+def test_an_updater_sees_key_sum_and_value(kv, key):
+    seen = []
+
+    def update(name, merged, stored):
+        seen.append(name)
+        stored += merged * 2
+
+    kv.init(key, mx.nd.ones(SHAPE))
+    kv.set_updater(update)
+    kv.push(key, ones(4))
+    assert (value(kv, key) == 9).all()
+    kv.set_updater(None)
+    kv.push(key, ones(4))
+    assert (value(kv, key) == 4).all()
+    assert seen == [key]
+
+
+def test_an_updater_may_write_to_what_it_is_given(kv):
+    def update(name, merged, stored):
+        merged *= 2
+        merged.copyto(stored)
+
+    kv.init(1, mx.nd.zeros(SHAPE))
+    kv.set_updater(update)
+    for _ in range(2):
+        kv.push(1, ones(3))
+    assert (value(kv, 1) == 6).all()
+
+
+def test_an_error_in_an_updater_is_the_callers(kv):
+    kv.init(1, mx.nd.zeros(SHAPE))
+    kv.set_updater(lambda key, merged, stored: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        kv.push(1, ones())
+
+
+async def test_optimizer_states_go_to_files_and_come_back(kv, tmp_path):
+    def steps(store, count):
+        for step in range(count):
+            store.push("w", ones(2, 1 + step))
+
+    kv.init("w", mx.nd.ones(SHAPE))
+    kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.1))
+    steps(kv, 2)
+    await kv.ready()
+    kv.save_optimizer_states(tmp_path / "states", dump_optimizer=True)
+    weight = mx.nd.zeros(SHAPE)
+    kv.pull("w", out=weight)
+    again = mx.kv.create(kv.type)
+    again.init("w", weight)
+    again.set_optimizer(mx.optimizer.SGD())
+    again.load_optimizer_states(tmp_path / "states")
+    found = []
+    for store in (kv, again):
+        steps(store, 2)
+        store.pull("w", out=weight)
+        found.append((await weight).asnumpy())
+    assert np.array_equal(*found)
+
+
+def test_what_is_compressed_away_goes_with_a_later_push():
+    kv = mx.kv.create("device")
+    kv.init("a", mx.nd.zeros(4))
+    kv.set_gradient_compression({"type": "2bit", "threshold": 0.5})
+    sums = []
+    for _ in range(3):
+        kv.push("a", [mx.nd.array([0.3, 0.6, -0.3, 2]), mx.nd.array([0.2, -0.7, 0.1, 0], ctx=mx.cpu(1))])
+        sums.append(value(kv, "a", (4,)).tolist())
+    assert sums == [[0, 0, 0, 0.5], [0.5, 0, -0.5, 0.5], [0.5, 0, 0, 0.5]]
+
+
+# -- coroutines --------------------------------------------------------------------------------------------
+
+
+async def test_nothing_blocks_in_a_coroutine(kv):
+    kv.init("a", mx.nd.zeros((400, 400)))
+    kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+    weights = ones(2, 0, (400, 400))
+    for _ in range(3):
+        kv.pushpull("a", ones(2, 1, (400, 400)), out=weights)
+    await kv.barrier()
+    for each in weights:
+        assert ((await each).asnumpy() == -6).all()
+    await kv.ready()
+
+
+# -- other stores ------------------------------------------------------------------------------------------
+
+
+def test_stores_can_be_registered():
+    @mx.kvstore.KVStoreBase.register
+    class MyStore(mx.kvstore.KVStoreBase):
+        def __init__(self, size=1):
+            self.size = size
+
+    try:
+        assert mx.kv.create("MyStore", size=3).size == 3
+        assert mx.kv.KVStoreBase.kv_registry["mystore"] is MyStore
+    finally:
+        del mx.kv.KVStoreBase.kv_registry["mystore"]
+
+
+def test_the_store_for_tests_sums_and_copies():
+    kv = mx.kv.create("teststore")
+    assert (kv.type, kv.rank, kv.num_workers, kv.is_capable("optimizer")) == ("teststore", 0, 1, False)
+    values, out = ones(3), ones(2, 0)
+    kv.pushpull(1, values, out=out)
+    kv.pushpull(1, values)
+    assert all((each.asnumpy() == 3).all() for each in values + out)
+    kv.broadcast(1, ones(factor=7)[0], out=out)
+    assert all((each.asnumpy() == 7).all() for each in out)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda kv: kv.broadcast(1, None, None),
+        lambda kv: kv.pushpull(1, None),
+        lambda kv: kv.set_optimizer(None),
+        lambda kv: kv.is_capable("optimizer"),
+        lambda kv: kv.save_optimizer_states("x"),
+        lambda kv: kv.load_optimizer_states("x"),
+        lambda kv: kv.type,
+        lambda kv: kv.rank,
+        lambda kv: kv.num_workers,
+    ],
+)
+def test_the_base_says_what_a_store_lacks(call):
+    with pytest.raises(NotImplementedError, match=r"has no|not implemented"):
+        call(mx.kv.KVStoreBase())
+
+
+# -- refusals ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        (5, TypeError, "name is 5, expected the name of a kvstore"),
+        ("locall", ValueError, "did you mean 'local'"),
+        ("dist_sync", NotImplementedError, "training over several machines"),
+        ("dist_device_async", NotImplementedError, "use 'local' or 'device'"),
+        ("nccl", NotImplementedError, "use 'device'"),
+    ],
+)
+def test_stores_that_are_not_there(name, error, message):
+    with pytest.raises(error, match=message):
+        mx.kv.create(name)
+
+
+ARRAY = ones()[0]
+REFUSED = {
+    "init again": (lambda kv: kv.init("a", ARRAY), mx.MXNetError, "'a' has been started already"),
+    "init by number": (lambda kv: kv.init(1, ARRAY), ValueError, "1 came after 'a', expected either all int or all"),
+    "init with two": (lambda kv: kv.init("c", [ARRAY, ARRAY]), ValueError, "2 values came for key 'c', expected one"),
+    "broadcast again": (lambda kv: kv.broadcast("a", ARRAY, out=ARRAY), ValueError, "each key once"),
+    "mixed keys": (lambda kv: kv.push(["a", 1], [ARRAY, ARRAY]), ValueError, "are of both kinds"),
+    "float key": (lambda kv: kv.push(1.5, ARRAY), TypeError, "the key is 1.5, expected an int or a str"),
+    "boolean key": (lambda kv: kv.init(True, ARRAY), TypeError, "the key is True"),
+    "unknown key": (lambda kv: kv.push("z", ARRAY), ValueError, "no key 'z' (known are 'a', 'b'): start it with init"),
+    "unknown pull": (lambda kv: kv.pull("z", out=ARRAY), ValueError, "pull: there is no key 'z'"),
+    "no array": (lambda kv: kv.push("a", [1]), TypeError, "for key 'a' came list, expected an NDArray or a list"),
+    "numpy": (lambda kv: kv.push("a", np.ones(SHAPE)), TypeError, "came ndarray, expected an NDArray"),
+    "empty": (lambda kv: kv.push("a", []), ValueError, "came an empty list"),
+    "too few": (lambda kv: kv.push(["a", "b"], [ARRAY]), ValueError, "2 keys came with 1 values"),
+    "one for many": (lambda kv: kv.push(["a", "b"], ARRAY), ValueError, "2 keys came with NDArray"),
+    "shape": (lambda kv: kv.push("a", ARRAY[0]), mx.MXNetError, "an array of shape (3,), expected (2, 3)"),
+    "shape out": (lambda kv: kv.pull("a", out=ARRAY[0]), ValueError, "pull: for key 'a' came an array of shape (3,)"),
+    "dtypes": (
+        lambda kv: kv.push("a", [ARRAY, ARRAY.astype("float16")]),
+        TypeError,
+        "arrays of float32 and float16, expected one dtype",
+    ),
+    "no out": (lambda kv: kv.pull("a"), ValueError, "pull: out is missing"),
+    "no ids": (lambda kv: kv.row_sparse_pull("a", out=ARRAY), ValueError, "row_ids is missing"),
+    "ids": (
+        lambda kv: kv.row_sparse_pull("a", out=[ARRAY] * 3, row_ids=[mx.nd.array([0])] * 2),
+        ValueError,
+        "came 2 arrays of row ids and 3 out",
+    ),
+    "rows of a number": (
+        lambda kv: (kv.init("n", mx.nd.zeros(())), kv.row_sparse_pull("n", mx.nd.zeros(()), row_ids=mx.nd.array([0]))),
+        ValueError,
+        "has no axes",
+    ),
+    "updater": (lambda kv: kv.set_updater(3), TypeError, "updater is 3"),
+    "optimizer": (lambda kv: kv.set_optimizer("sgd"), TypeError, "optimizer is 'sgd'"),
+    "no optimizer": (lambda kv: kv.save_optimizer_states("x"), ValueError, "call set_optimizer() first"),
+    "capability": (lambda kv: kv.is_capable("foo"), ValueError, "the capability is 'foo'"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(kv, case):
+    call, error, message = REFUSED[case]
+    kv.init(["a", "b"], [ARRAY, ARRAY])
+    with pytest.raises(error, match=re.escape(message)):
+        call(kv)
+    assert (value(kv, "a") == 1).all()
+
+
+def test_a_push_of_several_keys_is_refused_as_a_whole(kv):
+    kv.init(["a", "b"], [ARRAY, ARRAY])
+    with pytest.raises(ValueError, match="of shape"):
+        kv.push(["a", "b"], [ARRAY * 2, ARRAY[0]])
+    assert (value(kv, "a") == 1).all()
+
+
+def test_compression_is_for_devices():
+    with pytest.raises(ValueError, match="has nothing to compress: use 'device'"):
+        mx.kv.create("local").set_gradient_compression({"type": "2bit"})
+    kv = mx.kv.create("device")
+    with pytest.raises(ValueError, match="'3bit'"):
+        kv.set_gradient_compression({"type": "3bit"})
+    kv.set_gradient_compression({"type": "fp16"})
+    kv.init("a", ARRAY.astype("float64"))
+    with pytest.raises(TypeError, match="came float64, expected float32"):
+        kv.push("a", ARRAY.astype("float64"))
+
+
+def test_arrays_of_a_recorded_graph_are_not_pulled_into(kv):
+    kv.init("a", ARRAY)
+    weight = mx.nd.zeros(SHAPE)
+    weight.attach_grad()
+    with mx.autograd.record(), pytest.raises(mx.MXNetError, match="can not be changed in place while recording"):
+        kv.pushpull("a", ARRAY, out=weight)
+    kv.pushpull("a", ARRAY, out=weight)
+    assert (weight.asnumpy() == 1).all()
