@@ -175,6 +175,12 @@ def importing(rounds: int) -> None:
     turns.report("Import (seconds)", turns.compare("importing", ["mxnet", "torch"], rounds))
 
 
+def transport(rounds: int) -> None:
+    """Two client processes send 25 arrays of 4 MB each to one service, and get as many back."""
+    figures = turns.compare("transport", [], min(rounds, 3), pick=min)
+    turns.report("Two clients, 100 MB each way (milliseconds; MB/s of both ways)", figures)
+
+
 BENCHMARKS = {
     function.__name__: function
     for function in (

@@ -1,0 +1,72 @@
+"""Who is let in: how many requests, of how many bytes, a service answers at one time. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from flowmx.comm.errors import Busy
+from flowmx.comm.limits import Limits
+
+__all__ = ["Admission", "Entry"]
+
+
+class Entry:
+    """A request that was let in."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self.nbytes = 0
+
+    def announce(self, nbytes: int) -> None:
+        """Note how large the message will be.
+
+        Raises:
+            Busy: with the others, that is too much.
+        """
+        most, now = self._admission.limits.in_flight, self._admission.nbytes
+        if now + nbytes > most:
+            raise Busy(f"{now} bytes are coming in, and at most {most} may (Limits.in_flight); this has {nbytes}")
+        self.nbytes += nbytes
+        self._admission.nbytes += nbytes
+
+
+class Admission:
+    """Counts what is under way.
+
+    Args:
+        limits: what is allowed.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.nbytes = 0
+        self._requests: Counter[str] = Counter()
+
+    @property
+    def requests(self) -> int:
+        """Requests under way."""
+        return self._requests.total()
+
+    @contextmanager
+    def enter(self, peer: str) -> Iterator[Entry]:
+        """Let a request in, until the context ends.
+
+        Raises:
+            Busy: there are too many, in all or of this peer.
+        """
+        limits = self.limits
+        if self.requests >= limits.requests:
+            raise Busy(f"{limits.requests} requests are under way, as many as may be (Limits.requests)")
+        if self._requests[peer] >= limits.requests_by_peer:
+            raise Busy(f"{limits.requests_by_peer} requests of {peer} are under way (Limits.requests_by_peer)")
+        self._requests[peer] += 1
+        entry = Entry(self)
+        try:
+            yield entry
+        finally:
+            self.nbytes -= entry.nbytes
+            self._requests[peer] -= 1
+            if not self._requests[peer]:
+                del self._requests[peer]

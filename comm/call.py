@@ -1,0 +1,217 @@
+"""One call of an operation: the request and its answer, on the side of the caller."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
+
+import aiohttp
+from aiohttp import hdrs
+from yarl import URL
+
+from flowmx.comm import errors, local
+from flowmx.comm.beside import beside, copy
+from flowmx.comm.errors import Busy, CommError, PeerGone, Refused, TooSlow, Unauthorized, WireError
+from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
+from flowmx.comm.headers import Spec
+from flowmx.comm.limits import Limits
+from flowmx.comm.local import Segment, Segments
+from flowmx.comm.security import REQUEST, Security
+from flowmx.comm.transfer import CONTENT_TYPE, digest, receive, slices
+
+__all__ = ["Call", "Route", "Who"]
+
+WORTH_SHARING = 32 << 10
+"""Bytes of a call from which shared memory is faster than sending them along."""
+
+
+class Who(NamedTuple):
+    """The two ends of calls, and what is between.
+
+    Attributes:
+        address: of the service, as messages call it.
+        url: of the service by TCP.
+        node: that calls.
+        security: as the service's.
+        limits: what is allowed.
+    """
+
+    address: str
+    url: URL
+    node: str
+    security: Security | None
+    limits: Limits
+
+
+class Route:
+    """A way to a service.
+
+    Args:
+        session: its connections.
+        url: of the service, on these.
+        segments: where memory is shared.
+    """
+
+    def __init__(self, session: aiohttp.ClientSession, url: URL, segments: Segments | None = None) -> None:
+        self.session = session
+        self.url = url
+        self.segments = segments
+
+    async def close(self) -> None:
+        await self.session.close()
+        if self.segments is not None:
+            self.segments.clear()
+
+
+class Call:
+    """One call on one route.
+
+    Args:
+        who: calls whom.
+        route: to it.
+        operation: that is called.
+        message: for it.
+        into: memory for the answer's tensors.
+        rooms: how many bytes of tensors each operation last answered with.
+        share: whether to share memory however small the call is.
+    """
+
+    def __init__(
+        self,
+        who: Who,
+        route: Route,
+        operation: str,
+        message: Message,
+        into: list[memoryview] | None,
+        rooms: dict[str, int],
+        share: bool = False,
+    ) -> None:
+        self._who = who
+        self._route = route
+        self._operation = operation
+        self._message = message
+        self._into = into
+        self._rooms = rooms
+        self._share = share
+        self._segment: Segment | None = None
+        self._nonce = ""
+
+    async def run(self) -> Message:
+        """Send the request and take the answer.
+
+        Raises:
+            CommError: as in `Peer.call`.
+        """
+        parts = encode(self._message)
+        sizes = [tensor.data.nbytes for tensor in self._message.tensors]
+        offsets, end = local.lay_out(sizes)
+        room = self._room()
+        if self._route.segments is not None and (self._share or sum(sizes) + room >= WORTH_SHARING):
+            parts = [await self._packed(self._route.segments, offsets, end, room)]
+        try:
+            return await self._exchange(parts)
+        except (aiohttp.ClientError, OSError) as error:
+            if isinstance(error, CommError | TimeoutError) and not isinstance(error, aiohttp.ClientError):
+                raise
+            raise self._gone(str(error) or type(error).__name__) from error
+
+    def _gone(self, why: str) -> PeerGone:
+        return PeerGone(f"{self._who.address} is gone ({self._operation}): {why}")
+
+    def _room(self) -> int:
+        """Bytes that the answer's tensors will take: of the memory given for them, or else what they took last time."""
+        if self._into is None:
+            return self._rooms.get(self._operation, 0)
+        return local.lay_out([len(target) for target in self._into])[1]
+
+    async def _packed(self, segments: Segments, offsets: list[int], end: int, room: int) -> bytes:
+        """The head of a frame whose tensors were put into shared memory, with room for those of the answer."""
+        tensors = self._message.tensors
+        start = -(-end // local.ALIGNMENT) * local.ALIGNMENT
+        segment = self._segment = segments.take(max(start + room, 1))
+        memory = segment.array.data
+        pairs = [
+            (memory[at : at + tensor.data.nbytes], tensor.bytes()) for at, tensor in zip(offsets, tensors, strict=True)
+        ]
+        await beside(end, copy, pairs)
+        shared = [segment.descriptor, segment.inode, segment.size, start, segment.size - start]
+        return pack({**self._message.header, "shared": shared, "tensors": local.described(tensors, offsets)})
+
+    async def _exchange(self, parts: list[bytes | memoryview]) -> Message:
+        url = self._route.url / "v1" / self._operation
+        headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE, **await self._signature(url, parts)}
+        total = sum(map(len, parts))
+        data = next(slices(parts)) if total < WORTH_SHARING else _pieces(parts)
+        headers[hdrs.CONTENT_LENGTH] = str(total)
+        async with self._route.session.post(url, data=data, headers=headers, allow_redirects=False) as response:
+            message = await self._take(response)
+        self._rooms[self._operation] = local.lay_out([tensor.data.nbytes for tensor in message.tensors])[1]
+        return message
+
+    async def _signature(self, url: URL, parts: list[bytes | memoryview]) -> dict[str, str]:
+        security = self._who.security
+        if security is None or not security.signs:
+            return {}
+        # Empty tensors have no part of their own in the frame, and a digest all the same.
+        tensors = [] if self._segment else [tensor.bytes() for tensor in self._message.tensors]
+        signed = await digest(bytes(parts[0]), tensors)
+        self._nonce, value = security.sign_request("POST", url.raw_path, self._who.node, signed)
+        return {REQUEST: value}
+
+    async def _take(self, response: aiohttp.ClientResponse) -> Message:
+        if response.content_type != CONTENT_TYPE:
+            text = f"{self._who.address} answered {response.status} {response.reason} to {self._operation}"
+            raise Busy(text) if response.status == 503 else Refused(f"{text}: is this the address of a flowmx service?")
+        signed = self._check_signature(response)
+        parser = Parser(self._who.limits, self._place)
+        try:
+            await receive(response.content, parser, self._who.limits, signed)
+        except TooSlow as error:
+            raise self._gone(str(error)) from None
+        message = parser.finish()
+        header = parser.header or {}
+        if (refusal := errors.from_header(header)) is not None:
+            self._give_back()
+            raise refusal
+        if response.status != 200:
+            raise WireError(f"{self._who.address} answered {response.status} to {self._operation}, and no error")
+        if "shared" in header:
+            message.tensors.extend(await self._take_shared(parser.specs))
+        else:
+            self._give_back()
+        return message
+
+    def _check_signature(self, response: aiohttp.ClientResponse) -> str | None:
+        security = self._who.security
+        if security is None or not security.signs:
+            return None
+        try:
+            return security.check_answer(self._nonce, response.status, response.headers)
+        except Unauthorized:
+            if response.status == 200:
+                raise
+            return None  # a service that does not know us can not sign for us; what it says is no more than a refusal
+
+    def _place(self, header: dict[str, Any], specs: Sequence[Spec]) -> Sequence[memoryview | None]:
+        return self._into if self._into is not None and "error" not in header else ()
+
+    async def _take_shared(self, specs: list[Spec]) -> list[Tensor]:
+        if self._segment is None or self._route.segments is None:
+            raise WireError(f"{self._who.address} answered in shared memory, which was not offered")
+        found = local.views(specs, self._route.segments.lease(self._segment))
+        if self._into is None:
+            return found
+        targets = destinations(specs, self._into)
+        total = sum(spec.nbytes for spec in specs)
+        await beside(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
+        return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
+
+    def _give_back(self) -> None:
+        """The segment may be used again: the service has answered. Where it has not, it may write there still."""
+        if self._segment is not None and self._route.segments is not None:
+            self._route.segments.give(self._segment)
+
+
+async def _pieces(parts: list[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+    for piece in slices(parts):
+        yield piece

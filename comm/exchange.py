@@ -1,0 +1,254 @@
+"""One request and its answer, on the side of the service."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from aiohttp import hdrs, web
+
+from flowmx.comm import errors, local
+from flowmx.comm.admission import Entry
+from flowmx.comm.beside import beside, copy
+from flowmx.comm.errors import CommError, Failed, MediaTypeError, Refused, Unauthorized, WireError
+from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
+from flowmx.comm.headers import Spec, check_common
+from flowmx.comm.security import ANSWER, Proof, is_loopback
+from flowmx.comm.transfer import CONTENT_TYPE, digest, receive, send
+
+if TYPE_CHECKING:
+    from flowmx.comm.server import Service
+
+__all__ = ["Caller", "Exchange", "Handler", "Operation", "Place"]
+
+log = logging.getLogger("flowmx.comm")
+WHOLE = 64 << 10  # bytes below which an answer is written in one piece
+LONGEST = 500
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls an operation.
+
+    Attributes:
+        operation: its name.
+        node: the caller's node: proven where requests are signed, and otherwise what the caller says.
+        remote: its address.
+        local: whether it is a process of this user on this machine, connected by unix socket.
+        id: of the call: a call that is made again has the same.
+        incarnation: which life of the node this is.
+    """
+
+    operation: str
+    node: str = ""
+    remote: str = ""
+    local: bool = False
+    id: str = ""
+    incarnation: int = 0
+
+
+Handler = Callable[[Caller, Message], Awaitable[Message]]
+Place = Callable[[Caller, dict[str, Any]], Sequence["memoryview | None"]]
+
+
+class Operation(NamedTuple):
+    """What a service does under a name."""
+
+    handler: Handler
+    place: Place | None = None
+    borrow: bool = False
+
+
+class Exchange:
+    """Takes a request in, has it handled, and sends the answer.
+
+    Args:
+        service: that was asked.
+        request: as aiohttp has it.
+    """
+
+    def __init__(self, service: Service, request: web.Request) -> None:
+        self._service = service
+        self._request = request
+        self._proof: Proof | None = None
+        self._process = _process_of(request)
+        self._caller = Caller(request.match_info["operation"], remote=request.remote or "", local=bool(self._process))
+        self._memory: memoryview | None = None  # the segment that came with the request
+        self._room = (0, 0)
+
+    async def answer(self) -> tuple[web.StreamResponse, str]:
+        """Send the answer, or the refusal; returns it, and "ok" or the kind of the error."""
+        try:
+            message = await self._handle()
+            parts, tensors = await self._packed(message)
+        except CommError as error:
+            return await self._refuse(error), error.kind
+        return await self._send(200, parts, tensors), "ok"
+
+    async def _handle(self) -> Message:
+        self._admit()
+        operation = self._service.find(self._caller.operation)
+        peer = self._caller.node or (f"process {self._process.pid}" if self._process else self._caller.remote)
+        with self._service.admission.enter(peer) as entry:
+            message = await self._receive(operation, entry)
+            return await self._run(operation, message)
+
+    def _admit(self) -> None:
+        """Refuse, before the body is read, who may not call."""
+        request, security = self._request, self._service.security
+        if request.content_type != CONTENT_TYPE or hdrs.CONTENT_ENCODING in request.headers:
+            raise MediaTypeError(f"a body must be {CONTENT_TYPE}, in no further encoding")
+        if security is None:
+            self._check_loopback()
+            return
+        if security.signs:
+            self._proof = security.check_request(request.method, request.rel_url.raw_path, request.headers)
+            self._caller = Caller(**{**vars(self._caller), "node": self._proof.node})
+        elif not self._process and not _has_certificate(request):
+            raise Unauthorized("this service takes connections by TLS, with a certificate of its authority")
+
+    def _check_loopback(self) -> None:
+        # The host's name is looked at because of web pages: theirs may lead to a loopback address (DNS rebinding).
+        host = self._request.host.rpartition(":")[0] or self._request.host
+        if self._process or (is_loopback(self._request.remote or "") and is_loopback(host)):
+            return
+        raise Unauthorized(
+            f"this service has no secret, and so answers only this machine; the request came from "
+            f"{self._request.remote or 'another user'} for {self._request.host}"
+        )
+
+    async def _receive(self, operation: Operation, entry: Entry) -> Message:
+        limits = self._service.limits
+        if (self._request.content_length or 0) > limits.total:
+            raise errors.TooLarge(
+                f"the body has {self._request.content_length} bytes; at most {limits.total} are allowed (Limits.total)"
+            )
+
+        def place(header: dict[str, Any], specs: Sequence[Spec]) -> Sequence[memoryview | None]:
+            entry.announce(sum(spec.nbytes for spec in specs))
+            self._know(header)
+            return operation.place(self._caller, header) if operation.place is not None else ()
+
+        parser = Parser(limits, place)
+        try:
+            await receive(self._request.content, parser, limits, self._proof.digest if self._proof else None)
+        except CommError:
+            raise
+        except web.RequestPayloadError as error:
+            raise WireError(f"the body is not what its HTTP headers say: {error}") from None
+        except Exception as error:
+            raise self._explain(error) from None
+        message = parser.finish()
+        if parser.header is not None and "shared" in parser.header:
+            message.tensors.extend(await self._receive_shared(operation, parser.header, parser.specs, entry))
+        return message
+
+    async def _receive_shared(
+        self, operation: Operation, header: dict[str, Any], specs: list[Spec], entry: Entry
+    ) -> list[Tensor]:
+        if self._process is None:
+            raise local.NotLocal("shared memory is for processes of one user on one machine, by unix socket")
+        self._know(header)
+        self._memory = self._service.mappings.get(self._process, header["shared"])
+        self._room = _room(header["shared"], len(self._memory))
+        found = local.views(specs, self._memory)
+        if operation.borrow:
+            return found
+        total = sum(spec.nbytes for spec in specs)
+        entry.announce(total)
+        try:
+            places = operation.place(self._caller, header) if operation.place is not None else ()
+        except Exception as error:
+            raise self._explain(error) from None
+        targets = destinations(specs, places)
+        await beside(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
+        return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
+
+    def _know(self, header: dict[str, Any]) -> None:
+        """Complete the caller by what the header says."""
+        check_common(header)
+        node = header.get("node", self._caller.node)
+        if self._proof is not None and node != self._proof.node:
+            raise Unauthorized(f"the header says that this is node {node!r}, and the signature is of another")
+        given = {"node": node, "id": header.get("id", ""), "incarnation": header.get("incarnation", 0)}
+        self._caller = Caller(**{**vars(self._caller), **given})
+
+    async def _run(self, operation: Operation, message: Message) -> Message:
+        try:
+            return await operation.handler(self._caller, message)
+        except Exception as error:
+            raise self._explain(error) from None
+
+    def _explain(self, error: Exception) -> CommError:
+        """What the caller is told of an exception of the service's code: never where it was raised."""
+        if isinstance(error, CommError):
+            return error
+        text = str(error).partition("\n")[0][:LONGEST]
+        if isinstance(error, ValueError):
+            return Refused(text)
+        where = f"operation {self._caller.operation!r} on {self._service.name}"
+        log.error("%s failed, called by %s", where, self._caller.node or self._caller.remote, exc_info=error)
+        return Failed(f"{where} failed: {type(error).__name__}: {text}")
+
+    async def _packed(self, message: Message) -> tuple[list[bytes | memoryview], list[memoryview]]:
+        """The parts of the answer's frame, and the tensors in it; those that have room there go to shared memory."""
+        tensors = [tensor.bytes() for tensor in message.tensors]
+        parts = encode(message)
+        start, size = self._room
+        offsets, end = local.lay_out([len(data) for data in tensors], start)
+        if self._memory is None or not tensors or end > start + size:
+            return parts, tensors
+        pairs = [(self._memory[at : at + len(data)], data) for at, data in zip(offsets, tensors, strict=True)]
+        await beside(end - start, copy, pairs)
+        shared = {"shared": True, "tensors": local.described(message.tensors, offsets)}
+        return [pack({**message.header, **shared})], []
+
+    async def _refuse(self, error: CommError) -> web.StreamResponse:
+        parts = encode(Message(errors.to_header(error), []))
+        response = await self._send(error.status, parts, [])
+        if not self._request.content.is_eof():
+            response.force_close()
+        return response
+
+    async def _send(
+        self, status: int, parts: list[bytes | memoryview], tensors: list[memoryview]
+    ) -> web.StreamResponse:
+        headers: dict[str, str] = {hdrs.CONTENT_TYPE: CONTENT_TYPE}
+        if self._proof is not None and self._service.security is not None:
+            signed = await digest(bytes(parts[0]), tensors)
+            headers[ANSWER] = self._service.security.sign_answer(self._proof.nonce, status, signed)
+        total = sum(len(part) for part in parts)
+        if total < WHOLE:
+            return web.Response(status=status, headers=headers, body=b"".join(parts))
+        response = web.StreamResponse(status=status, headers=headers)
+        response.content_length = total
+        await response.prepare(self._request)
+        await send(response.write, parts, self._service.limits)
+        await response.write_eof()
+        return response
+
+
+def _process_of(request: web.Request) -> local.PeerProcess | None:
+    """The process that a request comes from, if it is one of this user and connected by unix socket."""
+    sock = request.transport.get_extra_info("socket") if request.transport is not None else None
+    if not local.AVAILABLE or sock is None or sock.family != socket.AF_UNIX:
+        return None
+    peer = local.peer_of(sock)
+    return peer if peer.uid == local.own_uid() and peer.pid > 0 else None
+
+
+def _has_certificate(request: web.Request) -> bool:
+    return request.transport is not None and bool(request.transport.get_extra_info("peercert"))
+
+
+def _room(shared: list[Any], size: int) -> tuple[int, int]:
+    """Where in the segment the answer's tensors may go: its start and its size."""
+    room = shared[3:]
+    if not room:
+        return 0, 0
+    if len(room) != 2 or not all(type(number) is int and 0 <= number <= size for number in room) or sum(room) > size:
+        raise WireError(f"the room for the answer is {room}, and the shared memory has {size} bytes")
+    return room[0], room[1]

@@ -1,0 +1,177 @@
+"""Metrics in Prometheus' text form: counters, gauges and histograms, each by labels. Threads may share them."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+__all__ = ["Counter", "Gauge", "Histogram", "Metrics"]
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+Labels = tuple[str, ...]
+
+
+class Metric:
+    """One metric: a value for each combination of labels.
+
+    Args:
+        name: as Prometheus wants it: letters, digits, underscores.
+        doc: a sentence.
+        labels: the names of the labels.
+    """
+
+    kind = "untyped"
+
+    def __init__(self, name: str, doc: str, labels: Sequence[str] = ()) -> None:
+        self.name, self.doc, self.labels = name, doc, tuple(labels)
+        self._lock = threading.Lock()
+
+    def lines(self) -> Iterator[str]:
+        """The lines that `/metrics` shows."""
+        raise NotImplementedError
+
+    def _check(self, labels: Labels) -> Labels:
+        if len(labels) != len(self.labels):
+            raise TypeError(f"{self.name} takes the labels {self.labels}, and was given {labels}")
+        return labels
+
+    def _line(self, name: str, labels: Labels, value: float, *more: tuple[str, str]) -> str:
+        pairs = [*zip(self.labels, labels, strict=True), *more]
+        text = ",".join(f'{key}="{_escape(str(label))}"' for key, label in pairs)
+        return f"{name}{{{text}}} {value:.17g}" if pairs else f"{name} {value:.17g}"
+
+
+class Counter(Metric):
+    """A number that only grows."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, doc: str, labels: Sequence[str] = ()) -> None:
+        super().__init__(name, doc, labels)
+        self._values: dict[Labels, float] = {} if labels else {(): 0.0}
+
+    def add(self, *labels: str, by: float = 1.0) -> None:
+        """Count one more, or `by` more."""
+        with self._lock:
+            self._values[self._check(labels)] = self._values.get(labels, 0.0) + by
+
+    def value(self, *labels: str) -> float:
+        """The count so far."""
+        return self._values.get(labels, 0.0)
+
+    def lines(self) -> Iterator[str]:
+        for labels, value in sorted(self._values.copy().items()):
+            yield self._line(self.name, labels, value)
+
+
+class Gauge(Counter):
+    """A number that goes up and down; or one that is asked for when it is shown."""
+
+    kind = "gauge"
+
+    def set(self, value: float, *labels: str) -> None:
+        """Replace the value."""
+        with self._lock:
+            self._values[self._check(labels)] = value
+
+    def follow(self, read: Callable[[], float]) -> None:
+        """Ask `read` for the value whenever the metric is shown (where there are no labels)."""
+        self._check(())
+        self._read = read
+
+    _read: Callable[[], float] | None = None
+
+    def lines(self) -> Iterator[str]:
+        if self._read is not None:
+            self.set(self._read())
+        return super().lines()
+
+
+class Histogram(Metric):
+    """How often a value was at most each of some bounds.
+
+    Args:
+        name: as for `Metric`.
+        doc: as for `Metric`.
+        labels: as for `Metric`.
+        bounds: increasing; a bound of infinity is added.
+    """
+
+    kind = "histogram"
+
+    def __init__(self, name: str, doc: str, labels: Sequence[str] = (), bounds: Sequence[float] = SECONDS) -> None:
+        super().__init__(name, doc, labels)
+        self.bounds = tuple(bounds)
+        self._counts: dict[Labels, list[int]] = {}
+        self._sums: dict[Labels, float] = {}
+
+    def observe(self, value: float, *labels: str) -> None:
+        """Count a value."""
+        with self._lock:
+            counts = self._counts.setdefault(self._check(labels), [0] * (len(self.bounds) + 1))
+            counts[bisect_left(self.bounds, value)] += 1
+            self._sums[labels] = self._sums.get(labels, 0.0) + value
+
+    def lines(self) -> Iterator[str]:
+        with self._lock:
+            shown = [(labels, list(counts), self._sums[labels]) for labels, counts in sorted(self._counts.items())]
+        for labels, counts, total in shown:
+            below = 0
+            for bound, count in zip((*map(str, self.bounds), "+Inf"), counts, strict=True):
+                below += count
+                yield self._line(f"{self.name}_bucket", labels, below, ("le", bound))
+            yield self._line(f"{self.name}_sum", labels, total)
+            yield self._line(f"{self.name}_count", labels, below)
+
+
+M = TypeVar("M", bound=Metric)
+
+
+class Metrics:
+    """The metrics of one process or service, which any number of parts add theirs to.
+
+    Example:
+        >>> metrics = Metrics()
+        >>> pushes = metrics.counter("flowmx_pushes_total", "Pushes that were applied.", ["mode"])
+        >>> pushes.add("sync")
+    """
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Metric] = {}
+
+    def counter(self, name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
+        """The counter of a name, which is made where there is none."""
+        return self._get(Counter(name, doc, labels))
+
+    def gauge(self, name: str, doc: str, labels: Sequence[str] = ()) -> Gauge:
+        """The gauge of a name, which is made where there is none."""
+        return self._get(Gauge(name, doc, labels))
+
+    def histogram(
+        self, name: str, doc: str, labels: Sequence[str] = (), bounds: Sequence[float] = SECONDS
+    ) -> Histogram:
+        """The histogram of a name, which is made where there is none."""
+        return self._get(Histogram(name, doc, labels, bounds))
+
+    def text(self) -> str:
+        """All of them, as `/metrics` shows them."""
+        lines = []
+        for metric in list(self._metrics.values()):
+            lines += [f"# HELP {metric.name} {_escape(metric.doc)}", f"# TYPE {metric.name} {metric.kind}"]
+            lines += metric.lines()
+        return "\n".join(lines) + "\n"
+
+    def _get(self, made: M) -> M:
+        found = self._metrics.setdefault(made.name, made)
+        if type(found) is not type(made) or found.labels != made.labels:
+            raise ValueError(
+                f"{made.name} is a {found.kind} by {found.labels}, and can not be a {made.kind} by {made.labels} too"
+            )
+        return found
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

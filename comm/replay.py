@@ -1,0 +1,56 @@
+"""Each signed request counts once: a window of the nonces that were seen. Pure: the time is told, not asked for."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from flowmx.comm.errors import Busy, Unauthorized
+
+__all__ = ["Window"]
+
+
+class Window:
+    """Refuses what is too old, from the future, or here for the second time.
+
+    Args:
+        skew: seconds by which the clocks of two machines, and the way between them, may differ.
+        most: how many nonces are kept; all of them are of requests that were signed with the secret.
+    """
+
+    def __init__(self, skew: float, most: int) -> None:
+        self.skew = skew
+        self.most = most
+        self._seen: set[str] = set()
+        self._order: deque[tuple[float, str]] = deque()
+
+    def admit(self, nonce: str, sent: float, now: float) -> None:
+        """Take note of a request.
+
+        Args:
+            nonce: what no other request has.
+            sent: when it was signed, by the sender's clock, in seconds.
+            now: the time here.
+
+        Raises:
+            Unauthorized: it is too old, too new, or a repetition.
+            Busy: there are too many others.
+        """
+        if abs(now - sent) > self.skew:
+            raise Unauthorized(
+                f"the request was signed {now - sent:+.1f} s ago by this clock; at most {self.skew:g} s either way are "
+                "allowed: set the clocks of both machines"
+            )
+        self._forget(now)
+        if nonce in self._seen:
+            raise Unauthorized("this request was here before (the same nonce): each is to be signed anew")
+        if len(self._seen) >= self.most:
+            raise Busy(
+                f"there were {self.most} requests within {2 * self.skew:g} s, which is as many as are remembered"
+            )
+        self._seen.add(nonce)
+        self._order.append((now, nonce))
+
+    def _forget(self, now: float) -> None:
+        # A nonce seen at t was signed at most `skew` ahead of t, and is too old `skew` after that.
+        while self._order and self._order[0][0] < now - 2 * self.skew:
+            self._seen.discard(self._order.popleft()[1])

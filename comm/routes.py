@@ -1,0 +1,114 @@
+"""The ways to a service: TCP; or a unix socket and shared memory where it is on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import aiohttp
+from aiohttp import hdrs
+from yarl import URL
+
+from flowmx.comm import local
+from flowmx.comm.call import Call, Route, Who
+from flowmx.comm.errors import CommError, Refused
+from flowmx.comm.frames import Message
+from flowmx.comm.local import Segments
+from flowmx.comm.transfer import READ_AHEAD
+
+__all__ = ["Routes"]
+
+log = logging.getLogger("flowmx.comm")
+KEEP = 15.0  # seconds that idle connections are kept: less than the service keeps them
+
+
+class Routes:
+    """The ways to a service: TCP always, and the local one once it is known whether there is one."""
+
+    def __init__(self, who: Who, wanted: bool) -> None:
+        self._who = who
+        self._tcp: Route | None = None
+        self._local: Route | None = None
+        self._undecided = wanted and local.AVAILABLE
+        self._deciding = asyncio.Lock()
+
+    async def best(self) -> Route:
+        """The fastest way there is."""
+        if self._undecided:
+            async with self._deciding:
+                if self._undecided:
+                    self._local = await self._find_local()
+                    self._undecided = False
+        return self._local or self.tcp()
+
+    def tcp(self) -> Route:
+        """The way by TCP."""
+        if self._tcp is None:
+            security = self._who.security
+            tls = security.tls.client() if security is not None and security.tls is not None else True
+            self._tcp = Route(self._session(aiohttp.TCPConnector(ssl=tls, **self._options())), self._who.url)
+        return self._tcp
+
+    def forget(self, route: Route) -> None:
+        """A way broke: look for a local one again before the next call, since the service may have started anew."""
+        if route is self._local and route is not None:
+            self._local, self._undecided = None, True
+            _close_soon(route)
+
+    def give_up(self, why: str) -> None:
+        """Stay with TCP."""
+        log.info("calls of %s go by TCP: %s", self._who.address, why)
+        if self._local is not None:
+            _close_soon(self._local)
+        self._local, self._undecided = None, False
+
+    async def close(self) -> None:
+        for route in (self._tcp, self._local):
+            if route is not None:
+                await route.close()
+        self._tcp = self._local = None
+
+    async def _find_local(self) -> Route | None:
+        """Ask for the unix socket, by TCP; and then through it, whether memory is shared."""
+        who, rooms = self._who, dict[str, int]()
+        try:
+            asked = Message({"host": local.host_identity()}, [])
+            found = await Call(who, self.tcp(), "local", asked, None, rooms).run()
+        except Refused as error:
+            log.info("calls of %s go by TCP: %s", who.address, error)
+            return None
+        connector = local.Connector(f"\0{found.header.get('socket', '')}", **self._options())
+        route = Route(self._session(connector), URL("http://localhost"), Segments())
+        try:
+            await Call(who, route, "local", Message({}, []), None, rooms, share=True).run()
+        except (CommError, OSError) as error:
+            log.info("calls of %s go by TCP: %s", who.address, error)
+            await route.close()
+            return None
+        except BaseException:
+            await route.close()
+            raise
+        return route
+
+    def _options(self) -> dict[str, Any]:
+        return {"limit": self._who.limits.connections, "keepalive_timeout": KEEP}
+
+    def _session(self, connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+        return aiohttp.ClientSession(
+            connector=connector,
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._who.limits.connect),
+            read_bufsize=READ_AHEAD,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=(hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING),
+        )
+
+
+_closing: set[asyncio.Task[None]] = set()
+
+
+def _close_soon(route: Route) -> None:
+    task = asyncio.get_running_loop().create_task(route.close())
+    _closing.add(task)
+    task.add_done_callback(_closing.discard)

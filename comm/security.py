@@ -1,0 +1,259 @@
+"""Who may talk to whom: signatures with a shared secret, mutual TLS, and the rule for which addresses need them.
+
+A request is signed over its method, path, node, time, nonce and the digest of its body, so that it is known to be
+genuine before its body is read; the body must then have that digest. An answer is signed over the nonce of its request.
+`docs/wire.md` has the details, with an example.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import re
+import secrets
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from flowmx.comm.errors import CommError, Unauthorized
+from flowmx.comm.replay import Window
+
+__all__ = ["ANSWER", "REQUEST", "InsecureAddress", "Proof", "Security", "Tls", "digest_of", "is_loopback"]
+
+REQUEST, ANSWER = "Authorization", "Flowmx-Signature"
+SCHEME = "FMX1-HMAC-SHA256"
+LEAST = 16
+_NODE = re.compile(r"[A-Za-z0-9._:-]{0,128}", re.ASCII)
+_REQUEST = re.compile(
+    rf"{SCHEME} node=({_NODE.pattern}), time=([0-9]{{1,15}}), nonce=([0-9a-f]{{32}}), "
+    r"digest=([0-9a-f]{64}), signature=([0-9a-f]{64})",
+    re.ASCII,
+)
+_ANSWER = re.compile(rf"{SCHEME} digest=([0-9a-f]{{64}}), signature=([0-9a-f]{{64}})", re.ASCII)
+
+
+class InsecureAddress(CommError, ValueError):
+    """An address that other machines reach was to be served without a secret and without mutual TLS."""
+
+
+class Proof(NamedTuple):
+    """What the signature of a request vouches for.
+
+    Attributes:
+        node: who sent it.
+        nonce: of the request, which its answer is signed with too.
+        digest: that the body must have.
+    """
+
+    node: str
+    nonce: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Mutual TLS: both sides show a certificate of the same authority.
+
+    Args:
+        certificate: PEM file of this node's certificate (and those between it and the authority's).
+        key: PEM file of its private key.
+        authority: PEM file of the certificates that peers must descend from.
+        check_hostname: whether a service's certificate must be made out to the address that it is called by.
+    """
+
+    certificate: str | Path
+    key: str | Path
+    authority: str | Path
+    check_hostname: bool = True
+
+    def server(self) -> ssl.SSLContext:
+        """The context of a service."""
+        return self._context(ssl.PROTOCOL_TLS_SERVER)
+
+    def client(self) -> ssl.SSLContext:
+        """The context of a peer."""
+        context = self._context(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname = self.check_hostname
+        return context
+
+    def _context(self, protocol: int) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self.certificate, self.key)
+        context.load_verify_locations(self.authority)
+        context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+class Security:
+    """How a service knows its peers, and they know it.
+
+    Args:
+        secret: what all nodes share, at least 16 bytes; text stands for its UTF-8.
+        tls: certificates, in place of a secret or beside one.
+        skew: seconds by which clocks may differ.
+        nonces: how many requests are remembered, so that none counts twice.
+        clock: the time in seconds since 1970.
+
+    Raises:
+        ValueError: the secret is too short, or there is neither secret nor TLS.
+
+    Example:
+        >>> security = Security.from_file("/run/secrets/flowmx")
+        >>> service = Service("server", security=security)
+    """
+
+    def __init__(
+        self,
+        secret: bytes | str | None = None,
+        *,
+        tls: Tls | None = None,
+        skew: float = 60.0,
+        nonces: int = 1_000_000,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        key = secret.encode() if isinstance(secret, str) else secret
+        if key is None and tls is None:
+            raise ValueError("Security takes a secret, or certificates for mutual TLS; it was given neither")
+        if key is not None and len(key) < LEAST:
+            raise ValueError(f"the secret has {len(key)} bytes, and must have at least {LEAST}: `openssl rand -hex 32`")
+        self.tls = tls
+        self.signs = key is not None
+        self._key = key or b""
+        self._clock = clock
+        self._window = Window(skew, nonces)
+
+    @classmethod
+    def from_file(cls, path: str | Path, tls: Tls | None = None) -> Security:
+        """Security with the secret that a file holds; blanks and line ends around it do not count.
+
+        Raises:
+            OSError: the file can not be read.
+            ValueError: the secret is too short.
+        """
+        try:
+            return cls(Path(path).read_bytes().strip(), tls=tls)
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def __repr__(self) -> str:
+        return f"Security(secret={'***' if self.signs else None}, tls={self.tls!r})"
+
+    def sign_request(self, method: str, path: str, node: str, digest: str) -> tuple[str, str]:
+        """Sign a request.
+
+        Returns:
+            its nonce, and the value of its header `REQUEST`.
+        """
+        sent, nonce = str(int(self._clock() * 1000)), secrets.token_hex(16)
+        signature = self._sign("request", method, path, node, sent, nonce, digest)
+        return nonce, f"{SCHEME} node={node}, time={sent}, nonce={nonce}, digest={digest}, signature={signature}"
+
+    def check_request(self, method: str, path: str, headers: Mapping[str, str]) -> Proof:
+        """Check the signature of a request, before its body is read.
+
+        Raises:
+            Unauthorized: it has none, a wrong one, or was here before.
+        """
+        found = _REQUEST.fullmatch(headers.get(REQUEST, ""))
+        if found is None:
+            raise Unauthorized(f"this service takes requests that are signed with its secret: {REQUEST}: {SCHEME} ...")
+        node, sent, nonce, digest, signature = found.groups()
+        if not hmac.compare_digest(signature, self._sign("request", method, path, node, sent, nonce, digest)):
+            raise Unauthorized("the signature is not that of this request with the service's secret")
+        self._window.admit(nonce, int(sent) / 1000, self._clock())
+        return Proof(node, nonce, digest)
+
+    def sign_answer(self, nonce: str, status: int, digest: str) -> str:
+        """The value of an answer's header `ANSWER`."""
+        return f"{SCHEME} digest={digest}, signature={self._sign('answer', str(status), nonce, digest)}"
+
+    def check_answer(self, nonce: str, status: int, headers: Mapping[str, str]) -> str:
+        """Check the signature of an answer; returns the digest that its body must have.
+
+        Raises:
+            Unauthorized: it has none, or a wrong one.
+        """
+        found = _ANSWER.fullmatch(headers.get(ANSWER, ""))
+        if found is None:
+            raise Unauthorized("the answer is not signed: the peer does not have the secret, or something is between")
+        digest, signature = found.groups()
+        if not hmac.compare_digest(signature, self._sign("answer", str(status), nonce, digest)):
+            raise Unauthorized("the answer's signature is not that of the secret")
+        return digest
+
+    def metrics_token(self) -> str:
+        """What whoever reads `/metrics` sends as ``Authorization: Bearer ...``."""
+        return self._sign("metrics")
+
+    def check_metrics(self, headers: Mapping[str, str]) -> None:
+        """Check that whoever asks for metrics may have them.
+
+        Raises:
+            Unauthorized: the token is missing or wrong.
+        """
+        given = headers.get(REQUEST, "").encode("utf-8", "surrogateescape")
+        if self.signs and not hmac.compare_digest(given, f"Bearer {self.metrics_token()}".encode()):
+            raise Unauthorized("metrics need the token that Security.metrics_token() gives: Authorization: Bearer ...")
+
+    def _sign(self, *fields: str) -> str:
+        return hmac.new(self._key, "\n".join(("FMX1", *fields)).encode(), hashlib.sha256).hexdigest()
+
+
+def digest_of(parts: Iterable[bytes]) -> str:
+    """The digest of a body, from the SHA-256 of its head and of each of its tensors."""
+    whole = hashlib.sha256()
+    for part in parts:
+        whole.update(part)
+    return whole.hexdigest()
+
+
+def check_digest(wanted: str, found: str) -> None:
+    """Hold a body's digest against the one that was signed.
+
+    Raises:
+        Unauthorized: they differ.
+    """
+    if not hmac.compare_digest(wanted, found):
+        raise Unauthorized("the body is not the one that was signed: it was changed on its way")
+
+
+def check_node(node: str) -> str:
+    """Check the name of a node.
+
+    Raises:
+        ValueError: it has other characters than letters, digits, and ``. _ : -``, or more than 128.
+    """
+    if not _NODE.fullmatch(node):
+        raise ValueError(f"a node is named by at most 128 letters, digits and . _ : - and not {node!r}")
+    return node
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address (or "localhost") is one that only this machine reaches."""
+    host = host.strip("[]").partition("%")[0]
+    if host.lower() == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+def check_address(host: str, security: Security | None) -> None:
+    """Check that a service may be served on an address.
+
+    Raises:
+        InsecureAddress: other machines reach it, and nothing says who may talk to it.
+    """
+    if security is None and not is_loopback(host):
+        raise InsecureAddress(
+            f"serving on {host!r}, which other machines may reach, takes a shared secret or mutual TLS: "
+            "Service(..., security=Security.from_file(path)); without, there is 127.0.0.1"
+        )

@@ -1,0 +1,258 @@
+"""A service: an aiohttp application that answers operations, on its own or mounted in somebody's application."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from functools import partial
+from time import perf_counter
+
+from aiohttp import web
+
+from flowmx.comm import local
+from flowmx.comm.admission import Admission
+from flowmx.comm.errors import Refused, Unauthorized, Unknown
+from flowmx.comm.exchange import Caller, Exchange, Handler, Operation, Place
+from flowmx.comm.frames import Message
+from flowmx.comm.headers import take
+from flowmx.comm.limits import DEFAULT, Limits
+from flowmx.comm.metrics import CONTENT_TYPE as METRICS_TYPE
+from flowmx.comm.metrics import Metrics
+from flowmx.comm.security import Security, check_address
+from flowmx.comm.transfer import READ_AHEAD
+
+__all__ = ["Caller", "Service"]
+
+log = logging.getLogger("flowmx.comm")
+LINGER = 2.0  # seconds that the rest of a refused body is read for, so that the sender gets to see the refusal
+
+
+class Service:
+    """Answers operations: ``POST /v1/<operation>`` with a frame, ``GET /healthz``, ``GET /metrics``.
+
+    Args:
+        name: what messages call it.
+        security: who may call; without, only processes of this machine.
+        limits: what is allowed.
+        metrics: where its metrics go; by default they are its own.
+        local: whether processes of this machine and user may connect by unix socket and share memory.
+
+    Example:
+        >>> service = Service("echo")
+        >>> service.operation("echo", echo)
+        >>> address = await service.start()
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        security: Security | None = None,
+        limits: Limits = DEFAULT,
+        metrics: Metrics | None = None,
+        local: bool = True,
+    ) -> None:
+        self.name = name
+        self.security = security
+        self.limits = limits
+        self.metrics = metrics if metrics is not None else Metrics()
+        self.admission = Admission(limits)
+        self.mappings = _mappings(limits)
+        self.address = ""
+        self._local = local
+        self._operations: dict[str, Operation] = {}
+        self._application = self._make_application()
+        self._application.on_startup.append(self._start_local)
+        self._application.on_cleanup.append(self._stop_local)
+        self._runner: web.AppRunner | None = None
+        self._listener: asyncio.Server | None = None
+        self._local_runner: web.AppRunner | None = None
+        self._local_listener: asyncio.Server | None = None
+        self._socket = ""
+        self._measure()
+        self.operation("local", self._answer_local)
+
+    @property
+    def application(self) -> web.Application:
+        """The application, to be mounted: ``app.add_subapp("/flowmx/", service.application)``.
+
+        Make the application's runner with ``handler_cancellation=True``, so that callers who go away end their calls.
+        """
+        return self._application
+
+    def operation(self, name: str, handler: Handler, place: Place | None = None, *, borrow: bool = False) -> None:
+        """Answer an operation.
+
+        Args:
+            name: of the operation.
+            handler: a coroutine function from caller and message to the answer. What it raises is sent to the caller as
+                a refusal: a CommError and a ValueError with their text, others with their type too. The tensors that it
+                returns must stay as they are until they are sent.
+            place: from the caller and the header (with its "tensors") to a buffer for each tensor that comes in, or
+                None for new memory. What is refused later may have been written there in part.
+            borrow: whether tensors may lie in the caller's memory, where that is shared. They are not copied then, and
+                are only there until the handler returns; `place` is not asked.
+
+        Raises:
+            ValueError: there is one of this name.
+        """
+        if name in self._operations:
+            raise ValueError(f"{self.name} has an operation {name!r} already")
+        self._operations[name] = Operation(handler, place, borrow)
+
+    def find(self, name: str) -> Operation:
+        """The operation of a name.
+
+        Raises:
+            Unknown: there is none.
+        """
+        if name not in self._operations:
+            raise Unknown(f"{self.name} has no operation {name[:80]!r}; it has {', '.join(sorted(self._operations))}")
+        return self._operations[name]
+
+    async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Serve on an address; returns it, such as ``"http://127.0.0.1:40123"``.
+
+        Args:
+            host: an address of this machine, or a name of one.
+            port: 0 takes a free one.
+
+        Raises:
+            InsecureAddress: others reach it, and nothing says who may call.
+            OSError: the address is taken, or not of this machine.
+            RuntimeError: the service was started before.
+        """
+        check_address(host, self.security)
+        if self._runner is not None:
+            raise RuntimeError(f"{self.name} was started already, on {self.address}")
+        self._runner = await _run(self._application)
+        tls = self.security.tls if self.security is not None else None
+        try:
+            self._listener = await asyncio.get_running_loop().create_server(
+                partial(_protocol, self._runner, self.limits), host, port, ssl=tls.server() if tls else None
+            )
+        except BaseException:
+            await self.stop()
+            raise
+        port = self._listener.sockets[0].getsockname()[1]
+        self.address = f"http{'s' if tls else ''}://{f'[{host}]' if ':' in host else host}:{port}"
+        return self.address
+
+    async def stop(self) -> None:
+        """Stop: take no further requests, cancel those that are under way, and free everything."""
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        self._runner = self._listener = None
+
+    def _make_application(self) -> web.Application:
+        application = web.Application()
+        application.router.add_post("/v1/{operation}", self._answer)
+        application.router.add_get("/healthz", self._healthz)
+        application.router.add_get("/metrics", self._metrics)
+        return application
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        start, result = perf_counter(), "broken"
+        name = request.match_info["operation"]
+        label = name if name in self._operations else "unknown"
+        try:
+            response, result = await Exchange(self, request).answer()
+            return response
+        finally:
+            self._seconds.observe(perf_counter() - start, label)
+            self._requests.add(label, result)
+            self._bytes_in.add(label, by=request.content.total_bytes)
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        return web.json_response({"status": "ok", "name": self.name})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        try:
+            if self.security is not None:
+                self.security.check_metrics(request.headers)
+        except Unauthorized as error:
+            return web.Response(status=error.status, text=str(error))
+        return web.Response(body=self.metrics.text().encode(), headers={"Content-Type": METRICS_TYPE})
+
+    def _measure(self) -> None:
+        metrics = self.metrics
+        self._requests = metrics.counter(
+            "flowmx_requests_total", "Requests answered, by the kind of the answer.", ["operation", "result"]
+        )
+        self._seconds = metrics.histogram("flowmx_request_seconds", "Seconds from request to answer.", ["operation"])
+        self._bytes_in = metrics.counter("flowmx_received_bytes_total", "Bytes of bodies received.", ["operation"])
+        metrics.gauge("flowmx_requests_under_way", "Requests under way.").follow(lambda: self.admission.requests)
+        metrics.gauge("flowmx_bytes_under_way", "Bytes of requests under way.").follow(lambda: self.admission.nbytes)
+        metrics.gauge("flowmx_mapped_bytes", "Bytes of shared memory mapped.").follow(lambda: self.mappings.nbytes)
+
+    async def _answer_local(self, caller: Caller, message: Message) -> Message:
+        """Tell processes of this machine and user where the unix socket is; and through it, that memory is shared."""
+        header = take(message.header, {}, {"host": str})
+        if caller.local:
+            return Message({"shared_memory": True}, [])
+        if not self._socket or not secrets.compare_digest(header.get("host", ""), local.host_identity()):
+            raise Refused("there is no faster way here than this one", "not_local")
+        return Message({"socket": self._socket}, [])
+
+    async def _start_local(self, application: web.Application) -> None:
+        if not self._local or not local.AVAILABLE:
+            return
+        name = f"flowmx-{secrets.token_hex(16)}"
+        try:
+            sock = local.listen(name)
+        except OSError as error:
+            log.info("%s has no unix socket (%s): processes of this machine connect by TCP", self.name, error)
+            return
+        self._local_runner = await _run(self._make_application())
+        self._local_listener = await asyncio.get_running_loop().create_unix_server(
+            partial(_protocol, self._local_runner, self.limits), sock=sock
+        )
+        self._socket = name
+
+    async def _stop_local(self, application: web.Application) -> None:
+        if self._local_listener is not None:
+            self._local_listener.close()
+        if self._local_runner is not None:
+            await self._local_runner.cleanup()
+        self._local_runner = self._local_listener = None
+        self._socket = ""
+        self.mappings.clear()
+
+
+def _mappings(limits: Limits) -> local.Mappings:
+    return local.Mappings(limits.in_flight)
+
+
+async def _run(application: web.Application) -> web.AppRunner:
+    runner = web.AppRunner(
+        application,
+        handler_cancellation=True,
+        access_log=None,
+        read_bufsize=READ_AHEAD,
+        auto_decompress=False,
+        keepalive_timeout=75.0,
+        lingering_time=LINGER,
+        shutdown_timeout=0.0,
+    )
+    await runner.setup()
+    return runner
+
+
+class _Closed(asyncio.Protocol):
+    """For a connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.WriteTransport)
+        transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+        transport.close()
+
+
+def _protocol(runner: web.AppRunner, limits: Limits) -> asyncio.BaseProtocol:
+    server = runner.server
+    assert server is not None
+    if len(server.connections) >= limits.peers:
+        return _Closed()
+    return server()
