@@ -1,0 +1,445 @@
+"""Membership: what nodes are told when others join, fall silent, leave and come back, in any order."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowmx.comm.barriers import Barriers
+from flowmx.comm.members import Denied, Hello, Job, Members
+from flowmx.comm.view import Member, View
+from tests.membership import Violation, run
+
+STEP = st.tuples(st.integers(0, 17), st.integers(0, 9999), st.integers(0, 9999))
+POLICY = st.sampled_from(["stop", "elastic"])
+
+
+def formed(workers=2, servers=1, policy="elastic", timeout=10.0):
+    members = Members(Job(workers, servers, timeout, policy), 0.0)
+    for rank in range(workers):
+        members.join(0.0, Hello(f"w{rank}", "worker", 1, host="here"))
+    for rank in range(servers):
+        members.join(0.0, Hello(f"s{rank}", "server", 1))
+    return members
+
+
+def beat(members, now, *nodes, count=None):
+    """Nodes give signs of life."""
+    for node in nodes:
+        members.heartbeat(now, node, 1, count or int(now * 100), members.term, "push key 7")
+
+
+def pass_time(members, start, end, *nodes):
+    """Let time pass, with signs of life of `nodes` alone."""
+    now = start
+    while now < end:
+        now += 1.0
+        beat(members, now, *nodes)
+        members.tick(now)
+
+
+def denied(code, function, *arguments, **named):
+    with pytest.raises(Denied) as caught:
+        function(*arguments, **named)
+    assert caught.value.code == code
+    return str(caught.value)
+
+
+# The life of a job
+
+
+def test_a_job_runs_once_every_place_is_taken():
+    members = Members(Job(2, 1), 0.0)
+    ranks = [members.join(0.0, Hello(name, "worker", 1)).rank for name in ("a", "b")]
+    assert ranks == [0, 1]
+    assert members.view.phase == "forming"
+    members.join(0.0, Hello("c", "server", 1, address="http://127.0.0.1:9"))
+    assert members.view.phase == "running"
+    assert [member.name for member in members.view.members] == ["worker 0", "worker 1", "server 0"]
+    assert members.view.servers[0].address == "http://127.0.0.1:9"
+
+
+def test_a_node_gets_the_rank_that_it_asks_for_where_it_is_free():
+    members = Members(Job(3), 0.0)
+    assert members.join(0.0, Hello("a", "worker", 1, rank=2)).rank == 2
+    assert members.join(0.0, Hello("b", "worker", 1, rank=2)).rank == 0
+
+
+def test_a_join_that_is_sent_twice_is_one_join():
+    members = Members(Job(2), 0.0)
+    assert members.join(0.0, Hello("a", "worker", 1)) == members.join(1.0, Hello("a", "worker", 1))
+    assert len(members.view.members) == 1
+
+
+def test_a_silent_worker_stops_the_job_and_is_named_with_what_it_did():
+    members = formed(policy="stop")
+    beat(members, 1.0, "w1")
+    pass_time(members, 1.0, 12.0, "w0", "s0")
+    view = members.view
+    assert view.phase == "failed"
+    for part in ("worker 1", "on here", "silent for 1", "push key 7"):
+        assert part in view.failure
+    assert view.gone == (view.at("worker", 1),)
+    assert "worker 1" in denied("over", members.join, 13.0, Hello("new", "worker", 1))
+
+
+def test_an_elastic_job_goes_on_and_gives_the_rank_to_the_next():
+    members = formed()
+    assert "all 2 places" in denied("full", members.join, 0.5, Hello("new", "worker", 1))
+    pass_time(members, 0.0, 12.0, "w0", "s0")
+    assert members.view.phase == "running"
+    assert [member.id for member in members.view.workers] == ["w0"]
+    assert members.view.at("worker", 1).state == "gone"
+    before = members.epoch
+    assert members.join(12.0, Hello("new", "worker", 1)).rank == 1
+    assert members.epoch > before
+    assert [member.id for member in members.view.gone] == ["w1"]
+
+
+def test_a_zombie_is_refused_and_told_why():
+    members = formed()
+    pass_time(members, 0.0, 12.0, "w0", "s0")
+    assert "silent for" in denied("stale", beat, members, 13.0, "w1")
+    members.join(13.0, Hello("new", "worker", 1))
+    denied("stale", beat, members, 14.0, "w1")
+    denied("stale", members.join, 14.0, Hello("w1", "worker", 1))
+
+
+def test_a_newer_incarnation_takes_the_place_of_the_older_one_at_once():
+    members = formed(policy="stop")
+    assert members.join(1.0, Hello("s0", "server", 2, address="new")).rank == 0
+    assert members.view.servers[0].address == "new"
+    assert "incarnation 1" in denied("stale", beat, members, 2.0, "s0")
+    denied("stale", members.join, 2.0, Hello("s0", "server", 1))
+
+
+def test_leaving_is_no_failure_and_ends_the_job_when_the_last_worker_has_left():
+    members = formed(policy="stop")
+    members.leave(1.0, "w0", 1)
+    members.leave(1.0, "w0", 1)
+    assert members.view.phase == "running"
+    members.leave(2.0, "w1", 1)
+    assert members.view.phase == "finished"
+    assert "finished" in denied("over", members.join, 3.0, Hello("new", "worker", 1))
+
+
+def test_a_failure_that_is_reported_needs_no_timeout():
+    members = formed(policy="stop")
+    members.fail(1.0, "w0", None, "exit status 3")
+    assert "worker 0" in members.view.failure and "exit status 3" in members.view.failure
+
+
+def test_nodes_that_fail_because_the_job_did_are_not_named_as_culprits():
+    members = formed(policy="stop")
+    members.fail(1.0, "w0", 1, "exit status 3")
+    members.fail(1.1, "w1", 1, "could not go on")
+    assert "worker 1" not in members.view.failure
+
+
+def test_a_job_that_all_workers_deserted_ends():
+    members = formed()
+    pass_time(members, 0.0, 12.0, "s0")
+    assert members.view.phase == "running"
+    pass_time(members, 12.0, 24.0, "s0")
+    assert "every worker is gone" in members.view.failure
+
+
+def test_silence_before_the_job_runs_frees_the_place():
+    members = Members(Job(2, policy="stop"), 0.0)
+    members.join(0.0, Hello("a", "worker", 1))
+    pass_time(members, 0.0, 12.0)
+    assert members.view.phase == "forming"
+    assert members.join(12.0, Hello("b", "worker", 1)).rank == 0
+
+
+def test_a_scheduler_that_slept_does_not_blame_the_nodes():
+    members = formed(policy="stop")
+    members.tick(1.0)
+    members.tick(60.0)
+    assert members.view.phase == "running"
+
+
+def test_old_signs_of_life_do_not_count():
+    members = formed(policy="stop")
+    beat(members, 1.0, "w0", "w1", "s0", count=5)
+    for now in range(2, 13):
+        beat(members, float(now), "w0", "s0")
+        beat(members, float(now), "w1", count=5)
+        members.tick(float(now))
+    assert "worker 1" in members.view.failure
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((0,), "at least 1 worker"), ((1, -1), "0 servers"), ((1, 1, 0.0), "timeout"), ((1, 1, 1.0, "go on"), "elastic")],
+)
+def test_a_job_that_can_not_be_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        Job(*arguments)
+
+
+# Barriers
+
+
+def test_a_barrier_opens_when_all_workers_wait():
+    members = formed()
+    assert members.barrier(1.0, "w0", 1, 1, "init") is None
+    assert [member.name for member in members.missing("init")] == ["worker 1"]
+    assert members.barrier(1.0, "w1", 1, 1, "init") == 1
+    assert members.barrier(1.0, "w0", 1, 1, "init") == 1
+    assert members.barrier(1.0, "w0", 1, 1, "init", after=1) is None
+
+
+def test_a_worker_that_is_gone_does_not_hold_up_an_elastic_barrier_and_fails_one_under_stop():
+    members = formed()
+    members.barrier(0.0, "w0", 1, 1, "init")
+    pass_time(members, 0.0, 12.0, "w0", "s0")
+    assert members.barrier(12.0, "w0", 1, 1, "init") == 1
+    members = formed(policy="stop")
+    members.barrier(0.0, "w0", 1, 1, "init")
+    members.fail(1.0, "w1", 1, "killed")
+    assert "worker 1" in denied("over", members.barrier, 1.0, "w0", 1, 1, "init")
+
+
+def test_a_worker_that_left_is_not_waited_for():
+    members = formed()
+    members.barrier(0.0, "w0", 1, 1, "epoch")
+    members.leave(1.0, "w1", 1)
+    assert members.barrier(1.0, "w0", 1, 1, "epoch") == 1
+
+
+def test_a_late_worker_passes_the_barriers_of_the_start_and_waits_at_the_others():
+    members = formed()
+    for node in ("w0", "w1"):
+        members.barrier(0.0, node, 1, 1, "init")
+    members.fail(1.0, "w1", 1)
+    members.join(2.0, Hello("new", "worker", 1))
+    assert members.barrier(2.0, "new", 1, 1, "init", after=1, first=True) == 1
+    assert members.barrier(2.0, "new", 1, 1, "init", after=1, first=False) is None
+    assert members.barrier(2.0, "w0", 1, 1, "init", after=1) == 2
+
+
+def test_who_gives_up_waiting_is_not_counted():
+    members = formed()
+    members.barrier(0.0, "w0", 1, 1, "init")
+    members.withdraw("w0", 1, "init")
+    assert members.barrier(0.0, "w1", 1, 1, "init") is None
+
+
+def test_servers_have_no_barriers():
+    assert "server 0" in denied("wrong", formed().barrier, 0.0, "s0", 1, 1, "init")
+
+
+def test_only_so_many_names_are_remembered(monkeypatch):
+    monkeypatch.setattr("flowmx.comm.barriers.MOST_NAMES", 3)
+    barriers = Barriers()
+    for number in range(5):
+        barriers.enter("a", f"step {number}", 0, False)
+        barriers.settle(["a"])
+    assert list(barriers.rounds) == ["step 2", "step 3", "step 4"]
+
+
+# The scheduler starts anew
+
+
+def again(members, restored=True, **options):
+    fresh = Members(members.job, 100.0, members.term + 1, "another")
+    if restored:
+        fresh.restore(100.0, members.snapshot())
+    return fresh
+
+
+@pytest.mark.parametrize("restored", [True, False], ids=["with its file", "without"])
+def test_nodes_keep_their_places_when_the_scheduler_starts_anew(restored):
+    members = formed(policy="stop")
+    members.barrier(0.0, "w0", 1, 1, "init")
+    members.barrier(0.0, "w1", 1, 1, "init")
+    known, fresh = members.view, again(members, restored)
+    assert "register" in denied("unregistered", fresh.heartbeat, 100.0, "w1", 1, 9, known.term)
+    assert fresh.join(100.0, Hello("w1", "worker", 1, known=known, rounds={"init": 1})).rank == 1
+    assert fresh.view.job == known.job
+    assert fresh.view.order > known.order and fresh.view.epoch > known.epoch
+    assert fresh.view.phase == "running"
+    # Worker 0 never had the answer, and is let through.
+    fresh.join(100.0, Hello("w0", "worker", 1, known=known))
+    assert fresh.barrier(100.0, "w0", 1, fresh.term, "init") == 1
+
+
+def test_who_does_not_come_back_is_gone():
+    members = formed(policy="stop")
+    known, fresh = members.view, again(members, restored=False)
+    for node, role in (("w0", "worker"), ("s0", "server")):
+        fresh.join(100.0, Hello(node, role, 1, known=known))
+    for now in range(101, 113):
+        for node in ("w0", "s0"):
+            fresh.heartbeat(float(now), node, 1, now, fresh.term)
+        fresh.tick(float(now))
+    assert "worker 1" in fresh.view.failure
+
+
+def test_a_newcomer_does_not_take_a_place_of_the_running_job():
+    members = formed()
+    known, fresh = members.view, again(members, restored=False)
+    assert fresh.join(100.0, Hello("new", "worker", 1)).rank == 0
+    assert fresh.join(100.0, Hello("w0", "worker", 1, known=known)).rank == 0
+    denied("unregistered", fresh.heartbeat, 100.0, "new", 1, 1, fresh.term)
+    denied("full", fresh.join, 100.0, Hello("new", "worker", 1))
+
+
+def test_the_newest_of_several_views_is_believed():
+    members = formed()
+    old = members.view
+    members.fail(1.0, "w1", 1)
+    members.join(1.0, Hello("new", "worker", 1))
+    fresh = again(members, restored=False)
+    fresh.join(100.0, Hello("w0", "worker", 1, known=old))
+    assert fresh.view.at("worker", 1).id == "w1"
+    assert fresh.join(100.0, Hello("new", "worker", 1, known=members.view)).rank == 1
+    denied("stale", fresh.join, 100.0, Hello("w1", "worker", 1, known=old))
+
+
+def test_nodes_of_another_job_are_refused():
+    mine, other = formed(), replace(formed().view, job="theirs")
+    assert "theirs" in denied("other", mine.join, 1.0, Hello("x", "worker", 1, known=other))
+
+
+def test_a_view_travels_unchanged():
+    members = formed()
+    members.fail(1.0, "w1", 1, "killed")
+    assert View.from_wire(members.view.to_wire()) == members.view
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"phase": "late"}, "'phase' must be one of forming"),
+        ({"epoch": -1}, "'epoch' must be a whole number"),
+        ({"epoch": True}, "'epoch'"),
+        ({"members": "all"}, "'members' must be a list"),
+        ({"members": [7]}, "a member must be a map"),
+        ({"job": ""}, "'job' must be text of 1 to 64"),
+        ({"failure": "x" * 5000}, "'failure'"),
+    ],
+)
+def test_a_view_that_is_none_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        View.from_wire(formed().view.to_wire() | change)
+
+
+def test_a_snapshot_of_another_version_is_refused():
+    with pytest.raises(ValueError, match="version 2"):
+        formed().restore(1.0, {"version": 2})
+
+
+# Any order of events
+
+
+@settings(max_examples=400)
+@given(st.lists(STEP, max_size=80), POLICY)
+def test_the_laws_hold_whatever_happens(steps, policy):
+    run(steps, policy=policy)
+
+
+def steps_of(seed):
+    chance = random.Random(seed)
+    return [(chance.randrange(18), chance.randrange(9999), chance.randrange(9999)) for _ in range(80)]
+
+
+def worlds(machine, seeds):
+    for seed in seeds:
+        run(steps_of(seed), machine, "stop" if seed % 2 else "elastic", 1 + seed % 3, seed // 2 % 2)
+
+
+@pytest.mark.soak
+def test_the_laws_hold_in_many_long_worlds():
+    worlds(Members, range(100_000))
+
+
+class SameRank(Members):
+    def _assign(self, hello):
+        return hello.role, super()._assign(hello)[1] ^ (len(self.places) > 1)
+
+
+class NeverSilent(Members):
+    def tick(self, now):
+        self.ticked = now
+
+
+class TakesZombies(Members):
+    def _refuse_stale(self, hello):
+        pass
+
+    def _refuse_past(self, node, incarnation):
+        pass
+
+
+class KeepsTheEpoch(Members):
+    def _changed(self, now):
+        super()._changed(now)
+        self.epoch -= 1
+
+
+class ForgetsTheLost(Members):
+    """Waits at barriers for the dead."""
+
+    def _settle(self, now):
+        living = self._living
+        self._living = lambda role=None: self.places.values() if role == "worker" else living(role)
+        super()._settle(now)
+        del self._living
+
+
+class OpensEarly(Members):
+    def barrier(self, now, node, incarnation, term, name, after=0, first=False):
+        found = super().barrier(now, node, incarnation, term, name, after, first)
+        return after + 1 if found is None else found
+
+
+class GoesOn(Members):
+    """Does not stop under the policy stop."""
+
+    def _end(self, phase, failure=""):
+        if phase != "failed":
+            super()._end(phase, failure)
+
+
+class ForgetsPlaces(Members):
+    """Believes nothing of what nodes and files know."""
+
+    def _believe(self, now, member, known):
+        pass
+
+
+class KeepsQuiet(Members):
+    def _lose(self, place, why, fatal):
+        super()._lose(place, why, fatal)
+        self.failure = self.failure and "something went wrong"
+
+
+class Resurrects(Members):
+    def heartbeat(self, now, node, incarnation, beat, term, doing=""):
+        place = self._place(node)
+        if place:
+            place.member = replace(place.member, state="alive")
+        super().heartbeat(now, node, incarnation, beat, term, doing)
+
+
+WRONG = [
+    SameRank, NeverSilent, TakesZombies, KeepsTheEpoch, ForgetsTheLost, OpensEarly, GoesOn, ForgetsPlaces, KeepsQuiet,
+    Resurrects,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("machine", WRONG)
+def test_the_laws_find_a_wrong_machine(machine):
+    with pytest.raises(Violation):
+        worlds(machine, range(400))
+
+
+def test_an_obituary_says_all_that_is_known():
+    member = Member("abcdef0123456789", "worker", 3, host="node-7", doing="pull key 'fc'", why="silent for 10.2 s")
+    assert member.obituary == (
+        "worker 3 on node-7 (node abcdef012345) is gone: silent for 10.2 s; it was last known to do: pull key 'fc'"
+    )
