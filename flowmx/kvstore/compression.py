@@ -8,7 +8,7 @@ what was sent and the residual make up the sum of the gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import ml_dtypes
@@ -157,7 +157,7 @@ class Rounding(Compression):
     def __init__(self, type: str, dtype: Any) -> None:
         self.type = type
         self.dtype = np.dtype(dtype)
-        self._greatest = np.float32(ml_dtypes.finfo(dtype).max)
+        self._greatest = np.float32(ml_dtypes.finfo(dtype).max)  # type: ignore[no-untyped-call]
 
     def _compress(self, rest: Array) -> Array:
         odd = ~np.isfinite(rest)
@@ -170,7 +170,7 @@ class Rounding(Compression):
         return sent.astype(np.float32)
 
 
-_MAKERS = {
+_MAKERS: dict[Any, Callable[..., Compression]] = {
     "2bit": TwoBit,
     "fp16": lambda: Rounding("fp16", np.float16),
     "bf16": lambda: Rounding("bf16", ml_dtypes.bfloat16),

@@ -1,0 +1,287 @@
+"""The state machine of one server: events in, effects out; no clock, no I/O, no arrays.
+
+Requests of workers, messages of other servers, views and finished computations go in by a method each; what the shell
+is to do comes out as a list of effects (see :mod:`flowmx.kvstore.server.protocol`). The rest of the machine stands in
+``slot`` (a part's state), ``modes`` (when a push is applied), ``steps`` (how it is applied and copied to a backup) and
+``recovery`` (who answers for what).
+
+What holds, whatever is delayed, repeated, reordered or crashes (``tests/test_kvserver_model.py``):
+
+* A push is applied exactly once: it is known by its worker, part and sequence number.
+* Nothing is acknowledged or shown to a worker before two servers have it, as long as two are alive.
+* Gradients of a round are summed in the order of their workers' ranks.
+* A worker that left, or rests, holds nobody up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from flowmx.kvstore.server.desk import Desk
+from flowmx.kvstore.server.modes import Mode
+from flowmx.kvstore.server.protocol import (
+    Acknowledged,
+    Ask,
+    Behind,
+    Configure,
+    Copy,
+    Effect,
+    Fetch,
+    Have,
+    Member,
+    Message,
+    Part,
+    Record,
+    Refused,
+    Request,
+    Step,
+    StepSent,
+    Tell,
+    View,
+)
+from flowmx.kvstore.server.recovery import Recovery
+from flowmx.kvstore.server.slot import Admin, Pending, Slot
+from flowmx.kvstore.server.steps import Steps
+
+__all__ = ["Core"]
+
+
+class Core:
+    """One server.
+
+    Args:
+        me: this server's identity, as views have it; another one after every restart.
+        mode: the kind of consistency.
+    """
+
+    def __init__(self, me: str, mode: Mode) -> None:
+        self.desk = Desk(me, mode)
+        self.steps = Steps(self.desk)
+        self.recovery = Recovery(self.desk, self.steps)
+        self._parked: dict[Request, tuple[Part, Callable[[], None]]] = {}
+
+    # -- requests of workers ---------------------------------------------------------------------------
+
+    def enrol(
+        self, request: Request, worker: str, turn: int, part: Part, member: Member, value: Any = None
+    ) -> list[Effect]:
+        """A worker wants to count from now on; answered with the number that its pushes go on from.
+
+        Args:
+            request: what the answer goes to.
+            worker: the worker's identity.
+            turn: counts this worker's enrolments and rests, from 1.
+            part: the part.
+            member: the worker's rank, and the epoch in which it joined.
+            value: the first value. One that comes later changes nothing; without any, the answer waits for it.
+        """
+        steps = [] if value is None else [Step("create", value=value)]
+        steps.append(Step("enrol", worker=worker, turn=turn, member=member))
+        return self._request(request, part, lambda: self._administer(request, part, steps))
+
+    def rest(self, request: Request, worker: str, turn: int, part: Part) -> list[Effect]:
+        """A worker has no more to push for now, and wants to hold nobody up; it comes back by :meth:`enrol`."""
+        steps = [Step("rest", worker=worker, turn=turn)]
+        return self._request(request, part, lambda: self._administer(request, part, steps))
+
+    def push(
+        self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int = 0
+    ) -> list[Effect]:
+        """A gradient; answered once it is in the value.
+
+        Args:
+            request: what the answer goes to.
+            worker: the worker's identity.
+            part: the part.
+            sequence: the number of this push among the worker's pushes of the part.
+            gradient: the gradient.
+            acknowledged: the highest number of this worker's pushes of the part that was acknowledged.
+        """
+        return self._request(request, part, lambda: self._push(request, worker, part, sequence, gradient, acknowledged))
+
+    def pull(self, request: Request, worker: str, part: Part, wanted: int, acknowledged: int = 0) -> list[Effect]:
+        """Wants the value; answered once it is new enough for a worker whose last push was number `wanted`."""
+        return self._request(request, part, lambda: self._pull(request, worker, part, wanted, acknowledged))
+
+    def cancel(self, request: Request) -> list[Effect]:
+        """Nobody waits for the answer any more. What was pushed stays pushed."""
+        self._parked.pop(request, None)
+        for slot in self.desk.slots.values():
+            slot.pushes.pop(request, None)
+            slot.pulls.pop(request, None)
+            for i, admin in enumerate(slot.admin):
+                if admin.request == request:
+                    slot.admin[i] = admin._replace(request=None)
+        return self._effects()
+
+    def configure(self, request: Request, config: Any) -> list[Effect]:
+        """Use a configuration (the optimizer) for every update from now on."""
+        self.recovery.common = (self.recovery.common[0] + 1, config)
+        self.desk.effects.append(Configure(config))
+        self.desk.reply(request, Acknowledged(self.recovery.common[0]))
+        return self._effects()
+
+    # -- everything else -------------------------------------------------------------------------------
+
+    def view(self, view: View) -> list[Effect]:
+        """The newest view. Older ones, and the same again, are ignored."""
+        if view.epoch > self.desk.epoch:
+            self.recovery.view(view)
+            self._unpark()
+        return self._effects()
+
+    def deliver(self, sender: str, message: Message) -> list[Effect]:
+        """A message of another server. One from a view older than this server's own is ignored.
+
+        Its sender gets to know the new view too, and then sends what still matters again.
+        """
+        if message.epoch >= self.desk.epoch:
+            self._deliver(sender, message)
+            self.recovery.look()
+            self._unpark()
+        return self._effects()
+
+    def merged(self, part: Part, ticket: int, merged: Any) -> list[Effect]:
+        """What a :class:`~flowmx.kvstore.server.protocol.Merge` asked for is done."""
+        return self._computed(part, lambda slot: self.steps.merged(slot, ticket, merged))
+
+    def updated(self, part: Part, ticket: int, value: Any) -> list[Effect]:
+        """What an :class:`~flowmx.kvstore.server.protocol.Update` asked for is done."""
+        return self._computed(part, lambda slot: self.steps.updated(slot, ticket, value))
+
+    def failed(self, part: Part, ticket: int, why: str) -> list[Effect]:
+        """Merging or updating raised."""
+        return self._computed(part, lambda slot: self.steps.failed(slot, ticket, why))
+
+    def restore(self, records: Iterable[Record], common: tuple[int, Any] = (0, None)) -> list[Effect]:
+        """Begin with what a snapshot holds; before the first view.
+
+        Raises:
+            ValueError: there has been a view.
+        """
+        if self.desk.view is not None:
+            raise ValueError("restore: a server takes a snapshot before its first view, not in the middle of a job")
+        for record in records:
+            self.desk.slot(record.part).load(record)
+        self.recovery.common = common
+        if common[0]:
+            self.desk.effects.append(Configure(common[1]))
+        return self._effects()
+
+    def records(self) -> list[Record]:
+        """What a snapshot holds: every part whose value is not being worked on at the moment."""
+        return [slot.record() for slot in self.desk.slots.values() if slot.number and not slot.computing]
+
+    # -- within ----------------------------------------------------------------------------------------
+
+    def _request(self, request: Request, part: Part, act: Callable[[], None]) -> list[Effect]:
+        self._route(request, part, act)
+        return self._effects()
+
+    def _route(self, request: Request, part: Part, act: Callable[[], None]) -> None:
+        view = self.desk.view
+        if view is not None and not 0 <= part.home < len(view.servers):
+            self.desk.reply(request, Refused("invalid", f"there is no home {part.home}, only {len(view.servers)}"))
+        elif part.home in self.desk.active:
+            act()
+        elif view is not None and view.primary(part.home) != self.desk.me:
+            self.desk.reply(request, Refused("moved", f"{view.primary(part.home)} answers for home {part.home}"))
+        else:
+            self._parked[request] = (part, act)
+
+    def _unpark(self) -> None:
+        parked, self._parked = self._parked, {}
+        for request, (part, act) in parked.items():
+            self._route(request, part, act)
+
+    def _administer(self, request: Request, part: Part, steps: list[Step]) -> None:
+        slot, last = self.desk.slot(part), steps[-1]
+        if last.kind == "rest" and not slot.number:
+            self.desk.reply(request, self._unknown(part))
+        elif last.member is not None and self._is_gone(last.worker, last.member):
+            self.desk.reply(request, Refused("not_counted", f"worker {last.worker} is not in view {self.desk.epoch}"))
+        else:
+            slot.admin.extend(Admin(step, request if step is last else None) for step in steps)
+            self.steps.advance(slot)
+
+    def _is_gone(self, worker: str, member: Member) -> bool:
+        view = self.desk.view
+        return view is not None and worker not in view.workers and member.joined <= view.epoch
+
+    def _push(self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int) -> None:
+        slot = self._existing(request, worker, part, acknowledged)
+        if slot is None:
+            return
+        known = slot.knows(worker, sequence)
+        if not known and worker not in slot.counted:
+            text = f"worker {worker} does not count for key {part.key!r}: it left, rests, or never enrolled; init first"
+            self.desk.reply(request, Refused("not_counted", text))
+            return
+        if not known:
+            slot.gradients[worker, sequence] = Pending(slot.counted[worker].rank, gradient)
+        slot.pushes[request] = (worker, sequence)
+        self.steps.advance(slot)
+
+    def _pull(self, request: Request, worker: str, part: Part, wanted: int, acknowledged: int) -> None:
+        slot = self._existing(request, worker, part, acknowledged)
+        if slot is not None:
+            slot.pulls[request] = (worker, wanted)
+            self.steps.advance(slot)
+
+    def _existing(self, request: Request, worker: str, part: Part, acknowledged: int) -> Slot | None:
+        """The slot of a part; where there is none, or it has lost something, the request is refused."""
+        slot = self.desk.slots.get(part)
+        if slot is None or not slot.number:
+            self.desk.reply(request, self._unknown(part))
+            return None
+        if worker in slot.counted and acknowledged > slot.marks.get(worker, 0):
+            text = (
+                f"key {part.key!r} has {slot.marks.get(worker, 0)} pushes of worker {worker}, which was told of "
+                f"{acknowledged}: the servers that had them died together; start again from a checkpoint"
+            )
+            self.desk.reply(request, Refused("lost", text))
+            return None
+        return slot
+
+    def _unknown(self, part: Part) -> Refused:
+        return Refused(
+            "not_initialized", f"key {part.key!r} (part {part.piece}) has no value here: call init with it first"
+        )
+
+    def _deliver(self, sender: str, message: Message) -> None:
+        if isinstance(message, Ask):
+            self.recovery.ask(sender, message)
+        elif isinstance(message, Tell):
+            self._learn(sender, message)
+        elif isinstance(message, Fetch):
+            self.recovery.fetch(sender, message)
+        elif isinstance(message, StepSent):
+            self.steps.take_step(sender, message)
+        elif isinstance(message, Copy):
+            self.steps.take_copy(sender, message)
+            self.recovery.copied(message.record.part)
+        elif message.part in self.desk.slots and message.part.home in self.desk.active:
+            slot = self.desk.slots[message.part]
+            if isinstance(message, Have):
+                self.steps.have(slot, sender, message)
+            elif isinstance(message, Behind):
+                self.steps.behind(slot, sender, message)
+
+    def _learn(self, sender: str, message: Tell) -> None:
+        if message.common[0] > self.recovery.common[0]:
+            self.recovery.common = message.common
+            self.desk.effects.append(Configure(message.common[1]))
+        self.recovery.told(sender, message)
+
+    def _computed(self, part: Part, act: Callable[[Slot], None]) -> list[Effect]:
+        slot = self.desk.slots.get(part)
+        if slot is not None:
+            act(slot)
+            self.recovery.look()
+            self._unpark()
+        return self._effects()
+
+    def _effects(self) -> list[Effect]:
+        effects, self.desk.effects = self.desk.effects, []
+        return effects

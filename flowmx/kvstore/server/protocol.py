@@ -1,0 +1,296 @@
+"""What goes into a server's state machine and what comes out of it.
+
+Values and gradients are opaque here: the machine moves them about and never looks into them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from flowmx.kvstore.shards import Key
+
+__all__ = [
+    "Acknowledged",
+    "Answer",
+    "Ask",
+    "Behind",
+    "Configure",
+    "Content",
+    "Copy",
+    "Effect",
+    "Fetch",
+    "Have",
+    "Member",
+    "Merge",
+    "Message",
+    "Part",
+    "Record",
+    "Refused",
+    "Reply",
+    "Request",
+    "Send",
+    "Step",
+    "StepSent",
+    "Tell",
+    "Update",
+    "View",
+]
+
+Request: TypeAlias = Hashable
+"""What the shell knows a call by that waits for its answer."""
+
+
+class Part(NamedTuple):
+    """A stretch of a key that one server keeps: which of the key's, and the rank of its home server."""
+
+    key: Key
+    piece: int
+    home: int
+
+
+class Member(NamedTuple):
+    """A worker that counts: rounds wait for it, and staleness is measured against it.
+
+    Attributes:
+        rank: its place in the order of summation.
+        joined: the epoch of the view in which it appeared.
+    """
+
+    rank: int
+    joined: int
+
+
+@dataclass(frozen=True)
+class View:
+    """Who is there.
+
+    Attributes:
+        epoch: counts the views.
+        servers: by rank the identity of the server that is alive, or None; a restarted server has a new identity.
+        workers: the identities of the workers that are alive.
+    """
+
+    epoch: int
+    servers: tuple[str | None, ...]
+    workers: frozenset[str] = frozenset()
+
+    def chain(self, home: int) -> list[str]:
+        """The servers that are alive in the order in which they stand in for a home: primary, backup, ..."""
+        ring = self.servers[home:] + self.servers[:home]
+        return [server for server in ring if server is not None]
+
+    def primary(self, home: int) -> str | None:
+        """The server that answers for a home."""
+        return next(iter(self.chain(home)), None)
+
+    def backup(self, home: int) -> str | None:
+        """The server that keeps a copy of what the primary has acknowledged."""
+        return next(iter(self.chain(home)[1:]), None)
+
+
+# -- steps: what changes a part, in one order, on the primary and then on its backup -----------------------
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of a part.
+
+    Attributes:
+        kind: ``create`` (the first value), ``enrol`` and ``rest`` (a worker counts, or no longer), ``update`` (pushes
+            are applied), or ``mirror`` (nothing changes, but a new backup needs a copy).
+        number: counts the part's changes.
+        worker: whom `enrol` and `rest` are about.
+        turn: which of the worker's enrolments and rests it is.
+        member: for `enrol`.
+        start: for `enrol`, the number that the worker's pushes go on from.
+        value: for `create`.
+        merged: for `update`, the sum of the gradients, once it is known.
+        marks: for `update`, whose pushes are in it, with their sequence numbers, in the order of summation.
+    """
+
+    kind: Literal["create", "enrol", "rest", "update", "mirror"]
+    number: int = 0
+    worker: str = ""
+    turn: int = 0
+    member: Member | None = None
+    start: int = 0
+    value: Any = None
+    merged: Any = None
+    marks: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """All of a part at one moment, as it goes to another server or into a snapshot.
+
+    Attributes:
+        part: which.
+        term: counts the primaries that the part has had: of two records the later term is right.
+        number: steps taken.
+        round: updates among them.
+        marks: by worker, the sequence number of its last push that is in the value.
+        counted: the workers that count.
+        turns: by worker, its last enrolment or rest.
+        value: the value with its optimizer's state.
+    """
+
+    part: Part
+    term: int
+    number: int
+    round: int
+    marks: Mapping[str, int]
+    counted: Mapping[str, Member]
+    turns: Mapping[str, int]
+    value: Any
+
+
+# -- messages between servers; each carries the epoch of the view that its sender acted in -----------------
+
+
+@dataclass(frozen=True)
+class StepSent:
+    """Primary to backup: take this step too."""
+
+    epoch: int
+    part: Part
+    term: int
+    step: Step
+
+
+@dataclass(frozen=True)
+class Copy:
+    """Take this record for the part, whatever you have."""
+
+    epoch: int
+    record: Record
+
+
+@dataclass(frozen=True)
+class Have:
+    """Backup to primary: I have taken this step, or this copy."""
+
+    epoch: int
+    part: Part
+    number: int
+
+
+@dataclass(frozen=True)
+class Behind:
+    """Backup to primary: I can not take this step; send a copy."""
+
+    epoch: int
+    part: Part
+
+
+@dataclass(frozen=True)
+class Ask:
+    """New primary to all others: tell me what you have of this home, and take nothing for it from an older view."""
+
+    epoch: int
+    home: int
+
+
+@dataclass(frozen=True)
+class Tell:
+    """The answer: by part its term and number; and the configuration with its version."""
+
+    epoch: int
+    home: int
+    parts: Mapping[Part, tuple[int, int]]
+    common: tuple[int, Any]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """New primary to who has the newest: send a copy of this part."""
+
+    epoch: int
+    part: Part
+
+
+Message: TypeAlias = StepSent | Copy | Have | Behind | Ask | Tell | Fetch
+
+
+# -- answers to workers ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """Done, and on the backup; `number` is what the worker's pushes of this part go on from."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Content:
+    """The answer to a pull: the value, and how many updates are in it."""
+
+    value: Any
+    round: int
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Not done. What to do depends on the kind.
+
+    ``moved``: another server answers for the part: ask again there, after the next view. ``not_counted``: the worker
+    does not count (any more): enrol first. ``not_initialized``: the part was never created. ``lost``: this server has
+    less than was once acknowledged. ``update_failed``: an update raised, and so does everything after it. ``invalid``:
+    the request makes no sense.
+    """
+
+    kind: Literal["moved", "not_counted", "not_initialized", "lost", "update_failed", "invalid"]
+    text: str
+
+
+Answer: TypeAlias = Acknowledged | Content | Refused
+
+
+# -- effects: what the shell is to do, in this order -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Answer a request."""
+
+    request: Request
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Send:
+    """Send a message to another server, again and again until it arrives or the receiver has left the view."""
+
+    to: str
+    message: Message
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Sum gradients in this order; then call ``merged``."""
+
+    part: Part
+    ticket: int
+    gradients: list[Any] = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Update:
+    """Apply a merged gradient to a value, which may be done in place; then call ``updated``, or ``failed``."""
+
+    part: Part
+    ticket: int
+    value: Any = field(compare=False)
+    merged: Any = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Configure:
+    """Use this configuration (the optimizer) from now on."""
+
+    config: Any
+
+
+Effect: TypeAlias = Reply | Send | Merge | Update | Configure

@@ -1,0 +1,147 @@
+"""Who answers for a home when servers come and go.
+
+The view says who the primary is; but it may answer only once it has the newest of every part. So a server that becomes
+the primary asks all others of the view what they have. By answering, a server also promises to take nothing for that
+home from an older view: so what the asker collects can not be overtaken by a primary that does not know yet that it was
+replaced. Since every acknowledged step is on two servers, one of those that answer has it.
+
+Of two records of a part the one of the later *term* (primary) is newer, and within a term the one with more steps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowmx.kvstore.server.desk import Desk
+from flowmx.kvstore.server.protocol import Ask, Copy, Fetch, Part, Refused, Tell, View
+from flowmx.kvstore.server.steps import Steps
+
+__all__ = ["Recovery"]
+
+
+@dataclass
+class _Collecting:
+    """What a new primary of a home waits for: answers, and then copies."""
+
+    unheard: set[str]
+    best: dict[Part, tuple[tuple[int, int], str]] = field(default_factory=dict)
+    fetching: set[Part] | None = None
+
+
+class Recovery:
+    """Takes over homes and hands them over."""
+
+    def __init__(self, desk: Desk, steps: Steps) -> None:
+        self.desk = desk
+        self.steps = steps
+        self.common: tuple[int, Any] = (0, None)
+        """The configuration that all servers share, with its version."""
+        self._collecting: dict[int, _Collecting] = {}
+        self._asked: list[tuple[str, Ask]] = []
+
+    def view(self, view: View) -> None:
+        """Take roles by a new view."""
+        desk, before = self.desk, self.desk.view
+        desk.view = view
+        self._collecting.clear()
+        for home in range(len(view.servers)):
+            if view.primary(home) != desk.me:
+                self._hand_over(home, view)
+            elif home in desk.active and before is not None:
+                self._go_on(home, changed=before.backup(home) != view.backup(home))
+            else:
+                self._collect(home, view)
+        self.look()
+
+    def look(self) -> None:
+        """Do what may have become possible."""
+        asked, self._asked = self._asked, []
+        for sender, ask in asked:
+            self.ask(sender, ask)
+        for home in list(self._collecting):
+            self._try(home)
+
+    def ask(self, sender: str, message: Ask) -> None:
+        """Tell a new primary what is here: once this server knows the view too, and nothing is being computed."""
+        computing = any(slot.computing for slot in self.desk.of_home(message.home))
+        if message.epoch > self.desk.epoch or (message.epoch == self.desk.epoch and computing):
+            self._asked.append((sender, message))
+        elif message.epoch == self.desk.epoch:
+            have = {slot.part: (slot.term, slot.number) for slot in self.desk.of_home(message.home) if slot.number}
+            self.desk.send(sender, Tell(message.epoch, message.home, have, self.common))
+
+    def told(self, sender: str, message: Tell) -> None:
+        """Another server says what it has."""
+        collecting = self._collecting.get(message.home)
+        if message.epoch != self.desk.epoch or collecting is None or sender not in collecting.unheard:
+            return
+        collecting.unheard.discard(sender)
+        for part, version in message.parts.items():
+            if version > collecting.best.get(part, ((0, 0), ""))[0]:
+                collecting.best[part] = (version, sender)
+        self._try(message.home)
+
+    def fetch(self, sender: str, message: Fetch) -> None:
+        """Send a new primary what it asked for."""
+        slot = self.desk.slots.get(message.part)
+        if message.epoch == self.desk.epoch and slot is not None and not slot.computing:
+            self.desk.send(sender, Copy(message.epoch, slot.record()))
+
+    def copied(self, part: Part) -> None:
+        """A copy has come, and may be one that was asked for."""
+        collecting = self._collecting.get(part.home)
+        if collecting is not None and collecting.fetching is not None:
+            collecting.fetching.discard(part)
+            self._try(part.home)
+
+    # -- roles -----------------------------------------------------------------------------------------
+
+    def _hand_over(self, home: int, view: View) -> None:
+        self.desk.active.discard(home)
+        moved = Refused("moved", f"{view.primary(home)} answers for home {home} since view {view.epoch}")
+        for slot in self.desk.of_home(home):
+            self.desk.refuse_all(slot, moved)
+            self.steps.stand_down(slot)
+
+    def _go_on(self, home: int, changed: bool) -> None:
+        for slot in self.desk.of_home(home):
+            self.steps.evict(slot)
+            if changed:
+                self.steps.mirror(slot)
+            else:
+                self.steps.replicate(slot)
+                self.steps.advance(slot)
+
+    def _collect(self, home: int, view: View) -> None:
+        self.desk.active.discard(home)
+        others = {server for server in view.servers if server is not None} - {self.desk.me}
+        self._collecting[home] = _Collecting(others)
+        for server in sorted(others):
+            self.desk.send(server, Ask(view.epoch, home))
+
+    def _try(self, home: int) -> None:
+        collecting = self._collecting[home]
+        if collecting.unheard or any(slot.computing for slot in self.desk.of_home(home)):
+            return
+        if collecting.fetching is None:
+            self._fetch(collecting)
+        if not collecting.fetching:
+            del self._collecting[home]
+            self._activate(home)
+
+    def _fetch(self, collecting: _Collecting) -> None:
+        collecting.fetching = set()
+        for part, (version, sender) in collecting.best.items():
+            slot = self.desk.slots.get(part)
+            if slot is None or version > (slot.term, slot.number):
+                collecting.fetching.add(part)
+                self.desk.send(sender, Fetch(self.desk.epoch, part))
+
+    def _activate(self, home: int) -> None:
+        self.desk.active.add(home)
+        for slot in self.desk.of_home(home):
+            slot.step = None
+            slot.term = max(self.desk.epoch, slot.term + 1)
+            self.steps.evict(slot)
+            self.steps.mirror(slot)

@@ -1,0 +1,244 @@
+"""How a part changes: one step at a time, computed here, confirmed by the backup, and only then visible.
+
+A step is chosen when the part is idle. Nothing that it changes is told to anybody before both its computation is done
+and the backup has it; then everything that waits is looked at again, and the next step chosen. So whatever a worker was
+told is in two places, and a value is never read while it is worked on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from flowmx.kvstore.server.desk import Desk
+from flowmx.kvstore.server.protocol import (
+    Acknowledged,
+    Behind,
+    Content,
+    Copy,
+    Have,
+    Merge,
+    Part,
+    Refused,
+    Step,
+    StepSent,
+    Update,
+)
+from flowmx.kvstore.server.slot import Slot
+
+__all__ = ["Steps"]
+
+
+class Steps:
+    """The primary's half and the backup's half of taking steps."""
+
+    def __init__(self, desk: Desk) -> None:
+        self.desk = desk
+        self._tell: dict[Part, tuple[str, int]] = {}
+        """The primary, and its epoch, to tell once the step that it sent is computed here."""
+
+    # -- the primary -----------------------------------------------------------------------------------
+
+    def advance(self, slot: Slot) -> None:
+        """Answer what can be answered at an idle part, and begin the next step if there is one."""
+        while slot.step is None and slot.part.home in self.desk.active:
+            if slot.error:
+                self.desk.refuse_all(slot, Refused("update_failed", slot.error))
+                return
+            self._answer(slot)
+            step = self._next(slot)
+            if step is None:
+                return
+            self._begin(slot, step)
+
+    def mirror(self, slot: Slot) -> None:
+        """Bring a backup that knows nothing of the part up to date, unless a step in progress does so anyway."""
+        slot.mirrored = False
+        if slot.error or not slot.number:
+            return
+        slot.confirmed = False
+        if slot.step is None:
+            slot.step = Step("mirror", slot.number)
+        self.replicate(slot)
+        self._finish(slot)
+        self.advance(slot)
+
+    def evict(self, slot: Slot) -> None:
+        """Count the workers no more that have gone, and refuse what of theirs can not be applied any more."""
+        assert self.desk.view is not None
+        gone = slot.evict(self.desk.view)
+        for request, (worker, sequence) in list(slot.pushes.items()):
+            if worker in gone and not slot.knows(worker, sequence):
+                del slot.pushes[request]
+                self.desk.reply(request, Refused("not_counted", f"worker {worker} is not in view {self.desk.epoch}"))
+
+    def replicate(self, slot: Slot) -> None:
+        """Send the step in progress to the backup: the step itself, or all of the part where that would not do."""
+        step, backup = slot.step, self.desk.backup(slot.part)
+        if step is None or slot.confirmed:
+            return
+        if backup is None:
+            slot.confirmed = True
+        elif slot.mirrored and step.kind != "mirror":
+            if step.kind != "update" or step.merged is not None:
+                self._send(slot, backup, StepSent(self.desk.epoch, slot.part, slot.term, step))
+        elif not slot.computing:
+            self._send(slot, backup, Copy(self.desk.epoch, slot.record()))
+
+    def have(self, slot: Slot, sender: str, message: Have) -> None:
+        """The backup has a step or a copy."""
+        step = slot.step
+        if step is None or (sender, message.epoch) != (self.desk.backup(slot.part), slot.sent_epoch):
+            return
+        if message.number == step.number:
+            slot.mirrored = slot.confirmed = True
+            self._finish(slot)
+            self.advance(slot)
+
+    def behind(self, slot: Slot, sender: str, message: Behind) -> None:
+        """The backup can not take the step: it gets a copy."""
+        if (sender, message.epoch) == (self.desk.backup(slot.part), slot.sent_epoch) and not slot.confirmed:
+            slot.mirrored = False
+            self.replicate(slot)
+
+    def _answer(self, slot: Slot) -> None:
+        may_pull = self.desk.mode.may_pull
+        for request, (worker, sequence) in list(slot.pushes.items()):
+            if sequence <= slot.marks.get(worker, 0):
+                del slot.pushes[request]
+                self.desk.reply(request, Acknowledged(sequence))
+        for request, (worker, wanted) in list(slot.pulls.items()):
+            if may_pull(slot, worker, wanted):
+                del slot.pulls[request]
+                self.desk.reply(request, Content(slot.value, slot.round))
+        while slot.admin and slot.number and self._is_done(slot, slot.admin[0].step):
+            admin = slot.admin.popleft()
+            self.desk.reply(admin.request, Acknowledged(slot.marks.get(admin.step.worker, 0)))
+
+    def _is_done(self, slot: Slot, step: Step) -> bool:
+        return step.kind == "create" or step.turn <= slot.turns.get(step.worker, 0)
+
+    def _next(self, slot: Slot) -> Step | None:
+        number = slot.number + 1
+        if not slot.number:
+            # Those who enrol before there is a value wait for the first who brings one.
+            first = next((admin.step for admin in slot.admin if admin.step.kind == "create"), None)
+            return None if first is None else replace(first, number=number)
+        if slot.admin:
+            step = slot.admin[0].step
+            return replace(step, number=number, start=self.desk.mode.start(slot, step.worker))
+        chosen = tuple(self.desk.mode.choose(slot))
+        return Step("update", number, marks=chosen) if chosen else None
+
+    def _begin(self, slot: Slot, step: Step) -> None:
+        slot.step, slot.confirmed = step, False
+        if step.kind == "update":
+            slot.computing = True
+            slot.ticket += 1
+            gradients = [slot.gradients.pop(push).gradient for push in step.marks]
+            self.desk.effects.append(Merge(slot.part, slot.ticket, gradients))
+            return
+        slot.take(step)
+        self.replicate(slot)
+        self._finish(slot)
+
+    def _finish(self, slot: Slot) -> None:
+        if slot.confirmed and not slot.computing:
+            slot.step = None
+
+    # -- what is computed ------------------------------------------------------------------------------
+
+    def merged(self, slot: Slot, ticket: int, merged: Any) -> None:
+        """The sum of a step's gradients is there."""
+        if ticket != slot.ticket or slot.step is None:
+            return
+        slot.step = replace(slot.step, merged=merged)
+        self.desk.effects.append(Update(slot.part, ticket, slot.value, merged))
+        self.replicate(slot)
+
+    def updated(self, slot: Slot, ticket: int, value: Any) -> None:
+        """The new value is there."""
+        if ticket != slot.ticket or slot.step is None:
+            return
+        self._measure_lag(slot, slot.step)
+        slot.take(slot.step)
+        slot.value = value
+        slot.computing = False
+        if slot.part in self._tell:
+            slot.step = None
+            sender, epoch = self._tell.pop(slot.part)
+            self.desk.send(sender, Have(epoch, slot.part, slot.number))
+        elif slot.part.home in self.desk.active:
+            if not slot.mirrored:
+                self.replicate(slot)  # a copy, which had to wait for the value
+            self._finish(slot)
+            self.advance(slot)
+        else:  # another server has become the primary meanwhile, and asks for it
+            slot.step = None
+
+    def failed(self, slot: Slot, ticket: int, why: str) -> None:
+        """The computation raised: the part is not to be used any more, since nobody knows what its value is."""
+        if ticket != slot.ticket:
+            return
+        slot.give_up()
+        slot.error = why
+        if slot.part in self._tell:
+            sender, epoch = self._tell.pop(slot.part)
+            self.desk.send(sender, Behind(epoch, slot.part))
+        self.advance(slot)
+
+    def _measure_lag(self, slot: Slot, step: Step) -> None:
+        slowest = slot.slowest()
+        if slowest is not None and slot.part.home in self.desk.active:
+            lag = max(sequence - slowest for _, sequence in step.marks)
+            self.desk.largest_lag = max(self.desk.largest_lag, lag)
+
+    # -- the backup ------------------------------------------------------------------------------------
+
+    def take_step(self, sender: str, message: StepSent) -> None:
+        """Take the primary's step, if it is the next one."""
+        slot, step = self.desk.slot(message.part), message.step
+        busy_with = slot.step.number if slot.computing and slot.step and slot.part in self._tell else None
+        if message.term == slot.term and step.number == busy_with:
+            epoch = max(message.epoch, self._tell[slot.part][1])  # sent once more, since the view has changed
+            self._tell[slot.part] = (sender, epoch)
+        elif message.term == slot.term and step.number <= slot.number:
+            if step.number == slot.number:  # what is older was confirmed long ago, and comes a second time
+                self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
+        elif message.term != slot.term or step.number != slot.number + 1 or slot.computing or slot.error:
+            self.desk.send(sender, Behind(message.epoch, slot.part))
+        elif step.kind != "update":
+            slot.take(step)
+            self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
+        else:
+            slot.step, slot.computing = step, True
+            slot.ticket += 1
+            self._tell[slot.part] = (sender, message.epoch)
+            self.desk.effects.append(Update(slot.part, slot.ticket, slot.value, step.merged))
+
+    def stand_down(self, slot: Slot) -> None:
+        """Another server is the primary now: give up what nobody was told, but for what is already in the value."""
+        slot.mirrored = False
+        if slot.step is None:
+            return
+        if not slot.computing:
+            slot.step = None
+        elif slot.step.merged is None:
+            slot.give_up()
+
+    def take_copy(self, sender: str, message: Copy) -> None:
+        """Take another server's record in place of what is here, unless that is as new or newer.
+
+        A copy may come twice, the second time long after; so the last word is not always the newest.
+        """
+        record, slot = message.record, self.desk.slot(message.record.part)
+        if (record.term, record.number) < (slot.term, slot.number) or slot.part.home in self.desk.active:
+            return
+        if (record.term, record.number) > (slot.term, slot.number) or slot.error:
+            self._tell.pop(slot.part, None)
+            slot.load(record)
+        self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
+
+    def _send(self, slot: Slot, to: str, message: StepSent | Copy) -> None:
+        slot.sent_epoch = self.desk.epoch
+        self.desk.send(to, message)

@@ -1,0 +1,150 @@
+"""The servers' state machine under every interleaving that chance finds: nothing lost, nothing twice, no deadlock."""
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowmx.kvstore.server import modes, recovery, steps
+from flowmx.kvstore.server.core import Core
+from flowmx.kvstore.server.slot import Slot
+from tests.kvserver_world import Scenario, World, Wrong
+
+CALM = {"duplicates": 0.0}
+SCENARIOS = {
+    "one server": Scenario(servers=1, workers=3, steps=(2, 3)),
+    "sync": Scenario(workers=3, steps=(2, 3, 1)),
+    "sync, crashes": Scenario(servers=3, workers=2, parts=4, steps=(4, 3), crashes=3),
+    "sync, workers come and go": Scenario(servers=2, workers=3, steps=(4,), late=2, deaths=1),
+    "sync, everything": Scenario(servers=3, workers=3, parts=3, steps=(4, 3), late=1, deaths=1, crashes=3),
+    "async": Scenario(mode="async", workers=3, steps=(3, 2)),
+    "async, everything": Scenario(mode="async", servers=3, workers=3, parts=3, late=1, deaths=1, crashes=3),
+    "stale": Scenario(mode="stale", bound=1, servers=2, workers=3, steps=(4, 6), crashes=1),
+    "stale, everything": Scenario(
+        mode="stale", bound=2, servers=3, workers=3, parts=3, steps=(5, 3), late=1, deaths=1, crashes=2
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_every_interleaving_comes_to_a_right_end(name, seed):
+    World(SCENARIOS[name], seed).run()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_many_more_interleavings(name):
+    for seed in range(5000):
+        World(SCENARIOS[name], seed).run()
+
+
+# -- the checker finds wrong machines ----------------------------------------------------------------------
+
+
+def acknowledges_at_once(monkeypatch):
+    replicate = steps.Steps.replicate
+
+    def early(self, slot):
+        replicate(self, slot)
+        slot.confirmed |= slot.mirrored
+
+    monkeypatch.setattr(steps.Steps, "replicate", early)
+
+
+def knows_no_duplicates(monkeypatch):
+    monkeypatch.setattr(Slot, "knows", lambda self, worker, sequence: (worker, sequence) in self.gradients)
+
+
+def forgets_what_is_in_progress(monkeypatch):
+    def knows(self, worker, sequence):
+        return sequence <= self.marks.get(worker, 0) or (worker, sequence) in self.gradients
+
+    monkeypatch.setattr(Slot, "knows", knows)
+
+
+def waits_for_those_who_left(monkeypatch):
+    monkeypatch.setattr(Slot, "evict", lambda self, view: [])
+
+
+def sums_in_order_of_arrival(monkeypatch):
+    def choose(self, slot):
+        ready = slot.pushed(slot.round + 1)
+        return [] if slot.counted.keys() - ready.keys() else [(worker, slot.round + 1) for worker in ready]
+
+    monkeypatch.setattr(modes.Sync, "choose", choose)
+
+
+def knows_no_bound(monkeypatch):
+    monkeypatch.setattr(modes.Stale, "_is_next", modes.Async._is_next)
+    monkeypatch.setattr(modes.Stale, "may_pull", modes.Mode.may_pull)
+
+
+def takes_over_without_asking(monkeypatch):
+    def collect(self, home, view):
+        self._activate(home)
+
+    monkeypatch.setattr(recovery.Recovery, "_collect", collect)
+
+
+def takes_any_copy(monkeypatch):
+    def take_copy(self, sender, message):
+        slot = self.desk.slot(message.record.part)
+        self._tell.pop(slot.part, None)
+        slot.load(message.record)
+        self.desk.send(sender, steps.Have(message.epoch, slot.part, slot.number))
+
+    monkeypatch.setattr(steps.Steps, "take_copy", take_copy)
+
+
+def listens_to_the_past(monkeypatch):
+    def deliver(self, sender, message):
+        self._deliver(sender, message)
+        self.recovery.look()
+        self._unpark()
+        return self._effects()
+
+    monkeypatch.setattr(Core, "deliver", deliver)
+
+
+def shows_values_that_are_worked_on(monkeypatch):
+    pull = Core._pull
+
+    def now(self, request, worker, part, wanted, acknowledged):
+        pull(self, request, worker, part, wanted, acknowledged)
+        slot = self.desk.slots[part]
+        if slot.pulls:
+            slot.pulls.clear()
+            self.desk.reply(request, steps.Content(slot.value, slot.round))
+
+    monkeypatch.setattr(Core, "_pull", now)
+
+
+WRONG = {
+    acknowledges_at_once: ["sync, crashes", "async, everything"],
+    knows_no_duplicates: ["async", "sync, everything"],
+    forgets_what_is_in_progress: ["async"],
+    waits_for_those_who_left: ["sync"],
+    sums_in_order_of_arrival: ["sync"],
+    knows_no_bound: ["stale"],
+    takes_over_without_asking: ["sync, crashes"],
+    takes_any_copy: ["sync, crashes", "async, everything"],
+    listens_to_the_past: ["async, everything", "sync, crashes"],
+    shows_values_that_are_worked_on: ["async"],
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=lambda wrong: wrong.__name__)
+def test_the_checker_finds_a_machine_that(wrong, monkeypatch):
+    wrong(monkeypatch)
+    monkeypatch.setattr("tests.kvserver_world.LIMIT", 3000)
+    seeds = random.Random(0)
+    for _ in range(400):
+        for name in WRONG[wrong]:
+            try:
+                World(SCENARIOS[name], seeds.getrandbits(32)).run()
+            except Wrong:
+                return
+    pytest.fail("no run found it")
