@@ -4,6 +4,9 @@ Each field of `Settings` is a setting: its annotation is the type, `_setting` ad
 the documentation, and the variable is called ``FLOWMX_`` plus the field's name in capitals. The names that
 MXNet had under ``MXNET_`` mean the same here. ``python -m flowmx info`` prints them all.
 
+Where a setting's own variable is unset, another program's may stand for it: `others` is a format string of variables,
+such as ``"{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}"``, which counts where all of them are set.
+
 The environment is read once, at the first `get`; a program that changes it later calls `reload`.
 """
 
@@ -12,6 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
+from string import Formatter
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
@@ -19,7 +23,9 @@ __all__ = [
     "TABLE",
     "BlockingInLoop",
     "EngineType",
+    "Policy",
     "PoolType",
+    "Role",
     "Setting",
     "SettingError",
     "Settings",
@@ -37,6 +43,8 @@ MXNET_PREFIX = "MXNET_"
 EngineType = Literal["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 PoolType = Literal["Naive", "Round", "Unpooled"]
 BlockingInLoop = Literal["warn", "error", "allow"]
+Policy = Literal["stop", "elastic"]
+Role = Literal["worker", "server", "scheduler"]
 
 T = TypeVar("T")
 
@@ -76,11 +84,25 @@ class Setting(NamedTuple):
     aliases: Mapping[str, str] = MappingProxyType({})
     low: float | None = None
     high: float | None = None
+    others: str = ""
 
     @property
     def variable(self) -> str:
         """The environment variable, such as ``FLOWMX_ENGINE_TYPE``."""
         return PREFIX + self.name.upper()
+
+    @property
+    def other_variables(self) -> tuple[str, ...]:
+        """The variables of other programs that stand for this one where it is unset."""
+        return tuple(name for _, name, _, _ in Formatter().parse(self.others) if name)
+
+    def find(self, environ: Mapping[str, str]) -> tuple[str, str]:
+        """Return what `environ` says of the setting, as text (empty where it is unset), and which variables say it."""
+        own = environ.get(self.variable, "").strip()
+        texts = {name: environ.get(name, "").strip() for name in self.other_variables}
+        if own or not texts or not all(texts.values()):
+            return own, self.variable
+        return self.others.format_map(texts), " and ".join(texts)
 
     @property
     def allowed(self) -> str:
@@ -95,8 +117,12 @@ class Setting(NamedTuple):
         }
         return _KINDS[self.kind] + bounds[self.low is not None, self.high is not None]
 
-    def parse(self, text: str) -> object:
+    def parse(self, text: str, variable: str = "") -> object:
         """Return the value that `text`, as found in the environment, stands for.
+
+        Args:
+            text: what was found.
+            variable: where, if not in the setting's own variable.
 
         Raises:
             SettingError: `text` is not a value of this setting.
@@ -105,9 +131,9 @@ class Setting(NamedTuple):
         try:
             value = _PARSERS[self.kind](self.aliases.get(text, text))
         except (KeyError, ValueError):
-            raise self._error(text) from None
+            raise self._error(text, variable) from None
         if not self._within(value):
-            raise self._error(text)
+            raise self._error(text, variable)
         return value
 
     def check(self, value: object) -> object:
@@ -132,9 +158,9 @@ class Setting(NamedTuple):
             and (self.high is None or value <= self.high)
         )
 
-    def _error(self, given: object) -> SettingError:
-        default = "" if self.default is None else f" The default is {self.default}."
-        return SettingError(f"{self.variable} was given {given!r}; it takes {self.allowed}.{default}")
+    def _error(self, given: object, variable: str = "") -> SettingError:
+        default = "" if self.default in (None, "") else f" The default is {self.default}."
+        return SettingError(f"{variable or self.variable} was given {given!r}; it takes {self.allowed}.{default}")
 
 
 def _setting(
@@ -144,9 +170,10 @@ def _setting(
     low: float | None = None,
     high: float | None = None,
     aliases: Mapping[str, str] | None = None,
+    others: str = "",
 ) -> T:
     """Declare a field of `Settings`; typed as its default, so that mypy compares the two."""
-    metadata = {"doc": doc, "low": low, "high": high, "aliases": aliases or {}}
+    metadata = {"doc": doc, "low": low, "high": high, "aliases": aliases or {}, "others": others}
     declared: Any = field(default=default, metadata=metadata)
     return declared  # type: ignore[no-any-return]
 
@@ -230,7 +257,30 @@ class Settings:
         2048, "KiB of small arrays that are sent and summed together; 0 sends each by itself.", low=0
     )
     update_on_kvstore: bool = _setting(True, "Let the KVStore update weights where it can, once for all devices.")
+    kvstore_policy: Policy = _setting(
+        "stop", "What a job does that loses a node: stop and say which, or go on and let another take its place."
+    )
+    kvstore_heartbeat: float = _setting(1.0, "Seconds between the signs of life of a node.", low=0.01)
+    kvstore_timeout: float = _setting(10.0, "Seconds of silence after which a node is gone.", low=0.05)
+    kvstore_reconnect: float = _setting(30.0, "Seconds that nodes go on without the scheduler, looking for it.", low=0)
     enable_gpu_p2p: bool = _setting(True, "Let GPUs copy to each other directly where they can.")
+
+    # The distributed job that this process belongs to
+    scheduler: str = _setting(
+        "",
+        "Address of the scheduler, such as 127.0.0.1:9091; unset, this process belongs to no job.",
+        others="{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}",
+    )
+    role: Role = _setting("worker", "What this process is in its job.", others="{DMLC_ROLE}")
+    rank: int | None = _setting(None, "The rank to ask for; unset, any that is free.", low=0, others="{DMLC_WORKER_ID}")
+    num_workers: int = _setting(1, "Workers of the job.", low=1, others="{DMLC_NUM_WORKER}")
+    num_servers: int = _setting(1, "Servers of the job.", low=0, others="{DMLC_NUM_SERVER}")
+    node_id: str = _setting("", "This node's name for itself, other than all others'; unset, it makes one up.")
+    node_host: str = _setting(
+        "127.0.0.1", "The address of this machine on which the job's other nodes reach it.", others="{DMLC_NODE_HOST}"
+    )
+    secret_file: str = _setting("", "File with the secret that all nodes of the job share; unset, there is none.")
+    snapshot: str = _setting("", "File or folder from which this scheduler or server goes on when it starts anew.")
 
     # Recomputing, profiling, tuning, random numbers
     backward_do_mirror: bool = _setting(False, "Recompute cheap results in the backward pass to save memory.")
@@ -265,7 +315,7 @@ def load(environ: Mapping[str, str]) -> Settings:
     Raises:
         SettingError: A variable holds a value that its setting does not take.
     """
-    return Settings(**_given(environ))
+    return Settings(**_given(environ)[0])
 
 
 def get() -> Settings:
@@ -286,8 +336,8 @@ def reload() -> Settings:
         SettingError: As in `load`; the settings in force stay.
     """
     global _current, _sources
-    given = _given(os.environ)
-    _current, _sources = Settings(**given), dict.fromkeys(given, "environment")
+    given, found_in = _given(os.environ)
+    _current, _sources = Settings(**given), found_in
     _warn_unknown(os.environ)
     return _current
 
@@ -314,7 +364,10 @@ def override(**values: object) -> Iterator[Settings]:
 
 
 def sources() -> dict[str, str]:
-    """Return where each setting's value comes from: ``default``, ``environment`` or ``override``."""
+    """Return where each setting's value comes from: ``default``, ``environment`` or ``override``.
+
+    Where variables of other programs stood for the setting's own, ``environment`` is followed by their names.
+    """
     get()
     return {name: _sources.get(name, "default") for name in TABLE}
 
@@ -325,9 +378,15 @@ def mxnet_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {old: known[old] for old in sorted(environ) if old in known}
 
 
-def _given(environ: Mapping[str, str]) -> dict[str, Any]:
-    texts = {name: environ.get(row.variable, "").strip() for name, row in TABLE.items()}
-    return {name: TABLE[name].parse(text) for name, text in texts.items() if text}
+def _given(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of the settings that `environ` holds, and where each was found."""
+    values, found_in = {}, {}
+    for name, row in TABLE.items():
+        text, variable = row.find(environ)
+        if text:
+            values[name] = row.parse(text, variable)
+            found_in[name] = "environment" if variable == row.variable else f"environment: {variable}"
+    return values, found_in
 
 
 def _warn_unknown(environ: Mapping[str, str]) -> None:

@@ -14,7 +14,7 @@ def environ(monkeypatch):
     import os
 
     for name in list(os.environ):
-        if name.startswith(("FLOWMX_", "MXNET_")):
+        if name.startswith(("FLOWMX_", "MXNET_", "DMLC_")):
             monkeypatch.delenv(name)
     settings.reload()
     yield monkeypatch
@@ -148,3 +148,32 @@ def test_variables_of_mxnet_are_named_with_their_new_names():
 def test_settings_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         settings.get().engine_max_ops = 1
+
+
+def test_variables_of_other_launchers_stand_for_those_that_are_unset():
+    dmlc = {
+        "DMLC_ROLE": "server",
+        "DMLC_PS_ROOT_URI": "10.0.0.1",
+        "DMLC_PS_ROOT_PORT": "9091",
+        "DMLC_NUM_WORKER": "4",
+        "DMLC_NUM_SERVER": "2",
+    }
+    found = settings.load(dmlc)
+    assert (found.role, found.scheduler, found.num_workers, found.num_servers) == ("server", "10.0.0.1:9091", 4, 2)
+    assert settings.load(dmlc | {"FLOWMX_ROLE": "worker"}).role == "worker"
+
+
+def test_a_setting_that_takes_two_variables_of_others_needs_both():
+    assert settings.load({"DMLC_PS_ROOT_PORT": "9091"}).scheduler == ""
+
+
+def test_a_bad_value_in_a_variable_of_others_names_that_variable():
+    with pytest.raises(SettingError, match=r"DMLC_ROLE was given 'boss'; it takes one of worker, server, scheduler"):
+        settings.load({"DMLC_ROLE": "boss"})
+
+
+def test_the_source_of_a_setting_names_the_variables_of_others(environ):
+    environ.setenv("DMLC_PS_ROOT_URI", "10.0.0.1")
+    environ.setenv("DMLC_PS_ROOT_PORT", "9091")
+    settings.reload()
+    assert settings.sources()["scheduler"] == "environment: DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT"
