@@ -178,7 +178,10 @@ class Exchange:
 
     async def _run(self, operation: Operation, message: Message) -> Message:
         try:
-            return await operation.handler(self._caller, message)
+            answer: object = await operation.handler(self._caller, message)
+            if not isinstance(answer, Message):
+                raise TypeError(f"a handler must return a Message, and returned {answer!r:.80}")
+            return answer
         except Exception as error:
             raise self._explain(error) from None
 

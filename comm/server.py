@@ -27,6 +27,8 @@ __all__ = ["Caller", "Service"]
 log = logging.getLogger("flowmx.comm")
 LINGER = 2.0  # seconds that the rest of a refused body is read for, so that the sender gets to see the refusal
 
+GRACE = 0.05  # seconds that requests under way have to end when a service stops; aiohttp takes 0 for no limit
+
 
 class Service:
     """Answers operations: ``POST /v1/<operation>`` with a frame, ``GET /healthz``, ``GET /metrics``.
@@ -235,7 +237,7 @@ async def _run(application: web.Application) -> web.AppRunner:
         auto_decompress=False,
         keepalive_timeout=75.0,
         lingering_time=LINGER,
-        shutdown_timeout=0.0,
+        shutdown_timeout=GRACE,
     )
     await runner.setup()
     return runner
