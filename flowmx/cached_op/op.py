@@ -26,7 +26,7 @@ from flowmx.ndarray.core import allocate
 from flowmx.ops.registry import LIGHT_BYTES
 from flowmx.symbol.symbol import Symbol
 
-_KEPT = 32
+_KEPT = 16
 """Combinations of shapes that stay compiled."""
 _LIGHT_STEPS = 64
 """Steps of which a light call may consist."""

@@ -105,6 +105,10 @@ USE_GLOBAL_STATS, USE_SCALE, USE_SHIFT = 1, 2, 4
 ANY_LAYOUT = 1
 
 
+_KEPT_PRIMITIVES = 64
+"""Primitives that oneDNN keeps by itself: few, since we keep those that we use."""
+
+
 class ExecArg(ctypes.Structure):
     """``dnnl_exec_arg_t``."""
 
@@ -136,6 +140,7 @@ class Library:
         self._equal: Any = self._dll.dnnl_memory_desc_equal
         self._equal.argtypes = [Handle, Handle]
         self.engine = self.create("engine_create", 1, ctypes.c_size_t(0))
+        self.call("set_primitive_cache_capacity", _KEPT_PRIMITIVES)
         self.stream = self.create("stream_create", self.engine, 1)
 
     def create(self, name: str, *arguments: Any) -> Handle:

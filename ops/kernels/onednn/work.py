@@ -7,15 +7,18 @@ elsewhere it belongs to the thread.
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from flowmx.ops.kernels.onednn.layouts import KEPT, Array, Desc, pointer
+from flowmx.ops.kernels.onednn.layouts import Array, Desc, pointer
 from flowmx.ops.kernels.onednn.library import OneDNNError
 from flowmx.ops.kernels.onednn.primitives import LINE, Call, Reorder, Room
 
+_KEPT_PLANS = 256
+"""Computations that are kept besides those of bound graphs: each has machine code and tables, about 100 KiB."""
 _KEPT_BYTES = 1 << 26
 """Bytes of a thread's workspace up to which it is kept."""
 
@@ -110,21 +113,23 @@ class Operand:
 
 
 Plan = TypeVar("Plan")
-_plans: dict[Any, Any] = {}
+_plans: OrderedDict[Any, Any] = OrderedDict()
 _making = threading.Lock()
 
 
 def plan(kind: Callable[..., Plan], *key: Any) -> Plan | None:
-    """``kind(*key)``, made once and kept; None where oneDNN has no implementation of it."""
+    """``kind(*key)``, made once and kept while others are asked for; None where oneDNN has no implementation of it."""
     whole = (kind, *key)
     try:
-        return _plans[whole]  # type: ignore[no-any-return]
+        made = _plans[whole]
+        _plans.move_to_end(whole)
+        return made  # type: ignore[no-any-return]
     except KeyError:
         pass
     with _making:
         if whole not in _plans:
-            if len(_plans) >= KEPT:
-                _plans.clear()
+            if len(_plans) >= _KEPT_PLANS:
+                _plans.popitem(last=False)
             try:
                 _plans[whole] = kind(*key)
             except OneDNNError:
