@@ -38,7 +38,7 @@ class Limits:
     total: int = 8 * GIB
     in_flight: int = 32 * GIB
     requests: int = 4096
-    requests_by_peer: int = 64
+    requests_by_peer: int = 256
     peers: int = 4096
     connections: int = 32
     idle: float = 15.0
