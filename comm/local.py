@@ -207,7 +207,7 @@ class Mappings:
             NotLocal: it is not one that is safe to use, or can not be reached.
         """
         descriptor, inode, size = _whole_numbers(shared)
-        memory = self._mapped.pop((peer.pid, inode), None)
+        memory = self._mapped.get((peer.pid, inode))
         if memory is None:
             self._watch(peer.pid)
             memory = _map(peer, descriptor, inode, size)
@@ -215,6 +215,7 @@ class Mappings:
                 self._timer = asyncio.get_running_loop().call_later(self.seconds, self.sweep)
         if len(memory) != size:
             raise WireError(f"the shared memory has {len(memory)} bytes, and the request says {size}")
+        self._mapped.pop((peer.pid, inode), None)
         self._mapped[peer.pid, inode] = memory
         self._used.add((peer.pid, inode))
         self._trim()
