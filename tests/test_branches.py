@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowmx as mx
-from flowmx.graph import branches
-from flowmx.graph.branches import stages
-from flowmx.graph.memory import lower_bound
+from flowmx.graph.planning import branches
+from flowmx.graph.planning.branches import stages
+from flowmx.graph.planning.memory import lower_bound
 
 GRAPHS = st.integers(0, 25).flatmap(
     lambda n: st.tuples(
@@ -143,7 +143,7 @@ def test_what_runs_beside_shares_no_memory(eager):
 
 def test_the_setting_in_a_process_of_its_own():
     code = (
-        "import flowmx as mx, numpy as np; from flowmx.graph import branches; branches.WORTH_NS = 0;"
+        "import flowmx as mx, numpy as np; from flowmx.graph.planning import branches; branches.WORTH_NS = 0;"
         "x = mx.sym.Variable('x'); w = mx.sym.Variable('w');"
         "y = mx.sym.dot(x, w) + mx.sym.dot(mx.sym.exp(x), w);"
         "b = y.bind(mx.cpu(), {'x': mx.nd.ones((64, 64)), 'w': mx.nd.ones((64, 64))});"

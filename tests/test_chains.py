@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import flowmx as mx
 from flowmx import devices
-from flowmx.graph import chains, compiler
+from flowmx.graph import compiler
 from flowmx.graph.graph import predecessors
+from flowmx.graph.passes import chains
 from flowmx.ops.chain import Chain, Link
 from flowmx.ops.kernels.loops import chain as kernel
 from flowmx.ops.kernels.loops import team, walks

@@ -5,7 +5,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.graph import compiler
-from flowmx.graph import fuse as fusion
+from flowmx.graph.passes import fuse as fusion
 from flowmx.ops import kernels
 from flowmx.ops.kernels.onednn import convolution, layouts
 from flowmx.ops.kernels.onednn import library as onednn

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import flowmx as mx
 from benchmarks.workers import networks
 from flowmx.graph import compiler
-from flowmx.graph.memory import ALIGNMENT, Life, aligned, apart, lower_bound, pack
+from flowmx.graph.planning.memory import ALIGNMENT, Life, aligned, apart, lower_bound, pack
 
 LIVES = st.lists(
     st.builds(

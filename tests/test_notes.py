@@ -5,7 +5,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.graph import compiler
-from flowmx.graph.notes import note_maxima
+from flowmx.graph.passes.notes import note_maxima
 
 
 def gradient(shape, twice=False, **parameters):

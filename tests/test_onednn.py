@@ -3,6 +3,7 @@
 import importlib
 import pkgutil
 import threading
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -296,7 +297,7 @@ def test_threads_share_a_primitive():
 
 def test_without_the_library(monkeypatch):
     monkeypatch.setattr(onednn, "_loaded", [None])
-    monkeypatch.setattr(work, "_plans", {})
+    monkeypatch.setattr(work, "_plans", OrderedDict())
     x = mx.nd.random.normal(shape=(2, 4, 12, 12))
     weight, bias = mx.nd.random.normal(shape=(8, 4, 3, 3)), mx.nd.zeros((8,))
     y = mx.nd.Convolution(x, weight, bias, kernel=(3, 3), num_filter=8)

@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flowmx as mx
-from flowmx.graph import order as orders
 from flowmx.graph.compiler import options_of
 from flowmx.graph.graph import predecessors
-from flowmx.graph.live import Values, external
 from flowmx.graph.node import topological
 from flowmx.graph.plan import make_plan
+from flowmx.graph.planning import order as orders
+from flowmx.graph.planning.live import Values, external
 
 WALKS = dict(zip(("depth_first", "hungry_first", "soonest", "least_added"), orders.WALKS, strict=True))
 

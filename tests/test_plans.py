@@ -15,7 +15,7 @@ from flowmx.graph import infer
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry
 from flowmx.graph.plan import VIEWS
-from flowmx.graph.workspace import workspaces
+from flowmx.graph.planning.workspace import workspaces
 
 sys.path.append(str(Path(benchmarks.__file__).parent / "workers"))  # where these find each other, as under the peers
 symbols = importlib.import_module("symbols")

@@ -12,15 +12,17 @@ import pytest
 import flowmx as mx
 import tests.op_cases
 from benchmarks.workers import networks
-from flowmx.graph import branches, compiler, race
+from flowmx.graph import compiler
 from flowmx.graph import graph as graphs
 from flowmx.graph import plan as planning
+from flowmx.graph.checking import race
+from flowmx.graph.checking.poison import groups, without
+from flowmx.graph.checking.race import RaceError
 from flowmx.graph.compiler import options_of
 from flowmx.graph.graph import Options
-from flowmx.graph.memory import pack
 from flowmx.graph.node import Entry
-from flowmx.graph.poison import groups, without
-from flowmx.graph.race import RaceError
+from flowmx.graph.planning import branches
+from flowmx.graph.planning.memory import pack
 from tests import test_place
 
 s: Any = mx.sym

@@ -7,7 +7,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.errors import BudgetError
-from flowmx.graph.order import LATE
+from flowmx.graph.planning.order import LATE
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.recomputed import AGAIN
 from flowmx.ops.registry import Run, lookup

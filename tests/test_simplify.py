@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import flowmx as mx
-from flowmx.graph import compiler, identities, infer
-from flowmx.graph.identities import drop_identities
-from flowmx.graph.place import place
-from flowmx.graph.simplify import SHAPES_ALONE, WITHOUT_LIKE, fold_constants, merge_common
+from flowmx.graph import compiler, infer
+from flowmx.graph.passes import identities
+from flowmx.graph.passes.identities import drop_identities
+from flowmx.graph.passes.place import place
+from flowmx.graph.passes.simplify import SHAPES_ALONE, WITHOUT_LIKE, fold_constants, merge_common
 from flowmx.ops.constant import Constant
 
 SIMPLIFYING = [place, fold_constants, drop_identities, merge_common]

@@ -1,6 +1,7 @@
 """Workspaces: what kernels need beside their arrays is planned, used, never where anything else is, and let go of."""
 
 import weakref
+from collections import OrderedDict
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import flowmx as mx
 from benchmarks.workers import networks
 from flowmx import devices, settings
-from flowmx.graph.workspace import strides
+from flowmx.graph.planning.workspace import strides
 from flowmx.ops.kernels.onednn import convolution, layouts, library, work
 from flowmx.ops.registry import Laid, Run, kernel_for, lookup, tied_forward, workspace_of
 from tests.test_onednn import assert_close, in_order
@@ -186,7 +187,7 @@ def test_a_tied_forward_keeps_no_array_alive():
 @pytest.mark.parametrize("batch", [1, 6, 7])
 def test_big_data_goes_in_parts(monkeypatch, batch, order):
     monkeypatch.setattr(convolution, "_PART", 3 * 4 * 8 * 9 * 9)
-    monkeypatch.setattr(work, "_plans", {})
+    monkeypatch.setattr(work, "_plans", OrderedDict())
     rng, run = np.random.default_rng(0), Run(devices.get(mx.cpu()), True)
     op = lookup("_fused_Convolution").create(kernel=(3, 3), num_filter=8, pad=(1, 1), added=True, then="relu")
     shapes, (out,) = op.infer_shape([(batch, 8, 9, 9), None, None, None])

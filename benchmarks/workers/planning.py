@@ -91,7 +91,7 @@ def seconds(mx: Any, shape: str, nodes: int) -> dict[str, float]:
 
 def of_bound(plan: Any) -> float:
     """How the arena lies to the most bytes alive at one step, each value aligned."""
-    from flowmx.graph.memory import Life, aligned, lower_bound
+    from flowmx.graph.planning.memory import Life, aligned, lower_bound
 
     bound = lower_bound([Life(aligned(life.size), life.first, life.last) for life in plan.lives])
     return float(plan.arena.size / bound) if bound else 1.0

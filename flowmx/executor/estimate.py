@@ -11,8 +11,8 @@ from flowmx.devices import Context
 from flowmx.executor.binding import requests_of, used_groups
 from flowmx.graph import collector, infer
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
-from flowmx.graph.estimate import MemoryEstimate, estimate
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.seeing.estimate import MemoryEstimate, estimate
 from flowmx.ops.dtypes import DType, as_dtype
 from flowmx.ops.registry import Shape
 from flowmx.symbol.symbol import Symbol

@@ -10,19 +10,19 @@ from dataclasses import replace
 
 from flowmx import settings
 from flowmx.devices import Context
-from flowmx.graph.chains import fuse_chains
-from flowmx.graph.fold import fold_normalization
-from flowmx.graph.fuse import fuse
 from flowmx.graph.gradient import gradient
 from flowmx.graph.graph import Graph, Options
-from flowmx.graph.identities import drop_identities
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.notes import note_maxima
-from flowmx.graph.pack import pack_filters
-from flowmx.graph.place import place
+from flowmx.graph.passes.chains import fuse_chains
+from flowmx.graph.passes.fold import fold_normalization
+from flowmx.graph.passes.fuse import fuse
+from flowmx.graph.passes.identities import drop_identities
+from flowmx.graph.passes.notes import note_maxima
+from flowmx.graph.passes.pack import pack_filters
+from flowmx.graph.passes.place import place
+from flowmx.graph.passes.recompute import recompute
+from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.graph.plan import Plan, make_plan
-from flowmx.graph.recompute import recompute
-from flowmx.graph.simplify import fold_constants, merge_common
 from flowmx.ops import kernels
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Shape

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from flowmx.devices import Context
-from flowmx.graph import memory
-from flowmx.graph.branches import branch
 from flowmx.graph.graph import Graph, Options
-from flowmx.graph.layout import channels_last
-from flowmx.graph.live import VIEWS as VIEWS
-from flowmx.graph.memory import Life, Packing, pack
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.order import order
-from flowmx.graph.workspace import workspaces
+from flowmx.graph.planning import memory
+from flowmx.graph.planning.branches import branch
+from flowmx.graph.planning.layout import channels_last
+from flowmx.graph.planning.live import VIEWS as VIEWS
+from flowmx.graph.planning.memory import Life, Packing, pack
+from flowmx.graph.planning.order import order
+from flowmx.graph.planning.workspace import workspaces
 
 COPY = "_copy_to_device"
 
@@ -88,13 +88,13 @@ class Plan:
 
     def picture(self, path: str | Path | None = None) -> str:
         """Draw where the values lie over the steps; see :func:`flowmx.viz.plot_memory`."""
-        from flowmx.graph import picture
+        from flowmx.graph.seeing import picture
 
         return picture.draw(self, path)
 
     def explain(self, limit: int | None = None) -> str:
-        """What is fused, placed and shared, and why not, in words; see :func:`flowmx.graph.explain.explain`."""
-        from flowmx.graph.explain import explain
+        """What is fused, placed and shared, and why not, in words; see :func:`flowmx.graph.seeing.explain.explain`."""
+        from flowmx.graph.seeing.explain import explain
 
         return explain(self, limit)
 

@@ -13,9 +13,9 @@ import numpy as np
 
 from flowmx import settings
 from flowmx.devices import Context, Device
+from flowmx.graph.checking.poison import Poisoned
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
-from flowmx.graph.poison import Poisoned
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.dtypes import name_of
 from flowmx.ops.registry import Array, Run, Shape, TiedForward, tied_forward

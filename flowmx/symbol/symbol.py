@@ -24,7 +24,7 @@ from flowmx.symbol.methods import Methods
 
 if TYPE_CHECKING:
     from flowmx.executor import Executor
-    from flowmx.graph.estimate import MemoryEstimate
+    from flowmx.graph.seeing.estimate import MemoryEstimate
 
 
 def _binary(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbol]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from flowmx.devices import Context
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.occupancy import Occupancy
 from flowmx.graph.plan import Plan
+from flowmx.graph.seeing.occupancy import Occupancy
 from flowmx.ops.registry import Array, Run
 
 PATTERN = 0xFF

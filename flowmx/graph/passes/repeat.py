@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from flowmx.graph.graph import Graph, is_pure, written
-from flowmx.graph.live import VIEWS, Step, Values, alive
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.order import apart
+from flowmx.graph.planning.live import VIEWS, Step, Values, alive
+from flowmx.graph.planning.order import apart
 from flowmx.ops.recomputed import AGAIN
 
 COPY = "_copy_to_device"

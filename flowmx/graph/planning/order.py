@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from flowmx.graph.graph import Graph, predecessors
-from flowmx.graph.live import Values
 from flowmx.graph.node import Node, topological
+from flowmx.graph.planning.live import Values
 
 LATE = "__late__"
 """The attribute of nodes that run as late as they can."""

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from flowmx.graph.repeat import Repeats
+from flowmx.graph.passes.repeat import Repeats
 
 _CLASSES = 8
 """How many classes of dearness are told apart."""

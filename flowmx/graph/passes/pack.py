@@ -6,9 +6,9 @@ to bring its filters into order. A copy of each takes memory beside the plan; a 
 
 from __future__ import annotations
 
-from flowmx.graph.fuse import FUSED, fused
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.ops.dtypes import FLOAT32
 from flowmx.ops.registry import lookup, packed_size
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.graph.fuse import FUSED, fused
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.ops.dtypes import FLOAT32
 from flowmx.ops.nn_normalization import BatchStatistics
 from flowmx.ops.registry import lookup

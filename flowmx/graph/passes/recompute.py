@@ -1,7 +1,7 @@
 """Recomputation: values that the backward pass computes again, so that they need not be kept.
 
 A node that is computed again gets a copy in the backward pass, which reads the copy's results; the node's own die in
-the forward pass. Copies run just before they are needed (:data:`flowmx.graph.order.LATE`). They give the same to the
+the forward pass. Copies run just before they are needed (``LATE`` in ``planning/order.py``). They give the same to the
 last bit: what draws random numbers, runs user code or writes a variable is never copied, and BatchNorm's copy leaves
 the moving statistics alone (``ops/recomputed.py``).
 
@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from flowmx.errors import BudgetError
-from flowmx.graph.budget import choose
 from flowmx.graph.graph import Graph, Options, Rewriter
-from flowmx.graph.live import external
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.order import LATE
+from flowmx.graph.passes.budget import choose
+from flowmx.graph.passes.repeat import Repeats
 from flowmx.graph.plan import Plan, make_plan
-from flowmx.graph.repeat import Repeats
-from flowmx.graph.sizes import in_words
+from flowmx.graph.planning.live import external
+from flowmx.graph.planning.order import LATE
+from flowmx.graph.seeing.sizes import in_words
 from flowmx.ops.recomputed import AGAIN
 
 DEAR = frozenset({"Concat", "SoftmaxOutput", "CTCLoss"})

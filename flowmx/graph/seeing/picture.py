@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
-from flowmx.graph.memory import Life
 from flowmx.graph.node import Node
-from flowmx.graph.occupancy import Occupancy
 from flowmx.graph.plan import Plan
-from flowmx.graph.sizes import in_words
+from flowmx.graph.planning.memory import Life
+from flowmx.graph.seeing.occupancy import Occupancy
+from flowmx.graph.seeing.sizes import in_words
 from flowmx.serialization.atomic import replace_file
 
 COLOURS = {"forward": "#4477aa", "gradient": "#ee7733", "workspace": "#228833"}

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.occupancy import label
 from flowmx.graph.plan import Plan
+from flowmx.graph.seeing.occupancy import label
 
 
 class Case(NamedTuple):

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Iterator
 
 from flowmx.devices import Context
-from flowmx.graph.in_place import InPlace
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.occupancy import Occupancy, label
 from flowmx.graph.plan import Plan
-from flowmx.graph.sizes import in_words
+from flowmx.graph.seeing.in_place import InPlace
+from flowmx.graph.seeing.occupancy import Occupancy, label
+from flowmx.graph.seeing.sizes import in_words
 
 _NAMED = 4
 """Of how many values whose bytes another one takes over the names are told."""

@@ -1,6 +1,6 @@
 """Runs of one graph that are watched: every value is compared with what a first run gave.
 
-What :mod:`flowmx.graph.race` is made of.
+What :mod:`flowmx.graph.checking.race` is made of.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import numpy as np
 from flowmx import devices
 from flowmx.devices import Context, Device, cpu
 from flowmx.errors import MXNetError
+from flowmx.graph.checking.poison import PATTERN, Group, fill, groups
 from flowmx.graph.graph import written
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.occupancy import label
 from flowmx.graph.plan import Plan
-from flowmx.graph.poison import PATTERN, Group, fill, groups
+from flowmx.graph.seeing.occupancy import label
 from flowmx.graph.tied import Step, Tied, run_steps
 from flowmx.ops.registry import Array, Run
 

@@ -16,9 +16,9 @@ from flowmx import devices
 from flowmx.devices import Context, Device
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.occupancy import Occupancy
 from flowmx.graph.plan import Plan
-from flowmx.graph.sizes import in_words
+from flowmx.graph.seeing.occupancy import Occupancy
+from flowmx.graph.seeing.sizes import in_words
 
 _GRADIENT_STEP = re.compile(r"(.*)_backward\d+")
 

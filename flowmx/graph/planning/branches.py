@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from flowmx.graph.graph import Graph, predecessors
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.order import LATE
+from flowmx.graph.planning.order import LATE
 
 WORTH_NS = 150_000
 """Nanoseconds from which a chain is worth a worker of its own."""

@@ -6,9 +6,9 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 from flowmx.devices import Context
-from flowmx.graph.memory import Life
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
+from flowmx.graph.planning.memory import Life
 
 
 class Occupancy:

@@ -1,0 +1,1 @@
+"""Passes: pure functions from graph to graph, run in the order of ``compiler.PASSES``."""
