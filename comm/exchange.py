@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
+from yarl import URL
 
 from flowmx.comm import errors, local
 from flowmx.comm.admission import Entry
@@ -112,7 +113,7 @@ class Exchange:
 
     def _check_loopback(self) -> None:
         # The host's name is looked at because of web pages: theirs may lead to a loopback address (DNS rebinding).
-        host = self._request.host.rpartition(":")[0] or self._request.host
+        host = _host(self._request.host)
         if self._process or (is_loopback(self._request.remote or "") and is_loopback(host)):
             return
         raise Unauthorized(
@@ -232,6 +233,14 @@ class Exchange:
         await send(response.write, parts, self._service.limits)
         await response.write_eof()
         return response
+
+
+def _host(authority: str) -> str:
+    """The host of ``host:port``, or nothing where that is none."""
+    try:
+        return URL.build(scheme="http", authority=authority).host or ""
+    except ValueError:
+        return ""
 
 
 def _process_of(request: web.Request) -> local.PeerProcess | None:

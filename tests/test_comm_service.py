@@ -218,7 +218,10 @@ GOOD = b"".join(encode(Message({}, [Tensor.of(np.arange(4.0))])))
         (GOOD, {}, 415, "a body must be"),
         (GOOD, {**HEADERS, "Content-Encoding": "gzip"}, 415, "no further encoding"),
         (GOOD, {**HEADERS, "Host": "evil.example:80"}, 401, "answers only this machine"),
+        (GOOD, {**HEADERS, "Host": "evil.example"}, 401, "answers only this machine"),
+        (GOOD, {**HEADERS, "Host": "[]:x:"}, 401, "answers only this machine"),
         (GOOD, {**HEADERS, "Host": "localhost"}, 200, None),
+        (GOOD, {**HEADERS, "Host": "[::1]"}, 200, None),
         (b"".join(encode(Message({"id": 7}, []))), HEADERS, 400, "'id' is 7, and must be str"),
     ],
 )
