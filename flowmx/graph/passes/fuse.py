@@ -81,6 +81,7 @@ def fuse(graph: Graph, options: Options) -> Graph:
         elif _name(node) == "_backward_Convolution_weight" and node.inputs[0] in biases:
             bias = biases[node.inputs[0]]
             _put(rewriter, node, f"{_name(node)}_bias", [Entry(node, 0), Entry(bias, 0)])
+            rewriter.note(f"{bias.name} is computed with {node.name}")
         else:
             rewriter.keep(node)
     return rewriter.result()
