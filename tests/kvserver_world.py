@@ -98,7 +98,7 @@ class World:
             for i in range(scenario.workers)
         ]
         self.late, self.crashes, self.deaths = scenario.late, scenario.crashes, scenario.deaths
-        self.busy_values: list[Value] = []
+        self.snapshots: list[list[Any]] = [[] for _ in range(scenario.servers)]
         self.new_view()
 
     # -- the scheduler ---------------------------------------------------------------------------------
@@ -121,6 +121,13 @@ class World:
             if any(slot.number and not slot.mirrored for slot in core.desk.of_home(home)):
                 return False
         return True
+
+    def snapshot(self) -> None:
+        rank = self.random.randrange(len(self.ids))
+        if (core := self.cores.get(self.ids[rank] or "")) is not None:
+            records = [core.record(part) for part, slot in core.desk.slots.items() if slot.number]
+            whole = [vars(record) for record in records if record is not None]
+            self.snapshots[rank] = [p.Record(**{**each, "value": each["value"].history}) for each in whole]
 
     def crash(self) -> None:
         rank = self.random.choice([rank for rank, name in enumerate(self.ids) if name is not None])
@@ -148,6 +155,9 @@ class World:
         name = f"s{rank}.{self.starts[rank]}"
         self.ids[rank] = name
         self.cores[name] = self.core(name, self.mode)
+        if self.random.random() < 0.5:  # from a snapshot, which may be old, or hold what was never acknowledged
+            fields = [{**vars(record), "value": Value(record.value)} for record in self.snapshots[rank]]
+            self.cores[name].restore([p.Record(**each) for each in fields])
         self.new_view()
 
     # -- what may happen -------------------------------------------------------------------------------
@@ -181,7 +191,9 @@ class World:
             worker = self.random.choice([worker for worker in self.workers if self.is_mid_way(worker)])
             worker.alive = False
             self.new_view()
-        elif chance < 0.15 or not self.network:
+        elif chance < 0.09 and self.scenario.crashes:
+            self.snapshot()
+        elif chance < 0.17 or not self.network:
             self.nudge()
         else:
             self.deliver()

@@ -52,11 +52,13 @@ class Core:
 
     Args:
         me: this server's identity, as views have it; another one after every restart.
-        mode: the kind of consistency.
+        mode: the kind of consistency, unless a configuration says otherwise.
+        mode_of: reads the kind of consistency out of a configuration; None where it says nothing.
     """
 
-    def __init__(self, me: str, mode: Mode) -> None:
+    def __init__(self, me: str, mode: Mode, mode_of: Callable[[Any], Mode | None] = lambda config: None) -> None:
         self.desk = Desk(me, mode)
+        self._mode_of = mode_of
         self.steps = Steps(self.desk)
         self.recovery = Recovery(self.desk, self.steps)
         self._parked: dict[Request, tuple[Part, Callable[[], None]]] = {}
@@ -71,7 +73,7 @@ class Core:
         Args:
             request: what the answer goes to.
             worker: the worker's identity.
-            turn: counts this worker's enrolments and rests, from 1.
+            turn: counts this worker's enrolments, rests and loads, from 1.
             part: the part.
             member: the worker's rank, and the epoch in which it joined.
             value: the first value. One that comes later changes nothing; without any, the answer waits for it.
@@ -83,6 +85,11 @@ class Core:
     def rest(self, request: Request, worker: str, turn: int, part: Part) -> list[Effect]:
         """A worker has no more to push for now, and wants to hold nobody up; it comes back by :meth:`enrol`."""
         steps = [Step("rest", worker=worker, turn=turn)]
+        return self._request(request, part, lambda: self._administer(request, part, steps))
+
+    def load(self, request: Request, worker: str, turn: int, part: Part, loaded: Any) -> list[Effect]:
+        """The value is to take in something that is no gradient; it reaches ``Update`` as the merged gradient would."""
+        steps = [Step("load", worker=worker, turn=turn, merged=loaded)]
         return self._request(request, part, lambda: self._administer(request, part, steps))
 
     def push(
@@ -116,13 +123,17 @@ class Core:
         return self._effects()
 
     def configure(self, request: Request, config: Any) -> list[Effect]:
-        """Use a configuration (the optimizer) for every update from now on."""
-        self.recovery.common = (self.recovery.common[0] + 1, config)
-        self.desk.effects.append(Configure(config))
+        """Use a configuration (the mode, the optimizer) for every update from now on."""
+        self._configure(self.recovery.common[0] + 1, config)
         self.desk.reply(request, Acknowledged(self.recovery.common[0]))
         return self._effects()
 
     # -- everything else -------------------------------------------------------------------------------
+
+    def is_settled(self, home: int) -> bool:
+        """Whether it is known who answers for a home, and if it is this server, it does: nothing is put off."""
+        view = self.desk.view
+        return view is not None and (home in self.desk.active or view.primary(home) != self.desk.me)
 
     def view(self, view: View) -> list[Effect]:
         """The newest view. Older ones, and the same again, are ignored."""
@@ -164,14 +175,14 @@ class Core:
             raise ValueError("restore: a server takes a snapshot before its first view, not in the middle of a job")
         for record in records:
             self.desk.slot(record.part).load(record)
-        self.recovery.common = common
         if common[0]:
-            self.desk.effects.append(Configure(common[1]))
+            self._configure(*common)
         return self._effects()
 
-    def records(self) -> list[Record]:
-        """What a snapshot holds: every part whose value is not being worked on at the moment."""
-        return [slot.record() for slot in self.desk.slots.values() if slot.number and not slot.computing]
+    def record(self, part: Part) -> Record | None:
+        """What a snapshot holds of a part; None while its value is being worked on."""
+        slot = self.desk.slots[part]
+        return None if slot.updating else slot.record()
 
     # -- within ----------------------------------------------------------------------------------------
 
@@ -197,7 +208,7 @@ class Core:
 
     def _administer(self, request: Request, part: Part, steps: list[Step]) -> None:
         slot, last = self.desk.slot(part), steps[-1]
-        if last.kind == "rest" and not slot.number:
+        if last.kind != "enrol" and not slot.number:
             self.desk.reply(request, self._unknown(part))
         elif last.member is not None and self._is_gone(last.worker, last.member):
             self.desk.reply(request, Refused("not_counted", f"worker {last.worker} is not in view {self.desk.epoch}"))
@@ -270,9 +281,13 @@ class Core:
 
     def _learn(self, sender: str, message: Tell) -> None:
         if message.common[0] > self.recovery.common[0]:
-            self.recovery.common = message.common
-            self.desk.effects.append(Configure(message.common[1]))
+            self._configure(*message.common)
         self.recovery.told(sender, message)
+
+    def _configure(self, version: int, config: Any) -> None:
+        self.recovery.common = (version, config)
+        self.desk.mode = self._mode_of(config) or self.desk.mode
+        self.desk.effects.append(Configure(config))
 
     def _computed(self, part: Part, act: Callable[[Slot], None]) -> list[Effect]:
         slot = self.desk.slots.get(part)

@@ -99,18 +99,19 @@ class Step:
 
     Attributes:
         kind: ``create`` (the first value), ``enrol`` and ``rest`` (a worker counts, or no longer), ``update`` (pushes
-            are applied), or ``mirror`` (nothing changes, but a new backup needs a copy).
+            are applied), ``load`` (the value takes in what is no gradient, such as the states of an optimizer), or
+            ``mirror`` (nothing changes, but a new backup needs a copy).
         number: counts the part's changes.
-        worker: whom `enrol` and `rest` are about.
-        turn: which of the worker's enrolments and rests it is.
+        worker: who asked for `enrol`, `rest` or `load`.
+        turn: which of the worker's requests of these kinds it is.
         member: for `enrol`.
         start: for `enrol`, the number that the worker's pushes go on from.
         value: for `create`.
-        merged: for `update`, the sum of the gradients, once it is known.
+        merged: for `update`, the sum of the gradients, once it is known; for `load`, what is taken in.
         marks: for `update`, whose pushes are in it, with their sequence numbers, in the order of summation.
     """
 
-    kind: Literal["create", "enrol", "rest", "update", "mirror"]
+    kind: Literal["create", "enrol", "rest", "update", "load", "mirror"]
     number: int = 0
     worker: str = ""
     turn: int = 0
@@ -119,6 +120,11 @@ class Step:
     value: Any = None
     merged: Any = None
     marks: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def computes(self) -> bool:
+        """Whether the value has to be worked on."""
+        return self.kind in ("update", "load")
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ class Record:
         round: updates among them.
         marks: by worker, the sequence number of its last push that is in the value.
         counted: the workers that count.
-        turns: by worker, its last enrolment or rest.
+        turns: by worker, the turn of its last enrolment, rest or load.
         value: the value with its optimizer's state.
     """
 

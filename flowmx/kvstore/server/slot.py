@@ -75,6 +75,11 @@ class Slot:
         in_progress = self.step is not None and (worker, sequence) in self.step.marks
         return in_progress or sequence <= self.marks.get(worker, 0) or (worker, sequence) in self.gradients
 
+    def missing(self) -> list[str]:
+        """Who counts and has nothing waiting here: in a synchronous round, whom the others wait for."""
+        have = {worker for worker, _ in self.gradients}
+        return sorted(worker for worker in self.counted if worker not in have)
+
     def slowest(self) -> int | None:
         """The least number of applied pushes among those who count."""
         return min((self.marks.get(worker, 0) for worker in self.counted), default=None)
@@ -115,9 +120,14 @@ class Slot:
         for push in [push for push in self.gradients if push[0] == worker and push[1] > next_one]:
             del self.gradients[push]
 
+    @property
+    def updating(self) -> bool:
+        """Whether the value itself is being worked on, and not only what it will be updated by."""
+        return self.computing and self.step is not None and self.step.merged is not None
+
     def record(self) -> Record:
         """All of the part as it is now."""
-        assert not self.computing, "a value that is being worked on can not be copied"
+        assert not self.updating, "a value that is being worked on can not be copied"
         return Record(
             self.part, self.term, self.number, self.round,
             dict(self.marks), dict(self.counted), dict(self.turns), self.value,

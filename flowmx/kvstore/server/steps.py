@@ -80,7 +80,7 @@ class Steps:
         if backup is None:
             slot.confirmed = True
         elif slot.mirrored and step.kind != "mirror":
-            if step.kind != "update" or step.merged is not None:
+            if not step.computes or step.merged is not None:
                 self._send(slot, backup, StepSent(self.desk.epoch, slot.part, slot.term, step))
         elif not slot.computing:
             self._send(slot, backup, Copy(self.desk.epoch, slot.record()))
@@ -132,15 +132,21 @@ class Steps:
 
     def _begin(self, slot: Slot, step: Step) -> None:
         slot.step, slot.confirmed = step, False
-        if step.kind == "update":
+        if step.computes:
             slot.computing = True
             slot.ticket += 1
-            gradients = [slot.gradients.pop(push).gradient for push in step.marks]
-            self.desk.effects.append(Merge(slot.part, slot.ticket, gradients))
+            self._compute(slot, step)
             return
         slot.take(step)
         self.replicate(slot)
         self._finish(slot)
+
+    def _compute(self, slot: Slot, step: Step) -> None:
+        if step.kind == "load":
+            self.merged(slot, slot.ticket, step.merged)
+        else:
+            gradients = [slot.gradients.pop(push).gradient for push in step.marks]
+            self.desk.effects.append(Merge(slot.part, slot.ticket, gradients))
 
     def _finish(self, slot: Slot) -> None:
         if slot.confirmed and not slot.computing:
@@ -189,7 +195,7 @@ class Steps:
 
     def _measure_lag(self, slot: Slot, step: Step) -> None:
         slowest = slot.slowest()
-        if slowest is not None and slot.part.home in self.desk.active:
+        if step.marks and slowest is not None and slot.part.home in self.desk.active:
             lag = max(sequence - slowest for _, sequence in step.marks)
             self.desk.largest_lag = max(self.desk.largest_lag, lag)
 
@@ -207,7 +213,7 @@ class Steps:
                 self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
         elif message.term != slot.term or step.number != slot.number + 1 or slot.computing or slot.error:
             self.desk.send(sender, Behind(message.epoch, slot.part))
-        elif step.kind != "update":
+        elif not step.computes:
             slot.take(step)
             self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
         else:

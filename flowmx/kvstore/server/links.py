@@ -1,0 +1,118 @@
+"""Messages to the other servers: in order, many in a call, until they arrive or the receiver is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from flowmx.comm.errors import CommError
+from flowmx.comm.frames import Tensor
+from flowmx.kvstore.server.wire import Packed
+
+__all__ = ["Caller", "Connect", "Links"]
+
+log = logging.getLogger("flowmx.kvstore")
+
+_BYTES = 64 << 20
+"""Bytes from which a call takes no further message along."""
+_FIRST_DELAY, _LAST_DELAY = 0.02, 1.0
+"""Seconds before a call is made again: twice as long each time."""
+
+
+class Caller(Protocol):
+    """What is needed of a :class:`flowmx.comm.client.Peer`."""
+
+    async def call(self, operation: str, header: dict[str, Any], tensors: list[Tensor] = ...) -> Any:
+        """Call an operation."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+Connect = Callable[[str], Caller]
+"""From an address to its peer."""
+
+
+class Links:
+    """A queue and a task for each of the other servers.
+
+    Args:
+        connect: makes peers.
+        sender: what headers say of this server: "node" and "incarnation".
+    """
+
+    def __init__(self, connect: Connect, sender: Mapping[str, Any]) -> None:
+        self._connect = connect
+        self._sender = dict(sender)
+        self._links: dict[str, _Link] = {}
+
+    def know(self, addresses: Mapping[str, str]) -> None:
+        """Take these servers, by identity, for the ones that are alive; what waits for others is dropped."""
+        for identity in list(self._links.keys() - addresses.keys()):
+            self._links.pop(identity).end()
+        for identity in addresses.keys() - self._links.keys():
+            self._links[identity] = _Link(self._connect(addresses[identity]), identity, self._sender)
+
+    def send(self, to: str, message: Packed) -> None:
+        """Send a message, if the receiver is alive."""
+        if to in self._links:
+            self._links[to].send(message)
+
+    async def close(self) -> None:
+        """Drop everything that waits."""
+        tasks = [link.end() for link in self._links.values()]
+        self._links.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Link:
+    def __init__(self, peer: Caller, identity: str, sender: dict[str, Any]) -> None:
+        self._peer = peer
+        self._sender = sender
+        self._identity = identity
+        self._queue: deque[Packed] = deque()
+        self._filled = asyncio.Event()
+        self._task = asyncio.create_task(self._run(), name=f"messages to server {identity}")
+
+    def send(self, message: Packed) -> None:
+        self._queue.append(message)
+        self._filled.set()
+
+    def end(self) -> asyncio.Task[None]:
+        self._task.cancel()
+        return self._task
+
+    async def _run(self) -> None:
+        try:
+            while True:
+                await self._filled.wait()
+                self._filled.clear()
+                while self._queue:
+                    await self._deliver(self._batch())
+        finally:
+            await self._peer.close()
+
+    def _batch(self) -> list[Packed]:
+        batch = [self._queue.popleft()]
+        nbytes = sum(tensor.data.nbytes for tensor in batch[0][1])
+        while self._queue and nbytes < _BYTES:
+            batch.append(self._queue.popleft())
+            nbytes += sum(tensor.data.nbytes for tensor in batch[-1][1])
+        return batch
+
+    async def _deliver(self, batch: list[Packed]) -> None:
+        header = {**self._sender, "messages": [[message, len(tensors)] for message, tensors in batch]}
+        tensors = [tensor for _, tensors in batch for tensor in tensors]
+        delay = _FIRST_DELAY
+        while True:
+            try:
+                await self._peer.call("messages", header, tensors)
+                return
+            except (CommError, TimeoutError) as error:
+                # Until the scheduler says that it is gone, it may come back.
+                log.info("server %s did not take %d messages (%s): again", self._identity, len(batch), error)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _LAST_DELAY)

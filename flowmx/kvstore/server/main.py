@@ -1,0 +1,115 @@
+"""``python -m flowmx server``: one server of a job, from its first view to its last."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+
+from flowmx import settings
+from flowmx.comm.client import Peer
+from flowmx.comm.node import Node
+from flowmx.comm.security import Security
+from flowmx.comm.server import Service
+from flowmx.engine.loops import run
+from flowmx.kvstore.server.service import KVServer
+
+__all__ = ["add_arguments", "main", "serve"]
+
+log = logging.getLogger("flowmx.kvstore")
+
+
+async def serve(host: str, port: int, servers: int, snapshot: Path | None = None, every: float = 60.0) -> None:
+    """Be a server of the job that the environment describes, until the job is over or SIGTERM asks for the end.
+
+    Args:
+        host: the address to serve on.
+        port: 0 takes a free one.
+        servers: how many servers the job has.
+        snapshot: a folder, to which the state is written every so often and at the end, and from which it is read at
+            the start.
+        every: seconds between snapshots.
+
+    Raises:
+        NodeGone: the job failed; the message names who is gone.
+    """
+    config = settings.get()
+    security = Security.from_file(config.secret_file) if config.secret_file else None
+    service = Service("kvserver", security=security)
+    node = Node.from_settings("server", drain=True)
+    server = KVServer(node.id, node.incarnation, servers, service, lambda at: Peer(at, security=security, node=node.id))
+    node.address = await service.start(host, port)
+    try:
+        async with node:
+            path = None if snapshot is None else snapshot / f"server-{node.rank}.snapshot"
+            _restore(server, path)
+            async with _snapshots(server, path, every):
+                await _follow(node, server)
+    finally:
+        await server.close()
+        await service.stop()
+
+
+async def _follow(node: Node, server: KVServer) -> None:
+    view = node.view
+    while not view.over:
+        server.know(view)
+        view = await node.changed(view.epoch)
+
+
+def _restore(server: KVServer, path: Path | None) -> None:
+    if path is None:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        server.restore(path)
+        log.info("going on from %s", path)
+
+
+@contextlib.asynccontextmanager
+async def _snapshots(server: KVServer, path: Path | None, every: float) -> AsyncIterator[None]:
+    if path is None:
+        yield
+        return
+    task = asyncio.create_task(_save_every(server, path, every))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await server.save(path)
+
+
+async def _save_every(server: KVServer, path: Path, every: float) -> None:
+    while True:
+        await asyncio.sleep(every)
+        try:
+            await server.save(path)
+        except OSError:
+            log.exception("the snapshot could not be written; the one before stays")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what ``server`` takes."""
+    config = settings.get()
+    parser.add_argument("--host", default=config.node_host, help="the address to serve on (FLOWMX_NODE_HOST)")
+    parser.add_argument("--port", type=int, default=0, help="the port; 0 takes a free one")
+    parser.add_argument("--servers", type=int, default=config.num_servers, help="servers of the job")
+    parser.add_argument("--snapshot", type=Path, default=config.snapshot or None, help="folder for snapshots")
+    parser.add_argument("--snapshot-every", type=float, default=60.0, help="seconds between snapshots")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a server; return the exit status: 0, or 1 where the job failed."""
+    parser = argparse.ArgumentParser(prog="flowmx server", description="A server of a distributed store.")
+    add_arguments(parser)
+    given = parser.parse_args(argv)
+    try:
+        run(serve(given.host, given.port, max(given.servers, 1), given.snapshot, given.snapshot_every))
+    except Exception as error:
+        log.error("%s", error)
+        return 1
+    return 0

@@ -1,0 +1,117 @@
+"""What the headers of the operations hold, checked. Pure; ``docs/wire.md`` describes them for other languages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flowmx.comm.errors import Refused
+from flowmx.comm.fields import mapping, whole
+from flowmx.comm.frames import Message, Tensor
+from flowmx.comm.headers import take
+from flowmx.kvstore import compression
+from flowmx.kvstore.server import modes
+from flowmx.kvstore.server.modes import Mode
+from flowmx.kvstore.server.protocol import Part
+from flowmx.kvstore.server.wire import part_of
+
+__all__ = ["Item", "items_of", "mode_of", "uncompressed"]
+
+
+class Item(NamedTuple):
+    """What a request says of one part.
+
+    Attributes:
+        part: which.
+        number: the sequence number of a push; for a pull, of the last push that must be in the value.
+        acknowledged: the highest of the worker's pushes of the part that was acknowledged.
+        packing: how a gradient was compressed, or None.
+        tensor: the part's tensor, or None.
+    """
+
+    part: Part
+    number: int = 0
+    acknowledged: int = 0
+    packing: Mapping[str, Any] | None = None
+    tensor: Tensor | None = None
+
+
+def items_of(message: Message, more: Mapping[str, Any] | None = None, tensors: bool | None = True) -> list[Item]:
+    """The parts that a request is about.
+
+    Each stands in the header's ``"parts"`` as ``[key, piece, home, number, acknowledged, packing]``, of which the last
+    three may be missing.
+
+    Args:
+        message: the request.
+        more: from the name to the type of the header's other fields.
+        tensors: whether each part has a tensor; None if all may have or none.
+
+    Raises:
+        WireError: the header is not as it must be.
+        Refused: the tensors are not as many as they must be.
+    """
+    take(message.header, {"parts": list}, {**(more or {}), "tensors": list, "shared": list})
+    found = message.header["parts"]
+    wanted = len(found) if tensors or (tensors is None and message.tensors) else 0
+    if len(message.tensors) != wanted:
+        raise Refused(f"{len(found)} parts came with {len(message.tensors)} tensors, expected {wanted}", "invalid")
+    given: Sequence[Tensor | None] = message.tensors if wanted else [None] * len(found)
+    return [_item(entry, tensor) for entry, tensor in zip(found, given, strict=True)]
+
+
+def mode_of(config: Any) -> Mode | None:
+    """The kind of consistency that a server's configuration names.
+
+    Raises:
+        ValueError: there is no such kind.
+    """
+    if not config or config.get("mode") is None:
+        return None
+    name, bound = config["mode"]
+    return modes.create(name, bound)
+
+
+def uncompressed(item: Item, shape: tuple[int, ...], dtype: str) -> Any:
+    """The gradient of a push as an array.
+
+    Raises:
+        Refused: it does not fit the value of this shape and dtype.
+    """
+    assert item.tensor is not None
+    if item.packing is not None:
+        return _unpacked(item, shape)
+    if (item.tensor.dtype, item.tensor.shape) != (dtype, shape):
+        raise Refused(
+            f"key {item.part.key!r}: a gradient of {item.tensor.dtype} {list(item.tensor.shape)} was pushed to a value "
+            f"of {dtype} {list(shape)}",
+            "invalid",
+        )
+    found = item.tensor.array()
+    return found if found.flags.writeable else found.copy()  # the sum is made in its memory
+
+
+def _unpacked(item: Item, shape: tuple[int, ...]) -> Any:
+    assert item.tensor is not None and item.packing is not None
+    size = 1
+    for length in shape:
+        size *= length
+    try:
+        found = compression.create(item.packing).decompress(item.tensor.array(), size)
+    except ValueError as error:
+        raise Refused(f"key {item.part.key!r}: {error}", "invalid") from error
+    return found.reshape(shape)
+
+
+def _item(entry: Any, tensor: Tensor | None) -> Item:
+    if not isinstance(entry, list) or not 3 <= len(entry) <= 6:
+        raise Refused("a part is [key, piece, home, number, acknowledged, packing], the last three optional", "invalid")
+    fields = dict(zip(("number", "acknowledged", "packing"), entry[3:], strict=False))
+    packing = fields.get("packing")
+    return Item(
+        part_of(entry[:3]),
+        whole(fields, "number"),
+        whole(fields, "acknowledged"),
+        None if packing is None else mapping(packing, "packing"),
+        tensor,
+    )

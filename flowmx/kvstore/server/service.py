@@ -1,0 +1,431 @@
+"""A server of a distributed store: the state machine behind a service.
+
+Operations for workers: ``open`` (the kind of consistency), ``init``, ``rest``, ``push``, ``pull``, ``pushpull``,
+``row_sparse_pull``, ``set_optimizer``, ``save_states``, ``load_states``, ``stats``; for servers: ``messages``. Each
+takes many parts at once; :mod:`flowmx.kvstore.server.requests` has their headers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from flowmx.comm.bell import Bell
+from flowmx.comm.errors import Refused, WireError
+from flowmx.comm.frames import Message, Tensor
+from flowmx.comm.headers import take
+from flowmx.comm.server import Caller, Service
+from flowmx.comm.view import View
+from flowmx.kvstore.server import protocol as p
+from flowmx.kvstore.server import snapshot
+from flowmx.kvstore.server.core import Core
+from flowmx.kvstore.server.links import Connect, Links
+from flowmx.kvstore.server.modes import Sync
+from flowmx.kvstore.server.requests import Item, items_of, mode_of, uncompressed
+from flowmx.kvstore.server.store import States, Store, Value, check_optimizer
+from flowmx.kvstore.server.wire import pack, unpack
+
+__all__ = ["KVServer", "identity"]
+
+log = logging.getLogger("flowmx.kvstore")
+
+
+Read = Callable[[Value], Any]
+
+
+def identity(node: str, incarnation: int) -> str:
+    """What the state machine knows a node by: another one after every restart."""
+    return f"{node}:{incarnation}"
+
+
+class _Call:
+    """A part's share of a request that waits for its answer."""
+
+    def __init__(self, read: Read = Value.lease) -> None:
+        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._read = read
+
+    def take(self, answer: p.Answer) -> None:
+        """Take the answer. A value is read at once: later it may be another."""
+        if self.answer.done():
+            return
+        try:
+            if isinstance(answer, p.Refused):
+                raise Refused(answer.text, answer.kind)
+            number = answer.round if isinstance(answer, p.Content) else answer.number
+            self.answer.set_result((number, self._read(answer.value) if isinstance(answer, p.Content) else None))
+        except Exception as error:
+            self.answer.set_exception(error)
+
+
+Ask = Callable[[_Call, Item], list[p.Effect]]
+"""Puts the question for one part to the machine."""
+
+Calls = list[tuple[_Call, Callable[[_Call], list[p.Effect]]]]
+
+
+class KVServer:
+    """A server, once :meth:`know` told it of the first view.
+
+    Args:
+        node: its name in the job.
+        incarnation: which start of the node this is.
+        servers: how many servers the job has.
+        service: where its operations go.
+        connect: makes peers of the other servers.
+        store: keeps the values.
+
+    Raises:
+        ValueError: the service has such operations already.
+    """
+
+    def __init__(
+        self, node: str, incarnation: int, servers: int, service: Service, connect: Connect, store: Store | None = None
+    ) -> None:
+        self.me = identity(node, incarnation)
+        self.servers = servers
+        self.core = Core(self.me, Sync(), mode_of)
+        self.store = store or Store()
+        self.links = Links(connect, {"node": node, "incarnation": incarnation})
+        self._bell = Bell()
+        self._effects: deque[p.Effect] = deque()
+        self._carrying_out = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._captures: dict[p.Part, list[asyncio.Future[snapshot.Captured | None]]] = {}
+        for name in (
+            "open", "init", "rest", "push", "pull", "pushpull", "row_sparse_pull",
+            "set_optimizer", "save_states", "load_states", "stats", "messages",
+        ):  # fmt: skip
+            service.operation(name, getattr(self, f"_{name}"))
+        self._measure(service)
+
+    # -- the job ---------------------------------------------------------------------------------------
+
+    def know(self, view: View) -> None:
+        """Take a view of the job."""
+        servers: list[str | None] = [None] * self.servers
+        addresses = {}
+        for member in view.alive("server"):
+            name = identity(member.id, member.incarnation)
+            servers[member.rank] = name
+            if name != self.me:
+                addresses[name] = member.address
+        self.links.know(addresses)
+        workers = frozenset(identity(member.id, member.incarnation) for member in view.alive("worker"))
+        self._do(self.core.view(p.View(view.epoch, tuple(servers), workers)))
+
+    async def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a snapshot.
+
+        Raises:
+            OSError: the file can not be written.
+        """
+        parts = [part for part, slot in self.core.desk.slots.items() if slot.number and not slot.error]
+        captured = [await self._capture(part) for part in parts]
+        found = [record for record in captured if record is not None]
+        common = self.core.recovery.common
+        await asyncio.get_running_loop().run_in_executor(None, snapshot.save, path, found, common)
+
+    def restore(self, path: str | os.PathLike[str]) -> None:
+        """Begin with a snapshot; before the first view.
+
+        Raises:
+            SnapshotError: the file is none, or damaged.
+            OSError: it can not be read.
+        """
+        found = snapshot.load(path)
+        self._do(self.core.restore(found.records, found.common))
+
+    async def close(self) -> None:
+        """End what is under way."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.links.close()
+        self.store.close()
+
+    # -- operations ------------------------------------------------------------------------------------
+
+    async def _open(self, caller: Caller, message: Message) -> Message:
+        header = take(message.header, {"mode": str}, {"max_staleness": int, "tensors": list})
+        wanted = [header["mode"], header.get("max_staleness")]
+        mode_of({"mode": wanted})  # raises where there is none
+        config = self.core.recovery.common[1] or {}
+        if config.get("mode") not in (None, wanted):
+            raise Refused(f"this job's store is {config['mode']}, not {wanted}: all workers create the same", "invalid")
+        return await self._configure({**config, "mode": wanted})
+
+    async def _set_optimizer(self, caller: Caller, message: Message) -> Message:
+        header = take(message.header, {"optimizer": (dict, type(None))}, {"tensors": list})
+        if header["optimizer"] is not None:
+            check_optimizer(header["optimizer"])
+        return await self._configure({**(self.core.recovery.common[1] or {}), "optimizer": header["optimizer"]})
+
+    async def _init(self, caller: Caller, message: Message) -> Message:
+        items = items_of(message, {"turn": int, "rank": int, "joined": int}, tensors=None)
+        member = p.Member(_field(message, "rank"), _field(message, "joined"))
+
+        def enrol(call: _Call, item: Item) -> list[p.Effect]:
+            value = None if item.tensor is None else Value(item.tensor.array())
+            return self.core.enrol(call, _worker(caller), _field(message, "turn"), item.part, member, value)
+
+        return await self._numbers(items, enrol)
+
+    async def _rest(self, caller: Caller, message: Message) -> Message:
+        items = items_of(message, {"turn": int}, tensors=False)
+        turn = _field(message, "turn")
+        return await self._numbers(items, lambda call, item: self.core.rest(call, _worker(caller), turn, item.part))
+
+    async def _push(self, caller: Caller, message: Message) -> Message:
+        items = await self._settled(items_of(message))
+        return await self._numbers(items, partial(self._push_one, _worker(caller)))
+
+    async def _pull(self, caller: Caller, message: Message) -> Message:
+        return await self._values(items_of(message, tensors=False), partial(self._pull_one, _worker(caller)))
+
+    async def _pushpull(self, caller: Caller, message: Message) -> Message:
+        items, worker = await self._settled(items_of(message)), _worker(caller)
+        pushes = self._for_each(items, partial(self._push_one, worker))
+        pulls = self._for_each(items, partial(self._pull_one, worker))
+        answers = await self._ask([*pushes, *pulls])
+        return _answer(answers[len(items) :])
+
+    async def _row_sparse_pull(self, caller: Caller, message: Message) -> Message:
+        items = items_of(message)
+        return await self._values(
+            items,
+            partial(self._pull_one, _worker(caller)),
+            lambda item: lambda value: Tensor.of(value.rows(_tensor(item).array())),
+        )
+
+    async def _save_states(self, caller: Caller, message: Message) -> Message:
+        items = items_of(message, tensors=False)
+        return await self._values(
+            items,
+            partial(self._pull_one, _worker(caller)),
+            lambda item: lambda value: Tensor.of(np.frombuffer(value.get_states(), np.uint8)),
+        )
+
+    async def _load_states(self, caller: Caller, message: Message) -> Message:
+        items, turn = items_of(message, {"turn": int}), _field(message, "turn")
+
+        def load(call: _Call, item: Item) -> list[p.Effect]:
+            return self.core.load(call, _worker(caller), turn, item.part, States(_tensor(item).bytes()).check())
+
+        return await self._numbers(items, load)
+
+    async def _stats(self, caller: Caller, message: Message) -> Message:
+        desk = self.core.desk
+        parts = [
+            {"part": list(slot.part), "number": slot.number, "round": slot.round, "waits_for": slot.missing()}
+            for slot in desk.slots.values()
+            if slot.part.home in desk.active
+        ]
+        found = {"epoch": desk.epoch, "homes": sorted(desk.active), "largest_lag": desk.largest_lag, "parts": parts}
+        return Message({**found, "mode": desk.mode.name}, [])
+
+    async def _messages(self, caller: Caller, message: Message) -> Message:
+        left = list(message.tensors)
+        for entry in take(message.header, {"messages": list}, {"tensors": list, "shared": list})["messages"]:
+            if not isinstance(entry, list) or len(entry) != 2 or type(entry[1]) is not int:
+                raise WireError("a message between servers is [header, number of tensors]")
+            header, count = entry
+            self._do(self.core.deliver(_worker(caller), unpack(header, left[:count])))
+            del left[:count]
+        return Message({}, [])
+
+    # -- parts of a request ----------------------------------------------------------------------------
+
+    def _push_one(self, worker: str, call: _Call, item: Item) -> list[p.Effect]:
+        slot = self.core.desk.slots.get(item.part)
+        gradient = None
+        if slot is not None and slot.value is not None:
+            gradient = uncompressed(item, slot.value.array.shape, slot.value.array.dtype.name)
+        if self.core.desk.mode.name != "sync" and not self.store.updates:
+            text = "without an optimizer each push would replace the value: call set_optimizer first, or use dist_sync"
+            raise Refused(text, "invalid")
+        return self.core.push(call, worker, item.part, item.number, gradient, item.acknowledged)
+
+    def _pull_one(self, worker: str, call: _Call, item: Item) -> list[p.Effect]:
+        return self.core.pull(call, worker, item.part, item.number, item.acknowledged)
+
+    async def _settled(self, items: list[Item]) -> list[Item]:
+        """Wait until this server knows what it has of the parts, so that gradients can be compared with it."""
+        while not all(self.core.is_settled(item.part.home) for item in items):
+            await self._bell.heard()
+        return items
+
+    def _for_each(self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.lease) -> Calls:
+        return [(_Call(read(item)), partial(_swapped, ask, item)) for item in items]
+
+    async def _numbers(self, items: list[Item], ask: Ask) -> Message:
+        return _answer(await self._ask(self._for_each(items, ask)))
+
+    async def _values(
+        self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.lease
+    ) -> Message:
+        return _answer(await self._ask(self._for_each(items, ask, read)))
+
+    async def _configure(self, config: dict[str, Any]) -> Message:
+        version, current = self.core.recovery.common
+        if config != current:
+            ((version, _),) = await self._ask([(_Call(), lambda call: self.core.configure(call, config))])
+        return Message({"version": version}, [])
+
+    async def _ask(self, calls: Calls) -> list[Any]:
+        """Put questions to the machine, and wait for all the answers.
+
+        Raises:
+            Refused: one of them is a refusal. What else was asked for may be done or not: who asks again is recognised.
+        """
+        answers = [call.answer for call, _ in calls]
+        try:
+            for call, ask in calls:
+                self._do(ask(call))
+            return await asyncio.gather(*answers)
+        finally:
+            for call, _ in calls:
+                if not call.answer.done() or call.answer.cancelled():
+                    self._do(self.core.cancel(call))
+                else:
+                    call.answer.exception()  # seen: one refusal is enough to tell of
+
+    # -- effects ---------------------------------------------------------------------------------------
+
+    def _do(self, effects: Iterable[p.Effect]) -> None:
+        """Carry effects out in their order, and those that follow from them."""
+        self._effects.extend(effects)
+        if self._carrying_out:
+            return
+        self._carrying_out = True
+        try:
+            while self._effects:
+                effect = self._effects.popleft()
+                _CARRY_OUT[type(effect)](self, effect)
+        finally:
+            self._carrying_out = False
+        self._bell.ring()
+
+    def _reply(self, effect: p.Reply) -> None:
+        call = effect.request
+        assert isinstance(call, _Call)
+        call.take(effect.answer)
+
+    def _send(self, effect: p.Send) -> None:
+        self.links.send(effect.to, pack(effect.message))
+
+    def _use(self, effect: p.Configure) -> None:
+        self.store.use((effect.config or {}).get("optimizer"))
+
+    def _merge(self, effect: p.Merge) -> None:
+        if self.store.is_small(effect.gradients):
+            merged = self.store.merge_now(effect.gradients)
+            self._do(self.core.merged(effect.part, effect.ticket, merged))
+        else:
+            self._start(self._merge_beside(effect), effect)
+
+    async def _merge_beside(self, effect: p.Merge) -> None:
+        merged = await self.store.merge(effect.gradients)
+        self._do(self.core.merged(effect.part, effect.ticket, merged))
+
+    def _update(self, effect: p.Update) -> None:
+        if self.store.is_plain(effect.merged):
+            self._updated(effect, Value(effect.merged))
+        else:
+            self._start(self._update_beside(effect), effect)
+
+    async def _update_beside(self, effect: p.Update) -> None:
+        self._updated(effect, await self.store.update(effect.part.key, effect.value, effect.merged))
+
+    def _updated(self, effect: p.Update, value: Value) -> None:
+        effects = self.core.updated(effect.part, effect.ticket, value)
+        self._capture_now(effect.part)
+        self._do(effects)
+
+    def _start(self, work: Coroutine[Any, Any, None], effect: p.Merge | p.Update) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:
+                log.exception("key %r can not be updated", effect.part.key)
+                why = f"key {effect.part.key!r} could not be updated: {type(error).__name__}: {error}"
+                self._do(self.core.failed(effect.part, effect.ticket, why))
+                self._capture_now(effect.part)
+
+        task = asyncio.create_task(guarded(), name=f"update of {effect.part.key!r}")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # -- snapshots -------------------------------------------------------------------------------------
+
+    async def _capture(self, part: p.Part) -> snapshot.Captured | None:
+        """A part's record, from between two updates."""
+        await asyncio.sleep(0)  # others may have a turn: there may be many parts, with much to copy
+        record = self.core.record(part)
+        if record is not None:
+            return snapshot.capture(record)
+        waiting: asyncio.Future[snapshot.Captured | None] = asyncio.get_running_loop().create_future()
+        self._captures.setdefault(part, []).append(waiting)
+        return await waiting
+
+    def _capture_now(self, part: p.Part) -> None:
+        for waiting in self._captures.pop(part, []):
+            if not waiting.done():
+                record = self.core.record(part)
+                broken = record is None or self.core.desk.slots[part].error
+                waiting.set_result(None if broken or record is None else snapshot.capture(record))
+
+    def _measure(self, service: Service) -> None:
+        desk = self.core.desk
+        gauge = service.metrics.gauge
+        gauge("flowmx_kvserver_parts", "Parts of keys on this server, copies of others' included.").follow(
+            lambda: len(desk.slots)
+        )
+        gauge("flowmx_kvserver_updates", "Updates in the values of this server's parts.").follow(
+            lambda: sum(slot.round for slot in desk.slots.values() if slot.part.home in desk.active)
+        )
+        gauge("flowmx_kvserver_largest_lag", "Most pushes that a worker was ahead of the slowest.").follow(
+            lambda: desk.largest_lag
+        )
+
+
+_CARRY_OUT: dict[type[p.Effect], Callable[[KVServer, Any], None]] = {
+    p.Reply: KVServer._reply,
+    p.Send: KVServer._send,
+    p.Configure: KVServer._use,
+    p.Merge: KVServer._merge,
+    p.Update: KVServer._update,
+}
+
+
+def _swapped(ask: Ask, item: Item, call: _Call) -> list[p.Effect]:
+    return ask(call, item)
+
+
+def _answer(answers: list[Any]) -> Message:
+    return Message({"numbers": [number for number, _ in answers]}, [found for _, found in answers if found is not None])
+
+
+def _worker(caller: Caller) -> str:
+    if not caller.node:
+        raise Refused("a request must name its node: the header's 'node', with its 'incarnation'", "invalid")
+    return identity(caller.node, caller.incarnation)
+
+
+def _field(message: Message, name: str) -> int:
+    found = message.header.get(name)
+    if type(found) is not int or found < 0:
+        raise Refused(f"the header's {name!r} is {found!r}, expected a whole number", "invalid")
+    return found
+
+
+def _tensor(item: Item) -> Tensor:
+    assert item.tensor is not None
+    return item.tensor

@@ -1,0 +1,231 @@
+"""What a server keeps: values as NumPy arrays, summed by several threads, and optimizers that update them.
+
+A value is updated in place, unless somebody still reads it: an answer that is on its way to a worker holds a *lease* on
+the memory, and an update that finds one makes a copy first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from flowmx import ndarray as nd
+from flowmx import settings
+from flowmx.comm.buffers import fresh
+from flowmx.comm.frames import Tensor
+from flowmx.kvstore.shards import Key
+from flowmx.ndarray import NDArray
+from flowmx.optimizer import states as states_file
+from flowmx.optimizer.base import from_config
+from flowmx.optimizer.updater import Updater
+
+__all__ = ["SMALL", "States", "Store", "Value"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+SMALL = 64 << 10
+"""Bytes up to which a sum is made at once, on the event loop: it takes less than a hop to a thread."""
+
+_BLOCK = 1 << 16
+"""Elements that are summed over all workers before the next: they stay in the cache."""
+
+
+class States(bytes):
+    """The states of a part's optimizer, as ``Updater.get_states`` gives them."""
+
+    def check(self) -> States:
+        """Return them, if they are what they should be.
+
+        Raises:
+            StatesFormatError: they are something else, or damaged.
+        """
+        states_file.loads(self)
+        return self
+
+
+@dataclass
+class Value:
+    """The content of a part.
+
+    Attributes:
+        array: C-contiguous; nobody but the store writes to it.
+        updater: the optimizer and its states, once there was an update.
+        version: of the configuration that the updater was made from.
+        weight: the array as the optimizer takes it.
+        states: those that wait for the updater to be made.
+        leases: on the array's memory.
+    """
+
+    array: Array
+    updater: Updater | None = None
+    version: int = 0
+    weight: NDArray | None = None
+    states: States = States()
+    leases: list[weakref.ref[Array]] = field(default_factory=list)
+
+    def lease(self) -> Tensor:
+        """The array as a tensor that keeps its content, whatever comes, for as long as somebody holds it."""
+        self.leases = [lease for lease in self.leases if lease() is not None]
+        flat = self.array.reshape(-1).view(np.uint8)
+        view = np.frombuffer(flat, np.uint8) if flat.size else np.empty(0, np.uint8)
+        self.leases.append(weakref.ref(view))
+        return Tensor(self.array.dtype.name, self.array.shape, view.data)
+
+    def is_leased(self) -> bool:
+        """Whether somebody still reads the array."""
+        return any(lease() is not None for lease in self.leases)
+
+    def rows(self, ids: Array) -> Array:
+        """A copy of some rows.
+
+        Raises:
+            ValueError: there are no such rows.
+        """
+        if not self.array.ndim or ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise ValueError(
+                f"row ids must be a list of whole numbers for an array with rows; these are {ids.dtype} {ids.shape} "
+                f"for an array of shape {self.array.shape}"
+            )
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.array):
+            raise ValueError(f"row ids from {ids.min()} to {ids.max()} of an array that has {len(self.array)} rows")
+        return self.array[ids]
+
+    def get_states(self) -> States:
+        """The optimizer's states; empty where there are none."""
+        return self.states if self.updater is None else States(self.updater.get_states())
+
+
+class Store:
+    """Sums and updates.
+
+    Args:
+        threads: that sum big arrays; by default ``FLOWMX_KVSTORE_REDUCTION_NTHREADS``.
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = settings.get().kvstore_reduction_nthreads if threads is None else threads
+        self.pool = ThreadPoolExecutor(self.threads, "flowmx-kvserver")
+        self._config: Mapping[str, Any] | None = None
+        self._version = 0
+
+    def close(self) -> None:
+        """End the threads."""
+        self.pool.shutdown(wait=False, cancel_futures=True)
+
+    def use(self, config: Mapping[str, Any] | None) -> None:
+        """Update by this optimizer from now on, as ``Optimizer.get_config`` described it; by none: replace.
+
+        Raises:
+            ValueError: it does not describe any optimizer that exists here.
+        """
+        if config is not None:
+            check_optimizer(config)
+        if config != self._config:
+            self._config = config
+            self._version += 1
+
+    @property
+    def updates(self) -> bool:
+        """Whether there is an optimizer."""
+        return self._config is not None
+
+    def is_plain(self, merged: Any) -> bool:
+        """Whether an update is no more than putting the sum in the value's place."""
+        return self._config is None and not isinstance(merged, States)
+
+    def is_small(self, gradients: Sequence[Array]) -> bool:
+        """Whether a sum is made quicker than a thread is woken."""
+        return len(gradients) == 1 or gradients[0].nbytes <= SMALL
+
+    def merge_now(self, gradients: Sequence[Array]) -> Array:
+        """The sum of gradients in this order, made in the memory of the first."""
+        total, *rest = (gradient.reshape(-1) for gradient in gradients)
+        _sum(total, rest, 0, total.size)
+        return gradients[0]
+
+    async def merge(self, gradients: Sequence[Array]) -> Array:
+        """As :meth:`merge_now`, by threads.
+
+        Elements are independent, so that any number of threads comes to the same bits.
+        """
+        total, *rest = (gradient.reshape(-1) for gradient in gradients)
+        step = max(-(-total.size // self.threads), _BLOCK)
+        loop = asyncio.get_running_loop()
+        sums = [
+            loop.run_in_executor(self.pool, _sum, total, rest, start, start + step)
+            for start in range(0, total.size, step)
+        ]
+        await asyncio.gather(*sums)
+        return gradients[0]
+
+    async def update(self, key: Key, value: Value, merged: Any) -> Value:
+        """The value after an update; the given one is not to be used any more.
+
+        Without an optimizer this is the sum of what was pushed, as in MXNet.
+
+        Raises:
+            Exception: what the optimizer raises.
+        """
+        if isinstance(merged, States):
+            return Value(value.array, weight=value.weight, states=merged, leases=value.leases)
+        if self._config is None:
+            return Value(merged)
+        if value.updater is None or value.version != self._version:
+            value.updater, value.version = self._make_updater(value.states), self._version
+        weight = value.weight
+        if weight is None or value.is_leased():
+            weight = nd.from_numpy(_copied(value.array))
+        value.updater(key, nd.from_numpy(_writable(merged)), weight)
+        await weight
+        await value.updater.ready()
+        return Value(weight._host(), value.updater, self._version, weight)
+
+    def _make_updater(self, states: States) -> Updater:
+        # A part has an updater of its own, so that its counts are the same whatever other parts are on the server.
+        assert self._config is not None
+        made = Updater(from_config(self._config))
+        if states:
+            made.set_states(states)
+        return made
+
+
+def check_optimizer(config: Mapping[str, Any]) -> None:
+    """Check that a description makes an optimizer.
+
+    Raises:
+        ValueError: it does not; the message says why.
+    """
+    try:
+        made = from_config(config).get_config()
+        unknown = [
+            f"{name}.{key}" for name in ("attributes", "tables") for key in config[name].keys() - made[name].keys()
+        ]
+    except Exception as error:
+        raise ValueError(f"this describes no optimizer ({type(error).__name__}: {error})") from error
+    if unknown:
+        raise ValueError(f"this describes no optimizer: it has no {', '.join(sorted(unknown))}")
+
+
+def _sum(total: Array, rest: Sequence[Array], start: int, stop: int) -> None:
+    with np.errstate(all="ignore"):  # what overflows shows as such
+        for begin in range(start, min(stop, total.size), _BLOCK):
+            block = slice(begin, min(begin + _BLOCK, stop))
+            for other in rest:
+                np.add(total[block], other[block], out=total[block])
+
+
+def _writable(array: Array) -> Array:
+    return array if array.flags.writeable and array.flags.c_contiguous else np.array(array)
+
+
+def _copied(array: Array) -> Array:
+    copy = np.frombuffer(fresh(array.nbytes), np.uint8).view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy

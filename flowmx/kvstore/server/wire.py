@@ -1,0 +1,191 @@
+"""The messages of the state machine as headers and tensors, for other servers and for snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flowmx.comm.errors import WireError
+from flowmx.comm.frames import Tensor
+from flowmx.kvstore.server import protocol as p
+from flowmx.kvstore.server.store import States, Value
+
+__all__ = ["Packed", "pack", "pack_record", "part_of", "unpack", "unpack_record"]
+
+Packed: TypeAlias = tuple[dict[str, Any], list[Tensor]]
+"""What stands in the header for a message, and its tensors."""
+
+Tensors: TypeAlias = list[Tensor]
+
+
+def pack(message: p.Message) -> Packed:
+    """A message as it travels. The tensors keep their content, whatever happens to the values."""
+    tensors: Tensors = []
+    kind, write, _ = _KINDS[type(message)]
+    return {"kind": kind, "epoch": message.epoch, **write(message, tensors)}, tensors
+
+
+def unpack(header: dict[str, Any], tensors: Sequence[Tensor]) -> p.Message:
+    """The message that :func:`pack` packed.
+
+    Raises:
+        WireError: it is none.
+    """
+    for kind, _, read in _KINDS.values():
+        if header.get("kind") == kind:
+            try:
+                return read(header, list(tensors))
+            except (KeyError, TypeError, ValueError, IndexError) as error:
+                raise WireError(f"a message of kind {kind!r} is damaged ({type(error).__name__}: {error})") from error
+    raise WireError(f"there is no message between servers of kind {header.get('kind')!r}")
+
+
+def part_of(found: Sequence[Any]) -> p.Part:
+    """The part that three values stand for: key, piece and home.
+
+    Raises:
+        WireError: they are none.
+    """
+    if len(found) != 3 or type(found[0]) not in (int, str) or not all(type(n) is int and n >= 0 for n in found[1:]):
+        raise WireError(f"a part is a key (a whole number or text), its piece and its home, not {list(found)!r}"[:500])
+    return p.Part(*found)
+
+
+def pack_record(record: p.Record, tensors: Tensors) -> dict[str, Any]:
+    """A record; its tensors are appended."""
+    return {
+        "part": list(record.part),
+        "term": record.term,
+        "number": record.number,
+        "round": record.round,
+        "marks": dict(record.marks),
+        "counted": {worker: list(member) for worker, member in record.counted.items()},
+        "turns": dict(record.turns),
+        "value": _pack_value(record.value, tensors),
+    }
+
+
+def unpack_record(header: dict[str, Any], tensors: Tensors) -> p.Record:
+    """The record that :func:`pack_record` packed; its tensors are taken from the front."""
+    return p.Record(
+        part=part_of(header["part"]),
+        term=_whole(header["term"]),
+        number=_whole(header["number"]),
+        round=_whole(header["round"]),
+        marks={str(worker): _whole(mark) for worker, mark in header["marks"].items()},
+        counted={str(worker): p.Member(*map(_whole, member)) for worker, member in header["counted"].items()},
+        turns={str(worker): _whole(turn) for worker, turn in header["turns"].items()},
+        value=_unpack_value(header["value"], tensors),
+    )
+
+
+def _pack_value(value: Value, tensors: Tensors) -> int:
+    """The number of tensors that the value takes: its array, and its optimizer's states where there are any."""
+    tensors.append(value.lease())
+    states = value.get_states()
+    if not states:
+        return 1
+    tensors.append(Tensor.of(np.frombuffer(states, np.uint8)))
+    return 2
+
+
+def _unpack_value(count: int, tensors: Tensors) -> Value:
+    value = Value(tensors.pop(0).array())
+    if count == 2:
+        value.states = States(tensors.pop(0).bytes())
+    return value
+
+
+def _pack_step(message: p.StepSent, tensors: Tensors) -> dict[str, Any]:
+    step = message.step
+    found: dict[str, Any] = {
+        "part": list(message.part),
+        "term": message.term,
+        "step": [step.kind, step.number, step.worker, step.turn, list(step.member or ()), step.start],
+        "marks": [list(mark) for mark in step.marks],
+    }
+    if step.kind == "create":
+        _pack_value(step.value, tensors)
+    elif step.computes:
+        states = isinstance(step.merged, bytes)
+        tensors.append(Tensor.of(np.frombuffer(step.merged, np.uint8) if states else step.merged))
+    return found
+
+
+def _unpack_step(header: dict[str, Any], tensors: Tensors) -> p.StepSent:
+    kind, number, worker, turn, member, start = header["step"]
+    value: Value | None = None
+    merged: Any = None
+    if kind == "create":
+        value = _unpack_value(1, tensors)
+    elif kind == "load":
+        merged = States(tensors.pop(0).bytes())
+    elif kind == "update":
+        merged = tensors.pop(0).array()
+    elif kind not in ("enrol", "rest"):
+        raise ValueError(f"no step is called {kind!r}")
+    step = p.Step(
+        kind=kind,
+        number=_whole(number),
+        worker=str(worker),
+        turn=_whole(turn),
+        member=p.Member(*map(_whole, member)) if member else None,
+        start=_whole(start),
+        value=value,
+        merged=merged,
+        marks=tuple((str(who), _whole(mark)) for who, mark in header["marks"]),
+    )
+    return p.StepSent(header["epoch"], part_of(header["part"]), _whole(header["term"]), step)
+
+
+def _pack_tell(message: p.Tell, tensors: Tensors) -> dict[str, Any]:
+    parts = [[*part, *version] for part, version in message.parts.items()]
+    return {"home": message.home, "parts": parts, "common": list(message.common)}
+
+
+def _unpack_tell(header: dict[str, Any], tensors: Tensors) -> p.Tell:
+    parts = {part_of(found[:3]): (_whole(found[3]), _whole(found[4])) for found in header["parts"]}
+    version, config = header["common"]
+    return p.Tell(header["epoch"], _whole(header["home"]), parts, (_whole(version), config))
+
+
+def _whole(found: Any) -> int:
+    if type(found) is not int:
+        raise ValueError(f"{found!r} is no whole number")
+    return found
+
+
+Write = Callable[[Any, Tensors], dict[str, Any]]
+Read = Callable[[dict[str, Any], Tensors], p.Message]
+
+_KINDS: dict[type[p.Message], tuple[str, Write, Read]] = {
+    p.StepSent: ("step", _pack_step, _unpack_step),
+    p.Copy: (
+        "copy",
+        lambda message, tensors: {"record": pack_record(message.record, tensors)},
+        lambda header, tensors: p.Copy(header["epoch"], unpack_record(header["record"], tensors)),
+    ),
+    p.Have: (
+        "have",
+        lambda message, tensors: {"part": list(message.part), "number": message.number},
+        lambda header, tensors: p.Have(header["epoch"], part_of(header["part"]), _whole(header["number"])),
+    ),
+    p.Behind: (
+        "behind",
+        lambda message, tensors: {"part": list(message.part)},
+        lambda header, tensors: p.Behind(header["epoch"], part_of(header["part"])),
+    ),
+    p.Ask: (
+        "ask",
+        lambda message, tensors: {"home": message.home},
+        lambda header, tensors: p.Ask(header["epoch"], _whole(header["home"])),
+    ),
+    p.Tell: ("tell", _pack_tell, _unpack_tell),
+    p.Fetch: (
+        "fetch",
+        lambda message, tensors: {"part": list(message.part)},
+        lambda header, tensors: p.Fetch(header["epoch"], part_of(header["part"])),
+    ),
+}

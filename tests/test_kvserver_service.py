@@ -1,0 +1,500 @@
+"""Servers behind real services on loopback: what workers get back, and what is left when a server dies."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.comm.client import Peer
+from flowmx.comm.errors import Refused
+from flowmx.comm.server import Service
+from flowmx.comm.view import Member, View
+from flowmx.kvstore import compression
+from flowmx.kvstore.server import snapshot
+from flowmx.kvstore.server.service import KVServer
+from flowmx.kvstore.server.snapshot import SnapshotError
+from flowmx.kvstore.server.store import Store, Value
+
+KEY = "w"
+
+
+class Job:
+    """Servers and workers of one process, and the views that a scheduler would give."""
+
+    def __init__(self, servers, workers, threads=2):
+        self.threads, self.count = threads, servers
+        self.epoch = 0
+        self.servers = [None] * servers
+        self.services = [None] * servers
+        self.workers = [Worker(self, rank) for rank in range(workers)]
+        self.starts = 0
+        self.joined = set(range(workers))
+
+    async def __aenter__(self):
+        for rank in range(self.count):
+            await self.start(rank)
+        self.tell()
+        return self
+
+    async def __aexit__(self, *_):
+        for worker in self.workers:
+            await worker.close()
+        for rank in range(self.count):
+            await self.kill(rank)
+
+    async def start(self, rank, snapshot=None):
+        self.starts += 1
+        service = Service(f"server {rank}")
+        name = f"server{self.starts}"
+        server = KVServer(
+            name, 1, self.count, service, lambda address: Peer(address, node=name), Store(threads=self.threads)
+        )
+        if snapshot is not None:
+            server.restore(snapshot)
+        await service.start()
+        self.servers[rank], self.services[rank] = server, service
+
+    async def kill(self, rank):
+        if self.servers[rank] is not None:
+            server, service = self.servers[rank], self.services[rank]
+            self.servers[rank] = self.services[rank] = None
+            await service.stop()
+            await server.close()
+
+    def tell(self):
+        self.epoch += 1
+        members = [
+            Member(server.me.partition(":")[0], "server", rank, service.address, incarnation=1)
+            for rank, (server, service) in enumerate(zip(self.servers, self.services, strict=True))
+            if server is not None
+        ]
+        members += [Member(f"worker{rank}", "worker", rank, incarnation=1, epoch=1) for rank in self.joined]
+        self.view = View("job", 1, self.epoch, "running", tuple(members))
+        for server in self.servers:
+            if server is not None:
+                server.know(self.view)
+
+
+class Worker:
+    def __init__(self, job, rank):
+        self.job, self.rank = job, rank
+        self.turn, self.sequence = 0, 0
+        self.peers = {}
+
+    async def close(self):
+        for peer in self.peers.values():
+            await peer.close()
+
+    async def call(self, home, operation, header, tensors=()):
+        service = next(service for service in self.job.services[home:] + self.job.services[:home] if service)
+        if service.address not in self.peers:
+            self.peers[service.address] = Peer(service.address, node=f"worker{self.rank}")
+        header = {"incarnation": 1, **header}
+        return await asyncio.wait_for(self.peers[service.address].call(operation, header, tensors), 30)
+
+    async def init(self, value=None, key=KEY, home=0):
+        self.turn += 1
+        header = {"turn": self.turn, "rank": self.rank, "joined": 1, "parts": [[key, 0, home]]}
+        answer = await self.call(home, "init", header, [] if value is None else [value])
+        self.sequence = answer.header["numbers"][0]
+
+    async def rest(self, key=KEY, home=0):
+        self.turn += 1
+        await self.call(home, "rest", {"turn": self.turn, "parts": [[key, 0, home]]})
+
+    async def push(self, gradient, sequence=None, packing=None, key=KEY, home=0):
+        if sequence is None:
+            self.sequence += 1
+        number = self.sequence if sequence is None else sequence
+        part = [key, 0, home, number, number - 1, *([packing] if packing else [])]
+        return (await self.call(home, "push", {"parts": [part]}, [gradient])).header["numbers"][0]
+
+    async def pull(self, key=KEY, home=0, wanted=None):
+        part = [key, 0, home, self.sequence if wanted is None else wanted]
+        return (await self.call(home, "pull", {"parts": [part]})).tensors[0].array()
+
+    async def step(self, gradient):
+        await self.push(gradient)
+        return await self.pull()
+
+
+def arrays(count, shape, seed=0):
+    random = np.random.default_rng(seed)
+    return [random.normal(size=shape).astype(np.float32) for _ in range(count)]
+
+
+async def init_all(job, value, **options):
+    await asyncio.gather(*(w.init(value if w.rank == 0 else None, **options) for w in job.workers))
+
+
+async def use(job, optimizer):
+    for home in range(job.count):
+        await job.workers[0].call(home, "set_optimizer", {"optimizer": optimizer.get_config()})
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (7, 5), (300, 1001)])
+async def test_a_round_is_the_sum_in_the_order_of_ranks(shape):
+    async with Job(servers=2, workers=3) as job:
+        await init_all(job, np.zeros(shape, np.float32))
+        for turn in range(3):
+            gradients = arrays(3, shape, seed=turn)
+            order = [2, 0, 1] if turn % 2 else [1, 2, 0]
+            steps = [asyncio.create_task(job.workers[rank].step(gradients[rank].copy())) for rank in order]
+            expected = gradients[0] + gradients[1] + gradients[2]
+            for found in await asyncio.gather(*steps):
+                np.testing.assert_array_equal(found, expected)
+
+
+async def test_many_parts_travel_in_one_request():
+    async with Job(servers=1, workers=1) as job:
+        (worker,) = job.workers
+        parts, values = [[key, 0, 0] for key in range(50)], arrays(50, (3,))
+        await worker.call(0, "init", {"turn": 1, "rank": 0, "joined": 1, "parts": parts}, values)
+        answer = await worker.call(0, "pushpull", {"parts": [[*part, 1] for part in parts]}, arrays(50, (3,), 1))
+        assert answer.header["numbers"] == [1] * 50
+        for tensor, expected in zip(answer.tensors, arrays(50, (3,), 1), strict=True):
+            np.testing.assert_array_equal(tensor.array(), expected)
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+async def test_an_optimizer_runs_on_the_server(size):
+    made = mx.optimizer.Adam(learning_rate=0.1, wd=0.01)
+    weight, gradients = arrays(2, (size,))[0], arrays(4, (size,), seed=1)
+    expected, update = mx.nd.array(weight), mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.1, wd=0.01))
+    async with Job(servers=2, workers=1) as job:
+        await use(job, made)
+        await init_all(job, weight)
+        for gradient in gradients:
+            found = await job.workers[0].step(gradient.copy())
+            update(KEY, mx.nd.array(gradient), expected)
+            await expected
+            np.testing.assert_array_equal(found, expected.asnumpy())
+
+
+async def test_asynchronous_pushes_are_updates_of_their_own():
+    async with Job(servers=2, workers=2) as job:
+        for home in range(2):
+            await job.workers[0].call(home, "open", {"mode": "async"})
+        await use(job, mx.optimizer.Test(rescale_grad=1.0))
+        await init_all(job, np.zeros(4, np.float32))
+        for worker, pushes in zip(job.workers, (5, 3), strict=True):
+            for _ in range(pushes):
+                await worker.push(np.full(4, 10**worker.rank, np.float32))
+        np.testing.assert_array_equal(await job.workers[0].pull(), np.full(4, 35, np.float32))
+
+
+async def test_asynchronous_pushes_need_an_optimizer():
+    async with Job(servers=1, workers=1) as job:
+        await job.workers[0].call(0, "open", {"mode": "async"})
+        await init_all(job, np.zeros(4, np.float32))
+        with pytest.raises(Refused, match="call set_optimizer first"):
+            await job.workers[0].push(np.ones(4, np.float32))
+
+
+async def test_bounded_staleness_holds_the_fast_worker_back():
+    async with Job(servers=1, workers=2) as job:
+        fast, slow = job.workers
+        await fast.call(0, "open", {"mode": "stale", "max_staleness": 2})
+        await use(job, mx.optimizer.Test())
+        await init_all(job, np.zeros(1, np.float32))
+        one = np.ones(1, np.float32)
+        await fast.push(one)
+        await fast.push(one)
+        third = asyncio.create_task(fast.push(one))
+        await slow.pull(wanted=0)
+        assert not third.done()
+        await slow.push(one)
+        await third
+        stats = (await slow.call(0, "stats", {})).header
+        assert stats["largest_lag"] == 2 and stats["mode"] == "stale"
+
+
+async def test_all_workers_must_open_the_same_store():
+    async with Job(servers=1, workers=2) as job:
+        first, second = job.workers
+        await first.call(0, "open", {"mode": "sync"})
+        await second.call(0, "open", {"mode": "sync"})
+        with pytest.raises(Refused, match="all workers create the same"):
+            await second.call(0, "open", {"mode": "async"})
+        with pytest.raises(Refused, match="no mode 'eventual'"):
+            await second.call(0, "open", {"mode": "eventual"})
+
+
+async def test_a_push_that_comes_again_counts_once():
+    async with Job(servers=2, workers=1) as job:
+        await use(job, mx.optimizer.Test())
+        await init_all(job, np.zeros(2, np.float32))
+        (worker,) = job.workers
+        gradient = np.ones(2, np.float32)
+        again = [worker.push(gradient, sequence=1) for _ in range(5)]
+        assert await asyncio.gather(*again) == [1] * 5
+        assert await worker.push(gradient, sequence=1) == 1
+        np.testing.assert_array_equal(await worker.pull(wanted=1), gradient)
+
+
+async def test_who_rests_holds_nobody_up():
+    async with Job(servers=2, workers=2) as job:
+        short, long = job.workers
+        await init_all(job, np.zeros(2, np.float32))
+        ones = np.ones(2, np.float32)
+        await asyncio.gather(short.push(ones), long.push(ones))
+        waiting = asyncio.create_task(long.push(ones))
+        await short.rest()
+        await waiting
+        with pytest.raises(Refused, match="does not count for key 'w'") as caught:
+            await short.push(ones)
+        assert caught.value.kind == "not_counted"
+        await short.init()
+        assert short.sequence == 2  # it goes on with round 3
+
+
+async def test_who_left_the_job_holds_nobody_up():
+    async with Job(servers=2, workers=2) as job:
+        stays, leaves = job.workers
+        await init_all(job, np.zeros(2, np.float32))
+        waiting = asyncio.create_task(stays.push(np.ones(2, np.float32)))
+        await leaves.pull(wanted=0)
+        assert (await stays.call(0, "stats", {})).header["parts"][0]["waits_for"] == ["worker1:1"]
+        job.joined.discard(1)
+        job.tell()
+        await waiting
+        with pytest.raises(Refused, match="not in view"):
+            await leaves.init()
+
+
+@pytest.mark.parametrize("params", [{"type": "2bit", "threshold": 0.5}, {"type": "fp16"}, {"type": "bf16"}])
+async def test_compressed_gradients(params):
+    made = compression.create(params)
+    async with Job(servers=1, workers=2) as job:
+        await init_all(job, np.zeros((5, 7), np.float32))
+        gradients = arrays(2, (5, 7))
+        packed = [made.compress(gradient, np.zeros_like(gradient)) for gradient in gradients]
+        pushes = zip(job.workers, packed, strict=True)
+        await asyncio.gather(*(worker.push(sent, packing=made.config()) for worker, sent in pushes))
+        expected = sum(made.decompress(sent, 35) for sent in packed).reshape(5, 7)
+        np.testing.assert_array_equal(await job.workers[0].pull(), expected)
+
+
+async def test_rows_of_an_embedding():
+    async with Job(servers=1, workers=1) as job:
+        value = arrays(1, (20, 3))[0]
+        await init_all(job, value)
+        (worker,) = job.workers
+        header, ids = {"parts": [[KEY, 0, 0]]}, np.array([3, 19, 3], np.int64)
+        rows = (await worker.call(0, "row_sparse_pull", header, [ids])).tensors[0].array()
+        np.testing.assert_array_equal(rows, value[[3, 19, 3]])
+        with pytest.raises(Refused, match="row ids from 20 to 20 of an array that has 20 rows"):
+            await worker.call(0, "row_sparse_pull", header, [np.array([20])])
+        with pytest.raises(Refused, match="must be a list of whole numbers"):
+            await worker.call(0, "row_sparse_pull", header, [np.array([0.5])])
+
+
+async def test_optimizer_states_can_be_saved_and_loaded():
+    async def run(job, gradients):
+        for gradient in gradients:
+            await job.workers[0].push(gradient.copy())
+
+    weight, *gradients = arrays(5, (6,))
+    header = {"parts": [[KEY, 0, 0]]}
+    async with Job(servers=2, workers=1) as job:
+        await use(job, mx.optimizer.Adam())
+        await init_all(job, weight)
+        await run(job, gradients[:2])
+        middle = await job.workers[0].pull()
+        states = (await job.workers[0].call(0, "save_states", header)).tensors[0].array()
+        await run(job, gradients[2:])
+        expected = await job.workers[0].pull()
+    async with Job(servers=2, workers=1) as job:
+        await use(job, mx.optimizer.Adam())
+        await init_all(job, middle)
+        with pytest.raises(Refused, match="this is no file"):
+            await job.workers[0].call(0, "load_states", {**header, "turn": 2}, [np.zeros(9, np.uint8)])
+        await job.workers[0].call(0, "load_states", {**header, "turn": 2}, [states])
+        await run(job, gradients[2:3])
+        await job.kill(0)  # the backup has the states too
+        job.tell()
+        await run(job, gradients[3:])
+        np.testing.assert_array_equal(await job.workers[0].pull(), expected)
+
+
+async def test_a_server_that_dies_loses_nothing_and_its_successor_gets_all():
+    weight, *gradients = arrays(8, (3000,))
+    expected = mx.nd.array(weight)
+    update = mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+    async with Job(servers=3, workers=1) as job:
+        (worker,) = job.workers
+        await use(job, mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+        await init_all(job, weight)
+        for number, gradient in enumerate(gradients):
+            if number == 2:
+                await job.kill(0)
+                job.tell()
+            if number == 4:  # the server comes back, with nothing; then the one that had stood in for it dies
+                await job.start(0)
+                job.tell()
+                await worker.push(gradients[3].copy(), sequence=4)
+                await job.kill(1)
+                job.tell()
+            found = await worker.step(gradient.copy())
+            update(KEY, mx.nd.array(gradient), expected)
+        await expected
+        np.testing.assert_array_equal(found, expected.asnumpy())
+
+
+async def test_the_wrong_server_says_who_is_the_right_one():
+    async with Job(servers=2, workers=1) as job:
+        await init_all(job, np.zeros(1, np.float32))
+        with pytest.raises(Refused, match="server1:1 answers for home 0") as caught:
+            await job.workers[0].call(1, "pull", {"parts": [[KEY, 0, 0]]})
+        assert caught.value.kind == "moved"
+
+
+async def test_a_snapshot_is_gone_on_from(tmp_path):
+    weight, *gradients = arrays(5, (2000,))
+    made = mx.optimizer.Adam(learning_rate=0.1)
+    async with Job(servers=1, workers=1) as job:
+        await use(job, made)
+        await init_all(job, weight)
+        for gradient in gradients[:2]:
+            await job.workers[0].push(gradient.copy())
+        await job.servers[0].save(tmp_path / "s")
+        for gradient in gradients[2:]:
+            await job.workers[0].push(gradient.copy())
+        expected = await job.workers[0].pull()
+        await job.kill(0)
+        await job.start(0, snapshot=tmp_path / "s")
+        job.tell()
+        (worker,) = job.workers
+        with pytest.raises(Refused, match="has 2 pushes of worker worker0:1, which was told of 4") as caught:
+            await worker.push(gradients[0].copy())
+        assert caught.value.kind == "lost"
+        worker.sequence = 2
+        for gradient in gradients[2:]:
+            await worker.push(gradient.copy())
+        np.testing.assert_array_equal(await worker.pull(), expected)
+
+
+async def test_a_snapshot_waits_for_an_update_that_is_under_way(tmp_path):
+    async with Job(servers=1, workers=1) as job:
+        await use(job, mx.optimizer.Test())
+        await init_all(job, np.zeros(1_000_000, np.float32))
+        pushing = asyncio.create_task(job.workers[0].push(np.ones(1_000_000, np.float32)))
+        server = job.servers[0]
+        while not any(slot.updating for slot in server.core.desk.slots.values()):
+            await asyncio.sleep(0)
+        await server.save(tmp_path / "s")
+        await pushing
+        await job.kill(0)
+        await job.start(0, snapshot=tmp_path / "s")
+        job.tell()
+        assert (await job.workers[0].pull(wanted=0))[0] == 1
+
+
+def test_a_damaged_snapshot_is_refused(tmp_path):
+    (tmp_path / "s").write_bytes(b"something else")
+    with pytest.raises(SnapshotError, match="is no snapshot of a server, or damaged"):
+        snapshot.load(tmp_path / "s")
+
+
+async def test_who_goes_away_is_forgotten():
+    async with Job(servers=1, workers=2) as job:
+        await init_all(job, np.zeros(1, np.float32))
+        waiting = asyncio.create_task(job.workers[0].pull(wanted=5))
+        slot = next(iter(job.servers[0].core.desk.slots.values()))
+        while not slot.pulls:
+            await asyncio.sleep(0)
+        waiting.cancel()
+        while slot.pulls:
+            await asyncio.sleep(0)
+
+
+async def test_a_value_that_is_on_its_way_stays_as_it_was():
+    store = Store(threads=1)
+    store.use(mx.optimizer.Test().get_config())
+    value = await store.update(KEY, Value(np.zeros(3, np.float32)), np.ones(3, np.float32))
+    sent = value.lease()
+    later = await store.update(KEY, value, np.ones(3, np.float32))
+    assert sent.array().tolist() == [1, 1, 1] and later.array.tolist() == [2, 2, 2]
+    memory = later.array.__array_interface__["data"]
+    del sent
+    last = await store.update(KEY, later, np.ones(3, np.float32))
+    assert last.array.__array_interface__["data"] == memory  # nobody reads it: in place
+    store.close()
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_threads_do_not_change_a_sum(threads):
+    store, gradients = Store(threads=threads), arrays(4, (500_001,))
+    expected = gradients[0] + gradients[1] + gradients[2] + gradients[3]
+    np.testing.assert_array_equal(await store.merge([gradient.copy() for gradient in gradients]), expected)
+    store.close()
+
+
+async def test_a_failed_update_is_told_to_everybody(caplog):
+    class Broken(mx.optimizer.Optimizer):
+        def step(self, weight, grad, state, lr, wd, t):
+            raise ArithmeticError("no formula")
+
+    mx.optimizer.register(Broken)
+    try:
+        async with Job(servers=2, workers=1) as job:
+            await use(job, Broken())
+            await init_all(job, np.zeros(1, np.float32))
+            for operation in (job.workers[0].push(np.ones(1, np.float32)), job.workers[0].pull(wanted=0)):
+                with pytest.raises(
+                    Refused, match="key 'w' could not be updated: ArithmeticError: no formula"
+                ) as caught:
+                    await operation
+                assert caught.value.kind == "update_failed"
+    finally:
+        del mx.optimizer.Optimizer.opt_registry["broken"]
+
+
+@pytest.mark.parametrize(
+    ("operation", "header", "tensors", "message"),
+    [
+        (
+            "push",
+            {"parts": [[KEY, 0, 0, 1]]},
+            [np.zeros((2, 2), np.float32)],
+            r"float32 \[2, 2\] was pushed to a value",
+        ),
+        (
+            "push",
+            {"parts": [[KEY, 0, 0, 1]]},
+            [np.zeros(3)],
+            r"of float64 \[3\] was pushed to a value of float32 \[3\]",
+        ),
+        ("push", {"parts": [[KEY, 0, 0, 1]]}, [], "1 parts came with 0 tensors, expected 1"),
+        ("push", {"parts": [[KEY, 0, 0, 1, 0, {"type": "1bit"}]]}, [np.zeros(3)], "the type is '1bit'"),
+        ("push", {"parts": [[KEY, 0, 0, 1, 0, {"type": "2bit"}]]}, [np.zeros(3)], "3 elements travels under 2bit as 1"),
+        ("push", {"parts": [["x", 0, 0, 1]]}, [np.zeros(3)], r"'x' \(part 0\) has no value here: call init"),
+        ("pull", {"parts": [["x", 0, 0]]}, [], "call init with it first"),
+        ("pull", {"parts": [[KEY, 0, 7]]}, [], "there is no home 7"),
+        ("pull", {"parts": [[KEY, 0]]}, [], "a part is"),
+        ("pull", {"parts": [[1.5, 0, 0]]}, [], "a part is a key"),
+        ("pull", {"parts": [[KEY, 0, 0, -1]]}, [], "number"),
+        ("pull", {"parts": [[KEY, 0, 0]], "more": 1}, [], "'more', which is unknown here"),
+        ("init", {"parts": [[KEY, 0, 0]], "turn": 1, "rank": 0}, [], "'joined' is None"),
+        ("rest", {"parts": [["x", 0, 0]], "turn": 1}, [], "call init with it first"),
+        ("set_optimizer", {"optimizer": {"optimizer": "nothing"}}, [], "describes no optimizer"),
+        ("messages", {"messages": [[{"kind": "command", "epoch": 1}, 0]]}, [], "no message between servers"),
+        ("messages", {"messages": [[{"kind": "copy", "epoch": 1}, 0]]}, [], "of kind 'copy' is damaged"),
+        ("messages", {"messages": ["x"]}, [], "a message between servers is"),
+    ],
+)
+async def test_refuses(operation, header, tensors, message):
+    async with Job(servers=1, workers=1) as job:
+        await init_all(job, np.zeros(3, np.float32))
+        with pytest.raises((Refused, ValueError), match=message):
+            await job.workers[0].call(0, operation, header, tensors)
+        np.testing.assert_array_equal(await job.workers[0].step(np.ones(3, np.float32)), np.ones(3))  # it goes on
+
+
+async def test_refuses_an_optimizer_with_more_than_it_has():
+    config = mx.optimizer.SGD().get_config()
+    async with Job(servers=1, workers=1) as job:
+        wrong = {**config, "attributes": {**config["attributes"], "step": 1}}
+        with pytest.raises(Refused, match=r"it has no attributes\.step"):
+            await job.workers[0].call(0, "set_optimizer", {"optimizer": wrong})
