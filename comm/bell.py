@@ -1,0 +1,30 @@
+"""A bell: many tasks wait until something has changed, and then look again themselves."""
+
+from __future__ import annotations
+
+import asyncio
+
+__all__ = ["Bell"]
+
+
+class Bell:
+    """Wakes all that wait, each time it rings. Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: set[asyncio.Future[None]] = set()
+
+    def ring(self) -> None:
+        """Wake all that wait now."""
+        for future in self._waiting:
+            if not future.done():
+                future.set_result(None)
+        self._waiting.clear()
+
+    async def heard(self) -> None:
+        """Wait for the next ring."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.add(future)
+        try:
+            await future
+        finally:
+            self._waiting.discard(future)

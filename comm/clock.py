@@ -1,0 +1,46 @@
+"""Time for what waits: a clock that tests can replace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+__all__ = ["Clock", "within"]
+
+T = TypeVar("T")
+
+
+class Clock:
+    """The time, and sleep. A test's own clock goes where it is told to."""
+
+    def now(self) -> float:
+        """Seconds since any point in the past; never goes back."""
+        return time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        """Wait."""
+        await asyncio.sleep(seconds)
+
+
+async def within(clock: Clock, seconds: float, wait: Callable[[], Awaitable[T]]) -> bool:
+    """Wait for something, for at most so many seconds of a clock; return whether it came.
+
+    What `wait` raises is raised here.
+    """
+    awaited = asyncio.ensure_future(_as_coroutine(wait))
+    alarm = asyncio.ensure_future(clock.sleep(seconds))
+    try:
+        await asyncio.wait({awaited, alarm}, return_when=asyncio.FIRST_COMPLETED)
+        if awaited.done():
+            awaited.result()
+        return awaited.done()
+    finally:
+        for task in (awaited, alarm):
+            task.cancel()
+        await asyncio.gather(awaited, alarm, return_exceptions=True)
+
+
+async def _as_coroutine(wait: Callable[[], Awaitable[T]]) -> T:
+    return await wait()

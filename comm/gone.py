@@ -1,0 +1,26 @@
+"""What a node raises when the job, or a part of it that it needs, is gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from flowmx.comm.errors import PeerGone
+from flowmx.comm.view import Member
+
+__all__ = ["NodeGone", "SchedulerGone"]
+
+
+class NodeGone(PeerGone):
+    """A node of the job is gone, and what was asked can not be done without it.
+
+    Attributes:
+        members: the nodes that are gone, each with what it was last known to do and why it is gone.
+    """
+
+    def __init__(self, text: str, members: Sequence[Member] = ()) -> None:
+        super().__init__(text)
+        self.members = tuple(members)
+
+
+class SchedulerGone(NodeGone):
+    """The scheduler could not be reached for as long as nodes look for it."""

@@ -1,0 +1,550 @@
+"""A node of a job: joins, gives signs of life, sees the others come and go, and says goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import signal
+import socket
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from flowmx import settings
+from flowmx.comm.bell import Bell
+from flowmx.comm.client import Peer
+from flowmx.comm.clock import Clock, within
+from flowmx.comm.errors import Busy, PeerGone, Refused
+from flowmx.comm.frames import Message
+from flowmx.comm.gone import NodeGone, SchedulerGone
+from flowmx.comm.members import rounds_from_wire
+from flowmx.comm.scheduler import LIMITS
+from flowmx.comm.security import Security
+from flowmx.comm.view import Member, Role, View
+
+__all__ = ["Node", "Timing"]
+
+log = logging.getLogger("flowmx.comm")
+T = TypeVar("T")
+
+UNREACHED = (PeerGone, TimeoutError, Busy)  # what trying again may help against
+LONGEST = 400  # characters of what a node says that it is doing
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How long a node waits for what.
+
+    Args:
+        heartbeat: seconds between signs of life.
+        timeout: seconds of silence after which a node is gone; the scheduler has the same.
+        reconnect: seconds that the scheduler is looked for.
+
+    Raises:
+        ValueError: the timeout is no longer than two heartbeats.
+    """
+
+    heartbeat: float = 1.0
+    timeout: float = 10.0
+    reconnect: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not self.timeout > 2 * self.heartbeat > 0:
+            raise ValueError(
+                f"a node that gives a sign of life every {self.heartbeat} s can not be gone after {self.timeout} s: "
+                "FLOWMX_KVSTORE_TIMEOUT must be more than twice FLOWMX_KVSTORE_HEARTBEAT"
+            )
+
+    @classmethod
+    def from_settings(cls) -> Timing:
+        """The timing that the settings say."""
+        config = settings.get()
+        return cls(config.kvstore_heartbeat, config.kvstore_timeout, config.kvstore_reconnect)
+
+
+class Line(Protocol):
+    """A connection to the scheduler: what a node needs of a :class:`Peer`."""
+
+    async def call(
+        self,
+        operation: str,
+        header: dict[str, Any],
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Message:
+        """Call an operation."""
+
+    async def close(self) -> None:
+        """Close the connection."""
+
+
+class Node:
+    """This process in its job. Belongs to one event loop; ``async with`` joins the job and leaves it.
+
+    Args:
+        role: ``"worker"`` or ``"server"``.
+        scheduler: the scheduler's address.
+        address: where this node answers, for the others.
+        rank: the rank to ask for.
+        id: its name for itself, by default a new one.
+        host: its machine's name.
+        security: as the scheduler's.
+        timing: how long it waits for what.
+        drain: whether SIGTERM makes it leave: the task that joined is cancelled, and ``async with`` ends as if its
+            body had.
+        clock: the time.
+        connect: makes the connection to the scheduler.
+
+    Attributes:
+        rank: its number among those of its role.
+        incarnation: which start of the node this is.
+        draining: whether SIGTERM came.
+
+    Example:
+        >>> async with Node("worker", "127.0.0.1:9091") as node:
+        ...     with node.during("push key 7"):
+        ...         await node.unless_gone(push(), node.view.servers[0])
+        ...     await node.barrier("epoch")
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        scheduler: str,
+        *,
+        address: str = "",
+        rank: int | None = None,
+        id: str = "",
+        host: str = "",
+        security: Security | None = None,
+        timing: Timing | None = None,
+        drain: bool = False,
+        clock: Clock | None = None,
+        connect: Callable[[], Line] | None = None,
+    ) -> None:
+        self.role: Role = role
+        self.id = id or uuid.uuid4().hex
+        self.address = address
+        self.host = host or socket.gethostname()
+        self.incarnation = time.time_ns()
+        self.timing = timing or Timing()
+        self.rank = -1
+        self.draining = False
+        self._scheduler = scheduler
+        self._connect = connect or (lambda: Peer(scheduler, security=security, limits=LIMITS, node=self.id))
+        self._wanted = rank
+        self._drain = drain
+        self._clock = clock or Clock()
+        self._line: Line | None = None
+        self._view: View | None = None
+        self._error: BaseException | None = None
+        self._bell = Bell()
+        self._beats = 0
+        self._rounds: dict[str, int] = {}
+        self._passed: set[str] = set()
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._doing = ""
+        self._during: dict[object, str] = {}
+        self._told: set[tuple[str, int]] = set()
+        self._on_gone: list[Callable[[Member], object]] = []
+        self._on_change: list[Callable[[View], object]] = []
+        self._beating: asyncio.Task[None] | None = None
+        self._owner: asyncio.Task[Any] | None = None
+
+    @classmethod
+    def from_settings(cls, role: Role | None = None, **options: Any) -> Node:
+        """The node that the environment describes.
+
+        Raises:
+            SettingError: no scheduler is named, or this process is to be one.
+        """
+        config = settings.get()
+        if not config.scheduler:
+            raise settings.SettingError(
+                "this process belongs to no job: FLOWMX_SCHEDULER (or DMLC_PS_ROOT_URI and DMLC_PS_ROOT_PORT) names "
+                "the scheduler's address; `python -m flowmx launch` sets it"
+            )
+        found = role or config.role
+        if found == "scheduler":
+            raise settings.SettingError("FLOWMX_ROLE is scheduler: `python -m flowmx scheduler` is one")
+        named: dict[str, Any] = {
+            "rank": config.rank,
+            "id": config.node_id,
+            "security": Security.from_file(config.secret_file) if config.secret_file else None,
+            "timing": Timing.from_settings(),
+        }
+        return cls(found, config.scheduler, **(named | options))
+
+    # Joining and leaving
+
+    async def __aenter__(self) -> Self:
+        """Join, and wait until the job runs.
+
+        Raises:
+            NodeGone: the scheduler is not there, or the job has failed.
+            Refused: there is no place in the job for this node.
+        """
+        self._line = self._connect()
+        try:
+            await self._register()
+            self._beating = asyncio.create_task(self._beat())
+            await self._formed()
+        except BaseException as error:
+            await self._end(error)
+            raise
+        if self._drain:
+            self._owner = asyncio.current_task()
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._drain_now)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if self._owner is not None:
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+        drained = self.draining and isinstance(error, asyncio.CancelledError)
+        if drained and self._owner is not None:
+            drained = self._owner.uncancel() == 0
+        await self._end(None if drained else error)
+        return drained
+
+    async def _end(self, error: BaseException | None) -> None:
+        """Say goodbye, or what went wrong, and close the connection."""
+        line = self._line
+        assert line is not None
+        if self._beating is not None:
+            self._beating.cancel()
+            await asyncio.gather(self._beating, return_exceptions=True)
+        try:
+            if self.rank >= 0 and self._error is None:
+                await within(self._clock, self.timing.timeout, lambda: self._goodbye(error))
+        finally:
+            await line.close()
+
+    async def _goodbye(self, error: BaseException | None) -> None:
+        failed = error is not None and not isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit)
+        operation = "fail" if failed else "leave"
+        header: dict[str, Any] = {"why": f"{type(error).__name__}: {error}"[:1000]} if failed else {}
+        while True:
+            try:
+                await self._call(operation, header)
+                return
+            except Refused as refused:
+                if refused.kind != "unregistered":
+                    return
+                await self._register()
+            except UNREACHED:
+                await self._clock.sleep(self.timing.heartbeat / 4)
+
+    def _drain_now(self) -> None:
+        if not self.draining and self._owner is not None:
+            log.info("%s was asked to end, and leaves the job", self.name)
+            self.draining = True
+            self._bell.ring()
+            self._owner.cancel()
+
+    # What there is to see
+
+    @property
+    def name(self) -> str:
+        """What people call it: ``"worker 1"``."""
+        return f"{self.role} {self.rank}" if self.rank >= 0 else self.role
+
+    @property
+    def view(self) -> View:
+        """The job, as far as this node knows.
+
+        Raises:
+            RuntimeError: it has not joined yet.
+        """
+        if self._view is None:
+            raise RuntimeError("the node has not joined its job yet: use it with `async with Node(...) as node`")
+        return self._view
+
+    def check(self) -> None:
+        """Raise what ended this node's part in the job, if anything did.
+
+        Raises:
+            NodeGone: the job has failed, or this node is out of it.
+        """
+        if self._error is not None:
+            raise self._error
+
+    async def changed(self, epoch: int | None = None) -> View:
+        """Wait until the view is of another epoch than `epoch` (by default, than it is now); return it.
+
+        Raises:
+            NodeGone: as in :meth:`check`.
+        """
+        epoch = self.view.epoch if epoch is None else epoch
+        while self.view.epoch == epoch:
+            self.check()
+            await self._bell.heard()
+        self.check()
+        return self.view
+
+    def on_gone(self, callback: Callable[[Member], object]) -> None:
+        """Have a function called with each node that is gone from now on."""
+        self._on_gone.append(callback)
+
+    def on_change(self, callback: Callable[[View], object]) -> None:
+        """Have a function called with each new view."""
+        self._on_change.append(callback)
+
+    async def unless_gone(self, awaitable: Awaitable[T], *peers: Member) -> T:
+        """Await something that needs the job, and these members of it; return its result.
+
+        Raises:
+            NodeGone: the job failed, or one of `peers` is gone (or was started anew); what was awaited is cancelled.
+        """
+        work = asyncio.ensure_future(awaitable)
+        watch = asyncio.create_task(self._doom(peers))
+        try:
+            await asyncio.wait({work, watch}, return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                watch.result()
+            return await work
+        finally:
+            work.cancel()
+            watch.cancel()
+            await asyncio.gather(work, watch, return_exceptions=True)
+
+    async def _doom(self, peers: tuple[Member, ...]) -> None:
+        """Wait until the job has failed or a peer is gone; raises."""
+        while True:
+            self.check()
+            for peer in peers:
+                held = self.view.at(peer.role, peer.rank)
+                if held is None or (held.id, held.incarnation, held.state) != (peer.id, peer.incarnation, "alive"):
+                    lost = next(
+                        (m for m in self.view.gone if (m.id, m.incarnation) == (peer.id, peer.incarnation)), peer
+                    )
+                    text = lost.obituary if lost.state == "gone" else f"{peer.name} has left, or was started anew"
+                    raise NodeGone(text, [lost])
+            await self._bell.heard()
+
+    # What this node is doing
+
+    def doing(self, text: str) -> None:
+        """Say what this node is doing: the others are told, should it be gone."""
+        self._doing = text
+
+    @contextmanager
+    def during(self, text: str) -> Iterator[None]:
+        """Say what this node is doing while the context lasts; of several at once the newest is told."""
+        token = object()
+        self._during[token] = text
+        try:
+            yield
+        finally:
+            del self._during[token]
+
+    @property
+    def activity(self) -> str:
+        """What this node says that it is doing."""
+        text = next(reversed(self._during.values()), self._doing)
+        more = f" (and {len(self._during) - 1} more)" if len(self._during) > 1 else ""
+        return text[: LONGEST - len(more)] + more
+
+    # Barriers
+
+    async def barrier(self, name: str, timeout: float | None = None) -> None:  # noqa: ASYNC109 (the message says who)
+        """Wait until every worker of the job has come to this barrier as often as this one.
+
+        Args:
+            name: the barrier's.
+            timeout: seconds after which to give up.
+
+        Raises:
+            NodeGone: the job failed meanwhile.
+            TimeoutError: not all came; the message names those that did not, and what they do.
+            Refused: this node is no worker.
+        """
+        missing: list[Member] = []
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            try:
+                with self.during(f"barrier {name!r}"):
+                    came = await self._within(timeout, lambda: self.unless_gone(self._pass(name, missing)))
+            except asyncio.CancelledError:
+                asyncio.get_running_loop().create_task(self._withdraw(name))
+                raise
+            if not came:
+                await self._withdraw(name)
+                who = "; ".join(f"{member.name} ({member.doing or 'no word of what it does'})" for member in missing)
+                raise TimeoutError(f"after {timeout:g} s the barrier {name!r} still waits for {who or 'the scheduler'}")
+
+    async def _within(self, seconds: float | None, wait: Callable[[], Awaitable[object]]) -> bool:
+        if seconds is not None:
+            return await within(self._clock, seconds, wait)
+        await wait()
+        return True
+
+    async def _pass(self, name: str, missing: list[Member]) -> None:
+        while True:
+            asked = {"name": name, "after": self._rounds.get(name, 0), "first": name not in self._passed}
+            try:
+                answer = (await self._call("barrier", {**asked, "term": self.view.term})).header
+            except Refused as refused:
+                if refused.kind != "unregistered" and not isinstance(refused, Busy):
+                    raise self._error or refused from None
+                await self._clock.sleep(self.timing.heartbeat / 4)  # the heartbeat registers again
+                continue
+            except UNREACHED:
+                await self._clock.sleep(self.timing.heartbeat / 4)
+                continue
+            missing[:] = [Member.from_wire(found) for found in answer.get("missing", [])]
+            if isinstance(answer.get("round"), int):
+                self._rounds[name] = answer["round"]
+                self._passed.add(name)
+                return
+
+    async def _withdraw(self, name: str) -> None:
+        try:
+            await self._call("barrier", {"name": name, "withdraw": True})
+        except (Refused, *UNREACHED) as error:
+            log.debug("%s could not withdraw from barrier %r: %s", self.name, name, error)
+
+    # The scheduler
+
+    async def _call(self, operation: str, header: Mapping[str, Any]) -> Message:
+        assert self._line is not None
+        common = {"node": self.id, "incarnation": self.incarnation}
+        # Shorter than the time after which this node would be gone: a connection that is stuck is given up before.
+        return await self._line.call(operation, {**common, **header}, timeout=self.timing.timeout / 2)
+
+    async def _register(self) -> None:
+        """Join, or join again a scheduler that has started anew; try until there is no hope.
+
+        Raises:
+            SchedulerGone: it was not there for as long as nodes wait.
+            Refused: it does not take this node.
+        """
+        start, pause = self._clock.now(), min(0.05, self.timing.heartbeat / 4)
+        while True:
+            try:
+                self._joined((await self._call("join", self._hello())).header)
+                return
+            except Refused as refused:
+                if refused.kind != "full" and not isinstance(refused, Busy):
+                    raise
+                problem: Exception = refused
+            except UNREACHED as error:
+                problem = error
+            if self._clock.now() - start > self.timing.reconnect:
+                raise self._hopeless(problem) from problem
+            await self._clock.sleep(pause * random.uniform(0.5, 1.0))
+            pause = min(2 * pause, self.timing.heartbeat)
+
+    def _hello(self) -> dict[str, Any]:
+        hello: dict[str, Any] = {
+            "role": self.role,
+            "address": self.address,
+            "host": self.host,
+            "beat": self._next_beat(),
+            "view": None,
+            "rounds": dict(self._rounds),
+        }
+        if self._view is not None:
+            hello["view"] = self._view.to_wire()
+        wanted = self.rank if self.rank >= 0 else self._wanted
+        return hello if wanted is None else {**hello, "rank": wanted}
+
+    def _hopeless(self, problem: Exception) -> Exception:
+        if isinstance(problem, Refused):
+            return problem
+        return SchedulerGone(
+            f"the scheduler at {self._scheduler} could not be reached for {self.timing.reconnect:g} s: {problem}"
+        )
+
+    def _joined(self, answer: Mapping[str, Any]) -> None:
+        if self.rank < 0:
+            self._rounds = rounds_from_wire(answer)
+        self.rank = int(answer["rank"])
+        self._take(answer)
+
+    def _next_beat(self) -> int:
+        self._beats += 1
+        return self._beats
+
+    async def _beat(self) -> None:
+        """Give signs of life, and learn of changes, until this node is out of the job."""
+        lost: float | None = None
+        while self._error is None:
+            try:
+                self._take((await self._call("heartbeat", self._sign())).header)
+                lost = None
+            except Refused as refused:
+                lost = await self._refused(refused, lost)
+            except UNREACHED as error:
+                lost = await self._unreached(error, lost)
+            except (
+                Exception
+            ) as error:  # an answer that is none, or a callback of the user's: the node must not die of it
+                log.exception("%s: a heartbeat failed: %s", self.name, error)
+                await self._clock.sleep(self.timing.heartbeat)
+
+    def _sign(self) -> dict[str, Any]:
+        view = self.view
+        return {"beat": self._next_beat(), "term": view.term, "epoch": view.epoch, "doing": self.activity}
+
+    async def _refused(self, refused: Refused, lost: float | None) -> float | None:
+        if isinstance(refused, Busy):
+            return await self._unreached(refused, lost)
+        if refused.kind != "unregistered":
+            self._out(NodeGone(f"{self.name} is out of the job: {refused}"))
+            return None
+        try:
+            await self._register()
+        except (Refused, NodeGone) as error:
+            self._out(error if isinstance(error, NodeGone) else NodeGone(f"{self.name} is out of the job: {error}"))
+        return None
+
+    async def _unreached(self, error: Exception, lost: float | None) -> float:
+        now = self._clock.now()
+        lost = now if lost is None else lost
+        if now - lost > self.timing.reconnect:
+            self._out(self._hopeless(error))
+        await self._clock.sleep(self.timing.heartbeat / 4)
+        return lost
+
+    def _out(self, error: BaseException) -> None:
+        log.error("%s", error)
+        self._error = error
+        self._bell.ring()
+
+    def _take(self, answer: Mapping[str, Any]) -> None:
+        """Take over the view of an answer, if it has a newer one."""
+        if answer.get("view") is None:
+            return
+        view = View.from_wire(answer["view"])
+        if self._view is not None and view.order <= self._view.order:
+            return
+        self._view = view
+        self._mourn(view)
+        if view.phase == "failed":
+            self._error = self._error or NodeGone(f"the job has failed: {view.failure}", view.gone)
+        self._bell.ring()
+        for callback in self._on_change:
+            callback(view)
+
+    def _mourn(self, view: View) -> None:
+        for member in view.gone:
+            if (member.id, member.incarnation) not in self._told:
+                self._told.add((member.id, member.incarnation))
+                log.error("%s hears that %s", self.name, member.obituary)
+                for callback in self._on_gone:
+                    callback(member)
+
+    async def _formed(self) -> None:
+        """Wait until the job runs, and tell the log now and then for whom."""
+        while self.view.phase == "forming":
+            self.check()
+            here = len(self.view.workers), len(self.view.servers)
+            if not await within(self._clock, 10.0, self._bell.heard):
+                log.info("%s waits for the job to be complete: %d workers and %d servers are here", self.name, *here)
+        self.check()
