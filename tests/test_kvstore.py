@@ -1,5 +1,6 @@
 """Key-value stores in one process: MXNet's values, keys in all forms, rows, updaters, states, and what is refused."""
 
+import inspect
 import json
 import re
 
@@ -7,6 +8,10 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx import devices
+from flowmx.devices import Device, Generator
+from flowmx.engine import ThreadActor
+from flowmx.kvstore import merge
 from tests.fixtures import record_kvstore as recorded
 
 TOLD = json.loads(recorded.FILE.read_text())
@@ -51,6 +56,31 @@ def test_says_what_it_is(name):
     assert kv.is_capable("optimizer")
     assert isinstance(kv, mx.kv.KVStore)
     assert repr(kv) == f"<KVStore {name!r} of 0 keys>"
+
+
+# What MXNet 1.9.1's KVStore has, with its arguments.
+SIGNATURES = {
+    "_barrier": "",
+    "_set_updater": "updater",
+    "broadcast": "key value out priority",
+    "init": "key value",
+    "is_capable": "capability",
+    "load_optimizer_states": "fname",
+    "pull": "key out priority ignore_sparse",
+    "push": "key value priority",
+    "pushpull": "key value out priority",
+    "row_sparse_pull": "key out priority row_ids",
+    "save_optimizer_states": "fname dump_optimizer",
+    "set_gradient_compression": "compression_params",
+    "set_optimizer": "optimizer",
+}
+
+
+@pytest.mark.parametrize("name", SIGNATURES)
+def test_methods_take_mxnets_arguments(kv, name):
+    method = getattr(kv, name)
+    assert " ".join(inspect.signature(method).parameters) == SIGNATURES[name]
+    assert inspect.getdoc(method)
 
 
 def test_the_default_is_local():
@@ -235,6 +265,89 @@ async def test_nothing_blocks_in_a_coroutine(kv):
     for each in weights:
         assert ((await each).asnumpy() == -6).all()
     await kv.ready()
+
+
+# -- devices with memory of their own -----------------------------------------------------------------------
+
+
+class Apart(Device):
+    """A device whose arrays nobody else may look at."""
+
+    class Memory(np.ndarray):
+        place: mx.Context | None = None
+
+    xp = np
+
+    def __init__(self, context):
+        self.context = context
+        self.compute = ThreadActor(repr(context))
+        self.generator = Generator(repr(context))
+
+    def allocate(self, shape, dtype):
+        made = np.ndarray.__new__(self.Memory, shape, dtype)
+        made.place = self.context
+        return made
+
+    def copy_actor(self, source):
+        return self.compute
+
+    def copy(self, source, target):
+        np.copyto(target, source)
+
+    def to_host(self, array):
+        return np.asarray(array)
+
+    def memory_info(self):
+        return 0, 0
+
+
+def place(array):
+    """The device of an array or a part of it; None for the CPU."""
+    while isinstance(array, np.ndarray):
+        if getattr(array, "place", None) is not None:
+            return array.place
+        array = array.base
+    return None
+
+
+@pytest.fixture
+def apart():
+    """Three contexts of such devices."""
+    devices.register_device_type("sim", Apart)
+    try:
+        yield [mx.Context("sim", index) for index in range(3)]
+    finally:
+        devices._types.pop("sim")
+        for context in [each for each in devices._devices if each.device_type == "sim"]:
+            devices._devices.pop(context)
+
+
+@pytest.mark.parametrize(
+    ("name", "bound", "busy"), [("local", 1, 0), ("local", 1000, 0), ("device", 1, 3), ("device", 1000, 1)]
+)
+def test_sums_over_devices_that_can_not_read_each_other(apart, name, bound, busy, monkeypatch):
+    seen = []
+    add = merge._add
+    monkeypatch.setattr(merge, "_add", lambda given, results: (seen.append([*given, *results]), add(given, results)))
+    with mx.engine.using(kvstore_bigarray_bound=bound):
+        kv = mx.kv.create(name)
+        kv.init("a", mx.nd.zeros(SHAPE))
+        values = [mx.nd.full(SHAPE, 1 + index).copyto(context) for index, context in enumerate(apart)]
+        outs = [mx.nd.zeros(SHAPE, ctx=context) for context in apart]
+        kv.pushpull("a", values, out=outs)
+        assert all((each.asnumpy() == 6).all() for each in outs)
+        kv.set_updater(lambda key, merged, stored: merged.copyto(stored))
+        kv.pushpull("a", values)
+        assert all((each.asnumpy() == 6).all() for each in values)
+        kv.row_sparse_pull("a", out=outs, row_ids=mx.nd.array([1]))
+        assert all(each.asnumpy()[:, 0].tolist() == [0, 6] for each in outs)
+        arrays = [mx.nd.full(SHAPE, 3).copyto(context) for context in apart]
+        kv._share("b", arrays)
+        kv.push("b", arrays)
+        assert (value(kv, "b") == 9).all()
+    summed = [{place(each) for each in arrays} for arrays in seen]
+    assert all(len(places) == 1 for places in summed)
+    assert len({context for places in summed for context in places if context is not None}) == busy
 
 
 # -- other stores ------------------------------------------------------------------------------------------

@@ -147,11 +147,11 @@ class Serial:
             case "rows":
                 stored = self.keys[step.key]
                 for slot in step.outs:
-                    self.slots[slot] = None if stored is None else stored * np.float32([[1], [0], [1]])
+                    self.slots[slot] = None if stored is None else stored * np.array([[1], [0], [1]], np.float32)
 
     def _push(self, key: int, values: list[Any]) -> None:
         failed = any(each is None for each in values)
-        total = None if failed else functools.reduce(np.add, values)
+        total: Any = None if failed else functools.reduce(np.add, values)
         if self.updates:
             stored = self.keys[key]
             total = None if failed or stored is None else stored + total * np.float32(2)
@@ -235,8 +235,7 @@ def test_higher_priorities_are_summed_first_when_an_actor_is_busy(name, lane):
         kv = mx.kv.create(name)
         keys = list(range(5))
         kv.init(keys, [mx.nd.zeros(SHAPE)] * 5)
-        order: list[int] = []
-        notes = []
+        order, notes = [], []
 
         def note(key, merged, stored):
             notes.append(mx.engine.push(lambda: order.append(key), reads=[merged], device=mx.cpu(9)))

@@ -300,15 +300,16 @@ class KVStore(KVStoreBase):
     # -- inside ----------------------------------------------------------------------------------------
 
     def _share(self, key: Key, arrays: list[NDArray]) -> None:
-        """Start a key whose value is the first of these arrays itself, and not a copy of it.
+        """Start a key whose value is the first of these arrays itself, and not a copy of it, if it may stay there.
 
         Training keeps one copy less so, and what a person writes to that array is not lost at the next update.
         """
         with self._lock:
+            value = arrays[0] if self._may_stay(arrays[0]) else self._kept(arrays[0])
             if key in self._slots:
-                self._slots[key].value = arrays[0]
+                self._slots[key].value = value
             else:
-                self._start(key, arrays[0])
+                self._start(key, value)
             self._pull(self._slots[key], arrays, 0)
 
     def _install(self, updater: Any) -> None:
@@ -325,10 +326,11 @@ class KVStore(KVStoreBase):
 
     def _kept(self, value: NDArray) -> NDArray:
         """A copy of a value, where the store keeps it."""
-        context = value.context
-        if not self._on_devices and not isinstance(value._storage.device, CPUDevice):
-            context = cpu()
-        return value.copyto(context)
+        return value.copyto(value.context if self._may_stay(value) else cpu())
+
+    def _may_stay(self, value: NDArray) -> bool:
+        """Whether a store of this type keeps a value on the device that it is on."""
+        return self._on_devices or isinstance(value._storage.device, CPUDevice)
 
     def _slot(self, call: str, key: Key) -> Slot:
         slot = self._slots.get(key)
@@ -406,11 +408,14 @@ class KVStore(KVStoreBase):
         return slot.merged
 
     def _sum(self, values: Sequence[NDArray], targets: Sequence[NDArray], priority: int) -> None:
+        if self._on_devices and merge.is_spread(values):
+            merge.add_over(values, targets[0], priority)
+            return
         sources = merge.brought(values, targets[0]._storage.device, priority)
         merge.add_up(sources, targets, self._lanes(sources, targets[0]), priority)
 
     def _lanes(self, sources: Sequence[Any], target: NDArray) -> list[Actor]:
-        if self._on_devices or not isinstance(target._storage.device, CPUDevice):
+        if self._on_devices:
             return merge.device_lanes([target, *sources])
         return merge.cpu_lanes()
 

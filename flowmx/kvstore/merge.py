@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx import settings
+from flowmx import autograd, settings
 from flowmx.devices import CPUDevice, Device, threads
 from flowmx.engine import Actor, Operation, ThreadActor, Variable, capture
 from flowmx.engine.runtime import engine
@@ -82,6 +82,35 @@ def add_up(sources: Sequence[BaseArray], targets: Sequence[BaseArray], lanes: Se
     else:
         light = nbytes * (len(sources) + len(targets)) <= LIGHT_BYTES
         _push(lanes[0], _add_piece, (sources, targets, 0, 1), reads, writes, priority, light)
+
+
+def is_spread(sources: Sequence[BaseArray]) -> bool:
+    """Whether these are big arrays on devices that can not read each other's memory."""
+    device = sources[0]._storage.device
+    size = math.prod(sources[0]._shape)
+    return size >= settings.get().kvstore_bigarray_bound and not all(
+        reads_directly(device, each._storage.device) for each in sources
+    )
+
+
+def add_over(sources: Sequence[NDArray], target: NDArray, priority: int) -> None:
+    """Enqueue a sum over devices with memory of their own: each gathers a piece from all others and adds it up.
+
+    Args:
+        sources: arrays of one shape and dtype, in the order to add them in.
+        target: an array like them, on any of the devices, and none of the sources.
+        priority: higher is done earlier among what is ready.
+    """
+    places = list(dict.fromkeys(each._storage.device for each in sources))
+    size = math.prod(target._shape)
+    with autograd.pause():  # slices share memory, and are no part of what is recorded
+        whole, flat = target.reshape(-1), [each.reshape(-1) for each in sources]
+        for index, place in enumerate(places):
+            part = slice(size * index // len(places), size * (index + 1) // len(places))
+            near = brought([each[part] for each in flat], place, priority)
+            total = allocate(place, near[0]._shape, near[0]._dtype)
+            add_up(near, [total], [place.compute], priority)
+            copy_into(total, whole[part], priority)
 
 
 def may_join(sources: Sequence[BaseArray], targets: Sequence[BaseArray]) -> bool:
