@@ -9,6 +9,7 @@ from functools import partial
 from time import perf_counter
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from flowmx.comm import local
 from flowmx.comm.admission import Admission
@@ -28,6 +29,15 @@ log = logging.getLogger("flowmx.comm")
 LINGER = 2.0  # seconds that the rest of a refused body is read for, so that the sender gets to see the refusal
 
 GRACE = 0.05  # seconds that requests under way have to end when a service stops; aiohttp takes 0 for no limit
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a record is of more than a request that is no HTTP: those are answered, or strangers would fill logs."""
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+_http_log = logging.getLogger("flowmx.comm.http")
+_http_log.addFilter(_is_ours)
 
 
 class Service:
@@ -233,6 +243,7 @@ async def _run(application: web.Application) -> web.AppRunner:
         application,
         handler_cancellation=True,
         access_log=None,
+        logger=_http_log,
         read_bufsize=READ_AHEAD,
         auto_decompress=False,
         keepalive_timeout=75.0,

@@ -119,7 +119,7 @@ def test_a_destination_that_does_not_fit_is_refused(places, text):
         decode(encode(Message({}, [Tensor.of(np.arange(4.0))])), place=lambda *_: places)
 
 
-NESTED: list = []
+NESTED: list[object] = []
 for _ in range(20):
     NESTED = [NESTED]
 
@@ -246,7 +246,7 @@ def _mutated(whole: bytes, source: random.Random) -> bytes:
     return bytes(data)
 
 
-def _random_header(source: random.Random) -> dict:
+def _random_header(source: random.Random) -> dict[str, object]:
     """A header that is nearly right: each part of it may be wrong in a way of its own."""
 
     def size():
@@ -257,7 +257,7 @@ def _random_header(source: random.Random) -> dict:
         made = [source.choice([*ITEMSIZE, "object", "", 3, None]), shape]
         return source.choice([made, made, made, [*made, size()], made[:1], {}, 5])
 
-    header: dict = {"id": "x", "key": source.choice([1, "w", None, [1, {"a": b""}]])}
+    header: dict[str, object] = {"id": "x", "key": source.choice([1, "w", None, [1, {"a": b""}]])}
     header["tensors"] = source.choice([[entry() for _ in range(source.randrange(6))], 5, "no"])
     if source.random() < 0.2:
         header["shared"] = [size() for _ in range(source.randrange(6))]
