@@ -304,7 +304,7 @@ class World:
             if all(other.state != "enrol" for other in self.workers if other.founder and other.alive):
                 self.enter(worker, "push")
             return
-        for part in worker.waiting:
+        for part in sorted(worker.waiting):
             target = worker.view.primary(part.home)
             if target is None:
                 continue

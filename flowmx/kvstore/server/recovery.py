@@ -68,7 +68,7 @@ class Recovery:
         if message.epoch > self.desk.epoch or (message.epoch == self.desk.epoch and computing):
             self._asked.append((sender, message))
         elif message.epoch == self.desk.epoch:
-            have = {slot.part: (slot.term, slot.number) for slot in self.desk.of_home(message.home) if slot.number}
+            have = {slot.part: slot.version for slot in self.desk.of_home(message.home) if slot.number}
             self.desk.send(sender, Tell(message.epoch, message.home, have, self.common))
 
     def told(self, sender: str, message: Tell) -> None:
@@ -78,7 +78,7 @@ class Recovery:
             return
         collecting.unheard.discard(sender)
         for part, version in message.parts.items():
-            if version > collecting.best.get(part, ((0, 0), ""))[0]:
+            if version > collecting.best.get(part, ((-1, 0), ""))[0]:
                 collecting.best[part] = (version, sender)
         self._try(message.home)
 
@@ -134,7 +134,7 @@ class Recovery:
         collecting.fetching = set()
         for part, (version, sender) in collecting.best.items():
             slot = self.desk.slots.get(part)
-            if slot is None or version > (slot.term, slot.number):
+            if slot is None or version > slot.version:
                 collecting.fetching.add(part)
                 self.desk.send(sender, Fetch(self.desk.epoch, part))
 

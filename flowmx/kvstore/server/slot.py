@@ -66,6 +66,11 @@ class Slot:
     pulls: dict[Request, tuple[str, int]] = field(default_factory=dict)
     error: str = ""
 
+    @property
+    def version(self) -> tuple[int, int]:
+        """Of two versions of a part the greater is newer; what was never created is older than everything."""
+        return (self.term, self.number) if self.number else (-1, 0)
+
     def pushed(self, sequence: int) -> dict[str, int]:
         """The workers whose push of this number waits, each with its rank."""
         return {worker: found.rank for (worker, number), found in self.gradients.items() if number == sequence}

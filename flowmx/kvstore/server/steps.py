@@ -137,6 +137,8 @@ class Steps:
             slot.ticket += 1
             self._compute(slot, step)
             return
+        if step.kind == "create":
+            slot.term = max(slot.term, self.desk.epoch)  # later than if another primary created the part before
         slot.take(step)
         self.replicate(slot)
         self._finish(slot)
@@ -238,9 +240,9 @@ class Steps:
         A copy may come twice, the second time long after; so the last word is not always the newest.
         """
         record, slot = message.record, self.desk.slot(message.record.part)
-        if (record.term, record.number) < (slot.term, slot.number) or slot.part.home in self.desk.active:
+        if (record.term, record.number) < slot.version or slot.part.home in self.desk.active:
             return
-        if (record.term, record.number) > (slot.term, slot.number) or slot.error:
+        if (record.term, record.number) > slot.version or slot.error:
             self._tell.pop(slot.part, None)
             slot.load(record)
         self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
