@@ -223,6 +223,8 @@ class Node:
         try:
             if self.rank >= 0 and self._error is None:
                 await within(self._clock, self.timing.timeout, lambda: self._goodbye(error))
+            elif self._view is not None and self._view.over:  # the scheduler waits until all know
+                await within(self._clock, self.timing.heartbeat, lambda: self._goodbye(None))
         finally:
             await line.close()
 

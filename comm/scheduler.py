@@ -2,7 +2,7 @@
 
 Operations (header fields in ``docs/wire.md``): ``join``, ``heartbeat`` (answers when the view changes, or after an
 interval), ``leave``, ``fail``, ``barrier`` (answers when it opens, or after an interval: the worker asks again),
-``view``. A refusal's kind is the code of :class:`~flowmx.comm.members.Denied`.
+``view`` (given an epoch, as ``heartbeat``). A refusal's kind is the code of :class:`~flowmx.comm.members.Denied`.
 """
 
 from __future__ import annotations
@@ -174,6 +174,9 @@ class Scheduler:
         return {"round": found, "missing": missing}
 
     async def _view(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        epoch = fields.whole(header, "epoch")
+        if "epoch" in header:
+            await within(self.clock, self.interval, self._changed(lambda: self.members.epoch != epoch))
         return self._state()
 
     # How they are carried out

@@ -1,7 +1,8 @@
-"""The command line of flowmx: ``python -m flowmx info``."""
+"""The command line of flowmx: ``python -m flowmx info``, and the nodes of a distributed job."""
 
 import argparse
 import json
+import logging
 import os
 import platform
 import sys
@@ -10,6 +11,7 @@ from importlib import import_module, metadata
 from typing import Any
 
 from flowmx import settings
+from flowmx.errors import MXNetError
 
 __all__ = ["main"]
 
@@ -27,15 +29,33 @@ PACKAGES = {
     "cupy-cuda12x": "arrays on GPUs",
 }
 
+# Commands with a parser and a `main` of their own -> the module and what they are for.
+NODES = {
+    "launch": ("flowmx.comm.launch.local", "run a distributed job on this machine"),
+    "scheduler": ("flowmx.comm.launch.scheduler", "be the scheduler of a distributed job"),
+    "server": ("flowmx.kvstore.server.main", "be a server of a distributed job"),
+}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, or 1 for an error (argparse exits with 2 itself)."""
-    arguments = _parser().parse_args(argv)
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        found = collect()
-    except settings.SettingError as error:
+        return _node(given) if given and given[0] in NODES else _info(given)
+    except (settings.SettingError, MXNetError, ValueError, OSError) as error:
         print(f"flowmx: error: {error}", file=sys.stderr)
         return 1
+
+
+def _node(given: list[str]) -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s: %(message)s")
+    status: int = import_module(NODES[given[0]][0]).main(given[1:])
+    return status
+
+
+def _info(given: list[str]) -> int:
+    arguments = _parser().parse_args(given)
+    found = collect()
     print(json.dumps(found, indent=2) if arguments.json else _as_text(found))
     return 0
 
@@ -74,6 +94,8 @@ def _parser() -> argparse.ArgumentParser:
     about = "print versions, devices and every setting with its value and where it came from"
     info = commands.add_parser("info", help=about, description=about.capitalize() + ".")
     info.add_argument("--json", action="store_true", help="print one JSON object")
+    for name, (_, purpose) in NODES.items():
+        commands.add_parser(name, help=purpose, add_help=False)
     return parser
 
 

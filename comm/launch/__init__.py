@@ -1,0 +1,1 @@
+"""Starting the nodes of a job."""

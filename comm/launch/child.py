@@ -1,0 +1,134 @@
+"""Processes that a launcher starts: their output line by line, and an end that leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Child", "Guard", "describe"]
+
+LONGEST = 1 << 16  # bytes of a line that are shown as one
+
+ALONE = (sys.executable, "-I", "-S")  # Python with its standard library alone
+HERE = Path(__file__).parent
+
+Output = Callable[[str, str], None]
+
+
+def describe(status: int) -> str:
+    """How a process ended, in words."""
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return f"killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"killed by signal {-status}"
+
+
+class Guard:
+    """Kills the groups of processes that are left when this process is gone, however it went."""
+
+    def __enter__(self) -> Self:
+        command = [*ALONE, str(HERE / "guard.py")]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, bufsize=1, start_new_session=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+
+    def watch(self, group: int) -> None:
+        """A group is to be killed, should it be left."""
+        self._tell(f"+{group}")
+
+    def forget(self, group: int) -> None:
+        """A group has ended."""
+        self._tell(f"-{group}")
+
+    def _tell(self, line: str) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+
+
+class Child:
+    """A process in a group of its own, which dies with its parent.
+
+    Args:
+        name: what its lines begin with.
+        node: its id in the job.
+        process: the process.
+        output: is given its name and each of its lines.
+
+    Attributes:
+        status: how it ended; None while it runs.
+    """
+
+    def __init__(self, name: str, node: str, process: asyncio.subprocess.Process, guard: Guard, output: Output) -> None:
+        self.name = name
+        self.node = node
+        self.status: int | None = None
+        self._process = process
+        self._guard = guard
+        self._output = output
+        self.ended = asyncio.create_task(self._follow())
+
+    @classmethod
+    async def start(
+        cls, name: str, node: str, command: Sequence[str], environ: Mapping[str, str], guard: Guard, output: Output
+    ) -> Child:
+        """Start a program; where there is none of that name, the child says so and ends with status 127."""
+        process = await asyncio.create_subprocess_exec(
+            *ALONE,
+            str(HERE / "start.py"),
+            str(os.getpid()),
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**environ, "PYTHONUNBUFFERED": "1"},
+            start_new_session=True,
+            limit=LONGEST,
+        )
+        guard.watch(process.pid)
+        return cls(name, node, process, guard, output)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and all that it started."""
+        if self.status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+
+    async def _follow(self) -> int:
+        reading = asyncio.create_task(self._read())
+        status = await self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # what it started and left
+        self._guard.forget(self._process.pid)
+        await asyncio.wait({reading}, timeout=1.0)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        self.status = status
+        return status
+
+    async def _read(self) -> None:
+        assert self._process.stdout is not None
+        rest = b""
+        while chunk := await self._process.stdout.read(LONGEST):
+            *lines, rest = (rest + chunk).split(b"\n")
+            if len(rest) > LONGEST:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._output(self.name, line.decode(errors="replace").rstrip("\r"))
+        if rest:
+            self._output(self.name, rest.decode(errors="replace"))

@@ -1,0 +1,167 @@
+"""Jobs on this machine, launched for real, with small programs as workers."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from flowmx.comm.launch.local import Launcher, Plan
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes die with the launcher on Linux alone")
+
+FAST = {"FLOWMX_KVSTORE_HEARTBEAT": "0.1"}
+
+
+def environ(**more):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLOWMX_", "DMLC_"))}
+    return kept | FAST | more
+
+
+def program(folder, text):
+    path = folder / "train.py"
+    path.write_text("import os, sys, signal, subprocess\nrank = int(os.environ['FLOWMX_RANK'])\n" + text)
+    return [sys.executable, str(path)]
+
+
+class Run:
+    def __init__(self, launcher, lines):
+        self.launcher, self.lines = launcher, lines
+
+    def said(self, name):
+        return [line for who, line in self.lines if who == name]
+
+
+async def launch(command, heard=None, **options):
+    """Run a job; `heard` is called with the launcher at each line."""
+    lines = []
+
+    def listen(name, line):
+        lines.append((name, line))
+        if heard:
+            heard(launcher, name, line)
+
+    launcher = Launcher(Plan(command, environ=environ(), **{"servers": 0, "grace": 5.0, **options}), listen)
+    return await launcher.run(), Run(launcher, lines)
+
+
+NODE = """
+import asyncio
+from flowmx.comm.node import Node
+
+async def main():
+    async with Node.from_settings() as node:
+        await node.barrier("init")
+        print("rank", node.rank, "of", len(node.view.workers), "with", len(node.view.servers), "servers")
+        if rank == 1 and "fail" in sys.argv:
+            raise ValueError("bad data")
+        if "fail" in sys.argv:
+            await node.unless_gone(asyncio.Event().wait())
+        await node.barrier("end")
+
+asyncio.run(main())
+"""
+
+
+async def test_a_job_of_two_workers_and_a_server(tmp_path):
+    status, run = await launch(program(tmp_path, NODE), workers=2, servers=1)
+    assert status == 0, run.lines
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 with 1 servers" in run.said(f"worker {rank}")
+    assert "INFO: the job is finished" in run.said("scheduler")
+
+
+async def test_the_culprit_is_named_by_the_launcher_and_by_every_survivor(tmp_path):
+    status, run = await launch([*program(tmp_path, NODE), "fail"], workers=2)
+    assert status == 1
+    assert "the job has failed because of worker 1: worker 1 on" in " ".join(run.said("launch"))
+    for name in ("worker 0", "scheduler"):
+        assert any("worker 1" in line and "bad data" in line for line in run.said(name)), run.lines
+
+
+async def test_a_failing_program_stops_the_job_with_its_status(tmp_path):
+    command = program(tmp_path, "sys.exit(3) if rank == 1 else signal.pause()")
+    status, run = await launch(command, workers=2, grace=0.5)
+    assert status == 3
+    assert "worker 1 ended: exit status 3" in run.said("launch")
+    assert all(child.status is not None for child in run.launcher._children.values())
+
+
+async def test_a_killed_worker_is_started_again_under_elastic(tmp_path):
+    text = f"""
+mark = {str(tmp_path / "mark")!r}
+if rank == 1 and not os.path.exists(mark):
+    open(mark, "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+print("done")
+"""
+    status, run = await launch(program(tmp_path, "import time\n" + text), workers=2, policy="elastic")
+    assert status == 0
+    assert "worker 1 ended: killed by SIGKILL" in run.said("launch")
+    assert "done" in run.said("worker 0")
+
+
+async def test_restarts_come_to_an_end(tmp_path):
+    status, run = await launch(program(tmp_path, "sys.exit(7)"), workers=1, policy="elastic", restarts=2)
+    assert status == 7
+    assert "worker 0 is not started again: all 2 restarts are used up" in run.said("launch")
+
+
+async def test_a_program_that_is_not_there(tmp_path):
+    status, run = await launch([str(tmp_path / "missing")], workers=1)
+    assert status == 127
+    assert any("can not be started: No such file" in line for line in run.said("worker 0"))
+
+
+async def test_sigterm_reaches_the_workers_which_may_end_well(tmp_path):
+    text = """
+signal.signal(signal.SIGTERM, lambda *_: (print("draining"), sys.exit(0)))
+print("ready")
+signal.pause()
+"""
+
+    def heard(launcher, name, line):
+        if line == "ready":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    status, run = await launch(program(tmp_path, text), heard, workers=1)
+    assert status == 0
+    assert "draining" in run.said("worker 0")
+
+
+def test_nothing_is_left_when_the_launcher_is_killed(tmp_path):
+    text = """
+child = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"])
+print("processes", os.getpid(), child.pid, flush=True)
+signal.pause()
+"""
+    command = [sys.executable, "-m", "flowmx", "launch", "--workers", "1", "--servers", "0", "--"]
+    with subprocess.Popen(
+        [*command, *program(tmp_path, text)], env=environ(), stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        for line in launcher.stdout:
+            if "processes" in line:
+                break
+        handles = [os.pidfd_open(int(number)) for number in line.split()[-2:]]
+        launcher.kill()
+        for handle in handles:
+            assert select.select([handle], [], [], 10.0)[0], "a process outlived the launcher"
+            os.close(handle)
+
+
+def test_the_scheduler_is_a_command(tmp_path):
+    command = [sys.executable, "-m", "flowmx", "scheduler", "--workers", "1", "--snapshot", str(tmp_path / "job")]
+    with subprocess.Popen(command, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline().startswith("flowmx scheduler at http://127.0.0.1:")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert (tmp_path / "job").exists()
+
+
+def test_a_scheduler_that_others_reach_needs_a_secret():
+    command = [sys.executable, "-m", "flowmx", "scheduler", "--host", "0.0.0.0"]
+    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "flowmx: error:" in done.stderr and "Traceback" not in done.stderr
