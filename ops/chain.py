@@ -1,6 +1,6 @@
 """A chain: several elementwise operators as one, which a kernel computes in one pass over memory.
 
-The pass :mod:`flowmx.graph.passes.chains` makes chains after differentiation, so they have no gradients of their own. Any
+The pass in ``graph/passes/chains.py`` makes chains after differentiation, so they have no gradients of their own. Any
 graph of elementwise operators may be one, with several outputs.
 """
 

@@ -1,4 +1,4 @@
-"""Max pooling that notes where the maxima were, for its gradient: what ``graph/passes/notes.py`` puts into training graphs.
+"""Max pooling that notes where the maxima were, for its gradient: made by the pass in ``graph/passes/notes.py``.
 
 What a note says is the kernel's affair. The plain forwards make none, and find the maxima again.
 """
