@@ -11,6 +11,7 @@ from pathlib import Path
 
 from flowmx import settings
 from flowmx.comm.client import Peer
+from flowmx.comm.limits import Limits
 from flowmx.comm.node import Node
 from flowmx.comm.security import Security
 from flowmx.comm.server import Service
@@ -20,6 +21,9 @@ from flowmx.kvstore.server.service import KVServer
 __all__ = ["add_arguments", "main", "serve"]
 
 log = logging.getLogger("flowmx.kvstore")
+
+LIMITS = Limits(requests=65536, requests_by_peer=4096)
+"""A worker may wait for each of its keys in a request of its own."""
 
 
 async def serve(host: str, port: int, servers: int, snapshot: Path | None = None, every: float = 60.0) -> None:
@@ -38,7 +42,7 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
     """
     config = settings.get()
     security = Security.from_file(config.secret_file) if config.secret_file else None
-    service = Service("kvserver", security=security)
+    service = Service("kvserver", security=security, limits=LIMITS)
     node = Node.from_settings("server", drain=True)
     server = KVServer(node.id, node.incarnation, servers, service, lambda at: Peer(at, security=security, node=node.id))
     node.address = await service.start(host, port)

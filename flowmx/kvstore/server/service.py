@@ -25,6 +25,7 @@ from flowmx.comm.server import Caller, Service
 from flowmx.comm.view import View
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server import snapshot
+from flowmx.kvstore.server.calls import Answers, Call, Read
 from flowmx.kvstore.server.core import Core
 from flowmx.kvstore.server.links import Connect, Links
 from flowmx.kvstore.server.modes import Sync
@@ -37,38 +38,15 @@ __all__ = ["KVServer", "identity"]
 log = logging.getLogger("flowmx.kvstore")
 
 
-Read = Callable[[Value], Any]
-
-
 def identity(node: str, incarnation: int) -> str:
     """What the state machine knows a node by: another one after every restart."""
     return f"{node}:{incarnation}"
 
 
-class _Call:
-    """A part's share of a request that waits for its answer."""
-
-    def __init__(self, read: Read = Value.lease) -> None:
-        self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._read = read
-
-    def take(self, answer: p.Answer) -> None:
-        """Take the answer. A value is read at once: later it may be another."""
-        if self.answer.done():
-            return
-        try:
-            if isinstance(answer, p.Refused):
-                raise Refused(answer.text, answer.kind)
-            number = answer.round if isinstance(answer, p.Content) else answer.number
-            self.answer.set_result((number, self._read(answer.value) if isinstance(answer, p.Content) else None))
-        except Exception as error:
-            self.answer.set_exception(error)
-
-
-Ask = Callable[[_Call, Item], list[p.Effect]]
+Ask = Callable[[Call, Item], list[p.Effect]]
 """Puts the question for one part to the machine."""
 
-Calls = list[tuple[_Call, Callable[[_Call], list[p.Effect]]]]
+Calls = list[tuple[Call, Callable[[Call], list[p.Effect]]]]
 
 
 class KVServer:
@@ -172,7 +150,7 @@ class KVServer:
         items = items_of(message, {"turn": int, "rank": int, "joined": int}, tensors=None)
         member = p.Member(_field(message, "rank"), _field(message, "joined"))
 
-        def enrol(call: _Call, item: Item) -> list[p.Effect]:
+        def enrol(call: Call, item: Item) -> list[p.Effect]:
             value = None if item.tensor is None else Value(item.tensor.array())
             return self.core.enrol(call, _worker(caller), _field(message, "turn"), item.part, member, value)
 
@@ -216,7 +194,7 @@ class KVServer:
     async def _load_states(self, caller: Caller, message: Message) -> Message:
         items, turn = items_of(message, {"turn": int}), _field(message, "turn")
 
-        def load(call: _Call, item: Item) -> list[p.Effect]:
+        def load(call: Call, item: Item) -> list[p.Effect]:
             return self.core.load(call, _worker(caller), turn, item.part, States(_tensor(item).bytes()).check())
 
         return await self._numbers(items, load)
@@ -243,7 +221,7 @@ class KVServer:
 
     # -- parts of a request ----------------------------------------------------------------------------
 
-    def _push_one(self, worker: str, call: _Call, item: Item) -> list[p.Effect]:
+    def _push_one(self, worker: str, call: Call, item: Item) -> list[p.Effect]:
         slot = self.core.desk.slots.get(item.part)
         gradient = None
         if slot is not None and slot.value is not None:
@@ -253,7 +231,7 @@ class KVServer:
             raise Refused(text, "invalid")
         return self.core.push(call, worker, item.part, item.number, gradient, item.acknowledged)
 
-    def _pull_one(self, worker: str, call: _Call, item: Item) -> list[p.Effect]:
+    def _pull_one(self, worker: str, call: Call, item: Item) -> list[p.Effect]:
         return self.core.pull(call, worker, item.part, item.number, item.acknowledged)
 
     async def _settled(self, items: list[Item]) -> list[Item]:
@@ -263,7 +241,7 @@ class KVServer:
         return items
 
     def _for_each(self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.lease) -> Calls:
-        return [(_Call(read(item)), partial(_swapped, ask, item)) for item in items]
+        return [(Call(read(item)), partial(_swapped, ask, item)) for item in items]
 
     async def _numbers(self, items: list[Item], ask: Ask) -> Message:
         return _answer(await self._ask(self._for_each(items, ask)))
@@ -276,7 +254,7 @@ class KVServer:
     async def _configure(self, config: dict[str, Any]) -> Message:
         version, current = self.core.recovery.common
         if config != current:
-            ((version, _),) = await self._ask([(_Call(), lambda call: self.core.configure(call, config))])
+            ((version, _),) = await self._ask([(Call(), lambda call: self.core.configure(call, config))])
         return Message({"version": version}, [])
 
     async def _ask(self, calls: Calls) -> list[Any]:
@@ -285,17 +263,17 @@ class KVServer:
         Raises:
             Refused: one of them is a refusal. What else was asked for may be done or not: who asks again is recognised.
         """
-        answers = [call.answer for call, _ in calls]
+        answers = Answers(len(calls))
         try:
             for call, ask in calls:
-                self._do(ask(call))
-            return await asyncio.gather(*answers)
+                self._do(ask(call.of(answers)))
+            await answers.all()
+            return [call.answer for call, _ in calls]
         finally:
+            answers.end()
             for call, _ in calls:
-                if not call.answer.done() or call.answer.cancelled():
+                if not call.done:
                     self._do(self.core.cancel(call))
-                else:
-                    call.answer.exception()  # seen: one refusal is enough to tell of
 
     # -- effects ---------------------------------------------------------------------------------------
 
@@ -315,7 +293,7 @@ class KVServer:
 
     def _reply(self, effect: p.Reply) -> None:
         call = effect.request
-        assert isinstance(call, _Call)
+        assert isinstance(call, Call)
         call.take(effect.answer)
 
     def _send(self, effect: p.Send) -> None:
@@ -405,7 +383,7 @@ _CARRY_OUT: dict[type[p.Effect], Callable[[KVServer, Any], None]] = {
 }
 
 
-def _swapped(ask: Ask, item: Item, call: _Call) -> list[p.Effect]:
+def _swapped(ask: Ask, item: Item, call: Call) -> list[p.Effect]:
     return ask(call, item)
 
 
