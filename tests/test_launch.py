@@ -103,6 +103,19 @@ print("done")
     assert "done" in run.said("worker 0")
 
 
+@pytest.mark.parametrize("name", ["scheduler", "worker 1"])
+async def test_a_node_that_is_killed_in_the_middle_comes_back_under_elastic(tmp_path, name):
+    def heard(launcher, who, line):
+        if line.startswith("rank") and not killed:
+            killed.append(name)
+            launcher._children[name].signal(signal.SIGKILL)
+
+    killed = []
+    status, run = await launch(program(tmp_path, NODE), heard, workers=2, policy="elastic")
+    assert status == 0, run.lines
+    assert f"{name} is started again (2 restarts left)" in run.said("launch")
+
+
 async def test_restarts_come_to_an_end(tmp_path):
     status, run = await launch(program(tmp_path, "sys.exit(7)"), workers=1, policy="elastic", restarts=2)
     assert status == 7

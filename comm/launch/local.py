@@ -96,7 +96,8 @@ class Launcher:
 
     async def _run(self) -> int:
         scheduler = await self._start("scheduler")
-        await asyncio.wait({self._address, scheduler.ended}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[str] | asyncio.Task[int]] = {self._address, scheduler.ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self._address.done():
             self._say(f"the scheduler did not start: {describe(scheduler.ended.result())}")
             return _status(scheduler.ended.result()) or 1
@@ -182,6 +183,7 @@ class Launcher:
         if child.status == 0:  # a server and the scheduler may hear of the job's end before the last worker has ended
             self._done.add(child.name)
             await self._tell("leave", child)
+            self._dismiss()
             return None
         how = describe(child.status)
         self._say(f"{child.name} ended: {how}")
@@ -198,6 +200,18 @@ class Launcher:
         self._say(f"{child.name} is started again ({self._restarts} restarts left)")
         await self._start(child.name)
         return None
+
+    def _dismiss(self) -> None:
+        """End workers that were started again too late: the job has finished, and they would look for it in vain."""
+        finished = self._children["scheduler"].status == 0 or (self._seen and self._seen.phase == "finished")
+        if self._seen is None or not finished:
+            return
+        for name in self._workers():
+            child = self._children[name]
+            if child.status is None and self._seen.find(child.node) is None and name not in self._done:
+                self._say(f"{name} comes too late: the job has finished")
+                self._done.add(name)
+                child.signal(signal.SIGTERM)
 
     async def _blame(self, child: Child) -> int:
         """Name who was lost first, which need not be whose process ended first; return its status."""
