@@ -391,7 +391,7 @@ class World:
         assert self.scenario.bound is not None
         for other in self.workers:
             if other.founder and other.alive and other.state in ("push", "pull"):
-                have = sum(name == other.name for update in history for name, _ in update)
+                have = other.start[part] + sum(name == other.name for update in history for name, _ in update)
                 ahead = worker.sequence(part) - have
                 demand(ahead <= self.scenario.bound, f"{worker.name} is {ahead} ahead of {other.name}")
 
