@@ -11,8 +11,8 @@ import pytest
 import flowmx as mx
 import tests.op_cases
 from flowmx import devices
-from flowmx.ops.kernels.onednn import convolution, work
 from flowmx.ops.kernels.onednn import library as onednn
+from flowmx.ops.kernels.onednn import work
 from flowmx.ops.kernels.onednn.matmul import multiply
 from flowmx.ops.products import matmul
 from flowmx.ops.registry import Run, kernel_for, lookup
@@ -313,31 +313,3 @@ def test_a_failed_call_says_which():
         onednn.check("primitive_create", 3)
     with pytest.raises(onednn.OneDNNError, match="primitive_create said: invalid arguments"):
         onednn.check("primitive_create", 2)
-
-
-@needs_onednn
-@pytest.mark.parametrize("channels", [3, 16, 32])
-@pytest.mark.parametrize("groups", [1, 2])
-def test_convolutions_without_end_take_kernels_that_go_with_them(channels, groups, monkeypatch):
-    def results():
-        monkeypatch.setattr(work, "_plans", OrderedDict())
-        data = mx.sym.Variable("data")
-        x = mx.sym.Convolution(data, num_filter=16 * groups, kernel=(3, 3), pad=(1, 1), name="one")
-        y = mx.sym.Convolution(
-            x, num_filter=32, num_group=groups, kernel=(3, 3), stride=(2, 2), no_bias=True, name="two"
-        )
-        y = mx.sym.relu(
-            mx.sym.BatchNorm(y, fix_gamma=False, name="norm") + mx.sym.Variable("other", shape=(2, 32, 5, 5))
-        )
-        bound = y.simple_bind(mx.cpu(), data=(2, channels, 11, 11))
-        rng = np.random.default_rng(0)
-        for name in sorted(bound.arg_dict):
-            bound.arg_dict[name][:] = rng.standard_normal(bound.arg_dict[name].shape)
-        found = [bound.forward(is_train=train)[0].asnumpy() for train in (False, True)]
-        bound.backward()
-        return [*found, *(each.asnumpy() for each in bound.grad_dict.values())]
-
-    expected = results()
-    monkeypatch.setattr(convolution, "MANY", 0)
-    for one, other in zip(expected, results(), strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-4 * np.abs(one).max(initial=1))

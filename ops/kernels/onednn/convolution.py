@@ -19,7 +19,6 @@ from flowmx.ops.kernels.onednn.layouts import (
     Desc,
     Geometry,
     any_layout,
-    blocked,
     channels_last,
     channels_last_strides,
     dense,
@@ -54,33 +53,15 @@ def _window_arguments(windows: Windows) -> tuple[Any, ...]:
     return dims(windows.stride), dims([each - 1 for each in windows.dilate]), pad, pad
 
 
-MANY = 512
-"""Convolutions of different geometry in one process, beyond which they are taken to be without end.
-
-oneDNN keeps the machine code of its kernels for channels-last convolutions for ever, also where the primitive is gone
-(``brgemm``). Those that come then work on blocks of channels, whose kernels go with them; arrays are copied into that
-order and back.
-"""
-
-
-class _Count:
-    made = 0
-
-
-_count = _Count()
-
-
 class _Work(Work):
     """What the three kinds of propagation share: descriptors of data, filters and output."""
 
     def __init__(self, windows: Windows, data: Shape, weight: Geometry, out: Shape) -> None:
         super().__init__()
         self.weight_given = grouped(windows, weight)
-        _count.made += 1
-        lies = blocked if _count.made > MANY and data[1] % 16 == out[1] % 16 == 0 else channels_last
-        self.data = lies(data)
+        self.data = channels_last(data)
         self.weight = any_layout(self.weight_given[0])
-        self.out, self.out_shape = lies(out), out
+        self.out, self.out_shape = channels_last(out), out
         self.windows = _window_arguments(windows)
 
     def forward_desc(self, bias: Desc | None, train: bool, posts: Sequence[Post] = ()) -> Handle:

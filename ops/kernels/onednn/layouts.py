@@ -56,18 +56,6 @@ def plain(shape: Shape, dtype: DType = DType.F32) -> Desc:
     return strided(shape, c_strides(shape), dtype)
 
 
-_BLOCKED = {3: 56, 4: 78, 5: 121}
-"""oneDNN's numbers for (batch, channels / 16, *size, 16 channels), by rank."""
-
-
-@lru_cache(KEPT)
-def blocked(shape: Shape) -> Desc:
-    """(batch, channels, *size) with 16 channels beside each other in memory."""
-    return Desc(
-        loaded().create("memory_desc_create_with_tag", len(shape), Dims(*shape), int(DType.F32), _BLOCKED[len(shape)])
-    )
-
-
 def channels_last(shape: Shape) -> Desc:
     """(batch, channels, *size) with the channels beside each other in memory."""
     return strided(shape, channels_last_strides(shape))
