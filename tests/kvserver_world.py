@@ -115,7 +115,9 @@ class World:
         if self.dead or sum(name is not None for name in self.ids) < 2:
             return False
         for home in range(len(self.ids)):
-            core = self.cores[self.view.primary(home)]
+            primary = self.view.primary(home)
+            assert primary is not None
+            core = self.cores[primary]
             if core.desk.epoch != self.epoch or home not in core.desk.active:
                 return False
             if any(slot.number and not slot.mirrored for slot in core.desk.of_home(home)):
@@ -134,6 +136,7 @@ class World:
         self.crashes -= 1
         if self.random.random() < 0.7:
             name = self.ids[rank]
+            assert name is not None
             del self.cores[name]
             self.dead.add(rank)  # the scheduler finds out later
             unsent = [event for event in self.network if event[:2] == ("message", name) and self.random.random() < 0.5]
@@ -416,7 +419,8 @@ class World:
         slot = self.cores[name].desk.slots[part]
         demand(slot.step is None and not slot.gradients, f"{part.key}: something is still in progress at the end")
         demand(part.home in self.cores[name].desk.active, f"nobody answers for {part.key}")
-        return slot.value.history
+        history: tuple[Any, ...] = slot.value.history
+        return history
 
     def serial(self) -> tuple[Any, ...]:
         """What one process would come to."""
