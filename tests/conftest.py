@@ -2,9 +2,25 @@
 
 import os
 
+import pytest
 from hypothesis import settings
+
+from flowmx.ops.kernels.loops import team
 
 # No deadline: an example's time depends on what else the machine does. In CI each run has the same examples.
 settings.register_profile("local", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The threads of each call of compiled code."""
+    seen = []
+
+    def run(function, words, threads, real=team.run):
+        seen.append(threads)
+        real(function, words, threads)
+
+    monkeypatch.setattr(team, "run", run)
+    return seen

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx import devices
 from flowmx.cached_op import CachedOp
 from flowmx.errors import AutogradError, DeviceError, ShapeError
 from flowmx.ndarray.array import NDArray
@@ -250,6 +251,29 @@ def test_from_several_threads():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_calls_with_different_parameters_at_the_same_time(static):
+    x, *rest = map(mx.sym.Variable, ["x", "w", "gamma", "beta", "mean", "var"])
+    w, *norm = rest
+    net = mx.sym.Convolution(x, w, kernel=(3, 3), num_filter=16, no_bias=True)
+    op = CachedOp(mx.sym.BatchNorm(net, *norm, fix_gamma=False), static, static, data_names=["x"])
+
+    with mx.engine.using(cpu_worker_nthreads=2):  # a device made now has two workers
+        device = mx.cpu(7 if static else 8)
+        assert devices.get(device).compute.slots == 2
+
+    def parameters(seed):
+        rng = np.random.default_rng(seed)
+        shapes = [(2, 16, 20, 20), (16, 16, 3, 3), *[(16,)] * 4]
+        return [mx.nd.array(rng.uniform(0.5, 1, shape), ctx=device, dtype="float32") for shape in shapes]
+
+    several = [parameters(seed) for seed in range(3)]
+    expected = [op(*each).asnumpy() for each in several]
+    found = [op(*several[turn % 3]) for turn in range(60)]
+    for turn, each in enumerate(found):
+        np.testing.assert_array_equal(each.asnumpy(), expected[turn % 3])
 
 
 async def test_in_a_coroutine():

@@ -16,7 +16,7 @@ from flowmx.graph.graph import predecessors
 from flowmx.graph.passes import chains
 from flowmx.ops.chain import Chain, Link
 from flowmx.ops.kernels.loops import chain as kernel
-from flowmx.ops.kernels.loops import team, walks
+from flowmx.ops.kernels.loops import walks
 from flowmx.ops.registry import Run, lookup
 
 pytest.importorskip("llvmlite")
@@ -28,19 +28,6 @@ WITHOUT = [each for each in compiler.PASSES if each is not chains.fuse_chains]
 def fresh_names():
     with mx.name.NameManager():
         yield
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """The threads of each call of compiled code."""
-    seen = []
-
-    def run(function, words, threads, real=team.run):
-        seen.append(threads)
-        real(function, words, threads)
-
-    monkeypatch.setattr(team, "run", run)
-    return seen
 
 
 def values_of(shapes, seed=0, dtype=np.float32):

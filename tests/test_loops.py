@@ -37,19 +37,6 @@ def _cache(tmp_path_factory):
         yield
 
 
-@pytest.fixture
-def calls(monkeypatch):
-    """The threads of each call of compiled code."""
-    seen = []
-
-    def run(function, words, threads, real=team.run):
-        seen.append(threads)
-        real(function, words, threads)
-
-    monkeypatch.setattr(team, "run", run)
-    return seen
-
-
 def quiet():
     return np.errstate(all="ignore")
 

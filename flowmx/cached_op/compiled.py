@@ -6,6 +6,7 @@ after the forward pass, or where the call is recorded, after the backward pass.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -18,7 +19,10 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.tied import Step, Tied, run_steps
 from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Array, Run, Shape
+from flowmx.ops.registry import LIGHT_BYTES, Array, Run, Shape
+
+_LIGHT_VALUES = 64
+"""Values of which the graph of a light call may consist."""
 
 
 class Instance:
@@ -27,6 +31,7 @@ class Instance:
     Attributes:
         tied: the plan with its arrays.
         run: what its steps may ask for.
+        done_once: the versions of what is computed once, when it was.
         outputs, gradients: the entries to put the arrays for the results under.
         ends: steps that bring results there where no step of the plan writes them.
     """
@@ -35,6 +40,7 @@ class Instance:
         self.tied = Tied(plan, {device.context: device})
         self.run = Run(device, train, {})
         self.block: Block | None = None
+        self.done_once: tuple[Any, ...] | None = None
         taken: set[Entry] = set()
         self.ends: tuple[list[Step], list[Step]] = ([], [])
         self.outputs = [self._target(entry, entry.node, taken, self.ends[0]) for entry in plan.outputs]
@@ -89,13 +95,16 @@ class Compiled:
         self.wanted = list(wanted)
         self.results = [(shapes[entry], dtypes[entry]) for entry in entries]
         """Shape and dtype of each output."""
+        self.nbytes = sum(_nbytes(*result) for result in self.results)
+        """Bytes of the outputs."""
+        taken = sum(_nbytes(shapes[entry], dtypes[entry]) for entry in self.variables)
+        self.is_light = 4 * taken <= LIGHT_BYTES and len(shapes) <= _LIGHT_VALUES
+        """Whether a call takes little enough to run where it is pushed."""
         self._data = [self.variables[i] for i in data]
         self._pack = pack
         self._blocks = blocks
         self._plan: Plan | None = None
         self._free: list[Instance] = []
-        self._kept: dict[Entry, Array] = {}
-        self._done_once: tuple[Any, ...] | None = None
         self._lock = threading.RLock()
 
     @property
@@ -105,7 +114,8 @@ class Compiled:
             if self._plan is None:
                 context = self.device.context
                 graph = graph_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context)
-                options = replace(options_of(context.device_type), pack=self._pack)
+                # A call runs its steps in a row: branches beside each other would only take more memory.
+                options = replace(options_of(context.device_type), pack=self._pack, workers=1)
                 self._plan = compile_graph(graph, straight=self.wanted, options=options)
             return self._plan
 
@@ -118,7 +128,7 @@ class Compiled:
             made = self._free.pop() if self._free else None
         if made is None:
             made = Instance(plan, self.wanted, self.device, self.train)
-            self._put_kept(made)
+            made.tied.allocate_kept()
         nbytes = plan.arenas.get(self.device.context, 0)
         made.block = block = self._blocks.take(nbytes, made.block)
         block.users.add(made.tied)
@@ -134,15 +144,6 @@ class Compiled:
         self._blocks.give(instance.block)
         with self._lock:
             self._free.append(instance)
-
-    def _put_kept(self, instance: Instance) -> None:
-        """All instances share what is kept from run to run: it depends on nothing but the variables."""
-        with self._lock:
-            if not self._kept:
-                instance.tied.allocate_kept()
-                self._kept = {entry: instance.tied.arrays[entry] for entry in self.plan.kept}
-        for entry, array in self._kept.items():
-            instance.tied.put(entry, array)
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -161,17 +162,12 @@ class Compiled:
                 tied.put(entry, array)
         for entry, array in zip(instance.outputs, outputs, strict=True):
             tied.put(entry, array)
-        if tied.once:
-            self._run_once(instance, versions)
+        if tied.once and versions != instance.done_once:
+            run_steps(instance.run, tied.once, "a cached graph")
+            instance.done_once = versions
         run_steps(instance.run, tied.forward, "a cached graph")
         run_steps(instance.run, instance.ends[0], "a cached graph")
         return instance
-
-    def _run_once(self, instance: Instance, versions: tuple[Any, ...]) -> None:
-        with self._lock:
-            if self._done_once != versions:
-                run_steps(instance.run, instance.tied.once, "a cached graph")
-                self._done_once = versions
 
     def backward(self, instance: Instance, heads: Sequence[Array | None], gradients: dict[Node, Array]) -> None:
         """Run the backward pass on what a forward pass left.
@@ -203,3 +199,7 @@ class Compiled:
             {i for i, entry in enumerate(plan.outputs) if entry in read and entry in external},
             {i for i, head in enumerate(plan.graph.heads) if Entry(head, 0) in read},
         )
+
+
+def _nbytes(shape: Shape, dtype: DType) -> int:
+    return math.prod(shape) * dtype.itemsize

@@ -23,13 +23,10 @@ from flowmx.graph.node import Entry
 from flowmx.ndarray import core, recording
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate
-from flowmx.ops.registry import LIGHT_BYTES
 from flowmx.symbol.symbol import Symbol
 
 _KEPT = 16
 """Combinations of shapes that stay compiled."""
-_LIGHT_STEPS = 64
-"""Steps of which a light call may consist."""
 
 
 class CachedOp:
@@ -152,16 +149,10 @@ class CachedOp:
         if self._random:
             writes.append(compiled.device.generator)
         versions = tuple([(storages[i], storages[i].version) for i in self._kept])
-        nbytes = sum(each.size * each._dtype.itemsize for each in outputs)
         core.push_on(
             compiled.device, _forward, (compiled, call, args, outputs, versions), tuple(storages), tuple(writes),
-            self._name, self._is_light(args), nbytes, 4, self._detached,
+            self._name, compiled.is_light, compiled.nbytes, 4, self._detached,
         )  # fmt: skip
-
-    def _is_light(self, args: Sequence[NDArray]) -> bool:
-        """Whether a call takes little enough to run where it is pushed."""
-        nbytes = sum(each.size * each._dtype.itemsize for each in args)
-        return 4 * nbytes <= LIGHT_BYTES and len(self._nodes) <= _LIGHT_STEPS
 
     def _differentiate(
         self, call: _Call, wanted: tuple[int, ...], inputs: Any, made: Any, heads: Sequence[NDArray]
@@ -193,7 +184,7 @@ class CachedOp:
         core.push_on(
             compiled.device, _backward, (call, given, targets, again, [made.unchecked(i) for i in range(len(made))]),
             (*reads, call), (call, *(each._storage for each in targets.values() if each is not None)),
-            f"{self._name}.backward", self._is_light(arrays), 0, 4, self._detached,
+            f"{self._name}.backward", compiled.is_light, 0, 4, self._detached,
         )  # fmt: skip
         call.used = True
         return found

@@ -100,7 +100,7 @@ class Mode:
         versions = tuple([storage.version for storage in self._read_once])
         for segment in segments:
             core.push_on(
-                segment.device, self._run, (segment, versions), tuple(segment.reads), tuple(segment.writes), name,
+                segment.device, self._run, (segment, versions), *segment.declared(), name,
                 False, 0, 4, self.detached,
             )  # fmt: skip
 

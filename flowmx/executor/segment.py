@@ -48,6 +48,13 @@ class Segment:
         self.written: dict[Entry, NDArray] = {}
         self.zeroed: Sequence[NDArray] = ()
         self.is_tied = False
+        self._declared: tuple[tuple[Variable, ...], tuple[Variable, ...]] | None = None
+
+    def declared(self) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
+        """What it reads and writes, for a push."""
+        if self._declared is None:
+            self._declared = tuple(self.reads), tuple(self.writes)
+        return self._declared
 
     def declare_read(self, entry: Entry, array: NDArray) -> None:
         """Say that it reads an array of the user's."""

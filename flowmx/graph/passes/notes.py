@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry import Operator, kernel_for, lookup
+from flowmx.ops.nn_common import bound
+from flowmx.ops.registry import kernel_for, lookup
 
 
 def note_maxima(graph: Graph, options: Options) -> Graph:
@@ -21,10 +22,10 @@ def note_maxima(graph: Graph, options: Options) -> Graph:
             continue
         inputs = [rewriter.new(entry) for entry in node.inputs]
         if node in noted and _is_max(node, "Pooling"):
-            made = rewriter.make(_like(node.op, "_noted_Pooling"), inputs, node)
+            made = rewriter.make(lookup("_noted_Pooling").create(**bound(node.op)), inputs, node)
         elif _is_max(node, "_backward_Pooling") and _is_max(node.inputs[2].node, "Pooling"):
             note = Entry(inputs[2].node, 1)
-            made = rewriter.make(_like(node.op, "_backward_noted_Pooling"), [*inputs, note], node)
+            made = rewriter.make(lookup("_backward_noted_Pooling").create(**bound(node.op)), [*inputs, note], node)
         else:
             rewriter.keep(node)
             continue
@@ -42,7 +43,3 @@ def _is_max(node: Node, name: str) -> bool:
         and not getattr(op, "global_pool", False)
         and not getattr(op, "channels_last", False)
     )
-
-
-def _like(op: Operator, name: str) -> Operator:
-    return lookup(name).create(**{each: getattr(op, each) for each in op.attributes()})

@@ -22,6 +22,7 @@ from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning.live import external
 from flowmx.graph.planning.order import LATE
 from flowmx.graph.seeing.sizes import in_words
+from flowmx.ops.nn_common import bound
 from flowmx.ops.recomputed import AGAIN
 
 DEAR = frozenset({"Concat", "SoftmaxOutput", "CTCLoss"})
@@ -47,7 +48,7 @@ def recompute(graph: Graph, options: Options) -> Graph:
     before, after = repeats.weigh(())[0], repeats.weigh(chosen)[0]
     if not forced and after >= before:
         return graph.with_notes("nothing is computed again: it would save no memory")
-    return compute_again(graph, [repeats.nodes[at] for at in chosen]).with_notes(_told(len(chosen), before, after))
+    return _told(compute_again(graph, [repeats.nodes[at] for at in chosen]), before, after)
 
 
 def fit(graph: Graph, options: Options, budget: int) -> Graph:
@@ -66,7 +67,7 @@ def fit(graph: Graph, options: Options, budget: int) -> Graph:
         made = compute_again(graph, [repeats.nodes[at] for at in choice.again])
         planned = _planned(made, options).internal_bytes()
         if planned <= budget:
-            return made.with_notes(_told(len(choice.again), before, choice.peak))
+            return _told(made, before, choice.peak)
         least = min(least or planned, planned)
         if choice.peak > target:
             break  # there is nothing smaller
@@ -79,9 +80,13 @@ def _planned(graph: Graph, options: Options) -> Plan:
     return make_plan(graph, external(graph), (), options)
 
 
-def _told(count: int, before: int, after: int) -> str:
-    return (
-        f"{count} values are computed again for the backward pass: {in_words(after)} are alive at most, not "
+def _told(made: Graph, before: int, after: int) -> Graph:
+    """The new graph, with a note of what is computed again."""
+    count = sum(LATE in node.attributes for node in made.nodes())
+    if not count:
+        return made.with_notes("nothing is computed again: the backward pass reads none of what was asked for")
+    return made.with_notes(
+        f"{count} nodes are computed again for the backward pass: {in_words(after)} are alive at most, not "
         f"{in_words(before)}"
     )
 
@@ -140,7 +145,7 @@ def _copy(rewriter: Rewriter, node: Node, copies: dict[Entry, Entry]) -> None:
     inputs = tuple([copies.get(entry, entry) for entry in node.inputs])
     if op.name in AGAIN:
         cls = AGAIN[op.name]
-        op = cls.create(**{each: getattr(op, each) for each in op.parameters})
+        op = cls.create(**bound(op))
         inputs += tuple([Entry(node, index) for index in cls.outputs_read])
     made = Node(op, f"{node.name} again", inputs, {**node.attributes, LATE: "1"}, None, node.origin)
     for index in range(made.outputs()):
