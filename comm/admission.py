@@ -1,13 +1,15 @@
-"""Who is let in: how many requests, of how many bytes, a service answers at one time. Pure."""
+"""Who is let in: how many requests, of how many bytes, a service answers at one time, and how many a second. Pure."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flowmx.comm.errors import Busy
 from flowmx.comm.limits import Limits
+from flowmx.comm.rates import Buckets
 
 __all__ = ["Admission", "Entry"]
 
@@ -37,11 +39,14 @@ class Admission:
 
     Args:
         limits: what is allowed.
+        clock: the time in seconds.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
         self.nbytes = 0
+        self._clock = clock
+        self._rates = Buckets(limits.requests_per_second, limits.peers)
         self._requests: Counter[str] = Counter()
 
     @property
@@ -54,9 +59,12 @@ class Admission:
         """Let a request in, until the context ends.
 
         Raises:
-            Busy: there are too many, in all or of this peer.
+            Busy: there are too many, in all or of this peer, or this peer asks too often.
         """
         limits = self.limits
+        if not self._rates.take(peer, self._clock()):
+            most = limits.requests_per_second
+            raise Busy(f"{peer} makes more than {most:g} requests a second (Limits.requests_per_second): wait a little")
         if self.requests >= limits.requests:
             raise Busy(f"{limits.requests} requests are under way, as many as may be (Limits.requests)")
         if self._requests[peer] >= limits.requests_by_peer:

@@ -91,9 +91,9 @@ class Exchange:
 
     async def _handle(self) -> Message:
         self._admit()
-        operation = self._service.find(self._caller.operation)
         peer = self._caller.node or (f"process {self._process.pid}" if self._process else self._caller.remote)
         with self._service.admission.enter(peer) as entry:
+            operation = self._service.find(self._caller.operation)
             message = await self._receive(operation, entry)
             return await self._run(operation, message)
 

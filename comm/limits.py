@@ -21,6 +21,7 @@ class Limits:
         in_flight: most bytes of all messages that a service receives at one time.
         requests: most requests that a service answers at one time.
         requests_by_peer: most of them of one node (of one address, where requests are not signed).
+        requests_per_second: most requests a second of one node or address, on average over a second.
         peers: most connections to a service.
         connections: most connections that a client opens to one service.
         idle: seconds that a sender or a receiver may pause in the middle of a message.
@@ -39,6 +40,7 @@ class Limits:
     in_flight: int = 32 * GIB
     requests: int = 4096
     requests_by_peer: int = 256
+    requests_per_second: float = 10_000.0
     peers: int = 4096
     connections: int = 32
     idle: float = 15.0

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from flowmx.comm.errors import Busy, Unauthorized
 
 __all__ = ["Window"]
+
+SLACK = 0.2
+"""Seconds by which well-kept clocks differ, and less than a service takes to start anew."""
 
 
 class Window:
@@ -15,11 +19,13 @@ class Window:
     Args:
         skew: seconds by which the clocks of two machines, and the way between them, may differ.
         most: how many nonces are kept; all of them are of requests that were signed with the secret.
+        start: since when nonces are kept: of earlier ones nobody knows whether they were here before.
     """
 
-    def __init__(self, skew: float, most: int) -> None:
+    def __init__(self, skew: float, most: int, start: float = -math.inf) -> None:
         self.skew = skew
         self.most = most
+        self.start = start
         self._seen: set[str] = set()
         self._order: deque[tuple[float, str]] = deque()
 
@@ -33,12 +39,16 @@ class Window:
 
         Raises:
             Unauthorized: it is too old, too new, or a repetition.
-            Busy: there are too many others.
+            Busy: there are too many others, or the service was not there yet when it was signed.
         """
         if abs(now - sent) > self.skew:
             raise Unauthorized(
                 f"the request was signed {now - sent:+.1f} s ago by this clock; at most {self.skew:g} s either way are "
                 "allowed: set the clocks of both machines"
+            )
+        if sent < self.start - SLACK:
+            raise Busy(
+                "the request was signed before this service started, which remembers none of that time: sign anew"
             )
         self._forget(now)
         if nonce in self._seen:

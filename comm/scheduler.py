@@ -35,8 +35,9 @@ log = logging.getLogger("flowmx.comm")
 
 # Small messages, many callers: all nodes of a machine may call from one address, each with calls that wait.
 LIMITS = Limits(
-    header=16 << 20, tensors=1, tensor=1, total=17 << 20, in_flight=1 << 30, requests=65536, requests_by_peer=65536
-)
+    header=16 << 20, tensors=1, tensor=1, total=17 << 20, in_flight=1 << 30, requests=65536, requests_by_peer=65536,
+    requests_per_second=65536.0,
+)  # fmt: skip
 
 Handler = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 

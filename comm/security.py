@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from flowmx import settings
 from flowmx.comm.errors import CommError, Unauthorized
 from flowmx.comm.replay import Window
 
@@ -125,7 +126,7 @@ class Security:
         self.signs = key is not None
         self._key = key or b""
         self._clock = clock
-        self._window = Window(skew, nonces)
+        self._window = Window(skew, nonces, clock())
 
     @classmethod
     def from_file(cls, path: str | Path, tls: Tls | None = None) -> Security:
@@ -139,6 +140,23 @@ class Security:
             return cls(Path(path).read_bytes().strip(), tls=tls)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
+
+    @classmethod
+    def from_settings(cls, secret_file: str = "") -> Security | None:
+        """The security that the settings say: ``FLOWMX_SECRET_FILE``, ``FLOWMX_TLS_...``, both, or None for neither.
+
+        Args:
+            secret_file: stands for that of the settings.
+
+        Raises:
+            SettingError: a file can not be read or is not what it must be, or some of the files of TLS are not named.
+        """
+        config = settings.get()
+        path, tls = secret_file or config.secret_file, _tls_from(config)
+        try:
+            return cls.from_file(path, tls) if path else cls(tls=tls) if tls else None
+        except (OSError, ValueError) as error:
+            raise settings.SettingError(f"FLOWMX_SECRET_FILE: {error}") from error
 
     def __repr__(self) -> str:
         return f"Security(secret={'***' if self.signs else None}, tls={self.tls!r})"
@@ -204,6 +222,22 @@ class Security:
         return hmac.new(self._key, "\n".join(("FMX1", *fields)).encode(), hashlib.sha256).hexdigest()
 
 
+def _tls_from(config: settings.Settings) -> Tls | None:
+    named = {"FLOWMX_TLS_CERT": config.tls_cert, "FLOWMX_TLS_KEY": config.tls_key, "FLOWMX_TLS_CA": config.tls_ca}
+    missing = [variable for variable, path in named.items() if not path]
+    if len(missing) == len(named):
+        return None
+    if missing:
+        raise settings.SettingError(f"mutual TLS takes three files; there is no {' and no '.join(missing)}")
+    tls = Tls(config.tls_cert, config.tls_key, config.tls_ca, config.tls_check_hostname)
+    try:
+        tls.client()  # a file that is none shows now, and not at the first call
+    except OSError as error:
+        files = ", ".join(f"{variable}={path}" for variable, path in named.items())
+        raise settings.SettingError(f"{files}: {error}") from error
+    return tls
+
+
 def digest_of(parts: Iterable[bytes]) -> str:
     """The digest of a body, from the SHA-256 of its head and of each of its tensors."""
     whole = hashlib.sha256()
@@ -255,5 +289,6 @@ def check_address(host: str, security: Security | None) -> None:
     if security is None and not is_loopback(host):
         raise InsecureAddress(
             f"serving on {host!r}, which other machines may reach, takes a shared secret or mutual TLS: "
-            "Service(..., security=Security.from_file(path)); without, there is 127.0.0.1"
+            "FLOWMX_SECRET_FILE or FLOWMX_TLS_CERT, _KEY and _CA for a job, Service(..., security=...) in a program; "
+            "without, there is 127.0.0.1"
         )

@@ -280,6 +280,12 @@ class Settings:
         "127.0.0.1", "The address of this machine on which the job's other nodes reach it.", others="{DMLC_NODE_HOST}"
     )
     secret_file: str = _setting("", "File with the secret that all nodes of the job share; unset, there is none.")
+    tls_cert: str = _setting("", "PEM file of this node's certificate, for mutual TLS; unset, there is none.")
+    tls_key: str = _setting("", "PEM file of the private key of FLOWMX_TLS_CERT.")
+    tls_ca: str = _setting("", "PEM file of the authority that the certificates of all nodes of the job descend from.")
+    tls_check_hostname: bool = _setting(
+        True, "Expect a node's certificate to be made out to the address that it is called by."
+    )
     snapshot: str = _setting("", "File or folder from which this scheduler or server goes on when it starts anew.")
 
     # Recomputing, profiling, tuning, random numbers

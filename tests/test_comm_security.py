@@ -14,10 +14,14 @@ import numpy as np
 import pytest
 from aiohttp import web
 
+from flowmx import settings
 from flowmx.comm.client import Peer
 from flowmx.comm.errors import Busy, PeerGone, Refused, Unauthorized
 from flowmx.comm.frames import Message, Tensor, decode, encode
+from flowmx.comm.members import Job
+from flowmx.comm.node import Node
 from flowmx.comm.replay import Window
+from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import ANSWER, REQUEST, InsecureAddress, Security, Tls, digest_of, is_loopback
 from flowmx.comm.server import Service
 from flowmx.comm.transfer import CONTENT_TYPE
@@ -370,3 +374,53 @@ def test_a_node_is_named_by_plain_letters():
     for node in ("a b", "a\nb", "ä", "x" * 129):
         with pytest.raises(ValueError, match="a node is named by"):
             Peer("127.0.0.1:1", node=node)
+
+
+def test_what_was_signed_before_a_service_started_may_have_been_here_before():
+    window = Window(skew=10, most=3, start=100)
+    with pytest.raises(Busy, match="sign anew"):
+        window.admit("a", sent=99, now=101)
+    window.admit("a", sent=100.5, now=101)
+
+
+def test_security_is_what_the_settings_say(tmp_path):
+    file = tmp_path / "secret"
+    file.write_text(SECRET)
+    with settings.override(secret_file=""):
+        assert Security.from_settings() is None
+        assert Security.from_settings(str(file)).signs
+    with settings.override(secret_file=str(file)):
+        assert Security.from_settings().signs
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"secret_file": "none"}, "FLOWMX_SECRET_FILE: .*No such file"),
+        ({"secret_file": "short"}, "must have at least 16"),
+        ({"tls_cert": "node.pem"}, "there is no FLOWMX_TLS_KEY and no FLOWMX_TLS_CA"),
+        ({"tls_cert": "none", "tls_key": "none", "tls_ca": "none"}, "FLOWMX_TLS_CERT=.*none, .*No such file"),
+        ({"tls_cert": "short", "tls_key": "short", "tls_ca": "short"}, "FLOWMX_TLS_CERT=.*short, "),
+    ],
+)
+def test_wrong_files_are_named(tmp_path, given, text):
+    (tmp_path / "short").write_text("short")
+    paths = {name: str(tmp_path / file) for name, file in given.items()}
+    with settings.override(**paths), pytest.raises(settings.SettingError, match=text):
+        Security.from_settings()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+async def test_a_job_over_mutual_tls(tmp_path):
+    certificates(tmp_path)
+    files = {name: str(tmp_path / file) for name, file in TLS_FILES.items()}
+    with settings.override(**files):
+        scheduler = Scheduler(Job(workers=1), security=Security.from_settings())
+        address = await scheduler.start("0.0.0.0")
+        with settings.override(scheduler=address.replace("0.0.0.0", "127.0.0.1")):
+            async with Node.from_settings("worker") as node:
+                assert node.rank == 0
+        await scheduler.stop()
+
+
+TLS_FILES = {"tls_cert": "node.pem", "tls_key": "node.key", "tls_ca": "ca.pem"}

@@ -60,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a scheduler; return the exit status."""
     given = parser().parse_args(argv)
-    security = Security.from_file(given.secret_file) if given.secret_file else None
+    security = Security.from_settings(given.secret_file)
     job = Job(given.workers, given.servers, given.timeout, given.policy)
 
     async def run() -> int:

@@ -40,8 +40,7 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
     Raises:
         NodeGone: the job failed; the message names who is gone.
     """
-    config = settings.get()
-    security = Security.from_file(config.secret_file) if config.secret_file else None
+    security = Security.from_settings()
     service = Service("kvserver", security=security, limits=LIMITS)
     node = Node.from_settings("server", drain=True)
     server = KVServer(node.id, node.incarnation, servers, service, lambda at: Peer(at, security=security, node=node.id))

@@ -1,0 +1,33 @@
+"""How often somebody may ask: a token bucket for each peer. Pure: the time is told, not asked for."""
+
+from __future__ import annotations
+
+__all__ = ["Buckets"]
+
+
+class Buckets:
+    """One bucket of tokens for each name. It fills at `rate` a second, and holds those of one second.
+
+    Args:
+        rate: tokens a second.
+        most: how many names are remembered; beyond, the one that has been quiet for longest begins anew.
+    """
+
+    def __init__(self, rate: float, most: int) -> None:
+        self.rate = rate
+        self.most = most
+        self._room = max(rate, 1.0)
+        self._buckets: dict[str, tuple[float, float]] = {}  # tokens left and when; the last one asked is last
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    def take(self, name: str, now: float) -> bool:
+        """Take a token, if there is one."""
+        left, then = self._buckets.pop(name, (self._room, now))
+        left = min(left + max(now - then, 0.0) * self.rate, self._room)
+        found = left >= 1.0
+        self._buckets[name] = (left - found, now)
+        if len(self._buckets) > self.most:
+            del self._buckets[next(iter(self._buckets))]
+        return found
