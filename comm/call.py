@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -74,6 +74,7 @@ class Call:
         into: memory for the answer's tensors.
         rooms: how many bytes of tensors each operation last answered with.
         share: whether to share memory however small the call is.
+        sent: is called when the request is on its way as a whole.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Call:
         into: list[memoryview] | None,
         rooms: dict[str, int],
         share: bool = False,
+        sent: Callable[[], object] = lambda: None,
     ) -> None:
         self._who = who
         self._route = route
@@ -93,6 +95,7 @@ class Call:
         self._into = into
         self._rooms = rooms
         self._share = share
+        self._sent = sent
         self._segment: Segment | None = None
         self._nonce = ""
 
@@ -141,8 +144,10 @@ class Call:
         url = self._route.url / "v1" / self._operation
         headers = {hdrs.CONTENT_TYPE: CONTENT_TYPE, **await self._signature(url, parts)}
         total = sum(map(len, parts))
-        data = next(slices(parts)) if total < WORTH_SHARING else _pieces(parts)
+        data = next(slices(parts)) if total < WORTH_SHARING else self._pieces(parts)
         headers[hdrs.CONTENT_LENGTH] = str(total)
+        if total < WORTH_SHARING:
+            self._sent()
         async with self._route.session.post(url, data=data, headers=headers, allow_redirects=False) as response:
             message = await self._take(response)
         self._rooms[self._operation] = local.lay_out([tensor.data.nbytes for tensor in message.tensors])[1]
@@ -211,7 +216,7 @@ class Call:
         if self._segment is not None and self._route.segments is not None:
             self._route.segments.give(self._segment)
 
-
-async def _pieces(parts: list[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
-    for piece in slices(parts):
-        yield piece
+    async def _pieces(self, parts: list[bytes | memoryview]) -> AsyncIterator[bytes | memoryview]:
+        for piece in slices(parts):
+            yield piece
+        self._sent()

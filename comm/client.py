@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,7 @@ class Peer:
         tensors: Sequence[Tensor | np.ndarray[Any, Any]] = (),
         into: Sequence[memoryview | np.ndarray[Any, Any]] | None = None,
         timeout: float | None = None,  # noqa: ASYNC109 (the message names what took so long)
+        sent: Callable[[], object] = lambda: None,
     ) -> Message:
         """Call an operation, once: whether to call again is for the caller to decide.
 
@@ -86,6 +87,7 @@ class Peer:
             into: memory for each tensor of the answer, whose tensors are these then. Where the call fails it may have
                 been written in part.
             timeout: seconds; by default those of the limits; infinity for an answer that may take for ever.
+            sent: is called when the request is on its way as a whole, perhaps more than once.
 
         Raises:
             PeerGone: there is no connection, or it broke: perhaps the operation was done, perhaps not.
@@ -99,14 +101,16 @@ class Peer:
         seconds = self.limits.timeout if timeout is None else timeout
         try:
             async with asyncio.timeout(None if math.isinf(seconds) else seconds):
-                return await self._call(operation, message, targets)
+                return await self._call(operation, message, targets, sent)
         except TimeoutError:
             raise TimeoutError(f"{operation} on {self.address} took longer than {seconds:g} s") from None
 
-    async def _call(self, operation: str, message: Message, into: list[memoryview] | None) -> Message:
+    async def _call(
+        self, operation: str, message: Message, into: list[memoryview] | None, sent: Callable[[], object]
+    ) -> Message:
         route = await self._routes.best()
         try:
-            return await Call(self._who, route, operation, message, into, self._rooms).run()
+            return await Call(self._who, route, operation, message, into, self._rooms, sent=sent).run()
         except PeerGone:
             self._routes.forget(route)
             raise
@@ -115,7 +119,7 @@ class Peer:
                 raise
         # The service did not get at the memory, and so has done nothing yet.
         self._routes.give_up("its memory can not be reached")
-        return await Call(self._who, self._routes.tcp(), operation, message, into, self._rooms).run()
+        return await Call(self._who, self._routes.tcp(), operation, message, into, self._rooms, sent=sent).run()
 
 
 def _url(address: str, security: Security | None) -> URL:

@@ -148,7 +148,7 @@ class Node:
         self._rounds: dict[str, int] = {}
         self._passed: set[str] = set()
         self._locks: dict[str, asyncio.Lock] = {}
-        self._doing = ""
+        self._doing: Callable[[], str] = str
         self._during: dict[object, str] = {}
         self._told: set[tuple[str, int]] = set()
         self._on_gone: list[Callable[[Member], object]] = []
@@ -175,7 +175,7 @@ class Node:
         named: dict[str, Any] = {
             "rank": config.rank,
             "id": config.node_id,
-            "security": Security.from_file(config.secret_file) if config.secret_file else None,
+            "security": Security.from_settings(),
             "timing": Timing.from_settings(),
         }
         return cls(found, config.scheduler, **(named | options))
@@ -332,9 +332,9 @@ class Node:
 
     # What this node is doing
 
-    def doing(self, text: str) -> None:
-        """Say what this node is doing: the others are told, should it be gone."""
-        self._doing = text
+    def doing(self, text: str | Callable[[], str]) -> None:
+        """Say what this node is doing, or how to find out: the others are told, should it be gone."""
+        self._doing = (lambda: text) if isinstance(text, str) else text
 
     @contextmanager
     def during(self, text: str) -> Iterator[None]:
@@ -349,7 +349,7 @@ class Node:
     @property
     def activity(self) -> str:
         """What this node says that it is doing."""
-        text = next(reversed(self._during.values()), self._doing)
+        text = next(reversed(self._during.values()), None) or self._doing()
         more = f" (and {len(self._during) - 1} more)" if len(self._during) > 1 else ""
         return text[: LONGEST - len(more)] + more
 

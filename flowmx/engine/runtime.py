@@ -18,7 +18,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from contextvars import ContextVar
 from typing import Any
 
@@ -278,6 +278,21 @@ class Engine(Ending):
             waiter()
         op.function = _nothing
         op.arguments = op.reads = op.writes = ()
+        if self._naive:
+            self._run_naive()
+
+    def end(self, endings: Iterable[tuple[Operation, Failure | None]]) -> None:
+        """Complete operations that their actor began, and that ended elsewhere (on any thread)."""
+        endings = list(endings)
+        waiters: list[Callable[[], None]] = []
+        with self.lock:
+            for op, failure in endings:
+                waiters += self._finish(op, failure) or ()
+        for waiter in waiters:
+            waiter()
+        for op, _ in endings:
+            op.function = _nothing
+            op.arguments = op.reads = op.writes = ()
         if self._naive:
             self._run_naive()
 

@@ -8,5 +8,6 @@ Example:
 
 from flowmx.kvstore.base import KVStoreBase, TestStore, create, register
 from flowmx.kvstore.local import KVStore
+from flowmx.kvstore.worker.store import DistKVStore
 
-__all__ = ["KVStore", "KVStoreBase", "TestStore", "create", "register"]
+__all__ = ["DistKVStore", "KVStore", "KVStoreBase", "TestStore", "create", "register"]

@@ -10,7 +10,6 @@ from flowmx.registry import Registry
 
 __all__ = ["KVStoreBase", "TestStore", "create", "register"]
 
-_DISTRIBUTED = "dist"
 _ELSEWHERE = ("nccl", "horovod", "byteps", "p3")
 
 C = TypeVar("C", bound=type)
@@ -161,7 +160,8 @@ def create(name: str = "local", **options: Any) -> Any:
 
     Raises:
         TypeError: the name is no string.
-        NotImplementedError: a store of several machines, or of a library that is not used here.
+        NotImplementedError: a store of a library that is not used here.
+        SettingError: a store of several machines outside a job (``python -m flowmx launch`` starts one).
         ValueError: there is none of this name.
 
     Example:
@@ -183,10 +183,5 @@ def create(name: str = "local", **options: Any) -> Any:
 
 def _refuse(name: str) -> None:
     """Say why a kvstore that MXNet has is not here."""
-    if name.startswith(_DISTRIBUTED):
-        raise NotImplementedError(
-            f"the kvstore {name!r} is for training over several machines, whose workers and servers are not there yet "
-            "(a later part of the KVStore issue): use 'local' or 'device', which train on all devices of this one"
-        )
     if name in _ELSEWHERE:
         raise NotImplementedError(f"the kvstore {name!r} needs a library that is not used here: use 'device'")

@@ -1,0 +1,73 @@
+"""Gradients in fewer bits before they travel, as operations of the engine; what is left out waits for the next."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flowmx.comm.frames import Tensor
+from flowmx.engine import Operation, Variable, capture
+from flowmx.engine.runtime import engine
+from flowmx.errors import TypeInferenceError
+from flowmx.kvstore.compression import Compression
+from flowmx.kvstore.shards import Key
+from flowmx.kvstore.worker.keys import Entry
+from flowmx.ndarray import NDArray
+from flowmx.ndarray.array import dtype_of
+from flowmx.ndarray.core import BaseArray
+from flowmx.ops.dtypes import name_of
+
+__all__ = ["Packed", "Packing"]
+
+
+class Packed:
+    """A compressed gradient: one tensor for each part of the key, once it was computed.
+
+    Args:
+        config: how it was compressed.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config = config
+        self.variable = Variable("compressed gradient")
+        self.tensors: list[Tensor] = []
+
+
+class Packing:
+    """Compresses what this worker pushes.
+
+    Args:
+        compression: how.
+    """
+
+    def __init__(self, compression: Compression) -> None:
+        self.compression = compression
+        self._residuals: dict[Key, tuple[Variable, Any]] = {}
+
+    def packed(self, entry: Entry, source: NDArray, priority: int) -> Packed:
+        """Enqueue the compression of a gradient.
+
+        Raises:
+            TypeInferenceError: it is not float32.
+        """
+        if dtype_of(source) != np.float32:
+            raise TypeInferenceError(
+                f"push: for key {entry.key!r} came {name_of(dtype_of(source))}, expected float32, which is what "
+                "gradient compression takes"
+            )
+        if entry.key not in self._residuals:
+            self._residuals[entry.key] = Variable("residual"), np.zeros(entry.shape, np.float32)
+        variable, residual = self._residuals[entry.key]
+        found = Packed(self.compression.config())
+        actor = source._storage.device.compute
+        arguments, writes = (self.compression, entry, source, residual, found), (variable, found.variable)
+        op = Operation(_pack, arguments, (source._storage,), writes, actor, "kvstore compression", capture())
+        op.priority = priority
+        engine.enqueue(op)
+        return found
+
+
+def _pack(compression: Compression, entry: Entry, source: BaseArray, residual: Any, found: Packed) -> None:
+    pairs = zip(entry.pieces(source._read()), entry.pieces(residual), strict=True)
+    found.tensors = [Tensor.of(compression.compress(np.ascontiguousarray(piece), rest)) for piece, rest in pairs]

@@ -1,0 +1,149 @@
+"""Sends the items of all homes, and tells their operations of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from flowmx import settings
+from flowmx.comm.errors import Refused
+from flowmx.comm.frames import Message, Tensor
+from flowmx.errors import KVStoreError
+from flowmx.kvstore.shards import Key
+from flowmx.kvstore.worker.outbox import Item, Outbox
+from flowmx.kvstore.worker.servers import Servers
+
+__all__ = ["UPLOADS", "Sender"]
+
+UPLOADS = 2
+"""Requests that are on their way to one server at a time: what is urgent then waits for no more than these. Requests
+that wait for their answers do not count: a worker could otherwise wait for rounds of which it holds others up."""
+
+
+class Sender:
+    """Belongs to one loop.
+
+    Args:
+        servers: whom to send to.
+        acknowledged: of every part (key and piece) the highest number that was acknowledged; kept up to date.
+    """
+
+    def __init__(self, servers: Servers, acknowledged: dict[tuple[Key, int], int]) -> None:
+        self._servers = servers
+        self._acknowledged = acknowledged
+        self._limit = settings.get().kvstore_reduce_bucket_size * 1024
+        self._boxes: dict[int, Outbox] = {}
+        self._uploads: Counter[int] = Counter()
+        self._sending: dict[asyncio.Task[None], list[Item]] = {}
+        self._signalled = False
+
+    def put(self, items: Iterable[Item]) -> None:
+        """Send items, in this turn of the loop or later."""
+        for item in items:
+            home = item.shard.home
+            if home not in self._boxes:
+                self._boxes[home] = Outbox(self._limit)
+            self._boxes[home].put(item)
+        if not self._signalled:
+            self._signalled = True
+            asyncio.get_running_loop().call_soon(self._pump)
+
+    def under_way(self) -> list[Item]:
+        """What is sent and not answered, oldest first; then what waits."""
+        sent = [item for items in self._sending.values() for item in items]
+        return sent + [item for box in self._boxes.values() for item in box]
+
+    def fail(self, error: BaseException) -> None:
+        """End everything with an error."""
+        for box in self._boxes.values():
+            while bundle := box.take():
+                _fail(bundle, error)
+
+    async def close(self) -> None:
+        """End what is under way."""
+        for task in self._sending:
+            task.cancel()
+        await asyncio.gather(*self._sending, return_exceptions=True)
+
+    def _pump(self) -> None:
+        self._signalled = False
+        for home, box in self._boxes.items():
+            while self._uploads[home] < UPLOADS and (bundle := box.take()):
+                self._start(home, bundle)
+
+    def _start(self, home: int, bundle: list[Item]) -> None:
+        self._uploads[home] += 1
+        task = asyncio.get_running_loop().create_task(self._send(home, bundle))
+        self._sending[task] = bundle
+        task.add_done_callback(self._sending.pop)
+
+    async def _send(self, home: int, bundle: list[Item]) -> None:
+        upload = [home]
+
+        def sent() -> None:
+            if upload:
+                self._uploads[upload.pop()] -= 1
+                self._pump()
+
+        try:
+            self._answer(bundle, await self._call(home, bundle, sent))
+        except asyncio.CancelledError:
+            _fail(bundle, KVStoreError("the store was closed before this was answered"))
+            raise
+        except Exception as error:
+            _fail(bundle, _told(bundle, error))
+        finally:
+            sent()
+
+    async def _call(self, home: int, bundle: list[Item], sent: Any) -> Message:
+        parts = [self._described(item) for item in bundle]
+        tensors: list[Tensor] = [item.tensor for item in bundle if item.tensor is not None]
+        into = None if bundle[0].operation == "push" else [_target(item) for item in bundle]
+        return await self._servers.call(home, bundle[0].operation, {"parts": parts}, tensors, into, sent)
+
+    def _described(self, item: Item) -> list[Any]:
+        key, piece, home, *_ = item.shard
+        found = [key, piece, home, item.number, self._acknowledged.get((key, piece), 0)]
+        return found if item.packing is None else [*found, dict(item.packing)]
+
+    def _answer(self, bundle: list[Item], answer: Message) -> None:
+        for item in bundle:
+            if item.operation in ("push", "pushpull"):
+                part = item.shard[:2]
+                self._acknowledged[part] = max(self._acknowledged.get(part, 0), item.number)
+            for exchange in item.exchanges:
+                exchange.answered()
+
+
+def _target(item: Item) -> np.ndarray[Any, Any]:
+    assert item.target is not None
+    return item.target
+
+
+def _fail(bundle: list[Item], error: BaseException) -> None:
+    for item in bundle:
+        for exchange in item.exchanges:
+            exchange.end(error)
+
+
+_ADVICE: Mapping[str, str] = {
+    "not_counted": "this worker was taken for gone: start it again, so that it joins anew",
+    "not_initialized": "call init with it first",
+    "lost": "start again from a checkpoint",
+}
+
+
+def _told(bundle: list[Item], error: Exception) -> Exception:
+    """The error as the user's code sees it."""
+    if not isinstance(error, Refused):
+        return error
+    keys = ", ".join(dict.fromkeys(repr(item.shard.key) for item in bundle[:5]))
+    advice = _ADVICE.get(error.kind, "")
+    text = f"{bundle[0].operation} of {keys}{' and more' if len(bundle) > 5 else ''} was refused: {error}"
+    made = KVStoreError(f"{text} ({advice})" if advice and advice not in str(error) else text)
+    made.__cause__ = error
+    return made

@@ -1,0 +1,354 @@
+"""A worker's part in its job: the node, the calls of the servers, and the loop on which both live."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+
+from flowmx import settings
+from flowmx.comm.client import Peer
+from flowmx.comm.frames import Message, Tensor
+from flowmx.comm.node import Node
+from flowmx.comm.security import Security
+from flowmx.comm.view import Member
+from flowmx.engine.loops import new_event_loop, run_loop
+from flowmx.errors import KVStoreError
+from flowmx.kvstore.shards import Key, Shard
+from flowmx.kvstore.worker.actor import Deferred, NetworkActor
+from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.outbox import MOST, Item
+from flowmx.kvstore.worker.sender import Sender
+from flowmx.kvstore.worker.servers import Connect, Servers
+
+__all__ = ["Session"]
+
+log = logging.getLogger("flowmx.kvstore")
+T = TypeVar("T")
+
+Mode = tuple[str, int | None]
+
+
+class Session:
+    """The connection of this process to a job.
+
+    Args:
+        mode: the kind of consistency (``"sync"``, ``"async"``, ``"stale"``), and the bound of the last.
+        node: this process in the job.
+        servers: how many servers the job has.
+        connect: makes lines to servers.
+
+    Attributes:
+        servers: how many servers the job has.
+        actor: the engine's actor whose operations travel.
+        error: what ended it, if anything did.
+    """
+
+    def __init__(self, mode: Mode, node: Node, servers: int, connect: Connect) -> None:
+        if servers < 1:
+            raise KVStoreError("a distributed store needs at least one server: FLOWMX_NUM_SERVERS is 0")
+        self.mode = mode
+        self.node = node
+        self.servers = servers
+        self.error: BaseException | None = None
+        self.closed = False
+        self._loop = new_event_loop(settings.get().uvloop)
+        self.actor = NetworkActor(f"kvstore worker {id(self):x}", self._loop)
+        self._thread = threading.Thread(target=run_loop, args=(self._loop,), name="flowmx-kvstore", daemon=True)
+        sender = {"node": node.id, "incarnation": node.incarnation}
+        self._servers = Servers(servers, connect, sender, node.timing.reconnect)
+        self._acknowledged: dict[tuple[Key, int], int] = {}
+        self._sender = Sender(self._servers, self._acknowledged)
+        self._inbox: deque[list[Item]] = deque()
+        self._leaving = asyncio.Event()
+        self._joined: Future[None] = Future()
+        self._life: Future[None] | None = None
+        self._turn = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._activity = ""
+        self._process = os.getpid()
+
+    @classmethod
+    def from_settings(cls, mode: Mode) -> Session:
+        """The session that the environment describes.
+
+        Raises:
+            SettingError: no job is described.
+        """
+        config = settings.get()
+        node, security = Node.from_settings("worker"), Security.from_settings()
+        return cls(
+            mode, node, max(config.num_servers, 1), lambda at: Peer(at, security=security, node=node.id, local=True)
+        )
+
+    # -- its life --------------------------------------------------------------------------------------
+
+    def start(self) -> Future[None]:
+        """Join the job; the result is there when the job runs."""
+        self._thread.start()
+        self._life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
+        return self._joined
+
+    def close(self, seconds: float) -> None:
+        """Leave the job; blocks until that is done, so many seconds at most."""
+        if self.closed or self._process != os.getpid():
+            return
+        self.closed = True
+        self._loop.call_soon_threadsafe(self._leaving.set)
+        with suppress(Exception):  # whoever waits for an operation is told
+            if self._life is not None:
+                self._life.result(seconds)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(seconds)
+
+    def check(self) -> None:
+        """Raise what ended this session, if anything did.
+
+        Raises:
+            KVStoreError: it is closed, or belongs to the parent of this process.
+            NodeGone: the job has failed.
+        """
+        if self._process != os.getpid():
+            raise KVStoreError("this store belongs to the process that forked this one: create one here")
+        if self.closed:
+            raise KVStoreError("this store has been closed: nothing can be pushed or pulled any more")
+        if self.error is not None:
+            raise self.error
+
+    async def _live(self) -> None:
+        try:
+            async with self.node:
+                self.node.doing(self._doing)
+                follow = asyncio.create_task(self._follow())
+                try:
+                    await self._open()
+                    self._joined.set_result(None)
+                    await self._leaving.wait()
+                finally:
+                    follow.cancel()
+                    await asyncio.gather(follow, return_exceptions=True)
+                    await self._end()
+                if self.failed:
+                    raise RuntimeError(self.failed)
+        except BaseException as error:
+            self._fail(error)
+            if not self._joined.done():
+                self._joined.set_exception(error)
+
+    failed = ""
+    """Why the program fails, told to the job at its end."""
+
+    async def _follow(self) -> None:
+        """Let the servers be those of the newest view, until the job is over."""
+        view = self.node.view
+        try:
+            while True:
+                self._servers.know(view)
+                view = await self.node.changed(view.epoch)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            log.error("%s: %s", self.node.name, error)
+            self._fail(error)
+
+    async def _open(self) -> None:
+        name, bound = self.mode
+        header = {"mode": name} if bound is None else {"mode": name, "max_staleness": bound}
+        for home in range(self._servers.count):
+            await self._servers.call(home, "open", header)
+
+    async def _end(self) -> None:
+        await self._sender.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._servers.close()
+        self._fail(KVStoreError("this store has been closed"))
+        self.actor.flush()
+
+    def _fail(self, error: BaseException) -> None:
+        self.error = self.error or error
+        self._servers.fail(error)
+        self._sender.fail(error)
+
+    # -- what is sent ----------------------------------------------------------------------------------
+
+    def submit(self, items: list[Item]) -> None:
+        """Send items soon; from any thread."""
+        self._inbox.append(items)
+        if len(self._inbox) == 1:
+            self._loop.call_soon_threadsafe(self._put)
+
+    def _put(self) -> None:
+        while self._inbox:
+            items = self._inbox.popleft()
+            if self.error is not None:
+                for item in items:
+                    for exchange in item.exchanges:
+                        exchange.end(self.error)
+                continue
+            self._activity = f"{items[0].operation} of key {items[0].shard.key!r}, number {items[0].number}"
+            self._sender.put(items)
+
+    def _doing(self) -> str:
+        """What the others are told, should this worker be gone."""
+        waiting = self._sender.under_way()
+        if not waiting:
+            return f"computing since {self._activity}" if self._activity else "starting"
+        first = waiting[0]
+        more = f" and {len(waiting) - 1} more" if len(waiting) > 1 else ""
+        return f"{first.operation} of key {first.shard.key!r}, number {first.number}{more}"
+
+    def spawn(self, work: Callable[[], Awaitable[object]]) -> Deferred:
+        """Run a coroutine function, as an operation of the actor (on the loop)."""
+        deferred = Deferred()
+
+        async def run() -> None:
+            try:
+                if self.error is not None:
+                    raise self.error
+                await self.node.unless_gone(_as_coroutine(work))
+            except asyncio.CancelledError:
+                deferred.end(self.error or KVStoreError("the store was closed"))
+                raise
+            except Exception as error:
+                deferred.end(error)
+            else:
+                deferred.end()
+
+        task = self._loop.create_task(run())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return deferred
+
+    def ask(self, work: Callable[[], Awaitable[T]]) -> Future[T]:
+        """Run a coroutine function on the loop, from any thread."""
+        self.check()
+
+        async def guarded() -> T:
+            return await self.node.unless_gone(work())
+
+        return asyncio.run_coroutine_threadsafe(guarded(), self._loop)
+
+    # -- requests (on the loop) ------------------------------------------------------------------------
+
+    async def init(self, entries: Sequence[Entry], values: Sequence[np.ndarray[Any, Any]] | None, barrier: str) -> None:
+        """Take part in keys: give them their first values, or wait until another worker did.
+
+        Args:
+            entries: the keys.
+            values: their values; None to give none.
+            barrier: what all workers wait at before anyone pushes.
+        """
+        tensors: dict[Shard, Tensor] = {}
+        if values is not None:
+            for entry, value in zip(entries, values, strict=True):
+                pieces = entry.pieces(value)
+                tensors.update(zip(entry.shards, map(Tensor.of, pieces), strict=True))
+        await self._enrol(entries, tensors)
+        await self.node.barrier(barrier)
+
+    async def barrier(self, entries: Sequence[Entry], name: str) -> None:
+        """Wait until every worker has come here; who still has batches left is not held up meanwhile."""
+        if not entries:
+            await self.node.barrier(name)
+            return
+        await self.rest(entries)
+        await self.node.barrier(name)
+        await self._enrol(entries, {})
+        await self.node.barrier(f"{name} again")
+
+    async def rest(self, entries: Sequence[Entry]) -> None:
+        """Hold nobody up: this worker has nothing more to push, for now."""
+        await self._administer("rest", {}, entries, {})
+
+    async def configure(self, optimizer: dict[str, Any] | None) -> None:
+        """Let all servers update by an optimizer."""
+        await asyncio.gather(
+            *(
+                self._servers.call(home, "set_optimizer", {"optimizer": optimizer})
+                for home in range(self._servers.count)
+            )
+        )
+
+    async def configure_together(self, optimizer: dict[str, Any] | None, barrier: str) -> None:
+        """As :meth:`configure`, by the worker of rank 0; the others wait until it has."""
+        if self.node.rank == 0:
+            await self.configure(optimizer)
+        await self.node.barrier(barrier)
+
+    async def load_states_together(self, entries: Sequence[Entry], states: dict[Shard, bytes], barrier: str) -> None:
+        """Let the optimizers of all parts go on from the states that the worker of rank 0 has."""
+        if self.node.rank == 0:
+            tensors = {shard: Tensor.of(np.frombuffer(found, np.uint8)) for shard, found in states.items()}
+            await self._administer("load_states", {}, entries, tensors)
+        await self.node.barrier(barrier)
+
+    async def save_states(self, entries: Sequence[Entry]) -> dict[Shard, bytes]:
+        """The states of the optimizers of all parts."""
+        found: dict[Shard, bytes] = {}
+        for home, shards in _by_home(entries):
+            parts = [_part(shard, self._number(entries, shard)) for shard in shards]
+            answer = await self._servers.call(home, "save_states", {"parts": parts})
+            found.update((shard, bytes(tensor.data)) for shard, tensor in zip(shards, answer.tensors, strict=True))
+        return found
+
+    async def stats(self) -> list[dict[str, Any]]:
+        """What each server says of itself."""
+        return [(await self._servers.call(home, "stats", {})).header for home in range(self._servers.count)]
+
+    async def _enrol(self, entries: Sequence[Entry], tensors: dict[Shard, Tensor]) -> None:
+        member = self.node.view.find(self.node.id)
+        header = {"rank": self.node.rank, "joined": member.epoch if isinstance(member, Member) else 0}
+        numbers = await self._administer("init", header, entries, tensors)
+        for entry in entries:
+            entry.numbers = [numbers[shard] for shard in entry.shards]
+
+    def _number(self, entries: Sequence[Entry], shard: Shard) -> int:
+        entry = next(entry for entry in entries if entry.key == shard.key)
+        return entry.numbers[shard.part]
+
+    async def _administer(
+        self, operation: str, header: dict[str, Any], entries: Sequence[Entry], tensors: dict[Shard, Tensor]
+    ) -> dict[Shard, int]:
+        """Ask something of every part of some keys; returns the numbers of the answers."""
+        self._turn += 1
+        header = {**header, "turn": self._turn}
+        numbers: dict[Shard, int] = {}
+
+        async def ask(home: int, shards: list[Shard]) -> None:
+            given = [tensors[shard] for shard in shards if shard in tensors]
+            parts = {**header, "parts": [_part(shard) for shard in shards]}
+            answer: Message = await self._servers.call(home, operation, parts, given)
+            numbers.update(zip(shards, answer.header["numbers"], strict=True))
+
+        await asyncio.gather(*(ask(home, shards) for home, shards in _by_home(entries)))
+        return numbers
+
+
+def _by_home(entries: Iterable[Entry]) -> list[tuple[int, list[Shard]]]:
+    """The parts of keys by the server that keeps them, as many as a request may have."""
+    found: dict[int, list[Shard]] = {}
+    for entry in entries:
+        for shard in entry.shards:
+            found.setdefault(shard.home, []).append(shard)
+    return [
+        (home, shards[start : start + MOST]) for home, shards in found.items() for start in range(0, len(shards), MOST)
+    ]
+
+
+def _part(shard: Shard, number: int = 0) -> list[Any]:
+    found = [shard.key, shard.part, shard.home]
+    return [*found, number] if number else found
+
+
+async def _as_coroutine(work: Callable[[], Awaitable[T]]) -> T:
+    return await work()

@@ -1,0 +1,558 @@
+"""Stores of a job of several machines: level 2, above the sums of :mod:`flowmx.kvstore.local`."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowmx import optimizer as opt
+from flowmx import settings
+from flowmx.comm.frames import Tensor
+from flowmx.devices import CPUDevice, cpu
+from flowmx.engine import Handle, Variable, capture
+from flowmx.engine.runtime import engine
+from flowmx.errors import KVStoreError, ShapeError
+from flowmx.kvstore import compression
+from flowmx.kvstore.base import registry
+from flowmx.kvstore.keys import Key, grouped, paired
+from flowmx.kvstore.local import KVStore, Slot
+from flowmx.kvstore.shards import Layout
+from flowmx.kvstore.worker import states
+from flowmx.kvstore.worker.actor import Deferred
+from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.outbox import Exchange, Item
+from flowmx.kvstore.worker.packing import Packing
+from flowmx.kvstore.worker.session import Session
+from flowmx.ndarray import NDArray, empty
+from flowmx.ndarray.array import copy_into, dtype_of
+from flowmx.ndarray.core import BaseArray
+from flowmx.serialization.atomic import replace_file
+
+__all__ = ["DistKVStore"]
+
+log = logging.getLogger("flowmx.kvstore")
+
+_SYNC = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
+_ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
+_SMALL = 64 << 10
+"""Bytes up to which a pushed gradient is copied, so that its array is free at once."""
+
+
+@registry.alias(*_SYNC, *_ASYNC)
+class DistKVStore(KVStore):
+    """Values by key, kept by the servers of a job, to which all its workers push (``mx.kv.create("dist_sync")``).
+
+    Gradients are summed over the devices of this process first. In a synchronous store a push is over when every
+    worker's was added, in the order of their ranks, and a pull gives what all of them made. In an asynchronous one
+    (``dist_async``) each push updates the value by itself; with ``max_staleness`` no worker gets more than so many
+    pushes ahead of the slowest. Everything is enqueued and returns at once, as in other stores.
+
+    A worker that has no more batches leaves at the end of its program, or with :meth:`close`, and holds nobody up.
+
+    Args:
+        name: the name that it was created by.
+        session: the job.
+    """
+
+    def __init__(self, name: str, session: Session) -> None:
+        super().__init__(name)
+        self._on_devices = "device" in name
+        self._session = session
+        self._layout = Layout(session.servers)
+        self._entries: dict[Key, Entry] = {}
+        self._control = Variable("kvstore")
+        self._starts = 0
+        self._barriers = 0
+        self._packing: Packing | None = None
+        self._optimizer: opt.Optimizer | None = None
+        self._configured: dict[str, Any] | None = None
+
+    @classmethod
+    def open(cls, name: str, **options: Any) -> DistKVStore:
+        """Join the job that the environment describes; blocks until all of its nodes are there.
+
+        Args:
+            name: the kind of store.
+            **options: ``max_staleness``, for an asynchronous one.
+
+        Raises:
+            TypeError, ValueError: an option is none that there is.
+            SettingError: there is no job.
+            NodeGone: a node of the job was lost before it began.
+            KVStoreError: this process has a store of another kind.
+        """
+        return _of_process(cls, name, _mode(name, **options))
+
+    # -- what it is ------------------------------------------------------------------------------------
+
+    @property
+    def rank(self) -> int:
+        return self._session.node.rank
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers there are now."""
+        return max(len(self._session.node.view.workers), 1)
+
+    @property
+    def num_dead_nodes(self) -> int:
+        """How many nodes the job has lost lately."""
+        return len(self._session.node.view.gone)
+
+    def get_num_dead_node(self, node_id: int = 0, timeout: float = 60) -> int:
+        """MXNet's form of :attr:`num_dead_nodes`: of all nodes, whatever is asked for."""
+        return self.num_dead_nodes
+
+    @property
+    def step(self) -> int:
+        """How many pushes of each key that is pushed at all are done: a synchronous job's steps.
+
+        A worker that starts again in the middle of a synchronous job goes on from here, when its keys are started.
+        """
+        self._control_by("kvstore wait", None, ()).wait()
+        return min((min(entry.numbers) for entry in self._entries.values() if any(entry.numbers)), default=0)
+
+    # -- values ----------------------------------------------------------------------------------------
+
+    def init(self, key: Any, value: Any) -> None:
+        """Start keys, with the values of the worker of rank 0; each key once, by all workers in the same order.
+
+        Args:
+            key: an int or a str, or a list of them: all keys of a store are of one kind.
+            value: an array, or a list with one for each key.
+
+        Raises:
+            KVStoreError: a key is known already, of the other kind, or has several values.
+        """
+        with self._lock:
+            self._session.check()
+            found = grouped("init", key, value)
+            for name, values in found.items():
+                if len(values) != 1:
+                    raise KVStoreError(f"init: {len(values)} values came for key {name!r}, expected one")
+                self._start(name, empty(values[0].shape, cpu(), dtype_of(values[0])))
+            arrays = {name: values[0] for name, values in found.items()}
+            self._layout.add({name: each.shape for name, each in arrays.items()})
+            entries = [Entry(name, each.shape, dtype_of(each), self._layout[name]) for name, each in arrays.items()]
+            self._entries.update((entry.key, entry) for entry in entries)
+            self._starts += 1
+            here = [each.as_in_context(cpu()) for each in arrays.values()]
+            reads = (*(each._storage for each in here), self._control)
+            orders = tuple(entry.order for entry in entries)
+            self._operate("kvstore init", self._begin_init, (entries, here, self._starts), reads, orders)
+
+    def push(self, key: Any, value: Any, priority: int = 0) -> None:
+        with self._lock:
+            self._session.check()
+            found = [(slot, self._outgoing(slot, given, priority)) for slot, given in self._sources("push", key, value)]
+            entries = [self._entries[slot.key] for slot, _ in found]
+            exchange = Exchange(sum(len(entry.shards) for entry in entries))
+            held: list[Variable] = [entry.order for entry in entries]
+            for entry, (_, source) in zip(entries, found, strict=True):
+                arguments = (entry, source, exchange, priority)
+                light = _nbytes(source) <= _SMALL
+                self._operate(
+                    "kvstore push", self._issue, arguments, (source.variable,), (entry.order,), priority, light
+                )
+                if not light:
+                    held.append(source.variable)
+            # The gradients stay as they are until they have arrived: they may have to be sent again.
+            self._operate("kvstore push", lambda: exchange, (), tuple(held), (), priority)
+
+    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
+        with self._lock:
+            self._session.check()
+            for slot, targets in self._targets("pull", key, out):
+                self._pull(slot, targets, priority)
+
+    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
+        with self._lock:
+            self._session.check()
+            pushed = self._sources("pushpull", key, value)
+            pulled = self._targets("pushpull", key, value if out is None else out)
+            for (slot, given), (_, targets) in zip(pushed, pulled, strict=True):
+                entry = self._entries[slot.key]
+                source, target = self._outgoing(slot, given, priority), self._arrives(slot, targets)
+                arguments = (entry, source, target, priority)
+                writes = (entry.order, target._storage)
+                self._operate("kvstore pushpull", self._begin_pushpull, arguments, (source.variable,), writes, priority)
+                self._hand_on(target, targets, priority)
+
+    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
+        if row_ids is None:
+            raise KVStoreError("row_sparse_pull: row_ids is missing: give an NDArray of row numbers, or a list of them")
+        with self._lock:
+            self._session.check()
+            pulled = self._targets("row_sparse_pull", key, out)
+            ids = paired("row_sparse_pull", key, row_ids, {slot.key: targets for slot, targets in pulled})
+            for slot, targets in pulled:
+                if not slot.value.shape:
+                    raise ShapeError(f"row_sparse_pull: the value of key {slot.key!r} has no axes, expected rows")
+                for target, rows in zip(targets, ids[slot.key], strict=True):
+                    self._pull_rows(slot, target, rows.as_in_context(cpu()), priority)
+
+    # -- updating --------------------------------------------------------------------------------------
+
+    def set_updater(self, updater: Callable[[Any, Any, Any], Any] | None) -> None:
+        """Not for a store of several machines: a function can not be sent to its servers.
+
+        Raises:
+            KVStoreError: always.
+        """
+        raise KVStoreError(
+            f"set_updater: the servers of a kvstore of type {self.type!r} run nothing that a worker sends them: "
+            "register an optimizer (mx.optimizer.register) in the servers' program too, and call set_optimizer()"
+        )
+
+    _set_updater = set_updater
+
+    def set_optimizer(self, optimizer: opt.Optimizer) -> None:
+        """Let the servers update values by an optimizer; all workers call it, and that of rank 0 counts.
+
+        Raises:
+            TypeError: it is no optimizer.
+        """
+        if not isinstance(optimizer, opt.Optimizer):
+            raise TypeError(f"set_optimizer: optimizer is {optimizer!r}, expected an mx.optimizer.Optimizer")
+        with self._lock:
+            self._session.check()
+            self._optimizer, self._configured = optimizer, optimizer.get_config()
+            self._starts += 1
+            work = self._session.configure_together
+            self._control_by("kvstore set_optimizer", work, (self._configured, f"optimizer {self._starts}"))
+
+    def _refresh(self) -> None:
+        """Tell the servers where the optimizer has changed (its learning rate, or what gradients are divided by)."""
+        with self._lock:
+            if self._optimizer is None or (config := self._optimizer.get_config()) == self._configured:
+                return
+            self._configured = config
+            if self.rank == 0:
+                self._control_by("kvstore set_optimizer", self._session.configure, (config,))
+
+    def set_gradient_compression(self, compression_params: Any) -> None:
+        """Let gradients travel in fewer bits; this worker keeps what they leave out, for its next push.
+
+        Args:
+            compression_params: ``{"type": "2bit", "threshold": 0.5}``, ``{"type": "fp16"}`` or ``{"type": "bf16"}``.
+
+        Raises:
+            ParameterError: the type or threshold is none that there is.
+        """
+        with self._lock:
+            self._packing = Packing(compression.create(compression_params))
+
+    async def ready(self) -> None:
+        await self._control_by("kvstore ready", None, ())
+
+    def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
+        """Save the states of the servers' optimizer; blocks until they are on disk.
+
+        Args:
+            fname: the file.
+            dump_optimizer: put the optimizer in too.
+
+        Raises:
+            KVStoreError: there is no optimizer.
+        """
+        if self._optimizer is None:
+            raise KVStoreError("save_optimizer_states: the store has no optimizer: call set_optimizer() first")
+        with self._lock:
+            self._control_by("kvstore wait", None, ()).wait()
+            entries = list(self._entries.values())
+            found = self._session.ask(lambda: self._session.save_states(entries)).result()
+            config = self._optimizer.get_config() if dump_optimizer else None
+        replace_file(fname, [states.joined(entries, found, config)])
+
+    def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Go on from what :meth:`save_optimizer_states` saved; all workers call it, and what rank 0 reads counts.
+
+        Raises:
+            KVStoreError: there is no optimizer.
+            StatesFormatError: the file is something else, or damaged.
+            OSError: it can not be read.
+        """
+        if self._optimizer is None:
+            raise KVStoreError("load_optimizer_states: the store has no optimizer: call set_optimizer() first")
+        with self._lock:
+            self._session.check()
+            entries = list(self._entries.values())
+            content = states.split(entries, Path(fname).read_bytes())
+            self._starts += 1
+            work = self._session.load_states_together
+            self._control_by("kvstore load states", work, (entries, content, f"states {self._starts}"))
+
+    # -- workers ---------------------------------------------------------------------------------------
+
+    async def barrier(self) -> None:
+        """Await that every worker has come here, all it pushed before included.
+
+        Who waits here holds nobody up who still has batches left: with uneven data, the others go on without it.
+        """
+        await self._meet()
+
+    def _barrier(self) -> None:
+        self._meet().wait()
+
+    def _meet(self) -> Handle:
+        with self._lock:
+            self._session.check()
+            self._barriers += 1
+            arguments = (list(self._entries.values()), f"barrier {self._barriers}")
+            return self._control_by("kvstore barrier", self._session.barrier, arguments)
+
+    def rest(self) -> None:
+        """Enqueue that the others need not wait for this worker until its next :meth:`barrier`: it has no more data."""
+        with self._lock:
+            self._session.check()
+            self._control_by("kvstore rest", self._session.rest, (list(self._entries.values()),))
+
+    def stats(self) -> dict[str, Any]:
+        """What the servers say: ``mode``, ``largest_lag`` (pushes that a worker was ahead of the slowest), ``keys``."""
+        found = self._session.ask(self._session.stats).result()
+        return {
+            "mode": found[0]["mode"],
+            "largest_lag": max(each["largest_lag"] for each in found),
+            "keys": len(self._entries),
+            "servers": found,
+        }
+
+    def close(self) -> None:
+        """Finish what was pushed, and leave the job; blocks."""
+        if self._session.closed:
+            return
+        seconds = settings.get().exit_timeout
+        if self._session.error is None:
+            engine.drain(seconds)
+        self._session.close(seconds)
+
+    def __enter__(self) -> DistKVStore:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self._session.failed = f"{type(error).__name__}: {error}"
+        self.close()
+
+    # -- inside ----------------------------------------------------------------------------------------
+
+    def _share(self, key: Key, arrays: list[NDArray]) -> None:
+        if key not in self._entries:
+            self.init(key, arrays[0])
+        self.pull(key, arrays)
+
+    def _install(self, updater: Any) -> None:
+        self.set_optimizer(updater.optimizer)
+
+    def _move(self, slot: Slot, pushed: NDArray) -> None:
+        """Values are kept by the servers."""
+
+    def _outgoing(self, slot: Slot, values: list[NDArray], priority: int) -> Any:
+        """What is sent for the values of all devices: an array in this machine's memory, or a compressed one."""
+        source = values[0]
+        if len(values) > 1 or not isinstance(source._storage.device, CPUDevice):
+            source = self._merged(slot, values, priority)
+        if self._packing is None:
+            return source
+        return self._packing.packed(self._entries[slot.key], source, priority)
+
+    def _arrives(self, slot: Slot, targets: Sequence[NDArray]) -> NDArray:
+        """The array that an answer is received in: one of the targets, if it may be."""
+        kind = dtype_of(slot.value)
+        for each in targets:
+            if each._view is None and dtype_of(each) == kind and isinstance(each._storage.device, CPUDevice):
+                return each
+        return slot.value
+
+    def _hand_on(self, target: NDArray, targets: Sequence[NDArray], priority: int) -> None:
+        for each in targets:
+            if each is not target:
+                copy_into(target, each, priority)
+
+    def _pull(self, slot: Slot, targets: Sequence[NDArray], priority: int) -> None:
+        entry, target = self._entries[slot.key], self._arrives(slot, targets)
+        arguments = (entry, target, priority)
+        self._operate("kvstore pull", self._begin_pull, arguments, (entry.order,), (target._storage,), priority)
+        self._hand_on(target, targets, priority)
+
+    def _pull_rows(self, slot: Slot, target: NDArray, rows: NDArray, priority: int) -> None:
+        entry, arrives = self._entries[slot.key], self._arrives(slot, [target])
+        arguments, reads = (entry, arrives, rows, priority), (entry.order, rows._storage)
+        self._operate("kvstore row_sparse_pull", self._begin_rows, arguments, reads, (arrives._storage,), priority)
+        self._hand_on(arrives, [target], priority)
+
+    def _operate(
+        self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], reads: tuple[Variable, ...],
+        writes: tuple[Variable, ...], priority: int = 0, light: bool = False,
+    ) -> Handle:  # fmt: skip
+        op = Handle(function, arguments, reads, writes, self._session.actor, name, capture(), 0, light)
+        op.priority, op.bulkable = priority, False
+        engine.enqueue(op)
+        return op
+
+    def _control_by(
+        self, name: str, work: Callable[..., Coroutine[Any, Any, Any]] | None, arguments: tuple[Any, ...]
+    ) -> Handle:
+        """Enqueue something that comes after everything pushed so far, and before everything pushed later."""
+        orders = tuple(entry.order for entry in self._entries.values())
+        if work is None:
+            return self._operate(name, lambda: None, (), (*orders, self._control), ())
+        session = self._session
+        begin = lambda: session.spawn(lambda: work(*arguments))  # noqa: E731
+        return self._operate(name, begin, (), (), (*orders, self._control))
+
+    # -- on the session's loop -------------------------------------------------------------------------
+
+    def _begin_init(self, entries: list[Entry], arrays: list[NDArray], number: int) -> Deferred:
+        values = [each._read() for each in arrays] if self.rank == 0 else None
+        return self._session.spawn(lambda: self._session.init(entries, values, f"init {number}"))
+
+    def _issue(self, entry: Entry, source: Any, exchange: Exchange, priority: int) -> None:
+        """Send a push; where it is run at once, on the thread that pushes."""
+        entry.advance()
+        tensors = _tensors(entry, source, np.array if _nbytes(source) <= _SMALL else np.asarray)
+        self._send("push", entry, exchange, priority, tensors, source)
+
+    def _begin_pushpull(self, entry: Entry, source: Any, target: BaseArray, priority: int) -> Exchange:
+        entry.advance()
+        exchange = Exchange(len(entry.shards))
+        tensors = _tensors(entry, source, np.asarray)
+        self._send("pushpull", entry, exchange, priority, tensors, source, entry.pieces(target._written()))
+        return exchange
+
+    def _begin_pull(self, entry: Entry, target: BaseArray, priority: int) -> Exchange:
+        exchange = Exchange(len(entry.shards))
+        self._send("pull", entry, exchange, priority, targets=entry.pieces(target._written()))
+        return exchange
+
+    def _begin_rows(self, entry: Entry, target: BaseArray, rows: BaseArray, priority: int) -> Exchange:
+        wanted = np.unique(rows._read().astype(np.int64))
+        count = entry.shape[0]
+        wrong = wanted[(wanted < 0) | (wanted >= count)]
+        if wrong.size:
+            raise IndexError(f"row_sparse_pull: row {int(wrong[0])} of key {entry.key!r}, which has {count} rows")
+        return self._send_rows(entry, target, wanted, priority)
+
+    def _send_rows(self, entry: Entry, target: BaseArray, wanted: Any, priority: int) -> Exchange:
+        result = target._written()
+        if not entry.has_rows:  # cut between rows: all of it comes
+            whole = np.empty(entry.shape, entry.dtype)
+            exchange = Exchange(len(entry.shards), lambda: _scatter(result, wanted, whole[wanted]))
+            self._send("pull", entry, exchange, priority, targets=entry.pieces(whole))
+            return exchange
+        chosen = np.empty((len(wanted), *entry.shape[1:]), entry.dtype)
+        items, exchange = [], Exchange(1, lambda: _scatter(result, wanted, chosen))
+        for shard, number in zip(entry.shards, entry.numbers, strict=True):
+            first, last = shard.start // max(entry.row, 1), shard.stop // max(entry.row, 1)
+            begin, end = np.searchsorted(wanted, [first, last])
+            if begin < end:
+                ids = Tensor.of(wanted[begin:end] - first)
+                item = Item("row_sparse_pull", shard, number, priority, [exchange], ids, None, chosen[begin:end])
+                items.append(item)
+        exchange.answered(1 - len(items))
+        if items:
+            self._session.submit(items)
+        return exchange
+
+    def _send(
+        self, operation: str, entry: Entry, exchange: Exchange, priority: int, tensors: Sequence[Tensor] = (),
+        source: Any = None, targets: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
+        packing = getattr(source, "config", None)
+        self._session.submit(
+            [
+                Item(
+                    operation,
+                    shard,
+                    number,
+                    priority,
+                    [exchange],
+                    tensors[piece] if tensors else None,
+                    packing,
+                    targets[piece] if targets else None,
+                )
+                for piece, (shard, number) in enumerate(zip(entry.shards, entry.numbers, strict=True))
+            ]
+        )
+
+
+def _nbytes(source: Any) -> int:
+    return source._dtype.itemsize * math.prod(source._shape) if isinstance(source, BaseArray) else 0
+
+
+def _tensors(entry: Entry, source: Any, taken: Callable[[Any], Any]) -> Sequence[Tensor]:
+    if not isinstance(source, BaseArray):
+        return source.tensors  # type: ignore[no-any-return]
+    return [Tensor.of(piece) for piece in entry.pieces(taken(source._read()))]
+
+
+def _scatter(result: Any, rows: Any, chosen: Any) -> None:
+    result[...] = 0
+    result[rows] = chosen
+
+
+def _mode(name: str, max_staleness: int | None = None) -> tuple[str, int | None]:
+    """The kind of consistency that a name means."""
+    if max_staleness is None:
+        return ("sync" if name in _SYNC else "async"), None
+    if name in _SYNC or type(max_staleness) is not int or max_staleness < 1:
+        raise ValueError(
+            f"create: max_staleness is {max_staleness!r} for the kvstore {name!r}: only 'dist_async' takes one, a "
+            "whole number of at least 1 (none may get ahead in 'dist_sync')"
+        )
+    return "stale", max_staleness
+
+
+_lock = threading.Lock()
+_stores: dict[int, tuple[tuple[Any, ...], DistKVStore]] = {}
+"""By process: the child of a fork has none."""
+
+
+def _of_process(cls: type[DistKVStore], name: str, mode: tuple[str, int | None]) -> DistKVStore:
+    """The store of this process: a job knows each process once."""
+    with _lock:
+        wanted = (name, mode)
+        known = _stores.get(os.getpid())
+        if known is not None and not known[1]._session.closed:
+            if known[0] != wanted:
+                raise KVStoreError(
+                    f"create: this process has a store of type {known[1].type!r} already, expected {name!r} to be the "
+                    "same, with the same options: a process takes part in a job once (close() leaves it)"
+                )
+            return known[1]
+        session = Session.from_settings(mode)
+        session.start().result()
+        store = cls(name, session)
+        _stores[os.getpid()] = wanted, store
+        atexit.register(_at_exit, store)
+        leave_on_sigterm()
+        return store
+
+
+def leave_on_sigterm() -> None:
+    """Let SIGTERM end the program in order, if nothing else is arranged; does nothing beside the main thread."""
+    main = threading.current_thread() is threading.main_thread()
+    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, _end_program)
+
+
+def _end_program(number: int, frame: Any) -> None:
+    log.info("asked to end: this worker leaves the job")
+    raise SystemExit(0)
+
+
+def _at_exit(store: DistKVStore) -> None:
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is not None:
+        store._session.failed = f"{type(error).__name__}: {error}"
+    store.close()
