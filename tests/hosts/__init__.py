@@ -1,0 +1,9 @@
+"""Hosts in network namespaces, with shaped links, on which real nodes run."""
+
+from tests.hosts.job import HostedJob
+from tests.hosts.namespace import unavailable
+from tests.hosts.network import Host, Network
+from tests.hosts.process import Process
+from tests.hosts.wire import Link, Wire
+
+__all__ = ["Host", "HostedJob", "Link", "Network", "Process", "Wire", "unavailable"]

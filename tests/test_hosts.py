@@ -1,0 +1,216 @@
+"""Hosts in network namespaces: the wire's model, the network, and jobs on it that lose packets and hosts."""
+
+import asyncio
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.hosts import HostedJob, Link, Network, Wire, unavailable
+
+REASON = unavailable()
+needs_namespaces = pytest.mark.skipif(bool(REASON), reason=REASON)
+
+
+# The model
+
+
+def sent(wire, packets, at=0.0, source=0, target=1, size=1000):
+    for number in range(packets):
+        wire.send(at, source, target, number.to_bytes(4, "big") + bytes(size - 4))
+
+
+def arrivals(wire):
+    """(when, where, which) of all packets."""
+    found = []
+    while wire.next is not None:
+        now = wire.next
+        found += [(now, target, int.from_bytes(packet[:4], "big")) for target, packet in wire.due(now)]
+    return found
+
+
+def test_a_packet_takes_its_bytes_and_the_latency_of_both_links():
+    wire = Wire([Link(rate=8e6, latency=0.01), Link(rate=4e6, latency=0.02), Link()])
+    sent(wire, 1)
+    assert arrivals(wire) == [(pytest.approx(0.001 + 0.01 + 0.002 + 0.02), 1, 0)]
+
+
+def test_packets_wait_for_each_other_and_the_slower_link_sets_the_pace():
+    wire = Wire([Link(rate=8e6), Link(rate=4e6), Link()])
+    sent(wire, 10)
+    assert [when for when, _, _ in arrivals(wire)] == pytest.approx([0.003 + 0.002 * n for n in range(10)])
+
+
+def test_directions_do_not_share_a_link():
+    wire = Wire([Link(rate=8e6)] * 2)
+    sent(wire, 10)
+    sent(wire, 10, source=1, target=0)
+    found = arrivals(wire)
+    assert found[-1][0] == found[-2][0] == pytest.approx(0.011)
+
+
+def test_receivers_of_one_sender_share_its_link_and_senders_to_one_receiver_its_own():
+    for pairs in ([(0, 1), (0, 2)], [(1, 0), (2, 0)]):
+        wire = Wire([Link(rate=8e6), Link(), Link()])
+        for source, target in pairs:
+            sent(wire, 5, source=source, target=target)
+        assert arrivals(wire)[-1][0] == pytest.approx(0.01)
+
+
+def test_what_would_wait_too_long_is_lost():
+    wire = Wire([Link(rate=8e6, queue=0.0045), Link()])
+    sent(wire, 10)
+    assert [which for _, _, which in arrivals(wire)] == [0, 1, 2, 3, 4]
+
+
+def test_losses_are_as_many_as_asked_for_and_the_same_in_every_run():
+    def lost(seed):
+        wire = Wire([Link(loss=0.02), Link()], seed)
+        sent(wire, 10_000, size=4)
+        return set(range(10_000)) - {which for _, _, which in arrivals(wire)}
+
+    assert 150 < len(lost(0)) < 250
+    assert lost(0) == lost(0) != lost(1)
+
+
+def test_nothing_passes_a_cut_until_it_is_healed():
+    wire = Wire([Link(latency=1.0)] * 3)
+    wire.cut([0], [1])
+    for source, target in ((0, 1), (1, 0), (0, 2)):
+        sent(wire, 1, source=source, target=target)
+    assert [where for _, where, _ in arrivals(wire)] == [2]
+    wire.heal()
+    sent(wire, 1)
+    assert [where for _, where, _ in arrivals(wire)] == [1]
+
+
+@pytest.mark.parametrize("wrong", [{"rate": 0}, {"latency": -1}, {"loss": 1.5}, {"queue": -1}, {"rate": math.nan}])
+def test_links_that_can_not_be(wrong):
+    with pytest.raises(ValueError, match="no link"):
+        Link(**wrong)
+
+
+# The network
+
+
+def descriptors():
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+RECEIVER = """
+import socket, sys, time
+listener = socket.create_server(("0.0.0.0", 9000))
+print("listening", socket.gethostname(), flush=True)
+line, _ = listener.accept()
+total, start = 0, 0.0
+while chunk := line.recv(1 << 16):
+    start = start or time.perf_counter()
+    total += len(chunk)
+print("received", total, time.perf_counter() - start, flush=True)
+"""
+SENDER = """
+import socket, sys, time
+start = time.perf_counter()
+line = socket.create_connection((sys.argv[1], 9000))
+print("connected", time.perf_counter() - start, flush=True)
+line.sendall(bytes(int(sys.argv[2])))
+"""
+
+
+async def transferred(network, nbytes):
+    """How long two hosts take for a connection, and for so many bytes."""
+    receiver = await network.hosts[1].python("receiver", "-c", RECEIVER)
+    assert await receiver.line("listening") == "listening host-1"
+    sender = await network.hosts[0].python("sender", "-c", SENDER, network.hosts[1].address, str(nbytes))
+    connected = (await sender.line("connected")).split()[1]
+    _, total, seconds = (await receiver.line("received")).split()
+    assert int(total) == nbytes
+    await receiver.success()
+    return float(connected), float(seconds)
+
+
+@needs_namespaces
+async def test_a_shaped_link_has_its_latency_and_its_bandwidth():
+    async with Network(2, Link(rate=50e6, latency=0.02)) as network:
+        connected, seconds = await transferred(network, 4_000_000)
+    assert 0.08 <= connected < 0.16  # a round trip: both links, both ways
+    assert 0.6 < seconds < 1.1  # 0.64 s at the link's rate
+
+
+@needs_namespaces
+async def test_nothing_is_left_of_a_network():
+    before = descriptors()
+    found = []
+
+    async def break_off():
+        async with Network(2) as network:
+            found.append(await network.hosts[1].start("sleeper", ["sh", "-c", "echo $$; sleep 1000"]))
+            await found[0].line("")
+            raise RuntimeError("on purpose")
+
+    with pytest.raises(RuntimeError, match="on purpose"):
+        await break_off()
+    (process,) = found
+    pid = int(process.lines[0])
+    assert process.ended.result() < 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert descriptors() <= before
+
+
+@needs_namespaces
+async def test_hosts_that_are_cut_off_do_not_hear_each_other_until_they_are_healed():
+    async with Network(2) as network:
+        network.partition(network.hosts[0])
+        receiver = await network.hosts[1].python("receiver", "-c", RECEIVER)
+        await receiver.line("listening")
+        sender = await network.hosts[0].python("sender", "-c", SENDER, network.hosts[1].address, "10")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(sender.line("connected"), 0.5)
+        network.heal()
+        await sender.line("connected")  # the system asks again, after a second
+        assert "received 10 " in await receiver.success()
+
+
+@needs_namespaces
+async def test_a_process_that_ends_without_what_it_was_to_say_is_shown():
+    async with Network(1) as network:
+        process = await network.hosts[0].start("shell", ["sh", "-c", "echo something else; exit 3"])
+        with pytest.raises(AssertionError, match=r"(?s)shell ended without 'ready'.*exit status 3.*something else"):
+            await process.line("ready")
+
+
+def test_a_network_has_hosts():
+    with pytest.raises(ValueError, match="1 to 250"):
+        Network(0)
+
+
+# Jobs
+
+PUSHING = str(Path(__file__).parent / "hosts" / "pushing.py")
+
+
+async def start(network, folder, *arguments, workers, servers=1, **environ):
+    """A job with a worker on each host but the last ones', where the servers are; the scheduler is with a server."""
+    job = HostedJob(folder, workers, servers, environ)
+    await job.scheduler(network.hosts[workers])
+    for rank in range(servers):
+        await job.server(network.hosts[workers + rank], rank)
+    for rank in range(workers):
+        await job.worker(network.hosts[rank], rank, *arguments)
+    return job
+
+
+async def succeeded(job):
+    for process in job.processes.values():
+        await process.success()
+
+
+@needs_namespaces
+async def test_a_job_over_hosts_with_losses_and_latency_has_the_right_sums(tmp_path):
+    async with Network(3, Link(rate=100e6, latency=0.01, loss=0.01)) as network:  # there and back: 40 ms
+        job = await start(network, tmp_path, PUSHING, "10", workers=2)
+        await succeeded(job)
+        for rank in range(2):
+            assert "all 10 rounds were right" in job.processes[f"worker {rank}"].text
