@@ -25,6 +25,7 @@ from flowmx.comm.server import Caller, Service
 from flowmx.comm.view import View
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server import snapshot
+from flowmx.kvstore.server.callers import OPERATIONS, Callers, identity
 from flowmx.kvstore.server.calls import Answers, Call, Read
 from flowmx.kvstore.server.core import Core
 from flowmx.kvstore.server.links import Connect, Links
@@ -36,11 +37,6 @@ from flowmx.kvstore.server.wire import pack, unpack
 __all__ = ["KVServer", "identity"]
 
 log = logging.getLogger("flowmx.kvstore")
-
-
-def identity(node: str, incarnation: int) -> str:
-    """What the state machine knows a node by: another one after every restart."""
-    return f"{node}:{incarnation}"
 
 
 Ask = Callable[[Call, Item], list[p.Effect]]
@@ -77,17 +73,16 @@ class KVServer:
         self._carrying_out = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._captures: dict[p.Part, list[asyncio.Future[snapshot.Captured | None]]] = {}
-        for name in (
-            "open", "init", "rest", "push", "pull", "pushpull", "row_sparse_pull",
-            "set_optimizer", "save_states", "load_states", "stats", "messages",
-        ):  # fmt: skip
-            service.operation(name, getattr(self, f"_{name}"))
+        self.callers = Callers()
+        for name, role in OPERATIONS.items():
+            service.operation(name, self.callers.only(role, getattr(self, f"_{name}")))
         self._measure(service)
 
     # -- the job ---------------------------------------------------------------------------------------
 
     def know(self, view: View) -> None:
         """Take a view of the job."""
+        self.callers.know(view)
         servers: list[str | None] = [None] * self.servers
         addresses = {}
         for member in view.alive("server"):

@@ -1,0 +1,89 @@
+"""Who may ask a server for what: workers of the job, and its other servers, as the newest view has them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from flowmx.comm.bell import Bell
+from flowmx.comm.errors import Refused
+from flowmx.comm.frames import Message
+from flowmx.comm.server import Caller, Handler
+from flowmx.comm.view import ROLES, Role, View
+
+__all__ = ["OPERATIONS", "Callers", "identity"]
+
+OPERATIONS: Mapping[str, Role | None] = {
+    "open": "worker", "set_optimizer": "worker", "init": "worker", "rest": "worker", "push": "worker",
+    "pull": "worker", "pushpull": "worker", "row_sparse_pull": "worker", "save_states": "worker",
+    "load_states": "worker", "stats": None, "messages": "server",
+}  # fmt: skip
+"""The operations of a server, and the role of those who may call each; None is anybody whom the transport lets in."""
+
+PATIENCE = 5.0
+"""Seconds that a caller waits that is in no view yet: it may have heard of a newer one than this server."""
+
+
+def identity(node: str, incarnation: int) -> str:
+    """What the state machine knows a node by: another one after every restart."""
+    return f"{node}:{incarnation}"
+
+
+class Callers:
+    """The nodes that the newest view has.
+
+    Args:
+        patience: seconds to wait for a view that has the caller.
+    """
+
+    def __init__(self, patience: float = PATIENCE) -> None:
+        self.patience = patience
+        self._view: View | None = None
+        self._alive: dict[Role, frozenset[str]] = {role: frozenset() for role in ROLES}
+        self._left: set[str] = set()
+        self._bell = Bell()
+
+    def know(self, view: View) -> None:
+        """Take a view of the job."""
+        before = frozenset().union(*self._alive.values())
+        self._view = view
+        self._alive = {role: frozenset(_identities(view, role)) for role in ROLES}
+        now = frozenset().union(*self._alive.values())
+        self._left = (self._left if len(self._left) < 65536 else set()) | (before - now)
+        self._bell.ring()
+
+    def only(self, role: Role | None, handler: Handler) -> Handler:
+        """The handler, for nodes of a role alone."""
+
+        async def answer(caller: Caller, message: Message) -> Message:
+            if role is not None and identity(caller.node, caller.incarnation) not in self._alive[role]:
+                await self._wait(role, caller)
+            return await handler(caller, message)
+
+        return answer
+
+    async def _wait(self, role: Role, caller: Caller) -> None:
+        """Wait for a view that has the caller.
+
+        Raises:
+            Refused: it names no node, there comes none in time, or there was one and the caller is gone.
+        """
+        if not caller.node:
+            raise Refused("a request must name its node: the header's 'node', with its 'incarnation'", "invalid")
+        who = identity(caller.node, caller.incarnation)
+        try:
+            async with asyncio.timeout(self.patience):
+                while who not in self._alive[role]:
+                    if who in self._left or any(who in alive for alive in self._alive.values()):
+                        raise self._refusal(role, who)
+                    await self._bell.heard()
+        except TimeoutError:
+            raise self._refusal(role, who) from None
+
+    def _refusal(self, role: Role, who: str) -> Refused:
+        epoch = self._view.epoch if self._view is not None else "none"
+        return Refused(f"{who[:160]} is not in view {epoch} as a {role}: nodes join the job first", "not_member")
+
+
+def _identities(view: View, role: Role) -> list[str]:
+    return [identity(member.id, member.incarnation) for member in view.alive(role)]

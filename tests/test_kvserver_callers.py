@@ -1,0 +1,96 @@
+"""Who may ask a server for what: workers of the view, and its servers; nobody else changes anything."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from flowmx.comm.client import Peer
+from flowmx.comm.errors import CommError, Refused
+from flowmx.comm.server import Caller
+from flowmx.comm.view import Member, View
+from flowmx.kvstore.server.callers import OPERATIONS, Callers
+from tests.test_kvserver_service import KEY, Job, init_all
+
+PART = [KEY, 0, 0]
+WRITES = {
+    "open": {"mode": "sync"},
+    "set_optimizer": {"optimizer": None},
+    "init": {"parts": [PART], "turn": 1, "rank": 0, "joined": 1},
+    "rest": {"parts": [PART], "turn": 2},
+    "push": {"parts": [[*PART, 1]]},
+    "pull": {"parts": [PART]},
+    "pushpull": {"parts": [[*PART, 1]]},
+    "row_sparse_pull": {"parts": [PART]},
+    "save_states": {"parts": [PART]},
+    "load_states": {"parts": [PART], "turn": 2},
+    "messages": {"messages": []},
+}
+
+
+def view(epoch, workers=(), servers=()):
+    members = [Member(name, "worker", rank, incarnation=1) for rank, name in enumerate(workers)]
+    members += [Member(name, "server", rank, incarnation=1) for rank, name in enumerate(servers)]
+    return View("job", 1, epoch, "running", tuple(members))
+
+
+def test_every_operation_is_tried():
+    assert WRITES.keys() | {"stats"} == OPERATIONS.keys()
+
+
+@pytest.mark.parametrize(("node", "incarnation"), [("stranger", 1), ("worker0", 2), ("", 0)])
+@pytest.mark.parametrize("operation", WRITES)
+async def test_who_is_not_of_the_job_changes_nothing(operation, node, incarnation):
+    async with Job(servers=1, workers=1) as job:
+        await init_all(job, np.zeros(3, np.float32))
+        job.servers[0].callers.patience = 0.01
+        async with Peer(job.services[0].address, node=node) as peer:
+            with pytest.raises(Refused) as caught:
+                await peer.call(operation, {"incarnation": incarnation, **WRITES[operation]}, [np.ones(3, np.float32)])
+        assert caught.value.kind == ("not_member" if node else "invalid")
+        assert (await job.workers[0].pull()).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("operation", [name for name, role in OPERATIONS.items() if role == "worker"])
+async def test_a_server_is_no_worker(operation):
+    async with Job(servers=1, workers=1) as job, Peer(job.services[0].address, node="server1") as peer:
+        with pytest.raises(Refused, match="server1:1 is not in view 1 as a worker"):
+            await peer.call(operation, {"incarnation": 1, **WRITES[operation]})
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"messages": [[{"kind": "command", "epoch": 1}, 0]]}, "no message between servers"),
+        ({"messages": [[{"kind": "copy", "epoch": 1}, 0]]}, "of kind 'copy' is damaged"),
+        ({"messages": ["x"]}, "a message between servers is"),
+    ],
+)
+async def test_refuses_messages_that_are_none(header, message):
+    async with Job(servers=1, workers=1) as job, Peer(job.services[0].address, node="server1") as peer:
+        with pytest.raises(CommError, match=message):
+            await peer.call("messages", {"incarnation": 1, **header})
+
+
+async def test_who_joined_a_moment_ago_is_waited_for():
+    callers, answered = Callers(), []
+
+    async def handler(caller, message):
+        answered.append(caller.node)
+
+    guarded = callers.only("worker", handler)
+    callers.know(view(1, ["a"]))
+    waiting = asyncio.create_task(guarded(Caller("push", "b", incarnation=1), None))
+    await guarded(Caller("push", "a", incarnation=1), None)
+    assert answered == ["a"]
+    callers.know(view(2, ["a", "b"]))
+    await waiting
+    assert answered == ["a", "b"]
+
+
+async def test_who_left_is_refused_at_once():
+    callers = Callers(patience=1e9)
+    callers.know(view(1, ["a", "b"]))
+    callers.know(view(2, ["a"]))
+    with pytest.raises(Refused, match="b:1 is not in view 2 as a worker"):
+        await callers.only("worker", None)(Caller("push", "b", incarnation=1), None)
