@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from flowmx.comm.launch.local import Launcher, Plan
+from flowmx.comm.launch.job import Launcher, Plan
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes die with the launcher on Linux alone")
 

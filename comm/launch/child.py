@@ -34,7 +34,7 @@ def describe(status: int) -> str:
 
 
 class Guard:
-    """Kills the groups of processes that are left when this process is gone, however it went."""
+    """Kills the groups of processes that are left when this process is gone, however it went, and removes folders."""
 
     def __enter__(self) -> Self:
         command = [*ALONE, str(HERE / "guard.py")]
@@ -55,6 +55,10 @@ class Guard:
         """A group has ended."""
         self._tell(f"-{group}")
 
+    def remove(self, folder: Path) -> None:
+        """A folder is to be removed at the end."""
+        self._tell(str(folder.absolute()))
+
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
@@ -72,12 +76,15 @@ class Child:
 
     Attributes:
         status: how it ended; None while it runs.
+        lost: always False: a machine is not lost to itself.
+        ended: is done once it has ended.
     """
 
     def __init__(self, name: str, node: str, process: asyncio.subprocess.Process, guard: Guard, output: Output) -> None:
         self.name = name
         self.node = node
         self.status: int | None = None
+        self.lost = False
         self._process = process
         self._guard = guard
         self._output = output
@@ -85,23 +92,60 @@ class Child:
 
     @classmethod
     async def start(
-        cls, name: str, node: str, command: Sequence[str], environ: Mapping[str, str], guard: Guard, output: Output
-    ) -> Child:
-        """Start a program; where there is none of that name, the child says so and ends with status 127."""
+        cls,
+        name: str,
+        node: str,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        guard: Guard,
+        output: Output,
+        *,
+        folder: str | None = None,
+        reads: bool = False,
+    ) -> Self:
+        """Start a program; where there is none of that name, the child says so and ends with status 127.
+
+        Args:
+            name: what its lines begin with.
+            node: its id in the job.
+            command: the program and its arguments.
+            environ: its environment.
+            guard: ends it if this process can not.
+            output: is given its name and each of its lines.
+            folder: its working folder, by default this process's.
+            reads: whether it reads what :meth:`tell` writes.
+        """
         process = await asyncio.create_subprocess_exec(
             *ALONE,
             str(HERE / "start.py"),
             str(os.getpid()),
             *command,
-            stdin=asyncio.subprocess.DEVNULL,
+            stdin=asyncio.subprocess.PIPE if reads else asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env={**environ, "PYTHONUNBUFFERED": "1"},
+            cwd=folder,
             start_new_session=True,
             limit=LONGEST,
         )
         guard.watch(process.pid)
         return cls(name, node, process, guard, output)
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+        return "it runs" if self.status is None else describe(self.status)
+
+    def tell(self, line: str) -> None:
+        """Write a line to the process's input."""
+        assert self._process.stdin is not None
+        if not self._process.stdin.is_closing():
+            self._process.stdin.write(line.encode() + b"\n")
+
+    def hang_up(self) -> None:
+        """Close the process's input."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and all that it started."""
@@ -118,7 +162,11 @@ class Child:
         await asyncio.wait({reading}, timeout=1.0)
         reading.cancel()
         await asyncio.gather(reading, return_exceptions=True)
-        self.status = status
+        self.status = self._meaning(status)
+        return self.status
+
+    def _meaning(self, status: int) -> int:
+        """What a status of the process says."""
         return status
 
     async def _read(self) -> None:

@@ -1,4 +1,5 @@
-"""Outlives a launcher and kills what it started: reads ``+<group>`` and ``-<group>`` lines; at their end the rest dies.
+"""Outlives a launcher and kills what it started: it reads ``+<group>`` and ``-<group>`` lines, and at their end kills
+the groups that are left and removes the folders (or files) that lines with a path named.
 
 Run as a program of its own, with the standard library alone, so that it starts fast and holds little. However the
 launcher dies, its end of the pipe closes.
@@ -7,6 +8,7 @@ launcher dies, its end of the pipe closes.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 
@@ -16,14 +18,19 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()
+    folders: list[str] = []
     for line in sys.stdin:
-        group = int(line[1:])
-        (groups.add if line.startswith("+") else groups.discard)(group)
+        if line.startswith("/"):
+            folders.append(line.rstrip("\n"))
+        else:
+            (groups.add if line.startswith("+") else groups.discard)(int(line[1:]))
     for group in groups:
         try:
             os.killpg(group, signal.SIGKILL)
         except ProcessLookupError:
             pass
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,169 @@
+"""Where the processes of a job run: what a launcher needs of a host, this machine, and which host is taken."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
+
+from flowmx import settings
+from flowmx.comm.client import Peer
+from flowmx.comm.launch.child import Child, Guard, Output
+from flowmx.comm.launch.plan import Order, Plan, job_secret
+from flowmx.comm.node import Line
+from flowmx.comm.scheduler import LIMITS
+from flowmx.comm.security import Security
+
+__all__ = ["Here", "Host", "Process", "Site", "choose"]
+
+
+class Process(Protocol):
+    """A process that a launcher had started.
+
+    Attributes:
+        name: such as ``"worker 0"``.
+        node: its id in the job.
+        status: how it ended, negative for a signal; None while it runs.
+        lost: whether it is its host that was lost.
+        ended: is done once it has ended.
+    """
+
+    name: str
+    node: str
+    status: int | None
+    lost: bool
+    ended: asyncio.Task[int]
+
+    @property
+    def how(self) -> str:
+        """How it ended, in words."""
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the process and all that it started."""
+
+
+class Host(Protocol):
+    """Starts processes.
+
+    Attributes:
+        name: what people call it; empty for this machine.
+        address: on which the job's other nodes reach its processes.
+        slots: how many processes it is meant for.
+        scratch: the job's temporary folder there.
+    """
+
+    name: str
+    address: str
+    slots: int
+    scratch: str
+
+    async def start(self, order: Order, output: Output) -> Process:
+        """Start a process; a program that is not there says so and ends with status 127."""
+
+
+class Site(Protocol):
+    """The hosts of a job; ``async with`` prepares them, and leaves nothing behind.
+
+    Attributes:
+        secret: what the job's nodes share, if anything.
+    """
+
+    secret: bytes | None
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def hosts(self) -> Sequence[Host]:
+        """Those that are there now."""
+
+    def connect(self, scheduler: str) -> Line:
+        """A connection to the job's scheduler."""
+
+    def tell(self, line: str) -> None:
+        """Something that the launcher says."""
+
+
+class Here:
+    """This machine, and nothing else.
+
+    Args:
+        plan: what is to be launched.
+    """
+
+    name, address, scratch = "", "127.0.0.1", ""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.slots = plan.workers + plan.servers
+        self.secret = job_secret([self.address], settings.get().secret_file)
+        self._guard = Guard()
+
+    async def __aenter__(self) -> Self:
+        self._guard.__enter__()
+        self.scratch = tempfile.mkdtemp(prefix="flowmx-")
+        self._guard.remove(Path(self.scratch))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self._guard.__exit__, kind, error, trace)
+
+    def hosts(self) -> Sequence[Host]:
+        """This one."""
+        return [self]
+
+    def connect(self, scheduler: str) -> Line:
+        """A connection to the job's scheduler."""
+        return peer(scheduler, self.secret)
+
+    def tell(self, line: str) -> None:
+        """Nobody else hears it."""
+
+    async def start(self, order: Order, output: Output) -> Child:
+        """Start a process on this machine."""
+        environ = {**self.plan.environ, **order.environ}
+        return await Child.start(order.name, order.node, order.argv(sys.executable), environ, self._guard, output)
+
+
+def peer(scheduler: str, secret: bytes | None) -> Peer:
+    """A launcher's connection to a scheduler."""
+    security = Security(secret) if secret is not None else None
+    return Peer(scheduler, security=security, limits=LIMITS, node="launcher")
+
+
+def choose(hosts: Sequence[Host], load: Counter[str], failures: Counter[str], former: Host | None = None) -> Host:
+    """The host for one more process.
+
+    Hosts that were lost come last, then those whose slots are taken; among the others the processes spread over
+    machines, and then over the hosts of a machine.
+
+    Args:
+        hosts: those that are there.
+        load: processes on each, by name.
+        failures: how often each was lost, by name.
+        former: where the process was before and should stay, if that is there.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not hosts:
+        raise ValueError("there is no host to start a process on")
+    machines: Counter[str] = Counter()
+    for host in hosts:
+        machines[host.address] += load[host.name]
+
+    def cost(host: Host) -> tuple[int, ...]:
+        moved = () if former is None else (host.address != former.address, host.name != former.name)
+        full = load[host.name] >= host.slots
+        return failures[host.name], *moved, full, machines[host.address], load[host.name]
+
+    return min(hosts, key=cost)  # the first of those that are as good

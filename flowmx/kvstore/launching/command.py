@@ -1,0 +1,91 @@
+"""``python -m flowmx launch``: a job on this machine, on hosts that ssh reaches, or on a Dask cluster."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from flowmx import settings
+from flowmx.comm.launch.job import Launcher, Plan
+from flowmx.comm.launch.ssh import SSH, Named, Ssh, named, read_hostfile
+from flowmx.comm.members import POLICIES
+
+__all__ = ["main", "parser"]
+
+
+def parser() -> argparse.ArgumentParser:
+    """What ``launch`` takes.
+
+    Raises:
+        SettingError: a setting, which is a default here, has a wrong value.
+    """
+    found = argparse.ArgumentParser(
+        prog="flowmx launch",
+        usage="flowmx launch [options] -- COMMAND ...",
+        description="Run a distributed job: on this machine, on hosts that ssh reaches, or on a Dask cluster.",
+    )
+    _add_job(found)
+    _add_places(found)
+    found.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the workers' program")
+    return found
+
+
+def _add_job(found: argparse.ArgumentParser) -> None:
+    config = settings.get()
+    found.add_argument("--workers", type=int, default=config.num_workers, help="workers of the job")
+    found.add_argument("--servers", type=int, default=config.num_servers, help="servers of the job")
+    found.add_argument("--policy", choices=POLICIES, default=config.kvstore_policy, help="what a lost node means")
+    found.add_argument("--restarts", type=int, default=3, help="processes started again under elastic, at most")
+    found.add_argument("--grace", type=float, default=10.0, help="seconds to end in before being killed")
+    snapshot = "folder for the servers' snapshots, from which another job goes on; by default temporary, under elastic"
+    found.add_argument("--snapshot", type=Path, default=config.snapshot or None, help=snapshot)
+    found.add_argument("--snapshot-every", type=float, default=60.0, help="seconds between snapshots")
+
+
+def _add_places(found: argparse.ArgumentParser) -> None:
+    places = found.add_mutually_exclusive_group()
+    places.add_argument("--hosts", type=named, help="hosts that ssh reaches: a,b,c")
+    places.add_argument("--hostfile", type=Path, help="file of such hosts: a line each, name [slots=n] [address=a]")
+    places.add_argument("--cluster", help="address of a Dask cluster's scheduler: tcp://...")
+    found.add_argument("--ssh", default=SSH, help="the command that reaches hosts (%(default)s)")
+    found.add_argument("--python", default="", help="Python of the hosts, with flowmx (that of this machine)")
+    found.add_argument("--folder", default="", help="working folder on the hosts (that of this machine)")
+    forwarded = "a variable to forward to the hosts, besides FLOWMX_* and PYTHONPATH; may be given again"
+    found.add_argument("--env", action="append", default=[], metavar="NAME", help=forwarded)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Launch a job; return its exit status."""
+    found = parser()
+    given = found.parse_args(argv)
+    command = given.command[1:] if given.command[:1] == ["--"] else given.command
+    if not command:
+        found.error("there is no command for the workers: flowmx launch --workers 2 -- python train.py")
+    return asyncio.run(_run(_plan(given, command), given))
+
+
+def _plan(given: argparse.Namespace, command: Sequence[str]) -> Plan:
+    return Plan(
+        command,
+        given.workers,
+        given.servers,
+        given.policy,
+        given.restarts,
+        given.grace,
+        str(given.snapshot.absolute()) if given.snapshot else "",
+        given.snapshot_every,
+        forward=given.env,
+    )
+
+
+async def _run(plan: Plan, given: argparse.Namespace) -> int:
+    if given.cluster:
+        from flowmx.kvstore.launching.job import run_on  # Dask is an extra
+
+        return await run_on(given.cluster, plan, given.folder)
+    hosts: list[Named] = given.hosts or (read_hostfile(given.hostfile) if given.hostfile else [])
+    site = Ssh(plan, hosts, shlex.split(given.ssh), given.python, given.folder) if hosts else None
+    return await Launcher(plan, site=site).run()
