@@ -22,11 +22,13 @@ class Barriers:
     Attributes:
         rounds: how many rounds of each barrier have ended.
         waiting: who waits for the next round of each.
+        meetings: the names of those that newcomers are not waited for at, until they come by themselves.
     """
 
     def __init__(self, rounds: Mapping[str, int] | None = None) -> None:
         self.rounds: dict[str, int] = dict(rounds or {})
         self.waiting: dict[str, set[str]] = {}
+        self.meetings: set[str] = set()
 
     def enter(self, node: str, name: str, after: int, excused: bool) -> int | None:
         """A worker comes to a barrier; return the round that it has passed, or None: it waits.
@@ -74,9 +76,19 @@ class Barriers:
             self._end(name, number)
         return bool(news)
 
-    def settle(self, workers: Collection[str]) -> list[str]:
-        """End the round of every barrier at which all `workers` wait; return their names."""
-        complete = [name for name, waiting in self.waiting.items() if workers and waiting.issuperset(workers)]
+    def settle(self, workers: Collection[str], newcomers: Collection[str] = ()) -> list[str]:
+        """End the round of every barrier at which all `workers` wait; return their names.
+
+        Args:
+            workers: who lives.
+            newcomers: of these, who joined late and has come to no meeting yet.
+        """
+        old = set(workers).difference(newcomers)
+        complete = [
+            name
+            for name, waiting in self.waiting.items()
+            if waiting and waiting.issuperset((old if name in self.meetings else None) or workers)
+        ]
         for name in complete:
             self._end(name, self.rounds.get(name, 0) + 1)
         return complete
@@ -87,6 +99,7 @@ class Barriers:
 
     def _end(self, name: str, number: int) -> None:
         self.waiting.pop(name, None)
+        self.meetings.discard(name)
         self.rounds.pop(name, None)
         self.rounds[name] = number  # last in order: the oldest names go first
         while len(self.rounds) > MOST_NAMES:

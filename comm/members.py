@@ -122,6 +122,8 @@ class Place:
         basis: the view (term and epoch) that the knowledge comes from.
         confirmed: whether the holder itself was heard of in this term.
         late: whether it joined a running job.
+        met: whether it has come to a meeting since.
+        since: of the meetings that it came to first, the rounds that had ended then.
         beat: the newest sign of life.
         doing: what it said it was doing.
     """
@@ -131,6 +133,8 @@ class Place:
     basis: tuple[int, int]
     confirmed: bool = True
     late: bool = False
+    met: bool = False
+    since: dict[str, int] = field(default_factory=dict)
     beat: int = 0
     doing: str = ""
 
@@ -247,8 +251,9 @@ class Members:
         self._changed(now)
 
     def barrier(
-        self, now: float, node: str, incarnation: int, term: int, name: str, after: int = 0, first: bool = False
-    ) -> int | None:
+        self, now: float, node: str, incarnation: int, term: int, name: str, after: int = 0, first: bool = False,
+        meet: bool = False,
+    ) -> int | None:  # fmt: skip
         """A worker comes to a barrier; return the round that it has passed, or None: it waits.
 
         Call it again with the same arguments when ``version`` has changed.
@@ -261,6 +266,8 @@ class Members:
             name: the barrier's name.
             after: the last round of this name that the worker knows of.
             first: whether this process comes here for the first time.
+            meet: whether this is a meeting: who joined late is not waited for until it comes by itself, and is not
+                excused from its first.
 
         Raises:
             Denied: it is no worker of this job, or the job has failed.
@@ -273,12 +280,22 @@ class Members:
         if len(self.barriers.waiting) >= MOST_NAMES and name not in self.barriers.waiting:
             raise Denied("wrong", f"at most {MOST_NAMES} barriers can be waited for at once")
         before = self.barriers.rounds.get(name, 0)
-        passed = self.barriers.enter(node, name, after, excused=first and place.late)
+        if meet:
+            after = self._met(place, name, after)
+        passed = self.barriers.enter(node, name, after, excused=first and place.late and not meet)
         self.version += self.barriers.rounds.get(name, 0) != before
         if passed is None:
             self._settle(now)
             passed = after + 1 if self.barriers.rounds.get(name, 0) > after else None
         return passed
+
+    def _met(self, place: Place, name: str, after: int) -> int:
+        """A worker comes to a meeting; return the round after which it really comes."""
+        self.barriers.meetings.add(name)
+        if place.late and not place.met:
+            place.met = True
+            place.since[name] = self.barriers.rounds.get(name, 0)
+        return max(after, place.since.get(name, 0))
 
     def withdraw(self, node: str, incarnation: int, name: str) -> None:
         """A worker gives up waiting for a barrier.
@@ -437,7 +454,8 @@ class Members:
             self._deserted = None if workers else self._deserted if self._deserted is not None else now
             if not workers and any(place.member.state == "left" for place in self._held("worker")):
                 self._end("finished")
-            self.version += bool(self.barriers.settle(workers))
+            newcomers = [place.member.id for place in self._living("worker") if place.late and not place.met]
+            self.version += bool(self.barriers.settle(workers, newcomers))
         if self.phase != before:
             self.epoch += 1
             self.version += 1

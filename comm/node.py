@@ -355,12 +355,23 @@ class Node:
 
     # Barriers
 
-    async def barrier(self, name: str, timeout: float | None = None) -> None:  # noqa: ASYNC109 (the message says who)
+    async def barrier(
+        self,
+        name: str,
+        timeout: float | None = None,  # noqa: ASYNC109 (the message says who)
+        meet: bool = False,
+    ) -> int:
         """Wait until every worker of the job has come to this barrier as often as this one.
 
         Args:
             name: the barrier's.
             timeout: seconds after which to give up.
+            meet: whether this is a meeting, such as the end of an epoch: a worker that joined late is not waited for
+                until it comes by itself, and meets the others then. (At other barriers it passes at once where they
+                have been before.)
+
+        Returns:
+            How many rounds of it have ended.
 
         Raises:
             NodeGone: the job failed meanwhile.
@@ -371,7 +382,7 @@ class Node:
         async with self._locks.setdefault(name, asyncio.Lock()):
             try:
                 with self.during(f"barrier {name!r}"):
-                    came = await self._within(timeout, lambda: self.unless_gone(self._pass(name, missing)))
+                    came = await self._within(timeout, lambda: self.unless_gone(self._pass(name, missing, meet)))
             except asyncio.CancelledError:
                 asyncio.get_running_loop().create_task(self._withdraw(name))
                 raise
@@ -379,6 +390,7 @@ class Node:
                 await self._withdraw(name)
                 who = "; ".join(f"{member.name} ({member.doing or 'no word of what it does'})" for member in missing)
                 raise TimeoutError(f"after {timeout:g} s the barrier {name!r} still waits for {who or 'the scheduler'}")
+            return self._rounds[name]
 
     async def _within(self, seconds: float | None, wait: Callable[[], Awaitable[object]]) -> bool:
         if seconds is not None:
@@ -386,9 +398,10 @@ class Node:
         await wait()
         return True
 
-    async def _pass(self, name: str, missing: list[Member]) -> None:
+    async def _pass(self, name: str, missing: list[Member], meet: bool) -> None:
+        first = name not in self._passed
         while True:
-            asked = {"name": name, "after": self._rounds.get(name, 0), "first": name not in self._passed}
+            asked = {"name": name, "after": self._rounds.get(name, 0), "first": first, "meet": meet}
             try:
                 answer = (await self._call("barrier", {**asked, "term": self.view.term})).header
             except Refused as refused:

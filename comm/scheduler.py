@@ -162,9 +162,10 @@ class Scheduler:
             self.members.withdraw(node, incarnation, name)
             return {}
         after, first, term = fields.whole(header, "after"), fields.flag(header, "first"), fields.whole(header, "term")
+        meet = fields.flag(header, "meet")
 
         def passed() -> int | None:
-            return self.members.barrier(self.clock.now(), node, incarnation, term, name, after, first)
+            return self.members.barrier(self.clock.now(), node, incarnation, term, name, after, first, meet)
 
         found = passed()
         if found is None:

@@ -221,6 +221,28 @@ def test_a_late_worker_passes_the_barriers_of_the_start_and_waits_at_the_others(
     assert members.barrier(2.0, "w0", 1, 1, "init", after=1) == 2
 
 
+def test_a_late_worker_is_not_waited_for_at_a_meeting_until_it_comes_and_then_meets_the_others():
+    members = formed()
+    for node in ("w0", "w1"):
+        members.barrier(0.0, node, 1, 1, "epoch", meet=True)
+    members.fail(1.0, "w1", 1)
+    members.join(2.0, Hello("new", "worker", 1))
+    assert members.barrier(2.0, "w0", 1, 1, "epoch", after=1, meet=True) == 2  # the newcomer trains still
+    assert members.barrier(3.0, "new", 1, 1, "epoch", after=1, first=True, meet=True) is None
+    assert members.barrier(3.5, "new", 1, 1, "epoch", after=1, first=True, meet=True) is None  # it asks again
+    assert members.barrier(4.0, "w0", 1, 1, "epoch", after=2, meet=True) == 3
+    assert members.barrier(4.0, "new", 1, 1, "epoch", after=1, first=True, meet=True) == 3
+    assert members.barrier(5.0, "w0", 1, 1, "epoch", after=3, meet=True) is None  # it is waited for now
+
+
+def test_late_workers_alone_meet_among_themselves():
+    members = formed()
+    for rank in (0, 1):
+        members.fail(1.0, f"w{rank}", 1)
+        members.join(2.0, Hello(f"new{rank}", "worker", 1))
+    assert members.barrier(3.0, "new0", 1, 1, "epoch", meet=True) == 1
+
+
 def test_who_gives_up_waiting_is_not_counted():
     members = formed()
     members.barrier(0.0, "w0", 1, 1, "init")
@@ -392,8 +414,8 @@ class ForgetsTheLost(Members):
 
 
 class OpensEarly(Members):
-    def barrier(self, now, node, incarnation, term, name, after=0, first=False):
-        found = super().barrier(now, node, incarnation, term, name, after, first)
+    def barrier(self, now, node, incarnation, term, name, after=0, first=False, meet=False):
+        found = super().barrier(now, node, incarnation, term, name, after, first, meet)
         return after + 1 if found is None else found
 
 

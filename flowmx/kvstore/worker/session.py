@@ -50,6 +50,7 @@ class Session:
         servers: how many servers the job has.
         actor: the engine's actor whose operations travel.
         error: what ended it, if anything did.
+        met: how many rounds of :meth:`barrier` have ended.
     """
 
     def __init__(self, mode: Mode, node: Node, servers: int, connect: Connect) -> None:
@@ -60,6 +61,7 @@ class Session:
         self.servers = servers
         self.error: BaseException | None = None
         self.closed = False
+        self.met = 0
         self._loop = new_event_loop(settings.get().uvloop)
         self.actor = NetworkActor(f"kvstore worker {id(self):x}", self._loop)
         self._thread = threading.Thread(target=run_loop, args=(self._loop,), name="flowmx-kvstore", daemon=True)
@@ -256,15 +258,13 @@ class Session:
         await self._enrol(entries, tensors)
         await self.node.barrier(barrier)
 
-    async def barrier(self, entries: Sequence[Entry], name: str) -> None:
+    async def barrier(self, entries: Sequence[Entry]) -> None:
         """Wait until every worker has come here; who still has batches left is not held up meanwhile."""
-        if not entries:
-            await self.node.barrier(name)
-            return
         await self.rest(entries)
-        await self.node.barrier(name)
+        self.met = await self.node.barrier("kvstore", meet=True)
+        # Nobody may push before all take part again.
         await self._enrol(entries, {})
-        await self.node.barrier(f"{name} again")
+        await self.node.barrier(f"kvstore {self.met}", meet=True)
 
     async def rest(self, entries: Sequence[Entry]) -> None:
         """Hold nobody up: this worker has nothing more to push, for now."""

@@ -72,7 +72,6 @@ class DistKVStore(KVStore):
         self._entries: dict[Key, Entry] = {}
         self._control = Variable("kvstore")
         self._starts = 0
-        self._barriers = 0
         self._packing: Packing | None = None
         self._optimizer: opt.Optimizer | None = None
         self._configured: dict[str, Any] | None = None
@@ -307,9 +306,7 @@ class DistKVStore(KVStore):
     def _meet(self) -> Handle:
         with self._lock:
             self._session.check()
-            self._barriers += 1
-            arguments = (list(self._entries.values()), f"barrier {self._barriers}")
-            return self._control_by("kvstore barrier", self._session.barrier, arguments)
+            return self._control_by("kvstore barrier", self._session.barrier, (list(self._entries.values()),))
 
     def rest(self) -> None:
         """Enqueue that the others need not wait for this worker until its next :meth:`barrier`: it has no more data."""
