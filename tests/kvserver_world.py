@@ -17,6 +17,8 @@ from flowmx.kvstore.server.core import Core
 
 LIMIT = 60_000
 
+TRAINING = ("push", "pull", "pushpull")
+
 
 class Wrong(AssertionError):
     """What a server must never do."""
@@ -202,7 +204,7 @@ class World:
             self.deliver()
 
     def is_mid_way(self, worker: Worker) -> bool:
-        return worker.alive and worker.state in ("push", "pull") and worker.rank > 0
+        return worker.alive and worker.state in TRAINING and worker.rank > 0
 
     def nudge(self) -> None:
         """A worker sends what it waits for, whether it did before or not."""
@@ -288,7 +290,7 @@ class World:
             fields = {**vars(record), "value": Value(record.value.history)}
             return p.Copy(message.epoch, p.Record(**fields))
         if isinstance(message, p.StepSent) and message.step.kind == "create":
-            step = p.Step(**{**vars(message.step), "value": Value(message.step.value.history)})
+            step = message.step._replace(value=Value(message.step.value.history))
             return p.StepSent(message.epoch, message.part, message.term, step)
         return message
 
@@ -305,7 +307,7 @@ class World:
             worker.waiting = set(self.parts)
         if worker.state == "barrier":
             if all(other.state != "enrol" for other in self.workers if other.founder and other.alive):
-                self.enter(worker, "push")
+                self.enter(worker, self.step())
             return
         for part in sorted(worker.waiting):
             target = worker.view.primary(part.home)
@@ -323,8 +325,8 @@ class World:
         if worker.state == "rest":
             return "rest", (request, worker.name, 2, part)
         sequence = worker.sequence(part)
-        if worker.state == "push":
-            return "push", (request, worker.name, part, sequence, (worker.name, sequence), sequence - 1)
+        if worker.state in ("push", "pushpull"):
+            return worker.state, (request, worker.name, part, sequence, (worker.name, sequence), sequence - 1)
         return "pull", (request, worker.name, part, sequence, sequence)
 
     def on_reply(self, request: Any, answer: p.Answer) -> None:
@@ -348,7 +350,8 @@ class World:
             worker.start[part] = answer.number
         elif worker.state == "push":
             self.acked[part].add((worker.name, worker.sequence(part)))
-        elif worker.state == "pull":
+        elif worker.state in ("pull", "pushpull"):
+            self.acked[part].add((worker.name, worker.sequence(part)))
             mine = (worker.name, worker.sequence(part))
             demand(any(mine in update for update in answer.value), f"{mine} is missing in what {worker.name} pulled")
             if self.scenario.mode == "stale":
@@ -356,15 +359,19 @@ class World:
 
     def go_on(self, worker: Worker) -> None:
         if worker.state == "enrol":
-            self.enter(worker, "barrier" if worker.founder else "push")
+            self.enter(worker, "barrier" if worker.founder else self.step())
         elif worker.state == "push":
             self.enter(worker, "pull")
-        elif worker.state == "pull":
+        elif worker.state in ("pull", "pushpull"):
             worker.done += 1
             more = worker.done < worker.steps
-            self.enter(worker, "push" if more else worker.ending)
+            self.enter(worker, self.step() if more else worker.ending)
         elif worker.state == "rest":
             worker.state = "over"
+
+    def step(self) -> str:
+        """How a worker begins its next step: with a push and a pull after it, or with both in one request."""
+        return self.random.choice(["push", "pushpull"])
 
     def enter(self, worker: Worker, state: str) -> None:
         worker.state = state
@@ -393,7 +400,7 @@ class World:
         """What was pulled lacks at most `bound` pushes of each worker that counted all the time."""
         assert self.scenario.bound is not None
         for other in self.workers:
-            if other.founder and other.alive and other.state in ("push", "pull"):
+            if other.founder and other.alive and other.state in TRAINING:
                 have = other.start[part] + sum(name == other.name for update in history for name, _ in update)
                 ahead = worker.sequence(part) - have
                 demand(ahead <= self.scenario.bound, f"{worker.name} is {ahead} ahead of {other.name}")

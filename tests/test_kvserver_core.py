@@ -143,7 +143,7 @@ def test_a_failed_update_refuses_everything_after_it():
 def test_who_asks_no_more_gets_no_answer():
     made = created(core())
     made.pull("p", "w0", PART, 1)
-    made.cancel("p")
+    made.cancel("p", PART)
     assert set(answers(compute(made, made.push("r", "w0", PART, 1, "g")))) == {"r"}
 
 

@@ -112,8 +112,8 @@ def listens_to_the_past(monkeypatch):
 def shows_values_that_are_worked_on(monkeypatch):
     pull = Core._pull
 
-    def now(self, request, worker, part, wanted, acknowledged):
-        pull(self, request, worker, part, wanted, acknowledged)
+    def now(self, request, part, worker, wanted, acknowledged):
+        pull(self, request, part, worker, wanted, acknowledged)
         slot = self.desk.slots[part]
         if slot.pulls:
             slot.pulls.clear()

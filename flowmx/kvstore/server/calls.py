@@ -20,20 +20,15 @@ class Call:
 
     __slots__ = ("_answers", "_read", "answer", "done")
 
-    def __init__(self, read: Read = Value.lease) -> None:
+    def __init__(self, answers: Answers, read: Read = Value.lease) -> None:
+        self._answers = answers
         self._read = read
-        self._answers: Answers | None = None
         self.answer: tuple[int, Any] = (0, None)
         self.done = False
 
-    def of(self, answers: Answers) -> Call:
-        """Let the request know when there is an answer."""
-        self._answers = answers
-        return self
-
     def take(self, answer: p.Answer) -> None:
         """Take the answer. A value is read at once: later it may be another."""
-        if self.done or self._answers is None:
+        if self.done:
             return
         self.done = True
         try:

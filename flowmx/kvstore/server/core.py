@@ -16,7 +16,7 @@ What holds, whatever is delayed, repeated, reordered or crashes (``tests/test_kv
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, TypeAlias
 
 from flowmx.kvstore.server.desk import Desk
 from flowmx.kvstore.server.modes import Mode
@@ -46,6 +46,9 @@ from flowmx.kvstore.server.steps import Steps
 
 __all__ = ["Core"]
 
+Act: TypeAlias = Callable[..., None]
+"""What is done about a request, once this server answers for its part: called with both, and what else there is."""
+
 
 class Core:
     """One server.
@@ -61,7 +64,7 @@ class Core:
         self._mode_of = mode_of
         self.steps = Steps(self.desk)
         self.recovery = Recovery(self.desk, self.steps)
-        self._parked: dict[Request, tuple[Part, Callable[[], None]]] = {}
+        self._parked: dict[Request, tuple[Part, Act, tuple[Any, ...]]] = {}
 
     # -- requests of workers ---------------------------------------------------------------------------
 
@@ -80,17 +83,16 @@ class Core:
         """
         steps = [] if value is None else [Step("create", value=value)]
         steps.append(Step("enrol", worker=worker, turn=turn, member=member))
-        return self._request(request, part, lambda: self._administer(request, part, steps))
+        return self._request(request, part, self._administer, steps)
 
     def rest(self, request: Request, worker: str, turn: int, part: Part) -> list[Effect]:
         """A worker has no more to push for now, and wants to hold nobody up; it comes back by :meth:`enrol`."""
-        steps = [Step("rest", worker=worker, turn=turn)]
-        return self._request(request, part, lambda: self._administer(request, part, steps))
+        return self._request(request, part, self._administer, [Step("rest", worker=worker, turn=turn)])
 
     def load(self, request: Request, worker: str, turn: int, part: Part, loaded: Any) -> list[Effect]:
         """The value is to take in something that is no gradient; it reaches ``Update`` as the merged gradient would."""
         steps = [Step("load", worker=worker, turn=turn, merged=loaded)]
-        return self._request(request, part, lambda: self._administer(request, part, steps))
+        return self._request(request, part, self._administer, steps)
 
     def push(
         self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int = 0
@@ -105,21 +107,23 @@ class Core:
             gradient: the gradient.
             acknowledged: the highest number of this worker's pushes of the part that was acknowledged.
         """
-        return self._request(request, part, lambda: self._push(request, worker, part, sequence, gradient, acknowledged))
+        return self._request(request, part, self._push, worker, sequence, gradient, acknowledged)
+
+    def pushpull(
+        self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int = 0
+    ) -> list[Effect]:
+        """A gradient, as for :meth:`push`; answered with the value, once that is new enough for who pushed it."""
+        return self._request(request, part, self._push, worker, sequence, gradient, acknowledged, True)
 
     def pull(self, request: Request, worker: str, part: Part, wanted: int, acknowledged: int = 0) -> list[Effect]:
         """Wants the value; answered once it is new enough for a worker whose last push was number `wanted`."""
-        return self._request(request, part, lambda: self._pull(request, worker, part, wanted, acknowledged))
+        return self._request(request, part, self._pull, worker, wanted, acknowledged)
 
-    def cancel(self, request: Request) -> list[Effect]:
-        """Nobody waits for the answer any more. What was pushed stays pushed."""
+    def cancel(self, request: Request, part: Part) -> list[Effect]:
+        """Nobody waits for the answer about a part any more. What was pushed stays pushed."""
         self._parked.pop(request, None)
-        for slot in self.desk.slots.values():
-            slot.pushes.pop(request, None)
-            slot.pulls.pop(request, None)
-            for i, admin in enumerate(slot.admin):
-                if admin.request == request:
-                    slot.admin[i] = admin._replace(request=None)
+        if part in self.desk.slots:
+            self.desk.slots[part].forget(request)
         return self._effects()
 
     def configure(self, request: Request, config: Any) -> list[Effect]:
@@ -155,15 +159,15 @@ class Core:
 
     def merged(self, part: Part, ticket: int, merged: Any) -> list[Effect]:
         """What a :class:`~flowmx.kvstore.server.protocol.Merge` asked for is done."""
-        return self._computed(part, lambda slot: self.steps.merged(slot, ticket, merged))
+        return self._computed(part, self.steps.merged, ticket, merged)
 
     def updated(self, part: Part, ticket: int, value: Any) -> list[Effect]:
         """What an :class:`~flowmx.kvstore.server.protocol.Update` asked for is done."""
-        return self._computed(part, lambda slot: self.steps.updated(slot, ticket, value))
+        return self._computed(part, self.steps.updated, ticket, value)
 
     def failed(self, part: Part, ticket: int, why: str) -> list[Effect]:
         """Merging or updating raised."""
-        return self._computed(part, lambda slot: self.steps.failed(slot, ticket, why))
+        return self._computed(part, self.steps.failed, ticket, why)
 
     def restore(self, records: Iterable[Record], common: tuple[int, Any] = (0, None)) -> list[Effect]:
         """Begin with what a snapshot holds; before the first view.
@@ -186,25 +190,30 @@ class Core:
 
     # -- within ----------------------------------------------------------------------------------------
 
-    def _request(self, request: Request, part: Part, act: Callable[[], None]) -> list[Effect]:
-        self._route(request, part, act)
+    def _request(self, request: Request, part: Part, act: Act, *arguments: Any) -> list[Effect]:
+        if part.home in self.desk.active:
+            act(request, part, *arguments)
+        else:
+            self._route(request, part, act, arguments)
         return self._effects()
 
-    def _route(self, request: Request, part: Part, act: Callable[[], None]) -> None:
+    def _route(self, request: Request, part: Part, act: Act, arguments: tuple[Any, ...]) -> None:
         view = self.desk.view
         if view is not None and not 0 <= part.home < len(view.servers):
             self.desk.reply(request, Refused("invalid", f"there is no home {part.home}, only {len(view.servers)}"))
         elif part.home in self.desk.active:
-            act()
+            act(request, part, *arguments)
         elif view is not None and view.primary(part.home) != self.desk.me:
             self.desk.reply(request, Refused("moved", f"{view.primary(part.home)} answers for home {part.home}"))
         else:
-            self._parked[request] = (part, act)
+            self._parked[request] = (part, act, arguments)
 
     def _unpark(self) -> None:
+        if not self._parked:
+            return
         parked, self._parked = self._parked, {}
-        for request, (part, act) in parked.items():
-            self._route(request, part, act)
+        for request, (part, act, arguments) in parked.items():
+            self._route(request, part, act, arguments)
 
     def _administer(self, request: Request, part: Part, steps: list[Step]) -> None:
         slot, last = self.desk.slot(part), steps[-1]
@@ -220,7 +229,16 @@ class Core:
         view = self.desk.view
         return view is not None and worker not in view.workers and member.joined <= view.epoch
 
-    def _push(self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int) -> None:
+    def _push(
+        self,
+        request: Request,
+        part: Part,
+        worker: str,
+        sequence: int,
+        gradient: Any,
+        acknowledged: int,
+        pulls: bool = False,
+    ) -> None:
         slot = self._existing(request, worker, part, acknowledged)
         if slot is None:
             return
@@ -232,9 +250,11 @@ class Core:
         if not known:
             slot.gradients[worker, sequence] = Pending(slot.counted[worker].rank, gradient)
         slot.pushes[request] = (worker, sequence)
+        if pulls:
+            slot.pulls[request] = (worker, sequence)
         self.steps.advance(slot)
 
-    def _pull(self, request: Request, worker: str, part: Part, wanted: int, acknowledged: int) -> None:
+    def _pull(self, request: Request, part: Part, worker: str, wanted: int, acknowledged: int) -> None:
         slot = self._existing(request, worker, part, acknowledged)
         if slot is not None:
             slot.pulls[request] = (worker, wanted)
@@ -289,10 +309,10 @@ class Core:
         self.desk.mode = self._mode_of(config) or self.desk.mode
         self.desk.effects.append(Configure(config))
 
-    def _computed(self, part: Part, act: Callable[[Slot], None]) -> list[Effect]:
+    def _computed(self, part: Part, act: Callable[[Slot, int, Any], None], ticket: int, found: Any) -> list[Effect]:
         slot = self.desk.slots.get(part)
         if slot is not None:
-            act(slot)
+            act(slot, ticket, found)
             self.recovery.look()
             self._unpark()
         return self._effects()

@@ -37,9 +37,10 @@ class Sync(Mode):
     name = "sync"
 
     def choose(self, slot: Slot) -> list[Push]:
+        if len(slot.gradients) < len(slot.counted):  # most often so, and quickly seen
+            return []
         ready = slot.pushed(slot.round + 1)
-        missing = slot.counted.keys() - ready.keys()
-        if missing:
+        if slot.counted.keys() - ready.keys():
             return []
         return [(worker, slot.round + 1) for worker in sorted(ready, key=lambda worker: (ready[worker], worker))]
 

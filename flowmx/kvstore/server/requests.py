@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowmx.comm.errors import Refused
-from flowmx.comm.fields import mapping, whole
+from flowmx.comm.fields import mapping
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.headers import take
 from flowmx.kvstore import compression
@@ -106,12 +106,15 @@ def _unpacked(item: Item, shape: tuple[int, ...]) -> Any:
 def _item(entry: Any, tensor: Tensor | None) -> Item:
     if not isinstance(entry, list) or not 3 <= len(entry) <= 6:
         raise Refused("a part is [key, piece, home, number, acknowledged, packing], the last three optional", "invalid")
-    fields = dict(zip(("number", "acknowledged", "packing"), entry[3:], strict=False))
-    packing = fields.get("packing")
-    return Item(
-        part_of(entry[:3]),
-        whole(fields, "number"),
-        whole(fields, "acknowledged"),
-        None if packing is None else mapping(packing, "packing"),
-        tensor,
-    )
+    number, acknowledged, packing = (*entry[3:], *_MISSING[len(entry) - 3 :])
+    if type(number) is not int or type(acknowledged) is not int or number < 0 or acknowledged < 0:
+        raise Refused(
+            f"a part's 'number' and 'acknowledged' are whole numbers, not {number!r} and {acknowledged!r}"[:500],
+            "invalid",
+        )
+    if packing is not None:
+        packing = mapping(packing, "packing")
+    return Item(part_of(entry[:3]), number, acknowledged, packing, tensor)
+
+
+_MISSING = (0, 0, None)

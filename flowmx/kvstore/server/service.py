@@ -31,7 +31,7 @@ from flowmx.kvstore.server.core import Core
 from flowmx.kvstore.server.links import Connect, Links
 from flowmx.kvstore.server.modes import Sync
 from flowmx.kvstore.server.requests import Item, items_of, mode_of, uncompressed
-from flowmx.kvstore.server.store import States, Store, Value, check_optimizer
+from flowmx.kvstore.server.store import States, Store, Value, check_optimizer, name_of
 from flowmx.kvstore.server.wire import pack, unpack
 
 __all__ = ["KVServer", "identity"]
@@ -42,7 +42,8 @@ log = logging.getLogger("flowmx.kvstore")
 Ask = Callable[[Call, Item], list[p.Effect]]
 """Puts the question for one part to the machine."""
 
-Calls = list[tuple[Call, Callable[[Call], list[p.Effect]]]]
+Push = Callable[[p.Request, str, p.Part, int, Any, int], list[p.Effect]]
+"""Puts a push to the machine, which answers that, or the value."""
 
 
 class KVServer:
@@ -149,30 +150,27 @@ class KVServer:
             value = None if item.tensor is None else Value(item.tensor.array())
             return self.core.enrol(call, _worker(caller), _field(message, "turn"), item.part, member, value)
 
-        return await self._numbers(items, enrol)
+        return await self._ask(items, enrol)
 
     async def _rest(self, caller: Caller, message: Message) -> Message:
         items = items_of(message, {"turn": int}, tensors=False)
         turn = _field(message, "turn")
-        return await self._numbers(items, lambda call, item: self.core.rest(call, _worker(caller), turn, item.part))
+        return await self._ask(items, lambda call, item: self.core.rest(call, _worker(caller), turn, item.part))
 
     async def _push(self, caller: Caller, message: Message) -> Message:
         items = await self._settled(items_of(message))
-        return await self._numbers(items, partial(self._push_one, _worker(caller)))
+        return await self._ask(items, partial(self._push_one, self.core.push, _worker(caller)))
 
     async def _pull(self, caller: Caller, message: Message) -> Message:
-        return await self._values(items_of(message, tensors=False), partial(self._pull_one, _worker(caller)))
+        return await self._ask(items_of(message, tensors=False), partial(self._pull_one, _worker(caller)))
 
     async def _pushpull(self, caller: Caller, message: Message) -> Message:
-        items, worker = await self._settled(items_of(message)), _worker(caller)
-        pushes = self._for_each(items, partial(self._push_one, worker))
-        pulls = self._for_each(items, partial(self._pull_one, worker))
-        answers = await self._ask([*pushes, *pulls])
-        return _answer(answers[len(items) :])
+        items = await self._settled(items_of(message))
+        return await self._ask(items, partial(self._push_one, self.core.pushpull, _worker(caller)))
 
     async def _row_sparse_pull(self, caller: Caller, message: Message) -> Message:
         items = items_of(message)
-        return await self._values(
+        return await self._ask(
             items,
             partial(self._pull_one, _worker(caller)),
             lambda item: lambda value: Tensor.of(value.rows(_tensor(item).array())),
@@ -180,7 +178,7 @@ class KVServer:
 
     async def _save_states(self, caller: Caller, message: Message) -> Message:
         items = items_of(message, tensors=False)
-        return await self._values(
+        return await self._ask(
             items,
             partial(self._pull_one, _worker(caller)),
             lambda item: lambda value: Tensor.of(np.frombuffer(value.get_states(), np.uint8)),
@@ -192,7 +190,7 @@ class KVServer:
         def load(call: Call, item: Item) -> list[p.Effect]:
             return self.core.load(call, _worker(caller), turn, item.part, States(_tensor(item).bytes()).check())
 
-        return await self._numbers(items, load)
+        return await self._ask(items, load)
 
     async def _stats(self, caller: Caller, message: Message) -> Message:
         desk = self.core.desk
@@ -216,59 +214,59 @@ class KVServer:
 
     # -- parts of a request ----------------------------------------------------------------------------
 
-    def _push_one(self, worker: str, call: Call, item: Item) -> list[p.Effect]:
+    def _push_one(self, ask: Push, worker: str, call: Call, item: Item) -> list[p.Effect]:
         slot = self.core.desk.slots.get(item.part)
         gradient = None
         if slot is not None and slot.value is not None:
-            gradient = uncompressed(item, slot.value.array.shape, slot.value.array.dtype.name)
+            array = slot.value.array
+            gradient = uncompressed(item, array.shape, name_of(array.dtype))
         if self.core.desk.mode.name != "sync" and not self.store.updates:
             text = "without an optimizer each push would replace the value: call set_optimizer first, or use dist_sync"
             raise Refused(text, "invalid")
-        return self.core.push(call, worker, item.part, item.number, gradient, item.acknowledged)
+        return ask(call, worker, item.part, item.number, gradient, item.acknowledged)
 
     def _pull_one(self, worker: str, call: Call, item: Item) -> list[p.Effect]:
         return self.core.pull(call, worker, item.part, item.number, item.acknowledged)
 
     async def _settled(self, items: list[Item]) -> list[Item]:
         """Wait until this server knows what it has of the parts, so that gradients can be compared with it."""
-        while not all(self.core.is_settled(item.part.home) for item in items):
+        homes = {item.part.home for item in items}
+        while not all(map(self.core.is_settled, homes)):
             await self._bell.heard()
         return items
-
-    def _for_each(self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.lease) -> Calls:
-        return [(Call(read(item)), partial(_swapped, ask, item)) for item in items]
-
-    async def _numbers(self, items: list[Item], ask: Ask) -> Message:
-        return _answer(await self._ask(self._for_each(items, ask)))
-
-    async def _values(
-        self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.lease
-    ) -> Message:
-        return _answer(await self._ask(self._for_each(items, ask, read)))
 
     async def _configure(self, config: dict[str, Any]) -> Message:
         version, current = self.core.recovery.common
         if config != current:
-            ((version, _),) = await self._ask([(Call(), lambda call: self.core.configure(call, config))])
+            self._do(self.core.configure(None, config))
+            version = self.core.recovery.common[0]
         return Message({"version": version}, [])
 
-    async def _ask(self, calls: Calls) -> list[Any]:
-        """Put questions to the machine, and wait for all the answers.
+    async def _ask(
+        self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.lease
+    ) -> Message:
+        """Put a question for each part to the machine, and wait for all the answers.
+
+        Args:
+            items: what the request says of the parts.
+            ask: puts the question.
+            read: for a part, what is taken of its value as the answer.
 
         Raises:
             Refused: one of them is a refusal. What else was asked for may be done or not: who asks again is recognised.
         """
-        answers = Answers(len(calls))
+        answers = Answers(len(items))
+        calls = [Call(answers, read(item)) for item in items]
         try:
-            for call, ask in calls:
-                self._do(ask(call.of(answers)))
+            for call, item in zip(calls, items, strict=True):
+                self._do(ask(call, item))
             await answers.all()
-            return [call.answer for call, _ in calls]
+            return _answer([call.answer for call in calls])
         finally:
             answers.end()
-            for call, _ in calls:
+            for call, item in zip(calls, items, strict=True):
                 if not call.done:
-                    self._do(self.core.cancel(call))
+                    self._do(self.core.cancel(call, item.part))
 
     # -- effects ---------------------------------------------------------------------------------------
 
@@ -309,28 +307,37 @@ class KVServer:
         self._do(self.core.merged(effect.part, effect.ticket, merged))
 
     def _update(self, effect: p.Update) -> None:
-        if self.store.is_plain(effect.merged):
-            self._updated(effect, Value(effect.merged))
+        try:
+            found = self.store.update(effect.part.key, effect.value, effect.merged)
+        except Exception as error:
+            self._fail(effect, error)
+            return
+        if isinstance(found, Value):
+            self._updated(effect, found)
         else:
-            self._start(self._update_beside(effect), effect)
+            self._start(self._update_beside(effect, found), effect)
 
-    async def _update_beside(self, effect: p.Update) -> None:
-        self._updated(effect, await self.store.update(effect.part.key, effect.value, effect.merged))
+    async def _update_beside(self, effect: p.Update, update: Coroutine[Any, Any, Value]) -> None:
+        self._updated(effect, await update)
 
     def _updated(self, effect: p.Update, value: Value) -> None:
         effects = self.core.updated(effect.part, effect.ticket, value)
-        self._capture_now(effect.part)
+        if self._captures:
+            self._capture_now(effect.part)
         self._do(effects)
+
+    def _fail(self, effect: p.Merge | p.Update, error: Exception) -> None:
+        log.error("key %r can not be updated", effect.part.key, exc_info=error)
+        why = f"key {effect.part.key!r} could not be updated: {type(error).__name__}: {error}"
+        self._do(self.core.failed(effect.part, effect.ticket, why))
+        self._capture_now(effect.part)
 
     def _start(self, work: Coroutine[Any, Any, None], effect: p.Merge | p.Update) -> None:
         async def guarded() -> None:
             try:
                 await work
             except Exception as error:
-                log.exception("key %r can not be updated", effect.part.key)
-                why = f"key {effect.part.key!r} could not be updated: {type(error).__name__}: {error}"
-                self._do(self.core.failed(effect.part, effect.ticket, why))
-                self._capture_now(effect.part)
+                self._fail(effect, error)
 
         task = asyncio.create_task(guarded(), name=f"update of {effect.part.key!r}")
         self._tasks.add(task)
@@ -376,10 +383,6 @@ _CARRY_OUT: dict[type[p.Effect], Callable[[KVServer, Any], None]] = {
     p.Merge: KVServer._merge,
     p.Update: KVServer._update,
 }
-
-
-def _swapped(ask: Ask, item: Item, call: Call) -> list[p.Effect]:
-    return ask(call, item)
 
 
 def _answer(answers: list[Any]) -> Message:

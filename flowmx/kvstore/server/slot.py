@@ -41,7 +41,8 @@ class Slot:
         gradients: what was pushed and is not applied, in the order of arrival.
         admin: steps that wait.
         pushes: requests to acknowledge once their push is applied: request -> (worker, sequence number).
-        pulls: requests for the value: request -> (worker, wanted number).
+        pulls: requests for the value: request -> (worker, wanted number). One that is among the pushes too is answered
+            with the value alone.
         error: why the part can not be used any more.
     """
 
@@ -154,7 +155,15 @@ class Slot:
 
     def waiting(self) -> list[Request]:
         """Every request that has no answer yet."""
-        return [*self.pushes, *self.pulls, *(admin.request for admin in self.admin)]
+        return [*(self.pushes | self.pulls), *(admin.request for admin in self.admin)]
+
+    def forget(self, request: Request) -> None:
+        """Forget a request; what was pushed stays pushed."""
+        self.pushes.pop(request, None)
+        self.pulls.pop(request, None)
+        for i, admin in enumerate(self.admin):
+            if admin.request == request:
+                self.admin[i] = admin._replace(request=None)
 
     def drop_requests(self) -> None:
         """Forget every request, and what was pushed."""

@@ -7,7 +7,6 @@ told is in two places, and a value is never read while it is worked on.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from flowmx.kvstore.server.desk import Desk
@@ -69,7 +68,7 @@ class Steps:
         gone = slot.evict(self.desk.view)
         for request, (worker, sequence) in list(slot.pushes.items()):
             if worker in gone and not slot.knows(worker, sequence):
-                del slot.pushes[request]
+                slot.forget(request)
                 self.desk.reply(request, Refused("not_counted", f"worker {worker} is not in view {self.desk.epoch}"))
 
     def replicate(self, slot: Slot) -> None:
@@ -102,18 +101,28 @@ class Steps:
             self.replicate(slot)
 
     def _answer(self, slot: Slot) -> None:
-        may_pull = self.desk.mode.may_pull
+        if slot.pushes:
+            self._acknowledge(slot)
+        if slot.pulls:
+            self._show(slot)
+        while slot.admin and slot.number and self._is_done(slot, slot.admin[0].step):
+            admin = slot.admin.popleft()
+            self.desk.reply(admin.request, Acknowledged(slot.marks.get(admin.step.worker, 0)))
+
+    def _acknowledge(self, slot: Slot) -> None:
+        marks = slot.marks
         for request, (worker, sequence) in list(slot.pushes.items()):
-            if sequence <= slot.marks.get(worker, 0):
+            if sequence <= marks.get(worker, 0):
                 del slot.pushes[request]
-                self.desk.reply(request, Acknowledged(sequence))
+                if request not in slot.pulls:  # who waits for the value too is answered by that
+                    self.desk.reply(request, Acknowledged(sequence))
+
+    def _show(self, slot: Slot) -> None:
+        may_pull = self.desk.mode.may_pull
         for request, (worker, wanted) in list(slot.pulls.items()):
             if may_pull(slot, worker, wanted):
                 del slot.pulls[request]
                 self.desk.reply(request, Content(slot.value, slot.round))
-        while slot.admin and slot.number and self._is_done(slot, slot.admin[0].step):
-            admin = slot.admin.popleft()
-            self.desk.reply(admin.request, Acknowledged(slot.marks.get(admin.step.worker, 0)))
 
     def _is_done(self, slot: Slot, step: Step) -> bool:
         return step.kind == "create" or step.turn <= slot.turns.get(step.worker, 0)
@@ -123,10 +132,10 @@ class Steps:
         if not slot.number:
             # Those who enrol before there is a value wait for the first who brings one.
             first = next((admin.step for admin in slot.admin if admin.step.kind == "create"), None)
-            return None if first is None else replace(first, number=number)
+            return None if first is None else first._replace(number=number)
         if slot.admin:
             step = slot.admin[0].step
-            return replace(step, number=number, start=self.desk.mode.start(slot, step.worker))
+            return step._replace(number=number, start=self.desk.mode.start(slot, step.worker))
         chosen = tuple(self.desk.mode.choose(slot))
         return Step("update", number, marks=chosen) if chosen else None
 
@@ -160,7 +169,7 @@ class Steps:
         """The sum of a step's gradients is there."""
         if ticket != slot.ticket or slot.step is None:
             return
-        slot.step = replace(slot.step, merged=merged)
+        slot.step = slot.step._replace(merged=merged)
         self.desk.effects.append(Update(slot.part, ticket, slot.value, merged))
         self.replicate(slot)
 

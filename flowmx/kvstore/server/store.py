@@ -7,10 +7,12 @@ the memory, and an update that finds one makes a copy first.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,9 +26,9 @@ from flowmx.kvstore.shards import Key
 from flowmx.ndarray import NDArray
 from flowmx.optimizer import states as states_file
 from flowmx.optimizer.base import from_config
-from flowmx.optimizer.updater import Updater
+from flowmx.optimizer.updater import Updater, arrays_in
 
-__all__ = ["SMALL", "States", "Store", "Value"]
+__all__ = ["SMALL", "States", "Store", "Value", "name_of"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -35,6 +37,12 @@ SMALL = 64 << 10
 
 _BLOCK = 1 << 16
 """Elements that are summed over all workers before the next: they stay in the cache."""
+
+
+@cache
+def name_of(dtype: np.dtype[Any]) -> str:
+    """NumPy's name of a dtype, which NumPy itself takes microseconds to find."""
+    return dtype.name
 
 
 class States(bytes):
@@ -50,7 +58,7 @@ class States(bytes):
         return self
 
 
-@dataclass
+@dataclass(slots=True)
 class Value:
     """The content of a part.
 
@@ -60,7 +68,7 @@ class Value:
         version: of the configuration that the updater was made from.
         weight: the array as the optimizer takes it.
         states: those that wait for the updater to be made.
-        leases: on the array's memory.
+        read: what everybody holds who reads the array's memory.
     """
 
     array: Array
@@ -68,19 +76,20 @@ class Value:
     version: int = 0
     weight: NDArray | None = None
     states: States = States()
-    leases: list[weakref.ref[Array]] = field(default_factory=list)
+    read: weakref.ref[Array] | None = None
 
     def lease(self) -> Tensor:
         """The array as a tensor that keeps its content, whatever comes, for as long as somebody holds it."""
-        self.leases = [lease for lease in self.leases if lease() is not None]
-        flat = self.array.reshape(-1).view(np.uint8)
-        view = np.frombuffer(flat, np.uint8) if flat.size else np.empty(0, np.uint8)
-        self.leases.append(weakref.ref(view))
-        return Tensor(self.array.dtype.name, self.array.shape, view.data)
+        view = None if self.read is None else self.read()
+        if view is None:
+            flat = self.array.reshape(-1).view(np.uint8)
+            view = np.frombuffer(flat, np.uint8) if flat.size else np.empty(0, np.uint8)
+            self.read = weakref.ref(view)
+        return Tensor(name_of(self.array.dtype), self.array.shape, view.data)
 
     def is_leased(self) -> bool:
         """Whether somebody still reads the array."""
-        return any(lease() is not None for lease in self.leases)
+        return self.read is not None and self.read() is not None
 
     def rows(self, ids: Array) -> Array:
         """A copy of some rows.
@@ -114,6 +123,8 @@ class Store:
         self.pool = ThreadPoolExecutor(self.threads, "flowmx-kvserver")
         self._config: Mapping[str, Any] | None = None
         self._version = 0
+        self._quiet = contextvars.Context()  # what overflows shows as such
+        self._quiet.run(np.seterr, all="ignore")
 
     def close(self) -> None:
         """End the threads."""
@@ -136,19 +147,16 @@ class Store:
         """Whether there is an optimizer."""
         return self._config is not None
 
-    def is_plain(self, merged: Any) -> bool:
-        """Whether an update is no more than putting the sum in the value's place."""
-        return self._config is None and not isinstance(merged, States)
-
     def is_small(self, gradients: Sequence[Array]) -> bool:
         """Whether a sum is made quicker than a thread is woken."""
         return len(gradients) == 1 or gradients[0].nbytes <= SMALL
 
     def merge_now(self, gradients: Sequence[Array]) -> Array:
         """The sum of gradients in this order, made in the memory of the first."""
-        total, *rest = (gradient.reshape(-1) for gradient in gradients)
-        _sum(total, rest, 0, total.size)
-        return gradients[0]
+        total, *rest = gradients
+        for gradient in rest:
+            self._quiet.run(np.add, total, gradient, total)
+        return total
 
     async def merge(self, gradients: Sequence[Array]) -> Array:
         """As :meth:`merge_now`, by threads.
@@ -165,8 +173,8 @@ class Store:
         await asyncio.gather(*sums)
         return gradients[0]
 
-    async def update(self, key: Key, value: Value, merged: Any) -> Value:
-        """The value after an update; the given one is not to be used any more.
+    def update(self, key: Key, value: Value, merged: Any) -> Value | Coroutine[Any, Any, Value]:
+        """The value after an update, or a coroutine for it where it takes longer; the given one is used up.
 
         Without an optimizer this is the sum of what was pushed, as in MXNet.
 
@@ -174,7 +182,7 @@ class Store:
             Exception: what the optimizer raises.
         """
         if isinstance(merged, States):
-            return Value(value.array, weight=value.weight, states=merged, leases=value.leases)
+            return Value(value.array, weight=value.weight, states=merged, read=value.read)
         if self._config is None:
             return Value(merged)
         if value.updater is None or value.version != self._version:
@@ -183,9 +191,10 @@ class Store:
         if weight is None or value.is_leased():
             weight = nd.from_numpy(_copied(value.array))
         value.updater(key, nd.from_numpy(_writable(merged)), weight)
-        await weight
-        await value.updater.ready()
-        return Value(weight._host(), value.updater, self._version, weight)
+        changed = [weight, *arrays_in(list(value.updater.states.values()))]
+        if all(map(_is_there, changed)):
+            return Value(weight._host(), value.updater, self._version, weight)
+        return _when_updated(value.updater, self._version, changed)
 
     def _make_updater(self, states: States) -> Updater:
         # A part has an updater of its own, so that its counts are the same whatever other parts are on the server.
@@ -194,6 +203,17 @@ class Store:
         if states:
             made.set_states(states)
         return made
+
+
+async def _when_updated(updater: Updater, version: int, changed: list[NDArray]) -> Value:
+    for array in changed:
+        await array
+    return Value(changed[0]._host(), updater, version, changed[0])
+
+
+def _is_there(array: NDArray) -> bool:
+    # Small operations are run as they are pushed; what failed is told by waiting for it.
+    return array.variable.writer is None and array.variable.failure is None
 
 
 def check_optimizer(config: Mapping[str, Any]) -> None:

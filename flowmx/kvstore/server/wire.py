@@ -48,9 +48,11 @@ def part_of(found: Sequence[Any]) -> p.Part:
     Raises:
         WireError: they are none.
     """
-    if len(found) != 3 or type(found[0]) not in (int, str) or not all(type(n) is int and n >= 0 for n in found[1:]):
-        raise WireError(f"a part is a key (a whole number or text), its piece and its home, not {list(found)!r}"[:500])
-    return p.Part(*found)
+    if len(found) == 3:
+        key, piece, home = found
+        if type(key) in (str, int) and type(piece) is int and type(home) is int and piece >= 0 and home >= 0:
+            return p.Part(key, piece, home)
+    raise WireError(f"a part is a key (a whole number or text), its piece and its home, not {list(found)!r}"[:500])
 
 
 def pack_record(record: p.Record, tensors: Tensors) -> dict[str, Any]:
