@@ -1,0 +1,165 @@
+"""A training job of simulated machines, each with a worker and a server."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from flowmx.comm.frames import Message, Tensor
+from flowmx.comm.view import Member, View
+from flowmx.kvstore.shards import Key, Layout
+from flowmx.kvstore.simulation import clock
+from flowmx.kvstore.simulation.network import Cpu, Fabric, Network
+from flowmx.kvstore.simulation.profile import Profile, Step
+from flowmx.kvstore.simulation.server import Line, Server
+from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.outbox import Exchange, Item
+from flowmx.kvstore.worker.sender import Sender
+
+__all__ = ["Setting", "simulate"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is simulated.
+
+    Args:
+        profile: the training of one machine.
+        machines: how many, each with a worker and a server.
+        network: between them.
+        overlap: whether a gradient is pushed as soon as it is there, and a step of the forward pass waits for its own
+            parameters alone; otherwise everything is pushed after the backward pass, and pulled before the next step.
+        steps: how many are made after the first, which is not counted.
+    """
+
+    profile: Profile
+    machines: int = 1
+    network: Network = field(default_factory=Network)
+    overlap: bool = True
+    steps: int = 2
+
+
+def simulate(setting: Setting) -> float:
+    """How long a training step takes, in seconds: the mean over all but the first, until the last worker is there.
+
+    Raises:
+        ValueError: there are no machines or no steps.
+    """
+    if setting.machines < 1 or setting.steps < 1:
+        raise ValueError(f"a job takes at least one machine and one step, not {setting.machines} and {setting.steps}")
+    return clock.run(_job(setting))
+
+
+async def _job(setting: Setting) -> float:
+    entries = functools.partial(_entries, setting.profile, setting.machines)
+    fabric = Fabric(setting.machines, setting.network)
+    servers: dict[str, Server] = {}
+    for rank in range(setting.machines):
+        name = f"server-{rank}"
+        servers[name] = Server(name, rank, setting.machines, fabric, setting.profile.costs, servers.__getitem__)
+    view = _view(setting.machines)
+    for server in servers.values():
+        server.begin(view, entries())
+    workers = [_Worker(rank, setting, list(servers.values()), fabric, entries()) for rank in range(setting.machines)]
+    times = await asyncio.gather(*(worker.train() for worker in workers))
+    await asyncio.gather(*(server.close() for server in servers.values()))
+    begin, *_, end = (max(moments) for moments in zip(*times, strict=True))
+    return (end - begin) / setting.steps
+
+
+def _entries(profile: Profile, servers: int) -> list[Entry]:
+    layout = Layout(servers)
+    layout.add(profile.shapes)
+    return [Entry(key, shape, np.dtype(np.float32), layout[key]) for key, shape in profile.shapes.items()]
+
+
+def _view(machines: int) -> View:
+    def member(role: Any, rank: int) -> Member:
+        name = f"{role}-{rank}"
+        return Member(name, role, rank, name, incarnation=1, epoch=1)
+
+    members = [member(role, rank) for role in ("worker", "server") for rank in range(machines)]
+    return View("simulated", 1, 1, "running", tuple(members))
+
+
+class _Worker:
+    """Trains: its steps take their time, and the real sender sends their gradients."""
+
+    def __init__(
+        self, rank: int, setting: Setting, servers: Sequence[Server], fabric: Fabric, entries: Sequence[Entry]
+    ) -> None:
+        profile, cpu = setting.profile, Cpu()
+        self._profile = profile
+        self._overlap = setting.overlap
+        self._steps = setting.steps + 1
+        lines = [Line(f"worker-{rank}", rank, cpu, server, fabric, profile.costs) for server in servers]
+        self._sender = Sender(_Servers(lines), {})  # type: ignore[arg-type]
+        self._entries = {entry.key: entry for entry in entries}
+        self._priorities = {entry.key: -index for index, entry in enumerate(entries)}
+        self._arrived: dict[Key, asyncio.Event] = {entry.key: asyncio.Event() for entry in entries}
+        for event in self._arrived.values():
+            event.set()
+
+    async def train(self) -> list[float]:
+        """Make the steps; return when each of them was over, the pulling of its parameters included."""
+        times = []
+        for _ in range(self._steps):
+            await self._compute(self._profile.forward, before=self._wait)
+            pushed: list[Key] = []
+            await self._compute(self._profile.backward, after=self._exchange if self._overlap else pushed.extend)
+            self._exchange(pushed)
+            if not self._overlap:
+                await self._wait(self._arrived)
+            times.append(asyncio.get_running_loop().time())
+        await self._wait(self._arrived)
+        return times
+
+    async def _compute(
+        self, steps: Iterable[Step], before: Any = None, after: Callable[[Sequence[Key]], None] | None = None
+    ) -> None:
+        for step in steps:
+            if before is not None:
+                await before(step.keys)
+            await asyncio.sleep(step.seconds)
+            if after is not None:
+                after(step.keys)
+
+    async def _wait(self, keys: Iterable[Key]) -> None:
+        for key in keys:
+            await self._arrived[key].wait()
+
+    def _exchange(self, keys: Iterable[Key]) -> None:
+        """Push gradients, and pull what the servers make of them: as a store's pushpull does."""
+        for key in keys:
+            entry, arrived = self._entries[key], self._arrived[key]
+            entry.advance()
+            arrived.clear()
+            exchange = Exchange(len(entry.shards), arrived.set)
+            self._sender.put(
+                Item("pushpull", shard, number, self._priorities[key], [exchange], tensor, None, target)
+                for shard, number, (tensor, target) in zip(entry.shards, entry.numbers, _memory(entry), strict=True)
+            )
+
+
+class _Servers:
+    """What takes the place of :class:`flowmx.kvstore.worker.servers.Servers`: none of these is ever lost."""
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self._lines = lines
+
+    async def call(
+        self, home: int, operation: str, header: dict[str, Any], tensors: Sequence[Tensor] = (),
+        into: Any = None, sent: Callable[[], object] = lambda: None,
+    ) -> Message:  # fmt: skip
+        return await self._lines[home].call(operation, header, tensors, into, None, sent)
+
+
+def _memory(entry: Entry) -> list[tuple[Tensor, np.ndarray[Any, Any]]]:
+    """For each part a gradient and a target, which nobody ever writes to."""
+    arrays = [np.empty(entry.shape_of(shard), entry.dtype) for shard in entry.shards]
+    return [(Tensor.of(array), array) for array in arrays]

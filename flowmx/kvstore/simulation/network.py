@@ -1,0 +1,120 @@
+"""Machines on a switch: links that go both ways at once, shared fairly by what travels on them."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+__all__ = ["Cpu", "Fabric", "Network"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """What the network is like.
+
+    Args:
+        rate: bits a second of each machine's link, in each direction.
+        latency: seconds from one machine to another.
+        local: bytes a second between processes of one machine.
+        piece: bytes that travel before others on the link get their turn.
+    """
+
+    rate: float = 10e9
+    latency: float = 50e-6
+    local: float = 4e9
+    piece: int = 64 << 10
+
+    def __post_init__(self) -> None:
+        if not (self.rate > 0 and self.latency >= 0 and self.local > 0 and self.piece > 0):
+            raise ValueError(f"no network can be like this: {self}")
+
+
+@dataclass(eq=False)
+class _Transfer:
+    target: int
+    to_send: int
+    to_come: int
+    arrived: asyncio.Future[None]
+    sent: Callable[[], object]
+
+
+@dataclass(eq=False)
+class _Lane:
+    """One direction of a link: transfers take turns, a piece each."""
+
+    waiting: deque[tuple[_Transfer, int]] = field(default_factory=deque)
+    busy: bool = False
+
+
+class Fabric:
+    """A network of so many machines. Belongs to one loop."""
+
+    def __init__(self, machines: int, network: Network) -> None:
+        self.network = network
+        self._up = [_Lane() for _ in range(machines)]
+        self._down = [_Lane() for _ in range(machines)]
+        self._loop = asyncio.get_running_loop()
+
+    async def send(self, source: int, target: int, nbytes: int, sent: Callable[[], object] = lambda: None) -> None:
+        """Carry bytes from one machine to another; `sent` is called once they have left the first."""
+        if source == target:
+            await asyncio.sleep(nbytes / self.network.local)
+            sent()
+            return
+        nbytes = max(nbytes, 1)
+        transfer = _Transfer(target, nbytes, nbytes, self._loop.create_future(), sent)
+        self._up[source].waiting.append((transfer, 0))
+        self._go(self._up[source], self._left)
+        await transfer.arrived
+
+    def _go(self, lane: _Lane, then: Callable[[_Lane, _Transfer, int], None]) -> None:
+        """Let the next piece of a lane travel, if it is free."""
+        if lane.busy or not lane.waiting:
+            return
+        transfer, nbytes = lane.waiting.popleft()
+        nbytes = nbytes or min(self.network.piece, transfer.to_send)
+        lane.busy = True
+        self._loop.call_later(8 * nbytes / self.network.rate, self._over, lane, then, transfer, nbytes)
+
+    def _over(
+        self, lane: _Lane, then: Callable[[_Lane, _Transfer, int], None], transfer: _Transfer, nbytes: int
+    ) -> None:
+        lane.busy = False
+        then(lane, transfer, nbytes)
+        self._go(lane, then)
+
+    def _left(self, lane: _Lane, transfer: _Transfer, nbytes: int) -> None:
+        """A piece has left its machine."""
+        transfer.to_send -= nbytes
+        if transfer.to_send:
+            lane.waiting.append((transfer, 0))
+        else:
+            transfer.sent()
+        self._loop.call_later(self.network.latency, self._reached, transfer, nbytes)
+
+    def _reached(self, transfer: _Transfer, nbytes: int) -> None:
+        """A piece is at the link of the machine that it is for."""
+        lane = self._down[transfer.target]
+        lane.waiting.append((transfer, nbytes))
+        self._go(lane, self._came)
+
+    def _came(self, lane: _Lane, transfer: _Transfer, nbytes: int) -> None:
+        transfer.to_come -= nbytes
+        if not transfer.to_come and not transfer.arrived.done():
+            transfer.arrived.set_result(None)
+
+
+class Cpu:
+    """A thread that does one thing after the other."""
+
+    def __init__(self) -> None:
+        self._free = -math.inf
+
+    async def use(self, seconds: float) -> None:
+        """Do something that takes so long, after what was asked for before."""
+        now = asyncio.get_running_loop().time()
+        self._free = max(self._free, now) + seconds
+        await asyncio.sleep(self._free - now)
