@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import msgpack
@@ -56,12 +57,11 @@ class Tensor(NamedTuple):
             WireError: its dtype is none of the wire.
         """
         array = np.asarray(array)
-        if array.dtype.name not in ITEMSIZE:
-            raise WireError(f"an array of {array.dtype} can not be sent; the wire has {', '.join(ITEMSIZE)}")
+        name = _name_of(array.dtype)
         if array.dtype.byteorder == ">":
             array = array.astype(array.dtype.newbyteorder("<"))
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        return cls(array.dtype.name, tuple(array.shape), flat.data)
+        return cls(name, array.shape, flat.data)
 
     def bytes(self) -> memoryview:
         """The bytes as such: `data` may be a view of anything."""
@@ -73,6 +73,13 @@ class Tensor(NamedTuple):
         if self.dtype == "bfloat16":
             import ml_dtypes  # noqa: F401 (tells NumPy of bfloat16)
         return np.frombuffer(self.data, np.uint8).view(np.dtype(self.dtype)).reshape(self.shape)
+
+
+@cache  # NumPy makes a name anew each time, which takes longer than all the rest of a small tensor
+def _name_of(dtype: np.dtype[Any]) -> str:
+    if dtype.name not in ITEMSIZE:
+        raise WireError(f"an array of {dtype} can not be sent; the wire has {', '.join(ITEMSIZE)}")
+    return dtype.name
 
 
 class Message(NamedTuple):
