@@ -85,4 +85,5 @@ def _later(progress: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
     for device, table in other["counts"]:
         counts.setdefault(device, {}).update(table)
     updates = max(progress.get("num_update", 0), other["num_update"])
-    return {"num_update": updates, "counts": [[device, list(table.items())] for device, table in counts.items()]}
+    tables = [[device, list(table.items())] for device, table in counts.items()]
+    return {**progress, **other, "num_update": updates, "counts": tables}
