@@ -186,7 +186,7 @@ class Store:
         if self._config is None:
             return Value(merged)
         if value.updater is None or value.version != self._version:
-            value.updater, value.version = self._make_updater(value.states), self._version
+            value.updater, value.version = self._make_updater(key, value), self._version
         weight = value.weight
         if weight is None or value.is_leased():
             weight = nd.from_numpy(_copied(value.array))
@@ -196,12 +196,19 @@ class Store:
             return Value(weight._host(), value.updater, self._version, weight)
         return _when_updated(value.updater, self._version, changed)
 
-    def _make_updater(self, states: States) -> Updater:
+    def _make_updater(self, key: Key, value: Value) -> Updater:
+        """The updater of the present configuration, which goes on from the states that there are, if they fit it."""
         # A part has an updater of its own, so that its counts are the same whatever other parts are on the server.
         assert self._config is not None
-        made = Updater(from_config(self._config))
-        if states:
-            made.set_states(states)
+        made, before = Updater(from_config(self._config)), value.updater
+        if before is None and value.states:
+            made.set_states(value.states)
+        elif before is not None and type(before.optimizer) is type(made.optimizer):
+            made.states = before.states
+            made.optimizer.set_progress(before.optimizer.progress())
+        if key in made.states:
+            wanted = made.optimizer.create_state_multi_precision(key, nd.from_numpy(_copied(value.array)))
+            made.states = made.states if _alike(made.states[key], wanted) else {}
         return made
 
 
@@ -231,6 +238,14 @@ def check_optimizer(config: Mapping[str, Any]) -> None:
         raise ValueError(f"this describes no optimizer ({type(error).__name__}: {error})") from error
     if unknown:
         raise ValueError(f"this describes no optimizer: it has no {', '.join(sorted(unknown))}")
+
+
+def _alike(state: Any, other: Any) -> bool:
+    """Whether two states of an optimizer are of one form."""
+    if isinstance(state, (tuple, list)):
+        same = type(state) is type(other) and len(state) == len(other)
+        return same and all(map(_alike, state, other))
+    return getattr(state, "shape", None) == getattr(other, "shape", None) and (state is None) == (other is None)
 
 
 def _sum(total: Array, rest: Sequence[Array], start: int, stop: int) -> None:
