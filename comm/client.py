@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from yarl import URL
 
+from flowmx import settings
 from flowmx.comm import local
 from flowmx.comm.call import Call, Who
 from flowmx.comm.errors import PeerGone, Refused, WireError
@@ -32,7 +33,8 @@ class Peer:
         security: as the service's.
         limits: what is allowed.
         node: the caller's own name, which calls are signed with.
-        local: whether to use the faster way between processes of one machine where there is one.
+        local: whether to use the faster way between processes of one machine where there is one, and where
+            ``FLOWMX_KVSTORE_LOCAL`` lets it.
 
     Raises:
         ValueError: the address or the node is none.
@@ -56,7 +58,7 @@ class Peer:
         self.node = check_node(node)
         self.limits = limits
         self._who = Who(self.address, url, node, security, limits)
-        self._routes = Routes(self._who, local)
+        self._routes = Routes(self._who, local and settings.get().kvstore_local)
         self._rooms: dict[str, int] = {}  # bytes of an operation's last answer
 
     async def __aenter__(self) -> Peer:

@@ -263,6 +263,7 @@ class Settings:
     kvstore_heartbeat: float = _setting(1.0, "Seconds between the signs of life of a node.", low=0.01)
     kvstore_timeout: float = _setting(10.0, "Seconds of silence after which a node is gone.", low=0.05)
     kvstore_reconnect: float = _setting(30.0, "Seconds that nodes go on without the scheduler, looking for it.", low=0)
+    kvstore_local: bool = _setting(True, "Let nodes of one machine talk by unix sockets and shared memory.")
     enable_gpu_p2p: bool = _setting(True, "Let GPUs copy to each other directly where they can.")
 
     # The distributed job that this process belongs to
@@ -278,6 +279,9 @@ class Settings:
     node_id: str = _setting("", "This node's name for itself, other than all others'; unset, it makes one up.")
     node_host: str = _setting(
         "127.0.0.1", "The address of this machine on which the job's other nodes reach it.", others="{DMLC_NODE_HOST}"
+    )
+    node_address: str = _setting(
+        "", "Where the job's other nodes reach this server, where that is not where it listens (a proxy, a container)."
     )
     secret_file: str = _setting("", "File with the secret that all nodes of the job share; unset, there is none.")
     tls_cert: str = _setting("", "PEM file of this node's certificate, for mutual TLS; unset, there is none.")

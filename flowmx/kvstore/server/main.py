@@ -44,7 +44,8 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
     service = Service("kvserver", security=security, limits=LIMITS)
     node = Node.from_settings("server", drain=True)
     server = KVServer(node.id, node.incarnation, servers, service, lambda at: Peer(at, security=security, node=node.id))
-    node.address = await service.start(host, port)
+    listens = await service.start(host, port)
+    node.address = settings.get().node_address or listens
     try:
         async with node:
             path = None if snapshot is None else snapshot / f"server-{node.rank}.snapshot"
