@@ -89,7 +89,8 @@ class Service:
     def application(self) -> web.Application:
         """The application, to be mounted: ``app.add_subapp("/flowmx/", service.application)``.
 
-        Make the application's runner with ``handler_cancellation=True``, so that callers who go away end their calls.
+        Make the application's runner with ``handler_cancellation=True``, so that callers who go away end their calls,
+        and ``auto_decompress=False``, so that what is refused for being compressed is not unpacked first.
         """
         return self._application
 

@@ -54,6 +54,11 @@ class Recovery:
                 self._collect(home, view)
         self.look()
 
+    @property
+    def waits(self) -> bool:
+        """Whether anything may become possible when a computation is done."""
+        return bool(self._asked or self._collecting)
+
     def look(self) -> None:
         """Do what may have become possible."""
         asked, self._asked = self._asked, []
@@ -85,7 +90,7 @@ class Recovery:
     def fetch(self, sender: str, message: Fetch) -> None:
         """Send a new primary what it asked for."""
         slot = self.desk.slots.get(message.part)
-        if message.epoch == self.desk.epoch and slot is not None and not slot.computing:
+        if message.epoch == self.desk.epoch and slot is not None and slot.number and not slot.computing:
             self.desk.send(sender, Copy(message.epoch, slot.record()))
 
     def copied(self, part: Part) -> None:

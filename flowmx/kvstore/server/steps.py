@@ -207,7 +207,7 @@ class Steps:
     def _measure_lag(self, slot: Slot, step: Step) -> None:
         slowest = slot.slowest()
         if step.marks and slowest is not None and slot.part.home in self.desk.active:
-            lag = max(sequence - slowest for _, sequence in step.marks)
+            lag = max([sequence for _, sequence in step.marks]) - slowest
             self.desk.largest_lag = max(self.desk.largest_lag, lag)
 
     # -- the backup ------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class Steps:
         elif message.term == slot.term and step.number <= slot.number:
             if step.number == slot.number:  # what is older was confirmed long ago, and comes a second time
                 self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
-        elif message.term != slot.term or step.number != slot.number + 1 or slot.computing or slot.error:
+        elif message.term != slot.term or not self._is_next(slot, step) or slot.computing or slot.error:
             self.desk.send(sender, Behind(message.epoch, slot.part))
         elif not step.computes:
             slot.take(step)
@@ -232,6 +232,9 @@ class Steps:
             slot.ticket += 1
             self._tell[slot.part] = (sender, message.epoch)
             self.desk.effects.append(Update(slot.part, slot.ticket, slot.value, step.merged))
+
+    def _is_next(self, slot: Slot, step: Step) -> bool:
+        return step.number == slot.number + 1 and (step.kind == "create") == (slot.number == 0)
 
     def stand_down(self, slot: Slot) -> None:
         """Another server is the primary now: give up what nobody was told, but for what is already in the value."""

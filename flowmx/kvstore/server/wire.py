@@ -9,8 +9,9 @@ import numpy as np
 
 from flowmx.comm.errors import WireError
 from flowmx.comm.frames import Tensor
+from flowmx.kvstore.server import modes
 from flowmx.kvstore.server import protocol as p
-from flowmx.kvstore.server.store import States, Value
+from flowmx.kvstore.server.store import States, Value, check_optimizer
 
 __all__ = ["Packed", "pack", "pack_record", "part_of", "unpack", "unpack_record"]
 
@@ -33,13 +34,15 @@ def unpack(header: dict[str, Any], tensors: Sequence[Tensor]) -> p.Message:
     Raises:
         WireError: it is none.
     """
+    given = header.get("kind") if isinstance(header, dict) else None
     for kind, _, read in _KINDS.values():
-        if header.get("kind") == kind:
+        if given == kind:
             try:
+                _whole(header["epoch"])
                 return read(header, list(tensors))
-            except (KeyError, TypeError, ValueError, IndexError) as error:
+            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
                 raise WireError(f"a message of kind {kind!r} is damaged ({type(error).__name__}: {error})") from error
-    raise WireError(f"there is no message between servers of kind {header.get('kind')!r}")
+    raise WireError(f"there is no message between servers of kind {given!r:.80}")
 
 
 def part_of(found: Sequence[Any]) -> p.Part:
@@ -150,12 +153,18 @@ def _pack_tell(message: p.Tell, tensors: Tensors) -> dict[str, Any]:
 def _unpack_tell(header: dict[str, Any], tensors: Tensors) -> p.Tell:
     parts = {part_of(found[:3]): (_whole(found[3]), _whole(found[4])) for found in header["parts"]}
     version, config = header["common"]
+    if config is not None:
+        if config.get("mode") is not None:
+            name, bound = config["mode"]
+            modes.create(name, bound)
+        if config.get("optimizer") is not None:
+            check_optimizer(config["optimizer"])
     return p.Tell(header["epoch"], _whole(header["home"]), parts, (_whole(version), config))
 
 
 def _whole(found: Any) -> int:
-    if type(found) is not int:
-        raise ValueError(f"{found!r} is no whole number")
+    if type(found) is not int or not 0 <= found < 1 << 62:
+        raise ValueError(f"{found!r:.80} is no whole number")
     return found
 
 
