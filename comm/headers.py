@@ -118,9 +118,13 @@ def _check_plain(value: Any, depth: int) -> None:
             if not isinstance(key, str):
                 raise WireError(f"a map of the header has the key {_short(key)}, and keys must be text")
         for inner in value.values() if isinstance(value, dict) else value:
-            _check_plain(inner, depth - 1)
-    elif not isinstance(value, str | int | float | bytes | None):
+            if type(inner) not in _LEAVES:
+                _check_plain(inner, depth - 1)
+    elif type(value) not in _LEAVES:
         raise WireError(f"the header has a {type(value).__name__}; it takes text, numbers, bytes, lists and maps")
+
+
+_LEAVES = frozenset({str, int, float, bytes, bool, type(None)})
 
 
 def read_specs(header: Mapping[str, Any], shared: bool, limits: Limits) -> list[Spec]:

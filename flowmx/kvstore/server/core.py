@@ -313,8 +313,9 @@ class Core:
         slot = self.desk.slots.get(part)
         if slot is not None:
             act(slot, ticket, found)
-            self.recovery.look()
-            self._unpark()
+            if self.recovery.waits:
+                self.recovery.look()
+                self._unpark()
         return self._effects()
 
     def _effects(self) -> list[Effect]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -47,6 +48,7 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
     listens = await service.start(host, port)
     node.address = settings.get().node_address or listens
     try:
+        gc.freeze()  # what is there by now stays, and need not be looked through for garbage again and again
         async with node:
             path = None if snapshot is None else snapshot / f"server-{node.rank}.snapshot"
             _restore(server, path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from flowmx.kvstore.shards import Key
@@ -88,7 +89,11 @@ class View:
 
     def backup(self, home: int) -> str | None:
         """The server that keeps a copy of what the primary has acknowledged."""
-        return next(iter(self.chain(home)[1:]), None)
+        return self._backups[home]
+
+    @cached_property
+    def _backups(self) -> list[str | None]:
+        return [next(iter(self.chain(home)[1:]), None) for home in range(len(self.servers))]
 
 
 # -- steps: what changes a part, in one order, on the primary and then on its backup -----------------------

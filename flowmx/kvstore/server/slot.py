@@ -88,7 +88,7 @@ class Slot:
 
     def slowest(self) -> int | None:
         """The least number of applied pushes among those who count."""
-        return min((self.marks.get(worker, 0) for worker in self.counted), default=None)
+        return min([self.marks.get(worker, 0) for worker in self.counted], default=None)
 
     def take(self, step: Step) -> None:
         """Let a step count, but for the value that an update makes."""
