@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import figure7, turns
+from benchmarks import kvstore as stores
 
 
 def engine(rounds: int) -> None:
@@ -181,11 +182,16 @@ def transport(rounds: int) -> None:
     turns.report("Two clients, 100 MB each way (milliseconds; MB/s of both ways)", figures)
 
 
+def kvstore(rounds: int) -> None:
+    """Stores of two workers and a server, beside MXNet's ps-lite and PyTorch's gloo, as jobs on loopback."""
+    stores.compare(rounds)
+
+
 BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, shapes, importing,
+        transformer, hybrid, shapes, importing, kvstore,
     )
 }  # fmt: skip
 PICTURES = {"figure7": memory_strategies}
