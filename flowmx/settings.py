@@ -262,6 +262,13 @@ class Settings:
     )
     kvstore_heartbeat: float = _setting(1.0, "Seconds between the signs of life of a node.", low=0.01)
     kvstore_timeout: float = _setting(10.0, "Seconds of silence after which a node is gone.", low=0.05)
+    kvstore_replicas: int = _setting(
+        1,
+        "Other servers that have each value before a push is answered, where there are others; 0 takes less time and "
+        "loses what a server had that dies.",
+        low=0,
+        high=1,
+    )
     kvstore_reconnect: float = _setting(30.0, "Seconds that nodes go on without the scheduler, looking for it.", low=0)
     kvstore_local: bool = _setting(True, "Let nodes of one machine talk by unix sockets and shared memory.")
     enable_gpu_p2p: bool = _setting(True, "Let GPUs copy to each other directly where they can.")

@@ -165,3 +165,37 @@ def test_a_snapshot_comes_before_the_first_view():
 def test_refuses_modes(name, bound, message):
     with pytest.raises(ValueError, match=message):
         modes.create(name, bound)
+
+
+def test_a_job_may_do_without_copies():
+    made = core(servers=BOTH)
+    made.view(p.View(2, BOTH, frozenset({"w0"}), replicas=0))
+    made.deliver("b", p.Tell(2, 0, {}, (0, None)))
+    effects = made.enrol("r", "w0", 1, PART, MEMBER, "v")
+    assert answers(effects) == {"r": p.Acknowledged(0)} and sent(effects, "b") == []
+
+
+def test_what_died_with_its_only_server_is_lost_and_not_unknown():
+    made = core("b", epoch=2, servers=(None, "b"))
+    (answer,) = answers(made.pushpull("r", "w0", PART, 6, "g", acknowledged=5)).values()
+    assert answer.kind == "lost" and "start again from a checkpoint" in answer.text
+    (answer,) = answers(made.push("r", "w0", PART, 1, "g")).values()
+    assert answer.kind == "not_initialized"
+
+
+def test_a_push_and_pull_in_one_is_answered_once_with_the_value():
+    made = created(core(), workers=("w0", "w1"))
+    assert made.pushpull("x", "w0", PART, 1, "g") == []
+    replies = [each for each in compute(made, made.push("y", "w1", PART, 1, "h")) if isinstance(each, p.Reply)]
+    assert replies == [
+        p.Reply("y", p.Acknowledged(1)),
+        p.Reply("x", p.Content(("v", ("g", "h")), 1)),
+    ]
+
+
+def test_who_is_gone_gets_no_value_for_a_push_that_can_not_be_applied():
+    made = created(core(), workers=("w0", "w1"))
+    made.pushpull("x", "w1", PART, 2, "h")  # number 1 never came
+    effects = made.view(p.View(2, ("a",), frozenset({"w0"})))
+    assert [answer.kind for answer in answers(effects).values()] == ["not_counted"]
+    assert answers(compute(made, made.push("y", "w0", PART, 1, "g"))) == {"y": p.Acknowledged(1)}

@@ -264,16 +264,19 @@ class Core:
         """The slot of a part; where there is none, or it has lost something, the request is refused."""
         slot = self.desk.slots.get(part)
         if slot is None or not slot.number:
-            self.desk.reply(request, self._unknown(part))
+            self.desk.reply(request, self._lost(part, worker, 0, acknowledged) if acknowledged else self._unknown(part))
             return None
-        if worker in slot.counted and acknowledged > slot.marks.get(worker, 0):
-            text = (
-                f"key {part.key!r} has {slot.marks.get(worker, 0)} pushes of worker {worker}, which was told of "
-                f"{acknowledged}: the servers that had them died together; start again from a checkpoint"
-            )
-            self.desk.reply(request, Refused("lost", text))
+        if worker in slot.counted and acknowledged > (have := slot.marks.get(worker, 0)):
+            self.desk.reply(request, self._lost(part, worker, have, acknowledged))
             return None
         return slot
+
+    def _lost(self, part: Part, worker: str, have: int, told: int) -> Refused:
+        return Refused(
+            "lost",
+            f"key {part.key!r} has {have} pushes of worker {worker}, which was told of {told}: the servers that had "
+            "them are gone; start again from a checkpoint",
+        )
 
     def _unknown(self, part: Part) -> Refused:
         return Refused(

@@ -72,11 +72,13 @@ class View:
         epoch: counts the views.
         servers: by rank the identity of the server that is alive, or None; a restarted server has a new identity.
         workers: the identities of the workers that are alive.
+        replicas: how many other servers keep a copy of a value: 1, or 0 where what a server has may be lost with it.
     """
 
     epoch: int
     servers: tuple[str | None, ...]
     workers: frozenset[str] = frozenset()
+    replicas: int = 1
 
     def chain(self, home: int) -> list[str]:
         """The servers that are alive in the order in which they stand in for a home: primary, backup, ..."""
@@ -88,12 +90,12 @@ class View:
         return next(iter(self.chain(home)), None)
 
     def backup(self, home: int) -> str | None:
-        """The server that keeps a copy of what the primary has acknowledged."""
+        """The server that keeps a copy of what the primary has acknowledged, if any does."""
         return self._backups[home]
 
     @cached_property
     def _backups(self) -> list[str | None]:
-        return [next(iter(self.chain(home)[1:]), None) for home in range(len(self.servers))]
+        return [next(iter(self.chain(home)[1 : 1 + self.replicas]), None) for home in range(len(self.servers))]
 
 
 # -- steps: what changes a part, in one order, on the primary and then on its backup -----------------------
