@@ -482,6 +482,8 @@ class Members:
             self._refuse_past(node, incarnation)
             raise Denied("unregistered", f"node {node[:12]} is not registered")
         member = place.member
+        if incarnation is None and not place.confirmed and member.state == "alive":
+            return place  # whoever started it knows, though it was not heard of in this term
         if incarnation is None:
             incarnation = member.incarnation
         if incarnation < member.incarnation or (incarnation == member.incarnation and member.state != "alive"):

@@ -32,6 +32,7 @@ PACKAGES = {
 # Commands with a parser and a `main` of their own -> the module and what they are for.
 NODES = {
     "launch": ("flowmx.kvstore.launching.command", "run a distributed job: here, over ssh, or on a Dask cluster"),
+    "call": ("flowmx.kvstore.launching.call", "call a function of a module: call module:function"),
     "scheduler": ("flowmx.comm.launch.scheduler", "be the scheduler of a distributed job"),
     "server": ("flowmx.kvstore.server.main", "be a server of a distributed job"),
 }

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from flowmx.comm.launch.job import Launcher, Plan
+from flowmx.comm.members import Hello, Job, Members
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes die with the launcher on Linux alone")
 
@@ -178,3 +179,14 @@ def test_a_scheduler_that_others_reach_needs_a_secret():
     done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 1
     assert "flowmx: error:" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_node_that_was_lost_with_the_scheduler_can_be_given_up_at_once():
+    first = Members(Job(workers=2, policy="elastic"), 0.0)
+    for name in ("a", "b"):
+        first.join(0.0, Hello(name, "worker", 1))
+    second = Members(Job(workers=2, policy="elastic"), 1.0, term=2)
+    second.restore(1.0, first.snapshot())
+    second.fail(1.0, "b", None, "its machine is gone")  # it was never heard of by this scheduler
+    assert second.view.at("worker", 1).why == "its machine is gone"
+    assert second.join(1.0, Hello("c", "worker", 2, rank=1)).rank == 1

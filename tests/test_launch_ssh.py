@@ -1,4 +1,4 @@
-"""Jobs over ssh hosts: their notation, and whole jobs by a stand-in that runs commands here, without the environment."""
+"""Jobs over ssh hosts: their notation, and whole jobs by a stand-in for ssh that runs commands on this machine."""
 
 import json
 import os
@@ -234,7 +234,7 @@ def test_addresses_that_others_can_not_reach():
     assert [host.address for host in resolve([Named("localhost")])] == ["127.0.0.1"]
     with pytest.raises(ValueError, match="which the other hosts can not reach"):
         resolve([Named("a", address="127.0.1.1"), Named("b", address="10.0.0.2")])
-    with pytest.raises(ValueError, match="no address of nowhere.invalid is known"):
+    with pytest.raises(ValueError, match=r"no address of nowhere\.invalid is known"):
         resolve([Named("me@nowhere.invalid")])
 
 

@@ -34,19 +34,23 @@ async def started(order: Order, output: Output) -> AsyncIterator[Child]:
     Raises:
         OSError: a folder can not be used.
     """
-    if order.scratch:
-        Path(order.scratch).mkdir(mode=0o700, exist_ok=True)
     with Guard() as guard:
-        environ = {**os.environ, **order.environ, **_secret(order, guard)}
         folder = order.folder or None
-        child = await Child.start(
-            order.name, order.node, order.argv(sys.executable), environ, guard, output, folder=folder
-        )
+        command, environ = order.argv(sys.executable), _environment(order, guard)
+        child = await Child.start(order.name, order.node, command, environ, guard, output, folder=folder)
         try:
             yield child
         finally:
             child.signal(signal.SIGKILL)
             await child.ended
+
+
+def _environment(order: Order, guard: Guard) -> dict[str, str]:
+    """The environment of a process, with the files that it names; `python` is this one, which has flowmx."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    if order.scratch:
+        Path(order.scratch).mkdir(mode=0o700, exist_ok=True)
+    return {**os.environ, "PATH": path, **order.environ, **_secret(order, guard)}
 
 
 def _secret(order: Order, guard: Guard) -> dict[str, str]:

@@ -1,5 +1,7 @@
-"""Outlives a launcher and kills what it started: it reads ``+<group>`` and ``-<group>`` lines, and at their end kills
-the groups that are left and removes the folders (or files) that lines with a path named.
+"""Outlives a launcher, kills what it started, and removes its folders.
+
+It reads ``+<group>`` and ``-<group>`` lines, and at their end kills the groups that are left; then it removes what lines
+with an absolute path named.
 
 Run as a program of its own, with the standard library alone, so that it starts fast and holds little. However the
 launcher dies, its end of the pipe closes.

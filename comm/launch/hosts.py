@@ -136,7 +136,9 @@ class Here:
 
 def peer(scheduler: str, secret: bytes | None) -> Peer:
     """A launcher's connection to a scheduler."""
-    security = Security(secret) if secret is not None else None
+    security = Security.from_settings()
+    if secret is not None:
+        security = Security(secret, tls=security.tls if security is not None else None)
     return Peer(scheduler, security=security, limits=LIMITS, node="launcher")
 
 

@@ -27,7 +27,7 @@ from flowmx.comm.launch.scheduler import ANNOUNCEMENT
 from flowmx.comm.node import Line
 from flowmx.comm.view import View
 
-__all__ = ["Launcher", "Plan"]
+__all__ = ["Launcher", "Plan", "print_line"]
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -50,7 +50,7 @@ class Launcher:
         self.site = site or Here(plan)
         self.hosts: dict[str, Host] = {}
         self.failure = ""
-        self._output = output or _print
+        self._output = output or print_line
         self._children: dict[str, Process] = {}
         self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._restarts = plan.restarts
@@ -58,6 +58,7 @@ class Launcher:
         self._done: set[str] = set()  # processes that ended, and are not missed
         self._signals: list[int] = []
         self._signalled = asyncio.Event()
+        self._untold: dict[str, tuple[Process, str]] = {}  # workers that failed while the scheduler was away
         self._line: Line | None = None
         self._seen: View | None = None
 
@@ -115,7 +116,7 @@ class Launcher:
             name=name,
             node=node,
             command=self.plan.arguments(name, at, port, host.scratch),
-            own=role != "worker",
+            own=self.plan.own or role != "worker",
             environ=self.plan.environment(name, node, at, scheduler if role != "scheduler" else ""),
             scratch=host.scratch,
             secret=self.site.secret,
@@ -180,15 +181,13 @@ class Launcher:
             await self._tell("leave", child)
             self._dismiss()
             return None
-        host = self.hosts[child.name]
-        self._failures[host.name] += child.lost
-        where = f" on {host.name}" if host.name else ""
-        self._say(f"{child.name}{where} ended: {child.how}")
+        self._failures[self.hosts[child.name].name] += child.lost
+        self._say(f"{self._where(child)} ended: {child.how}")
         await self._tell("fail", child, child.how)
         if self.plan.policy == "stop":
             return await self._blame(child)
-        if child.name.startswith("worker") and self._done.intersection(self.plan.worker_names):
-            self._done.add(child.name)  # others have done the work: there is nothing to come back to
+        if await self._is_needless(child):
+            self._done.add(child.name)
             return None
         if not self._restarts:
             return self._fail(
@@ -196,16 +195,27 @@ class Launcher:
             )
         return await self._start_again(child)
 
+    async def _is_needless(self, child: Process) -> bool:
+        """Whether there is nothing for a process to come back to: others have done the work."""
+        if child.name.startswith("worker"):
+            return bool(self._done.intersection(self.plan.worker_names))
+        await self._ask("view", {}, 2.0)
+        return self._seen is not None and self._seen.phase == "finished"
+
     async def _start_again(self, child: Process) -> int | None:
         self._restarts -= 1
         try:
             await self._start(child.name)
         except ValueError as error:
             return self._fail(f"{child.name} is not started again: {error}", child)
-        host = self.hosts[child.name]
-        where = f" on {host.name}" if host.name else ""
-        self._say(f"{child.name} is started again{where} ({self._restarts} restarts left)")
+        place = self._where(child).removeprefix(child.name)
+        self._say(f"{child.name} is started again{place} ({self._restarts} restarts left)")
         return None
+
+    def _where(self, child: Process) -> str:
+        """The name of a process with its host's."""
+        host = self.hosts[child.name].name
+        return f"{child.name} on {host}" if host else child.name
 
     def _dismiss(self) -> None:
         """End workers that were started again too late: the job has finished, and they would look for it in vain."""
@@ -225,7 +235,8 @@ class Launcher:
         first = self._seen.gone[0] if self._seen is not None and self._seen.gone else None
         culprit = next((found for found in self._children.values() if first and found.node == first.id), child)
         how = culprit.how if culprit.status is not None else child.how
-        self._fail(f"the job has failed because of {culprit.name}: {first.obituary if first else how}", culprit)
+        why = first.obituary if first else how
+        self._fail(f"the job has failed because of {self._where(culprit)}: {why}", culprit)
         if self._joined:
             await self._gone_within(self.plan.grace / 2)  # the nodes are told, and end by themselves
         return _status(culprit.status or child.status or 1)
@@ -250,6 +261,7 @@ class Launcher:
         """Follow the job; kill processes that hang: those that the scheduler has given up, and that still run."""
         while True:
             await self._look({"epoch": self._seen.epoch if self._seen is not None else 0})
+            await self._remind()
             lost = {member.id for member in self._seen.gone} if self._seen is not None else set()
             for child in list(self._children.values()):
                 if child.node in lost and child.name.startswith("worker") and child.status is None:
@@ -264,8 +276,16 @@ class Launcher:
     # The scheduler
 
     async def _tell(self, operation: str, child: Process, why: str = "") -> None:
-        await self._ask(operation, {"who": child.node, **({"why": why} if why else {})}, 2.0)
-        # where there is no answer, it said so itself, or was no node, or the scheduler is the one that ended
+        """Say how a node ended; where nobody answers, it said so itself, or was no node, or the scheduler is away."""
+        told = await self._ask(operation, {"who": child.node, **({"why": why} if why else {})}, 2.0)
+        if not told and operation == "fail" and child.name.startswith("worker"):
+            self._untold[child.node] = child, why
+
+    async def _remind(self) -> None:
+        """Say again of workers that they failed; of servers their next start says it."""
+        alive = {member.id for member in self._seen.workers} if self._seen is not None else set()
+        for node in alive & set(self._untold):
+            await self._tell("fail", *self._untold.pop(node))
 
     async def _look(self, header: Mapping[str, int] | None = None) -> None:
         """See what the scheduler knows; given an epoch, as soon as it knows anything else."""
@@ -305,6 +325,7 @@ def _status(status: int) -> int:
     return status if status >= 0 else 128 - status
 
 
-def _print(name: str, line: str) -> None:
+def print_line(name: str, line: str) -> None:
+    """Show a line of a process, with its name before it."""
     sys.stdout.write(f"[{name}] {line}\n")
     sys.stdout.flush()

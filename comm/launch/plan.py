@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import secrets
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from flowmx import settings
 from flowmx.comm.members import Policy
 from flowmx.comm.security import is_loopback
 
-__all__ = ["Order", "Plan", "job_secret", "split"]
+__all__ = ["Order", "Plan", "job_secret"]
 
 FORWARDED = ("PYTHONPATH",)  # besides all of flowmx's own variables
 NOT_FORWARDED = ("FLOWMX_SECRET_FILE", "FLOWMX_SNAPSHOT")  # files of the launching machine
@@ -38,6 +37,7 @@ class Plan:
         snapshot_every: seconds between snapshots.
         environ: the environment of processes on this machine; flowmx's own variables are forwarded to others.
         forward: names of other variables that are.
+        own: whether the command is flowmx's: the arguments of ``python -m flowmx``.
 
     Raises:
         ValueError: a number is below what it can be, or there is no command.
@@ -53,6 +53,7 @@ class Plan:
     snapshot_every: float = 60.0
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     forward: Sequence[str] = ()
+    own: bool = False
 
     def __post_init__(self) -> None:
         if not self.command:
@@ -187,8 +188,3 @@ def job_secret(addresses: Iterable[str], path: str) -> bytes | None:
     if path:
         return Path(path).read_bytes().strip()
     return None if all(map(is_loopback, addresses)) else secrets.token_hex(32).encode()
-
-
-def split(command: str | Sequence[str]) -> tuple[str, ...]:
-    """A command as program and arguments; text is split as a shell splits it."""
-    return tuple(shlex.split(command) if isinstance(command, str) else command)

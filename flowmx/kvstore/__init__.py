@@ -7,7 +7,8 @@ Example:
 """
 
 from flowmx.kvstore.base import KVStoreBase, TestStore, create, register
+from flowmx.kvstore.launching import launch
 from flowmx.kvstore.local import KVStore
 from flowmx.kvstore.worker.store import DistKVStore
 
-__all__ = ["DistKVStore", "KVStore", "KVStoreBase", "TestStore", "create", "register"]
+__all__ = ["DistKVStore", "KVStore", "KVStoreBase", "TestStore", "create", "launch", "register"]
