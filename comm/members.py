@@ -40,6 +40,7 @@ Key = tuple[Role, int]
 T = TypeVar("T")
 
 REMEMBERED = 32  # nodes lost lately that a view tells of
+LAST = 1 << 62  # of terms, epochs and rounds, all of which must be able to grow
 PAST = 4096  # nodes without a place of which we still know that they had one
 
 
@@ -352,6 +353,8 @@ class Members:
     def _adopt(self, now: float, known: View | None, rounds: Mapping[str, int]) -> None:
         if known is None:
             return
+        if max(known.order) > LAST:  # later ones could not be told from it any more
+            raise Denied("wrong", f"a view of term {known.term} and epoch {known.epoch}; no job comes beyond {LAST}")
         self._refuse_other(known)
         self.version += self.barriers.learn(rounds)
         if known.term == self.term or known.order <= self.adopted:
@@ -543,7 +546,11 @@ def rounds_from_wire(wire: Mapping[str, Any]) -> dict[str, int]:
     found = fields.mapping(wire.get("rounds", {}), "the rounds")
     if len(found) > MOST_NAMES:
         raise ValueError(f"there are {len(found)} rounds of barriers; at most {MOST_NAMES} are taken")
-    return {name: fields.whole(found, name) for name in found if fields.text({"name": name}, "name", 200) is not None}
+    return {
+        name: fields.whole(found, name, most=LAST)
+        for name in found
+        if fields.text({"name": name}, "name", 200) is not None
+    }
 
 
 def _stale(member: Member, incarnation: int) -> Denied:

@@ -24,7 +24,7 @@ from flowmx.comm.clock import Clock, within
 from flowmx.comm.errors import Refused
 from flowmx.comm.frames import Message
 from flowmx.comm.limits import Limits
-from flowmx.comm.members import Denied, Hello, Job, Members, rounds_from_wire
+from flowmx.comm.members import LAST, Denied, Hello, Job, Members, rounds_from_wire
 from flowmx.comm.security import Security
 from flowmx.comm.server import Caller, Service
 from flowmx.comm.view import ROLES, Role, View
@@ -161,7 +161,8 @@ class Scheduler:
         if fields.flag(header, "withdraw"):
             self.members.withdraw(node, incarnation, name)
             return {}
-        after, first, term = fields.whole(header, "after"), fields.flag(header, "first"), fields.whole(header, "term")
+        after, term = fields.whole(header, "after", most=LAST), fields.whole(header, "term")
+        first = fields.flag(header, "first")
         meet = fields.flag(header, "meet")
 
         def passed() -> int | None:

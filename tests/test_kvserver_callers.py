@@ -21,6 +21,7 @@ WRITES = {
     "push": {"parts": [[*PART, 1]]},
     "pull": {"parts": [PART]},
     "pushpull": {"parts": [[*PART, 1]]},
+    "position": {"position": [1, 0, 0]},
     "row_sparse_pull": {"parts": [PART]},
     "save_states": {"parts": [PART]},
     "load_states": {"parts": [PART], "turn": 2},
@@ -94,3 +95,14 @@ async def test_who_left_is_refused_at_once():
     callers.know(view(2, ["a"]))
     with pytest.raises(Refused, match="b:1 is not in view 2 as a worker"):
         await callers.only("worker", None)(Caller("push", "b", incarnation=1), None)
+
+
+@pytest.mark.parametrize(
+    ("part", "message"),
+    [(["k" * 1025, 0, 0, 1], "text of at most 1024 characters"), ([*PART, 5000], "more than 4096 ahead of its turn")],
+)
+async def test_a_worker_can_not_take_memory_without_end(part, message):
+    async with Job(servers=1, workers=1) as job:
+        await init_all(job, np.zeros(3, np.float32))
+        with pytest.raises((Refused, ValueError), match=message):
+            await job.workers[0].call(0, "push", {"parts": [part]}, [np.ones(3, np.float32)])

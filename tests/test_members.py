@@ -465,3 +465,11 @@ def test_an_obituary_says_all_that_is_known():
     assert member.obituary == (
         "worker 3 on node-7 (node abcdef012345) is gone: silent for 10.2 s; it was last known to do: pull key 'fc'"
     )
+
+
+def test_a_view_beyond_all_that_can_be_counted_is_refused():
+    members = Members(Job(workers=1), 0.0)
+    last = View("job", 2**63 - 1, 1, "running")
+    with pytest.raises(Denied, match="no job comes beyond"):
+        members.join(0.0, Hello("a", "worker", 1, known=last))
+    assert members.join(0.0, Hello("a", "worker", 1)).rank == 0

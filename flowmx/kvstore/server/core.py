@@ -44,7 +44,10 @@ from flowmx.kvstore.server.recovery import Recovery
 from flowmx.kvstore.server.slot import Admin, Pending, Slot
 from flowmx.kvstore.server.steps import Steps
 
-__all__ = ["Core"]
+__all__ = ["MOST_AHEAD", "Core"]
+
+MOST_AHEAD = 4096
+"""Pushes of a worker for a part that may wait: numbers without end would take memory without end."""
 
 Act: TypeAlias = Callable[..., None]
 """What is done about a request, once this server answers for its part: called with both, and what else there is."""
@@ -246,6 +249,10 @@ class Core:
         if not known and worker not in slot.counted:
             text = f"worker {worker} does not count for key {part.key!r}: it left, rests, or never enrolled; init first"
             self.desk.reply(request, Refused("not_counted", text))
+            return
+        if sequence > slot.marks.get(worker, 0) + MOST_AHEAD:
+            text = f"key {part.key!r}: push {sequence} of worker {worker} is more than {MOST_AHEAD} ahead of its turn"
+            self.desk.reply(request, Refused("invalid", text))
             return
         if not known:
             slot.gradients[worker, sequence] = Pending(slot.counted[worker].rank, gradient)

@@ -15,6 +15,9 @@ from flowmx.kvstore.server.store import States, Value, check_optimizer
 
 __all__ = ["Packed", "pack", "pack_record", "part_of", "unpack", "unpack_record"]
 
+LONGEST = 1024
+"""Characters of a key: each stands in every request, message and refusal."""
+
 Packed: TypeAlias = tuple[dict[str, Any], list[Tensor]]
 """What stands in the header for a message, and its tensors."""
 
@@ -53,9 +56,11 @@ def part_of(found: Sequence[Any]) -> p.Part:
     """
     if len(found) == 3:
         key, piece, home = found
-        if type(key) in (str, int) and type(piece) is int and type(home) is int and piece >= 0 and home >= 0:
+        fits = len(key) <= LONGEST if type(key) is str else type(key) is int
+        if fits and type(piece) is int and type(home) is int and piece >= 0 and home >= 0:
             return p.Part(key, piece, home)
-    raise WireError(f"a part is a key (a whole number or text), its piece and its home, not {list(found)!r}"[:500])
+    text = f"a part is a key (a whole number, or text of at most {LONGEST} characters), its piece and its home"
+    raise WireError(f"{text}, not {list(found)!r}"[:500])
 
 
 def pack_record(record: p.Record, tensors: Tensors) -> dict[str, Any]:
