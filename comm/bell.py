@@ -20,11 +20,9 @@ class Bell:
                 future.set_result(None)
         self._waiting.clear()
 
-    async def heard(self) -> None:
-        """Wait for the next ring."""
-        future = asyncio.get_running_loop().create_future()
+    def heard(self) -> asyncio.Future[None]:
+        """The next ring from now on, to be awaited: one that comes before that is not missed."""
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
-        try:
-            await future
-        finally:
-            self._waiting.discard(future)
+        future.add_done_callback(self._waiting.discard)
+        return future

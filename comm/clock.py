@@ -29,7 +29,7 @@ async def within(clock: Clock, seconds: float, wait: Callable[[], Awaitable[T]])
 
     What `wait` raises is raised here.
     """
-    awaited = asyncio.ensure_future(_as_coroutine(wait))
+    awaited = asyncio.ensure_future(wait())  # called now: whoever waits for a ring must not miss the next
     alarm = asyncio.ensure_future(clock.sleep(seconds))
     try:
         await asyncio.wait({awaited, alarm}, return_when=asyncio.FIRST_COMPLETED)
@@ -40,7 +40,3 @@ async def within(clock: Clock, seconds: float, wait: Callable[[], Awaitable[T]])
         for task in (awaited, alarm):
             task.cancel()
         await asyncio.gather(awaited, alarm, return_exceptions=True)
-
-
-async def _as_coroutine(wait: Callable[[], Awaitable[T]]) -> T:
-    return await wait()
