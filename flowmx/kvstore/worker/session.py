@@ -101,7 +101,7 @@ class Session:
 
     def close(self, seconds: float) -> None:
         """Leave the job; blocks until that is done, so many seconds at most."""
-        if self.closed or self._process != os.getpid():
+        if self.closed or not self.is_own:
             return
         self.closed = True
         self._loop.call_soon_threadsafe(self._leaving.set)
@@ -111,6 +111,11 @@ class Session:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(seconds)
 
+    @property
+    def is_own(self) -> bool:
+        """Whether it belongs to this process, and not to one that forked this one."""
+        return self._process == os.getpid()
+
     def check(self) -> None:
         """Raise what ended this session, if anything did.
 
@@ -118,7 +123,7 @@ class Session:
             KVStoreError: it is closed, or belongs to the parent of this process.
             NodeGone: the job has failed.
         """
-        if self._process != os.getpid():
+        if not self.is_own:
             raise KVStoreError("this store belongs to the process that forked this one: create one here")
         if self.closed:
             raise KVStoreError("this store has been closed: nothing can be pushed or pulled any more")
@@ -128,7 +133,7 @@ class Session:
     async def _live(self) -> None:
         try:
             async with self.node:
-                self.node.doing(self._doing)
+                self.node.doing(self.doing)
                 follow = asyncio.create_task(self._follow())
                 try:
                     await self._open()
@@ -200,8 +205,8 @@ class Session:
             self._activity = f"{items[0].operation} of key {items[0].shard.key!r}, number {items[0].number}"
             self._sender.put(items)
 
-    def _doing(self) -> str:
-        """What the others are told, should this worker be gone."""
+    def doing(self) -> str:
+        """What the others are told, should this worker be gone: what it waits for."""
         waiting = self._sender.under_way()
         if not waiting:
             return f"computing since {self._activity}" if self._activity else "starting"
@@ -258,12 +263,19 @@ class Session:
         await self._enrol(entries, tensors)
         await self.node.barrier(barrier)
 
-    async def barrier(self, entries: Sequence[Entry]) -> None:
-        """Wait until every worker has come here; who still has batches left is not held up meanwhile."""
+    async def barrier(self, entries: Sequence[Entry], then: Callable[[], Awaitable[object]] | None = None) -> None:
+        """Wait until every worker has come here; who still has batches left is not held up meanwhile.
+
+        Args:
+            entries: the keys.
+            then: what is done when all have come, and before anyone goes on.
+        """
         await self.rest(entries)
         self.met = await self.node.barrier("kvstore", meet=True)
         # Nobody may push before all take part again.
         await self._enrol(entries, {})
+        if then is not None:
+            await then()
         await self.node.barrier(f"kvstore {self.met}", meet=True)
 
     async def rest(self, entries: Sequence[Entry]) -> None:
@@ -281,16 +293,35 @@ class Session:
 
     async def configure_together(self, optimizer: dict[str, Any] | None, barrier: str) -> None:
         """As :meth:`configure`, by the worker of rank 0; the others wait until it has."""
-        if self.node.rank == 0:
+        if self._begins(barrier):
             await self.configure(optimizer)
         await self.node.barrier(barrier)
 
     async def load_states_together(self, entries: Sequence[Entry], states: dict[Shard, bytes], barrier: str) -> None:
         """Let the optimizers of all parts go on from the states that the worker of rank 0 has."""
-        if self.node.rank == 0:
+        if self._begins(barrier):
             tensors = {shard: Tensor.of(np.frombuffer(found, np.uint8)) for shard, found in states.items()}
             await self._administer("load_states", {}, entries, tensors)
         await self.node.barrier(barrier)
+
+    def _begins(self, barrier: str) -> bool:
+        """Whether this worker does what one does for all; what was done before it joined is not done again."""
+        return self.node.rank == 0 and not self.node.is_past(barrier)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker has the lowest rank of all that live."""
+        return self.node.rank == min((member.rank for member in self.node.view.workers), default=self.node.rank)
+
+    async def position(self, reached: Sequence[int] | None = None) -> list[int]:
+        """How far the job has come in its data, as far as was told: [fit, epoch, step]; empty at its start.
+
+        Args:
+            reached: how far it has come, as this worker knows.
+        """
+        header = {} if reached is None else {"position": list(reached)}
+        calls = (self._servers.call(home, "position", header) for home in range(self._servers.count))
+        return max([list(answer.header["position"]) for answer in await asyncio.gather(*calls)])
 
     async def save_states(self, entries: Sequence[Entry]) -> dict[Shard, bytes]:
         """The states of the optimizers of all parts."""

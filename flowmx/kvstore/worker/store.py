@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import logging
 import math
@@ -9,7 +10,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from flowmx import optimizer as opt
 from flowmx import settings
 from flowmx.comm.frames import Tensor
 from flowmx.devices import CPUDevice, cpu
-from flowmx.engine import Handle, Variable, capture
+from flowmx.engine import Handle, State, Variable, capture
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, ShapeError
 from flowmx.kvstore import compression
@@ -44,6 +46,8 @@ log = logging.getLogger("flowmx.kvstore")
 
 _SYNC = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
 _ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
+_PATIENCE = 10.0
+"""Seconds after which the log is told what is waited for."""
 _SMALL = 64 << 10
 """Bytes up to which a pushed gradient is copied, so that its array is free at once."""
 
@@ -64,6 +68,8 @@ class DistKVStore(KVStore):
         session: the job.
     """
 
+    _is_remote = True
+
     def __init__(self, name: str, session: Session) -> None:
         super().__init__(name)
         self._on_devices = "device" in name
@@ -72,6 +78,8 @@ class DistKVStore(KVStore):
         self._entries: dict[Key, Entry] = {}
         self._control = Variable("kvstore")
         self._starts = 0
+        self._fits = 0
+        self._has_pushed = False
         self._packing: Packing | None = None
         self._optimizer: opt.Optimizer | None = None
         self._configured: dict[str, Any] | None = None
@@ -100,8 +108,12 @@ class DistKVStore(KVStore):
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are now."""
-        return max(len(self._session.node.view.workers), 1)
+        """How many workers the job has places for, whoever has left: gradients and data are divided by it."""
+        return max(sum(member.role == "worker" for member in self._session.node.view.members), 1)
+
+    @property
+    def _is_synchronous(self) -> bool:
+        return self._session.mode[0] == "sync"
 
     @property
     def num_dead_nodes(self) -> int:
@@ -118,7 +130,11 @@ class DistKVStore(KVStore):
 
         A worker that starts again in the middle of a synchronous job goes on from here, when its keys are started.
         """
-        self._control_by("kvstore wait", None, ()).wait()
+        for entry in list(self._entries.values()):
+            engine.wait_variable(entry.order)
+        return self._steps()
+
+    def _steps(self) -> int:
         return min((min(entry.numbers) for entry in self._entries.values() if any(entry.numbers)), default=0)
 
     # -- values ----------------------------------------------------------------------------------------
@@ -141,7 +157,8 @@ class DistKVStore(KVStore):
                     raise KVStoreError(f"init: {len(values)} values came for key {name!r}, expected one")
                 self._start(name, empty(values[0].shape, cpu(), dtype_of(values[0])))
             arrays = {name: values[0] for name, values in found.items()}
-            self._layout.add({name: each.shape for name, each in arrays.items()})
+            whole = self._optimizer is not None and self._optimizer.whole_array
+            self._layout.add({name: each.shape for name, each in arrays.items()}, whole=whole)
             entries = [Entry(name, each.shape, dtype_of(each), self._layout[name]) for name, each in arrays.items()]
             self._entries.update((entry.key, entry) for entry in entries)
             self._starts += 1
@@ -150,9 +167,18 @@ class DistKVStore(KVStore):
             orders = tuple(entry.order for entry in entries)
             self._operate("kvstore init", self._begin_init, (entries, here, self._starts), reads, orders)
 
+    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
+        with self._lock:
+            self.init(key, value)
+            entries = [self._entries[name] for name in grouped("broadcast", key, value)]
+            orders = tuple(entry.order for entry in entries)
+            self._operate("kvstore broadcast", self._check_untouched, (entries,), (), orders)
+            self.pull(key, out, priority)
+
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         with self._lock:
             self._session.check()
+            self._has_pushed = True
             found = [(slot, self._outgoing(slot, given, priority)) for slot, given in self._sources("push", key, value)]
             entries = [self._entries[slot.key] for slot, _ in found]
             exchange = Exchange(sum(len(entry.shards) for entry in entries))
@@ -177,6 +203,7 @@ class DistKVStore(KVStore):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         with self._lock:
             self._session.check()
+            self._has_pushed = True
             pushed = self._sources("pushpull", key, value)
             pulled = self._targets("pushpull", key, value if out is None else out)
             for (slot, given), (_, targets) in zip(pushed, pulled, strict=True):
@@ -223,6 +250,12 @@ class DistKVStore(KVStore):
         """
         if not isinstance(optimizer, opt.Optimizer):
             raise TypeError(f"set_optimizer: optimizer is {optimizer!r}, expected an mx.optimizer.Optimizer")
+        split = [entry.key for entry in self._entries.values() if len(entry.shards) > 1]
+        if split and optimizer.whole_array:
+            raise KVStoreError(
+                f"set_optimizer: {type(optimizer).__name__} needs whole arrays, and the keys {split[:5]} are split over "
+                "the servers: call set_optimizer before init, or set FLOWMX_KVSTORE_BIGARRAY_BOUND above their sizes"
+            )
         with self._lock:
             self._session.check()
             self._optimizer, self._configured = optimizer, optimizer.get_config()
@@ -231,12 +264,12 @@ class DistKVStore(KVStore):
             self._control_by("kvstore set_optimizer", work, (self._configured, f"optimizer {self._starts}"))
 
     def _refresh(self) -> None:
-        """Tell the servers where the optimizer has changed (its learning rate, or what gradients are divided by)."""
         with self._lock:
-            if self._optimizer is None or (config := self._optimizer.get_config()) == self._configured:
+            if self._optimizer is None or not self._session.leads:
                 return
-            self._configured = config
-            if self.rank == 0:
+            config = self._optimizer.get_config()
+            if config != self._configured:
+                self._configured = config
                 self._control_by("kvstore set_optimizer", self._session.configure, (config,))
 
     def set_gradient_compression(self, compression_params: Any) -> None:
@@ -303,10 +336,44 @@ class DistKVStore(KVStore):
     def _barrier(self) -> None:
         self._meet().wait()
 
-    def _meet(self) -> Handle:
+    def _meet(self, then: Callable[[], Awaitable[object]] | None = None) -> Handle:
         with self._lock:
             self._session.check()
-            return self._control_by("kvstore barrier", self._session.barrier, (list(self._entries.values()),))
+            return self._control_by("kvstore barrier", self._session.barrier, (list(self._entries.values()), then))
+
+    async def _begin_fit(self, epoch: int) -> tuple[int, int]:
+        await self.ready()
+        self._fits += 1
+        found = await self._position()
+        if found and found[0] > self._fits:
+            return sys.maxsize, 0  # the others have gone on to something else
+        if not found or found[0] < self._fits:
+            await self._position([self._fits, epoch, self._steps()])
+            return epoch, 0
+        is_new = self._is_synchronous and not self._has_pushed
+        return found[1], max(self._steps() - found[2], 0) if is_new else 0
+
+    async def _end_epoch(self, epoch: int) -> None:
+        await self.ready()
+        own = self._steps()
+        await self._meet(lambda: self._session.position([self._fits, epoch, self._steps()]))
+        if self._optimizer is None and self._steps() != own:
+            raise KVStoreError(
+                f"this worker had {self._steps() - own} batches less than others, whose updates it has missed: give "
+                "all workers the same number of batches, or let the kvstore update the parameters"
+            )
+
+    def _check_untouched(self, entries: Sequence[Entry]) -> None:
+        """Refuse values that are no longer what a worker that joins late expects: its parameters."""
+        changed = [entry.key for entry in entries if any(entry.numbers)]
+        if changed and self._optimizer is None:
+            raise KVStoreError(
+                f"broadcast: key {changed[0]!r} holds a sum of gradients already, and the parameters are with the "
+                "other workers: a worker can join late only where the kvstore updates them (update_on_kvstore)"
+            )
+
+    async def _position(self, reached: Sequence[int] | None = None) -> list[int]:
+        return await asyncio.wrap_future(self._session.ask(lambda: self._session.position(reached)))
 
     def rest(self) -> None:
         """Enqueue that the others need not wait for this worker until its next :meth:`barrier`: it has no more data."""
@@ -324,14 +391,35 @@ class DistKVStore(KVStore):
             "servers": found,
         }
 
-    def close(self) -> None:
-        """Finish what was pushed, and leave the job; blocks."""
-        if self._session.closed:
+    def close(self, timeout: float | None = None) -> None:
+        """Finish what was pushed, and leave the job; blocks.
+
+        Args:
+            timeout: seconds after which what is not finished is given up; by default that takes as long as the other
+                workers need, unless the job fails.
+        """
+        if self._session.closed or not self._session.is_own:
             return
-        seconds = settings.get().exit_timeout
-        if self._session.error is None:
-            engine.drain(seconds)
-        self._session.close(seconds)
+        with self._lock:
+            orders = tuple(entry.order for entry in self._entries.values())
+            last = self._operate("kvstore close", lambda: None, (), (), (*orders, self._control))
+        self._wait(last, timeout)
+        self._session.close(settings.get().exit_timeout)
+
+    def _wait(self, op: Handle, timeout: float | None) -> None:
+        """Wait for an operation, whatever comes of it, and tell the log now and then for whom."""
+        done = threading.Event()
+        with engine.lock:
+            if op.state != State.DONE:
+                op.waiters = [*(op.waiters or ()), done.set]
+            else:
+                done.set()
+        start = time.monotonic()
+        while not done.wait(_PATIENCE if timeout is None else timeout):
+            if timeout is not None:
+                log.warning("what was pushed is given up after %g s: %s", timeout, self._session.doing())
+                return
+            log.warning("closing the store has waited %.0f s: %s", time.monotonic() - start, self._session.doing())
 
     def __enter__(self) -> DistKVStore:
         return self
@@ -543,8 +631,12 @@ def leave_on_sigterm() -> None:
         signal.signal(signal.SIGTERM, _end_program)
 
 
+_asked_to_end = threading.Event()
+
+
 def _end_program(number: int, frame: Any) -> None:
     log.info("asked to end: this worker leaves the job")
+    _asked_to_end.set()
     raise SystemExit(0)
 
 
@@ -552,4 +644,4 @@ def _at_exit(store: DistKVStore) -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if error is not None:
         store._session.failed = f"{type(error).__name__}: {error}"
-    store.close()
+    store.close(settings.get().exit_timeout if _asked_to_end.is_set() else None)

@@ -1,0 +1,400 @@
+"""Distributed stores as a script sees them: what is pushed, pulled, summed, updated and refused."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.comm.gone import NodeGone
+from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
+from tests.jobs import job
+
+WORKERS = 2
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["1 server", "2 servers"])
+def each(request):
+    """Lets two workers of a job do something; every call is a job of its own."""
+    servers = request.param
+
+    def run(work, name="dist_sync", **options):
+        with job(WORKERS, servers) as made:
+            return made.each(work, name, **options)
+
+    return run
+
+
+def filled(shape, value, dtype="float32"):
+    return mx.nd.full(shape, value, dtype=dtype)
+
+
+def test_pushes_of_all_workers_are_summed_and_pulled_by_all(each):
+    def work(kv):
+        kv.init("a", filled((2, 3), 5 + kv.rank))
+        out = mx.nd.empty((2, 3))
+        kv.pull("a", out=out)
+        found = [out.asnumpy()]
+        kv.push("a", filled((2, 3), kv.rank + 1))
+        kv.pull("a", out=out)
+        return [*found, out.asnumpy(), kv.rank, kv.num_workers, kv.type]
+
+    first, second = each(work)
+    for start, total, rank, workers, kind in (first, second):
+        assert (start == 5).all(), "the value of rank 0 counts"
+        assert (total == 3).all(), "without an optimizer the sum takes the value's place"
+        assert (workers, kind) == (WORKERS, "dist_sync")
+    assert {first[2], second[2]} == {0, 1}
+
+
+def test_lists_of_keys_and_of_devices_and_targets_of_any_dtype(each):
+    def work(kv):
+        kv.init([3, 5], [mx.nd.zeros(4), mx.nd.zeros((2, 2))])
+        devices = [mx.cpu(0), mx.cpu(1)]
+        kv.push([3, 5], [[mx.nd.ones(4, ctx=ctx) for ctx in devices], [mx.nd.ones((2, 2), ctx=ctx) for ctx in devices]])
+        outs = [mx.nd.empty(4, ctx=mx.cpu(1)), mx.nd.empty(4, dtype="float64")]
+        kv.pull([3, 5], out=[outs, mx.nd.empty((2, 2))])
+        return [each.asnumpy() for each in outs]
+
+    for found in each(work):
+        assert [array.dtype.name for array in found] == ["float32", "float64"]
+        assert all((array == 2 * WORKERS).all() for array in found)
+
+
+def test_a_big_array_is_split_and_comes_back_whole(each):
+    def work(kv):
+        with mx.settings.override(kvstore_bigarray_bound=100):
+            kv._layout.bound = 100
+        value = np.arange(40 * 7, dtype=np.float32).reshape(40, 7)
+        kv.init("w", mx.nd.zeros((40, 7)))
+        out = mx.nd.empty((40, 7))
+        kv.pushpull("w", mx.nd.array(value), out=out)
+        part = mx.nd.zeros((80, 7))
+        kv.pull("w", out=part[20:60])
+        return out.asnumpy(), part.asnumpy(), len(kv._layout["w"])
+
+    expected = WORKERS * np.arange(40 * 7, dtype=np.float32).reshape(40, 7)
+    for whole, part, _ in each(work):
+        np.testing.assert_array_equal(whole, expected)
+        np.testing.assert_array_equal(part[20:60], expected)
+        assert not part[:20].any() and not part[60:].any()
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64", "int32", "uint8"])
+def test_values_of_other_dtypes(dtype):
+    def work(kv):
+        kv.init("a", filled((3,), 1, dtype))
+        out = mx.nd.empty((3,), dtype=dtype)
+        kv.pushpull("a", filled((3,), 2, dtype), out=out)
+        return out.asnumpy()
+
+    with job(WORKERS, 1) as made:
+        for found in made.each(work):
+            assert found.dtype.name == dtype
+            assert found.tolist() == [4, 4, 4]
+
+
+def test_chosen_rows_of_an_embedding(each):
+    def work(kv):
+        table = np.arange(30 * 4, dtype=np.float32).reshape(30, 4)
+        kv._layout.bound = 50
+        kv.init("table", mx.nd.array(table))
+        out = mx.nd.ones((30, 4))
+        kv.row_sparse_pull("table", out=out, row_ids=mx.nd.array([29, 3, 3, 17], dtype="int64"))
+        wrong = mx.nd.zeros((30, 4))
+        kv.row_sparse_pull("table", out=wrong, row_ids=mx.nd.array([30]))
+        with pytest.raises(IndexError, match="row 30 of key 'table', which has 30 rows"):
+            wrong.wait_to_read()
+        kv._barrier()
+        return out.asnumpy(), table
+
+    for found, table in each(work):
+        expected = np.zeros_like(table)
+        expected[[3, 17, 29]] = table[[3, 17, 29]]
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_servers_update_by_an_optimizer_whose_learning_rate_may_change(each):
+    def work(kv):
+        optimizer = mx.optimizer.SGD(learning_rate=0.5, rescale_grad=1 / WORKERS)
+        kv.init("w", mx.nd.ones(3))
+        kv.set_optimizer(optimizer)
+        out = mx.nd.empty(3)
+        kv.pushpull("w", mx.nd.ones(3), out=out)
+        found = [out.asnumpy()[0]]
+        optimizer.set_learning_rate(0.25)
+        kv._refresh()
+        kv.pushpull("w", mx.nd.ones(3), out=out)
+        return [*found, out.asnumpy()[0]]
+
+    assert each(work) == [[0.5, 0.25]] * WORKERS
+
+
+def test_states_are_saved_and_loaded_and_are_those_of_one_process(each, tmp_path):
+    def work(kv):
+        kv._layout.bound = 6
+        kv.init(["w", "b"], [mx.nd.ones((4, 2)), mx.nd.ones(2)])
+        kv.set_optimizer(mx.optimizer.Adam(learning_rate=0.1))
+        out = [mx.nd.empty((4, 2)), mx.nd.empty(2)]
+        for _ in range(3):
+            kv.pushpull(["w", "b"], [mx.nd.ones((4, 2)), mx.nd.ones(2)], out=out)
+        file = tmp_path / f"{os.getpid()}-{kv.rank}.states"
+        kv.save_optimizer_states(file)
+        kv._barrier()
+        kv.load_optimizer_states(file)
+        kv.pushpull(["w", "b"], [mx.nd.ones((4, 2)), mx.nd.ones(2)], out=out)
+        return file.read_bytes(), out[0].asnumpy()
+
+    (first, weight), (second, _) = each(work)
+    assert first == second
+    updater = mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.1))
+    expected = mx.nd.ones((4, 2))
+    for step in range(4):
+        updater("w", mx.nd.ones((4, 2)) * WORKERS, expected)
+        if step < 3:
+            updater("b", mx.nd.ones(2) * WORKERS, mx.nd.ones(2))
+        if step == 2:
+            ours = mx.optimizer.get_updater(mx.optimizer.Adam(learning_rate=0.1))
+            ours.set_states(first)
+            for mine, theirs in zip(ours.states["w"], updater.states["w"], strict=True):
+                np.testing.assert_array_equal(mine.asnumpy(), theirs.asnumpy())
+    np.testing.assert_array_equal(weight, expected.asnumpy())
+
+
+@pytest.mark.parametrize(("params", "expected"), [({"type": "2bit", "threshold": 0.5}, 1.0), ({"type": "bf16"}, 1.5)])
+def test_compressed_gradients_keep_what_they_leave_out(each, params, expected):
+    def work(kv):
+        kv._layout.bound = 10
+        kv.set_gradient_compression(params)
+        kv.init("w", mx.nd.zeros((20,)))
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+        total, out = np.zeros(20), mx.nd.empty((20,))
+        for _ in range(4):
+            kv.push("w", filled((20,), 0.75))
+            kv.pull("w", out=out)
+            total = -out.asnumpy()
+        return total
+
+    for found in each(work):
+        first = 4 * WORKERS * 0.75 if params["type"] == "bf16" else WORKERS * (0.5 * 4)
+        assert (found == first).all()
+
+
+def test_compression_wants_float32():
+    def work(kv):
+        kv.set_gradient_compression({"type": "fp16"})
+        kv.init("w", mx.nd.zeros(2, dtype="float64"))
+        with pytest.raises(TypeInferenceError, match="float64, expected float32"):
+            kv.push("w", mx.nd.ones(2, dtype="float64"))
+
+    with job(1, 1) as made:
+        made.each(work)
+
+
+def test_an_asynchronous_store_applies_each_push_by_itself(each):
+    def work(kv):
+        kv.init("w", mx.nd.zeros(3))
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+        for _ in range(5 * (kv.rank + 1)):
+            kv.push("w", mx.nd.ones(3))
+        out = mx.nd.empty(3)
+        kv._barrier()
+        kv.pull("w", out=out)
+        return out.asnumpy().tolist(), kv.stats()["mode"]
+
+    assert each(work, "dist_async") == [([-15.0] * 3, "async")] * WORKERS
+
+
+def test_staleness_is_bounded_and_told(each):
+    def work(kv):
+        kv.init("w", mx.nd.zeros(3))
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+        for _ in range(30):
+            kv.push("w", mx.nd.ones(3))
+        kv._barrier()
+        return kv.stats()["largest_lag"]
+
+    lags = each(work, "dist_async", max_staleness=2)
+    assert all(lag <= 2 for lag in lags)
+
+
+def test_an_asynchronous_push_without_an_optimizer_is_refused_with_a_reason():
+    def work(kv):
+        kv.init("w", mx.nd.zeros(3))
+        out = mx.nd.empty(3)
+        kv.pushpull("w", mx.nd.ones(3), out=out)
+        with pytest.raises(KVStoreError, match=r"pushpull of 'w' was refused: .*call set_optimizer first"):
+            out.wait_to_read()
+
+    with job(1, 1) as made:
+        made.each(work, "dist_async")
+
+
+def test_uneven_data_waits_for_nobody(each):
+    def work(kv):
+        kv.init("w", mx.nd.zeros(2))
+        kv.set_optimizer(mx.optimizer.SGD(learning_rate=1.0))
+        out = mx.nd.empty(2)
+        for _ in range(2):
+            for _ in range(10 - kv.rank):
+                kv.pushpull("w", mx.nd.ones(2), out=out)
+            kv._barrier()
+        kv.pull("w", out=out)
+        return out.asnumpy()[0]
+
+    assert each(work) == [-38.0] * WORKERS
+
+
+def test_a_worker_that_leaves_holds_nobody_up(each):
+    def work(kv):
+        kv.init("w", mx.nd.zeros(2))
+        out = mx.nd.empty(2)
+        for _ in range(3 + 4 * kv.rank):
+            kv.pushpull("w", mx.nd.ones(2), out=out)
+        return out.asnumpy()[0]
+
+    assert each(work)[1] == 1.0
+
+
+def test_arrays_may_be_changed_once_a_push_is_enqueued(each):
+    def work(kv):
+        shapes = {"small": (4,), "large": (300, 100)}
+        kv.init(list(shapes), [mx.nd.zeros(shape) for shape in shapes.values()])
+        outs = []
+        for key, shape in shapes.items():
+            grad, out = filled(shape, 2), mx.nd.empty(shape)
+            kv.push(key, grad)
+            grad[:] = 100
+            kv.pull(key, out=out)
+            outs.append(out)
+        return [out.asnumpy() for out in outs]
+
+    for found in each(work):
+        assert all((array == 4).all() for array in found)
+
+
+def test_gradients_may_be_replaced_by_their_sum(each):
+    def work(kv):
+        kv.init("w", mx.nd.zeros((200, 200)))
+        grad = filled((200, 200), kv.rank)
+        kv.pushpull("w", grad)
+        return grad.asnumpy()
+
+    assert all((found == 1).all() for found in each(work))
+
+
+def test_bad_arguments_are_refused_at_the_call():
+    def work(kv):
+        kv.init("w", mx.nd.zeros((2, 2)))
+        with pytest.raises(KVStoreError, match="'w' has been started already"):
+            kv.init("w", mx.nd.zeros((2, 2)))
+        with pytest.raises(KVStoreError, match="either all int or all str"):
+            kv.init(3, mx.nd.zeros((2, 2)))
+        with pytest.raises(KVStoreError, match="there is no key 'v'"):
+            kv.push("v", mx.nd.zeros((2, 2)))
+        with pytest.raises(ShapeError, match=r"\(3,\), expected \(2, 2\)"):
+            kv.push("w", mx.nd.zeros(3))
+        with pytest.raises(TypeError, match="expected an mx.optimizer.Optimizer"):
+            kv.set_optimizer("sgd")
+        with pytest.raises(KVStoreError, match="run nothing that a worker sends"):
+            kv.set_updater(lambda key, merged, stored: None)
+        with pytest.raises(KVStoreError, match="no optimizer"):
+            kv.save_optimizer_states("nowhere")
+
+    with job(1, 1) as made:
+        made.each(work)
+
+
+def test_a_push_of_another_dtype_says_so_where_it_is_waited_for():
+    def work(kv):
+        kv.init("w", mx.nd.zeros(2))
+        out = mx.nd.zeros(2)
+        kv.pushpull("w", mx.nd.ones(2, dtype="float64"), out=out)
+        with pytest.raises(KVStoreError, match="float64 .* to a value of float32"):
+            out.wait_to_read()
+
+    with job(1, 1) as made:
+        made.each(work)
+
+
+def test_a_gradient_that_failed_is_not_pushed_and_tells_why():
+    def work(kv):
+        kv.init("w", mx.nd.zeros(2))
+        out, good = mx.nd.zeros(2), mx.nd.zeros(2)
+        broken = mx.nd.zeros(2)
+
+        def fail():
+            raise ZeroDivisionError("in the backward pass")
+
+        mx.engine.push(fail, writes=[broken])
+        kv.push("w", broken)
+        kv.pull("w", out=out)
+        with pytest.raises(ZeroDivisionError, match="in the backward pass"):
+            out.wait_to_read()
+        kv.pushpull("w", mx.nd.ones(2), out=good)
+        return good.asnumpy().tolist()
+
+    with job(1, 1) as made:
+        assert made.each(work) == [[1.0, 1.0]]
+
+
+def test_a_closed_store_says_so():
+    with job(1, 1) as made:
+        kv = made.store()
+        kv.init("w", mx.nd.zeros(2))
+        kv.close()
+        kv.close()
+        with pytest.raises(KVStoreError, match="has been closed"):
+            kv.push("w", mx.nd.ones(2))
+
+
+def test_under_stop_a_failed_worker_ends_the_others_waits_by_name():
+    with job(2, 1) as made:
+        ready = threading.Barrier(2)
+
+        def survive(kv):
+            kv.init("w", mx.nd.zeros(2))
+            out = mx.nd.zeros(2)
+            kv.pushpull("w", mx.nd.ones(2), out=out)
+            out.wait_to_read()
+            kv.pushpull("w", mx.nd.ones(2), out=out)
+            ready.wait()
+            out.wait_to_read()
+
+        def fail(kv):
+            kv.init("w", mx.nd.zeros(2))
+            out = mx.nd.zeros(2)
+            kv.pushpull("w", mx.nd.ones(2), out=out)
+            out.wait_to_read()
+            ready.wait()
+            raise RuntimeError("out of data")
+
+        survivor, culprit = made.begin(survive, rank=0), made.begin(fail, rank=1)
+        with pytest.raises(RuntimeError, match="out of data"):
+            culprit.result(30)
+        with pytest.raises(NodeGone, match=r"worker 1 .*out of data"):
+            survivor.result(30)
+
+
+def test_a_store_works_under_the_naive_engine():
+    def work(kv):
+        kv.init("w", mx.nd.zeros(2))
+        out = mx.nd.zeros(2)
+        kv.push("w", mx.nd.ones(2))
+        kv.pull("w", out=out)
+        return out.asnumpy().tolist()
+
+    with job(1, 1) as made, mx.engine.using(engine_type="NaiveEngine"):
+        assert made.each(work) == [[1.0, 1.0]]
+
+
+async def test_a_store_is_awaited_in_a_coroutine():
+    with job(1, 1) as made, made.store() as kv:
+        kv.init("w", mx.nd.zeros(2))
+        await kv.barrier()
+        out = mx.nd.zeros(2)
+        kv.pushpull("w", mx.nd.ones(2), out=out)
+        await out
+        await kv.ready()
+        assert kv.step == 1
