@@ -41,7 +41,7 @@ def test_pushes_of_all_workers_are_summed_and_pulled_by_all(each):
         return [*found, out.asnumpy(), kv.rank, kv.num_workers, kv.type]
 
     first, second = each(work)
-    for start, total, rank, workers, kind in (first, second):
+    for start, total, _, workers, kind in (first, second):
         assert (start == 5).all(), "the value of rank 0 counts"
         assert (total == 3).all(), "without an optimizer the sum takes the value's place"
         assert (workers, kind) == (WORKERS, "dist_sync")
@@ -295,7 +295,7 @@ def test_bad_arguments_are_refused_at_the_call():
             kv.push("v", mx.nd.zeros((2, 2)))
         with pytest.raises(ShapeError, match=r"\(3,\), expected \(2, 2\)"):
             kv.push("w", mx.nd.zeros(3))
-        with pytest.raises(TypeError, match="expected an mx.optimizer.Optimizer"):
+        with pytest.raises(TypeError, match=r"expected an mx\.optimizer\.Optimizer"):
             kv.set_optimizer("sgd")
         with pytest.raises(KVStoreError, match="run nothing that a worker sends"):
             kv.set_updater(lambda key, merged, stored: None)
@@ -311,7 +311,7 @@ def test_a_push_of_another_dtype_says_so_where_it_is_waited_for():
         kv.init("w", mx.nd.zeros(2))
         out = mx.nd.zeros(2)
         kv.pushpull("w", mx.nd.ones(2, dtype="float64"), out=out)
-        with pytest.raises(KVStoreError, match="float64 .* to a value of float32"):
+        with pytest.raises(KVStoreError, match=r"float64 .* to a value of float32"):
             out.wait_to_read()
 
     with job(1, 1) as made:
