@@ -8,7 +8,7 @@ them from those that come back, and nobody waits for a worker that has gone on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 __all__ = ["MOST_NAMES", "Barriers"]
@@ -76,19 +76,20 @@ class Barriers:
             self._end(name, number)
         return bool(news)
 
-    def settle(self, workers: Collection[str], newcomers: Collection[str] = ()) -> list[str]:
+    def settle(
+        self, workers: Collection[str], newcomers: Callable[[str], Collection[str]] = lambda name: ()
+    ) -> list[str]:
         """End the round of every barrier at which all `workers` wait; return their names.
 
         Args:
             workers: who lives.
-            newcomers: of these, who joined late and has come to no meeting yet.
+            newcomers: of a meeting, who of these joined late and has not come to it yet.
         """
-        old = set(workers).difference(newcomers)
-        complete = [
-            name
-            for name, waiting in self.waiting.items()
-            if waiting and waiting.issuperset((old if name in self.meetings else None) or workers)
-        ]
+
+        def wanted(name: str) -> Collection[str]:
+            return (set(workers).difference(newcomers(name)) if name in self.meetings else ()) or workers
+
+        complete = [name for name, waiting in self.waiting.items() if waiting and waiting.issuperset(wanted(name))]
         for name in complete:
             self._end(name, self.rounds.get(name, 0) + 1)
         return complete

@@ -41,6 +41,7 @@ T = TypeVar("T")
 
 REMEMBERED = 32  # nodes lost lately that a view tells of
 LAST = 1 << 62  # of terms, epochs and rounds, all of which must be able to grow
+MOST_ROUNDS = 1 << 62
 PAST = 4096  # nodes without a place of which we still know that they had one
 
 
@@ -123,8 +124,7 @@ class Place:
         basis: the view (term and epoch) that the knowledge comes from.
         confirmed: whether the holder itself was heard of in this term.
         late: whether it joined a running job.
-        met: whether it has come to a meeting since.
-        since: of the meetings that it came to first, the rounds that had ended then.
+        since: of each meeting that it has come to, if it was late, the rounds that had ended when it came first.
         beat: the newest sign of life.
         doing: what it said it was doing.
     """
@@ -134,7 +134,6 @@ class Place:
     basis: tuple[int, int]
     confirmed: bool = True
     late: bool = False
-    met: bool = False
     since: dict[str, int] = field(default_factory=dict)
     beat: int = 0
     doing: str = ""
@@ -264,7 +263,8 @@ class Members:
             node: the worker.
             incarnation: which start of it.
             term: the scheduler that it is registered with.
-            name: the barrier's name.
+            name: the barrier's name. ``"name 3"`` belongs to round 3 of the meeting ``"name"``: who came to that later is
+                not waited for here either.
             after: the last round of this name that the worker knows of.
             first: whether this process comes here for the first time.
             meet: whether this is a meeting: who joined late is not waited for until it comes by itself, and is not
@@ -293,10 +293,19 @@ class Members:
     def _met(self, place: Place, name: str, after: int) -> int:
         """A worker comes to a meeting; return the round after which it really comes."""
         self.barriers.meetings.add(name)
-        if place.late and not place.met:
-            place.met = True
-            place.since[name] = self.barriers.rounds.get(name, 0)
+        if place.late and _meeting(name)[1] is None:
+            place.since.setdefault(name, self.barriers.rounds.get(name, 0))
         return max(after, place.since.get(name, 0))
+
+    def _newcomers(self, name: str) -> list[str]:
+        """The workers that joined late and have not come to a meeting yet, or came later than to the round it is of."""
+        meeting, number = _meeting(name)
+        before = MOST_ROUNDS if number is None else number
+        return [
+            place.member.id
+            for place in self._living("worker")
+            if place.late and place.since.get(meeting, MOST_ROUNDS) >= before
+        ]
 
     def withdraw(self, node: str, incarnation: int, name: str) -> None:
         """A worker gives up waiting for a barrier.
@@ -457,8 +466,7 @@ class Members:
             self._deserted = None if workers else self._deserted if self._deserted is not None else now
             if not workers and any(place.member.state == "left" for place in self._held("worker")):
                 self._end("finished")
-            newcomers = [place.member.id for place in self._living("worker") if place.late and not place.met]
-            self.version += bool(self.barriers.settle(workers, newcomers))
+            self.version += bool(self.barriers.settle(workers, self._newcomers))
         if self.phase != before:
             self.epoch += 1
             self.version += 1
@@ -535,6 +543,12 @@ def _put(found: dict[str, T], key: str, value: T) -> None:
     found[key] = value
     while len(found) > PAST:
         del found[next(iter(found))]
+
+
+def _meeting(name: str) -> tuple[str, int | None]:
+    """The meeting that a barrier belongs to, and of which of its rounds it is."""
+    meeting, _, number = name.rpartition(" ")
+    return (meeting, int(number)) if meeting and number.isdecimal() and len(number) < 19 else (name, None)
 
 
 def rounds_from_wire(wire: Mapping[str, Any]) -> dict[str, int]:

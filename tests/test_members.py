@@ -235,6 +235,18 @@ def test_a_late_worker_is_not_waited_for_at_a_meeting_until_it_comes_and_then_me
     assert members.barrier(5.0, "w0", 1, 1, "epoch", after=3, meet=True) is None  # it is waited for now
 
 
+def test_who_comes_late_to_a_meeting_is_not_waited_for_where_that_goes_on():
+    members = formed()
+    members.fail(1.0, "w1", 1)
+    members.join(2.0, Hello("new", "worker", 1))
+    assert members.barrier(3.0, "w0", 1, 1, "epoch", meet=True) == 1
+    assert members.barrier(3.5, "new", 1, 1, "epoch", first=True, meet=True) is None  # for round 2
+    assert members.barrier(4.0, "w0", 1, 1, "epoch 1", meet=True) == 1
+    assert members.barrier(5.0, "w0", 1, 1, "epoch", after=1, meet=True) == 2
+    assert members.barrier(5.0, "w0", 1, 1, "epoch 2", meet=True) is None  # it is of this round
+    assert members.barrier(5.0, "new", 1, 1, "epoch 2", first=True, meet=True) == 1
+
+
 def test_late_workers_alone_meet_among_themselves():
     members = formed()
     for rank in (0, 1):
