@@ -6,9 +6,9 @@ Example:
     >>> kv.pushpull("weight", gradients, out=weights)
 """
 
-from flowmx.kvstore.base import KVStoreBase, TestStore, create, register
+from flowmx.kvstore.base import KVStoreBase, TestStore, create, create_async, register
 from flowmx.kvstore.launching import launch
 from flowmx.kvstore.local import KVStore
 from flowmx.kvstore.worker.store import DistKVStore
 
-__all__ = ["DistKVStore", "KVStore", "KVStoreBase", "TestStore", "create", "launch", "register"]
+__all__ = ["DistKVStore", "KVStore", "KVStoreBase", "TestStore", "create", "create_async", "launch", "register"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from typing import Any, ClassVar, TypeVar
 
 from flowmx.ndarray import NDArray
 from flowmx.registry import Registry
 
-__all__ = ["KVStoreBase", "TestStore", "create", "register"]
+__all__ = ["KVStoreBase", "TestStore", "create", "create_async", "register"]
 
 _ELSEWHERE = ("nccl", "horovod", "byteps", "p3")
 
@@ -84,6 +85,14 @@ class KVStoreBase:
 
     # What Module and Trainer call.
 
+    _is_remote: ClassVar[bool] = False
+    """Whether other processes keep the values, and the states of the optimizer."""
+
+    @property
+    def _is_synchronous(self) -> bool:
+        """Whether a pull gives what all workers have pushed; otherwise each goes on by itself."""
+        return True
+
     def _share(self, key: Any, arrays: list[NDArray]) -> None:
         """Start a key whose value lives on several devices, and is updated by the store; or go on with other arrays."""
         self.broadcast(key, arrays[0], out=arrays)
@@ -91,6 +100,19 @@ class KVStoreBase:
     def _install(self, updater: Any) -> None:
         """Let the store update weights by an updater, or as it does."""
         self.set_optimizer(updater.optimizer)
+
+    def _watch(self) -> None:
+        """Arrange for signals to the main thread, where the store was made beside it."""
+
+    def _refresh(self) -> None:
+        """Let the store know what has changed of its optimizer (the learning rate, what gradients are divided by)."""
+
+    async def _begin_fit(self, epoch: int) -> tuple[int, int]:
+        """The epoch and the batch to begin with: the given one, or those that other workers have come to."""
+        return epoch, 0
+
+    async def _end_epoch(self, epoch: int) -> None:
+        """Await that every worker has come to the end of an epoch; `epoch` is the next."""
 
 
 registry: Registry[KVStoreBase] = Registry(KVStoreBase, "kvstore")
@@ -179,6 +201,17 @@ def create(name: str = "local", **options: Any) -> Any:
     if name not in registry.classes:
         _refuse(name)
     return registry.find(name).open(name, **options)
+
+
+async def create_async(name: str = "local", **options: Any) -> Any:
+    """As :func:`create`, awaited: a store of several machines is there when all of its job's nodes are.
+
+    Example:
+        >>> kv = await mx.kv.create_async("dist_sync")
+    """
+    store = await asyncio.to_thread(create, name, **options)
+    store._watch()
+    return store
 
 
 def _refuse(name: str) -> None:

@@ -28,6 +28,7 @@ from flowmx.kvstore import compression
 from flowmx.kvstore.base import registry
 from flowmx.kvstore.keys import Key, grouped, paired
 from flowmx.kvstore.local import KVStore, Slot
+from flowmx.kvstore.roles import run_if_server
 from flowmx.kvstore.shards import Layout
 from flowmx.kvstore.worker import states
 from flowmx.kvstore.worker.actor import Deferred
@@ -98,7 +99,9 @@ class DistKVStore(KVStore):
             NodeGone: a node of the job was lost before it began.
             KVStoreError: this process has a store of another kind.
         """
-        return _of_process(cls, name, _mode(name, **options))
+        mode = _mode(name, **options)
+        run_if_server()
+        return _of_process(cls, name, mode)
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -262,6 +265,9 @@ class DistKVStore(KVStore):
             self._starts += 1
             work = self._session.configure_together
             self._control_by("kvstore set_optimizer", work, (self._configured, f"optimizer {self._starts}"))
+
+    def _watch(self) -> None:
+        leave_on_sigterm()
 
     def _refresh(self) -> None:
         with self._lock:

@@ -1,0 +1,107 @@
+"""Jobs without a launcher of flowmx: every process learns from its environment alone what it is."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import asyncio, sys
+from flowmx.comm.node import Node
+from flowmx.kvstore.roles import run_if_server
+
+print("the program begins", flush=True)
+run_if_server()
+
+async def main():
+    async with Node.from_settings() as node:
+        print("worker", node.rank, "with", len(node.view.servers), "servers")
+        await node.barrier("end")
+
+asyncio.run(main())
+"""
+
+NAMES = {
+    "MXNet's": {
+        "role": "DMLC_ROLE",
+        "workers": "DMLC_NUM_WORKER",
+        "servers": "DMLC_NUM_SERVER",
+        "host": "DMLC_PS_ROOT_URI",
+        "port": "DMLC_PS_ROOT_PORT",
+    },
+    "flowmx's": {"role": "FLOWMX_ROLE", "workers": "FLOWMX_NUM_WORKERS", "servers": "FLOWMX_NUM_SERVERS"},
+}
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def environ(names, role, port):
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLOWMX_", "DMLC_"))}
+    found = {names["role"]: role, names["workers"]: "2", names["servers"]: "1"}
+    if "host" in names:
+        return kept | found | {names["host"]: "127.0.0.1", names["port"]: str(port)}
+    return kept | found | {"FLOWMX_SCHEDULER": f"http://127.0.0.1:{port}"}
+
+
+@pytest.mark.parametrize("names", NAMES)
+def test_one_program_started_in_each_role(names, tmp_path):
+    path, port = tmp_path / "train.py", free_port()
+    path.write_text(PROGRAM)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    found = [
+        subprocess.Popen([sys.executable, str(path)], env=environ(NAMES[names], role, port), **pipes)
+        for role in ("worker", "server", "scheduler", "worker")
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in found]
+    assert [process.returncode for process in found] == [0, 0, 0, 0], outputs
+    assert all("the program begins" in output for output in outputs)
+    assert sorted(line for line in "".join(outputs).splitlines() if line.startswith("worker")) == [
+        "worker 0 with 1 servers",
+        "worker 1 with 1 servers",
+    ]
+    assert f"flowmx scheduler at http://127.0.0.1:{port}" in outputs[2]
+
+
+def test_a_server_without_a_scheduler_says_what_is_missing(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        env={**os.environ, "FLOWMX_ROLE": "server"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "FLOWMX_SCHEDULER" in done.stderr
+
+
+def test_a_scheduler_by_environment_alone_ends_at_sigterm():
+    port = free_port()
+    command = [sys.executable, "-c", PROGRAM]
+    with subprocess.Popen(
+        command, env=environ(NAMES["MXNet's"], "scheduler", port), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "the program begins\n"
+        assert process.stdout.readline() == f"flowmx scheduler at http://127.0.0.1:{port}\n"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+def test_an_address_that_is_none():
+    done = subprocess.run(
+        [sys.executable, "-m", "flowmx", "scheduler"],
+        env={**os.environ, "FLOWMX_SCHEDULER": "127.0.0.1:many"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "FLOWMX_SCHEDULER was given '127.0.0.1:many'; it takes host:port" in done.stderr
