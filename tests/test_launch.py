@@ -5,6 +5,7 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +116,56 @@ async def test_a_node_that_is_killed_in_the_middle_comes_back_under_elastic(tmp_
     status, run = await launch(program(tmp_path, NODE), heard, workers=2, policy="elastic")
     assert status == 0, run.lines
     assert f"{name} is started again (2 restarts left)" in run.said("launch")
+
+
+STORE = """
+import time
+from pathlib import Path
+import flowmx as mx
+
+kv = mx.kv.create("dist_sync")
+keys = [str(i) for i in range(8)]
+kv.init(keys, [mx.nd.zeros(3)] * 8)
+out = [mx.nd.zeros(3) for _ in keys]
+
+def wait(condition):
+    while not condition():
+        time.sleep(0.02)
+
+def push(value):
+    kv.push(keys, [mx.nd.full(3, value)] * 8)
+    kv.pull(keys, out=out)
+    print("pulled", sorted({float(x) for array in out for x in array.asnumpy()}), flush=True)
+
+push(1)
+now = time.time()
+wait(lambda: len(saved := list(Path(sys.argv[1]).iterdir())) == 2 and all(p.stat().st_mtime > now for p in saved))
+print("saved", flush=True)
+wait(Path(sys.argv[1] + ".killed").exists)
+kv.pull(keys, out=out)
+print("again", sorted({float(x) for array in out for x in array.asnumpy()}), flush=True)
+push(2)
+"""
+
+
+async def test_servers_that_all_die_together_go_on_from_their_snapshots(tmp_path):
+    def heard(launcher, who, line):
+        if line == "saved":
+            for name in ("server 0", "server 1"):
+                launcher._children[name].signal(signal.SIGKILL)
+            Path(f"{folder}.killed").touch()
+
+    folder = tmp_path / "state"
+    options = {"workers": 1, "servers": 2, "policy": "elastic", "snapshot": str(folder), "snapshot_every": 0.1}
+    status, run = await launch([*program(tmp_path, STORE), str(folder)], heard, **options)
+    assert status == 0, run.lines
+    assert [line for line in run.said("worker 0") if line[0] in "pas"] == [
+        "pulled [1.0]",
+        "saved",
+        "again [1.0]",
+        "pulled [2.0]",
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == ["server-0.snapshot", "server-1.snapshot"]
 
 
 async def test_restarts_come_to_an_end(tmp_path):

@@ -1,7 +1,7 @@
 """Outlives a launcher, kills what it started, and removes its folders.
 
-It reads ``+<group>`` and ``-<group>`` lines, and at their end kills the groups that are left; then it removes what lines
-with an absolute path named.
+It reads ``+<group>`` and ``-<group>`` lines, and at their end kills the groups that are left; then it removes the
+folders whose paths it read.
 
 Run as a program of its own, with the standard library alone, so that it starts fast and holds little. However the
 launcher dies, its end of the pipe closes.

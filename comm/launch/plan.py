@@ -122,9 +122,9 @@ class Plan:
             kept = ("--snapshot", folder, "--snapshot-every", str(self.snapshot_every)) if folder else ()
             return ("server", "--host", address, *servers, *kept)
         # The scheduler's file must not outlive the job: another job would look for the nodes of this one.
-        kept = ("--snapshot", f"{scratch}/scheduler") if folder else ()
+        file = ("--snapshot", f"{scratch}/scheduler") if scratch and self.policy == "elastic" else ()
         job = ("--workers", str(self.workers), *servers, "--policy", self.policy)
-        return ("scheduler", "--host", address, "--port", port, *job, *kept)
+        return ("scheduler", "--host", address, "--port", port, *job, *file)
 
 
 @dataclass(frozen=True)

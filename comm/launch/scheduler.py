@@ -8,6 +8,7 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from flowmx import settings
 from flowmx.comm.members import POLICIES, Job
@@ -38,6 +39,22 @@ async def serve(scheduler: Scheduler, host: str, port: int) -> int:
     return int(view.phase == "failed")
 
 
+def _where(config: settings.Settings) -> tuple[str, int]:
+    """Host and port of a scheduler that nobody tells more than the environment does: where the nodes look for it.
+
+    Raises:
+        SettingError: the address is none.
+    """
+    address = config.scheduler
+    if not address:
+        return config.node_host, 0
+    try:
+        found = urlsplit(address if "://" in address else f"http://{address}")
+        return found.hostname or config.node_host, found.port or 0
+    except ValueError as error:
+        raise settings.SettingError(f"FLOWMX_SCHEDULER was given {address!r}; it takes host:port ({error})") from None
+
+
 def parser() -> argparse.ArgumentParser:
     """What ``scheduler`` takes.
 
@@ -45,9 +62,10 @@ def parser() -> argparse.ArgumentParser:
         SettingError: a setting, which is a default here, has a wrong value.
     """
     config = settings.get()
+    host, port = _where(config)
     found = argparse.ArgumentParser(prog="flowmx scheduler", description="The scheduler of a distributed job.")
-    found.add_argument("--host", default=config.node_host, help="the address to serve on (FLOWMX_NODE_HOST)")
-    found.add_argument("--port", type=int, default=0, help="the port; 0 takes a free one")
+    found.add_argument("--host", default=host, help="the address to serve on (FLOWMX_SCHEDULER, or FLOWMX_NODE_HOST)")
+    found.add_argument("--port", type=int, default=port, help="the port (FLOWMX_SCHEDULER); 0 takes a free one")
     found.add_argument("--workers", type=int, default=config.num_workers, help="workers of the job")
     found.add_argument("--servers", type=int, default=config.num_servers, help="servers of the job")
     found.add_argument("--policy", choices=POLICIES, default=config.kvstore_policy, help="what a lost node means")

@@ -193,7 +193,7 @@ def give_room(key: str) -> None:
 
 
 async def relay(key: str, operation: str, header: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-    """Call an operation of the job's scheduler, which a task of this Dask worker runs; None where there is no answer."""
+    """Call an operation of the job's scheduler, which runs under a task here; None where there is no answer."""
     running = _running.get(key)
     if running is None or not running.address:
         return None
