@@ -392,6 +392,10 @@ class Node:
                 raise TimeoutError(f"after {timeout:g} s the barrier {name!r} still waits for {who or 'the scheduler'}")
             return self._rounds[name]
 
+    def is_past(self, name: str) -> bool:
+        """Whether the others had passed a barrier when this node joined, which has not come there itself yet."""
+        return name in self._rounds and name not in self._passed
+
     async def _within(self, seconds: float | None, wait: Callable[[], Awaitable[object]]) -> bool:
         if seconds is not None:
             return await within(self._clock, seconds, wait)

@@ -8,6 +8,7 @@ import pytest
 import flowmx as mx
 from flowmx import gluon
 from flowmx.gluon import nn
+from flowmx.settings import SettingError
 
 BOTH = [mx.cpu(0), mx.cpu(1)]
 
@@ -148,7 +149,7 @@ def test_the_learning_rate_can_be_set():
             ValueError,
             "optimizer_params came with it",
         ),
-        (lambda: (network().collect_params(), "sgd", None, "dist_sync"), NotImplementedError, "KVStore issue"),
+        (lambda: (network().collect_params(), "sgd", None, "dist_sync"), SettingError, "belongs to no job"),
         (lambda: ([gluon.Parameter("lost")], "sgd"), RuntimeError, "'lost' is not initialized"),
     ],
 )

@@ -12,6 +12,7 @@ from flowmx import devices
 from flowmx.devices import Device, Generator
 from flowmx.engine import ThreadActor
 from flowmx.kvstore import merge
+from flowmx.settings import SettingError
 from tests.fixtures import record_kvstore as recorded
 
 TOLD = json.loads(recorded.FILE.read_text())
@@ -404,8 +405,8 @@ def test_the_base_says_what_a_store_lacks(call):
     [
         (5, TypeError, "name is 5, expected the name of a kvstore"),
         ("locall", ValueError, "did you mean 'local'"),
-        ("dist_sync", NotImplementedError, "training over several machines"),
-        ("dist_device_async", NotImplementedError, "use 'local' or 'device'"),
+        ("dist_sync", SettingError, "`python -m flowmx launch` sets it"),
+        ("dist_device_async", SettingError, "belongs to no job"),
         ("nccl", NotImplementedError, "use 'device'"),
     ],
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx.settings import SettingError
 from tests.fixtures import record_training as recorded
 
 TOLD = json.loads((recorded.FOLDER / "network.json").read_text())
@@ -327,7 +328,7 @@ def test_refuses_what_can_not_be(error, call, message):
 async def test_refuses_what_can_not_be_trained():
     with pytest.raises(ValueError, match="num_epoch is missing"):
         await module().fit(data())
-    with pytest.raises(NotImplementedError, match="KVStore"):
+    with pytest.raises(SettingError, match="belongs to no job"):
         await fitted(kvstore="dist_sync")
     with pytest.raises(TypeError, match="optimizer is 5, expected a name"):
         await fitted(optimizer=5)

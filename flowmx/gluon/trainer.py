@@ -13,7 +13,7 @@ from flowmx.devices import Context
 from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.kvstore import KVStoreBase, compression
-from flowmx.kvstore.choice import chosen, updates
+from flowmx.kvstore.choice import check_updates, chosen, is_elsewhere, updates
 from flowmx.ndarray import NDArray
 from flowmx.serialization.atomic import replace_file
 
@@ -28,7 +28,7 @@ class Trainer:
         optimizer: the name of an optimizer, or one.
         optimizer_params: its arguments, where it is given by name.
         kvstore: ``"device"``, ``"local"``, another name that ``mx.kv.create`` takes, or a store: it sums gradients over
-            devices. One device of one process needs none.
+            devices and, as ``"dist_sync"``, over machines. One device of one process needs none.
         compression_params: what the store's ``set_gradient_compression`` takes.
         update_on_kvstore: update each weight once, in the store, or on every device by itself. By default the store
             updates if it can, unless :meth:`allreduce_grads` or :meth:`update` is called before :meth:`step`.
@@ -86,10 +86,7 @@ class Trainer:
         store = self._kvstore
         if store is None:
             return False
-        if update_on_kvstore and not store.is_capable(KVStoreBase.OPTIMIZER):
-            raise ValueError(
-                f"Trainer: update_on_kvstore is True, but the kvstore {store.type!r} can not update weights: pass False"
-            )
+        check_updates("Trainer", store, update_on_kvstore)
         return update_on_kvstore
 
     def _made(self, optimizer: str | opt.Optimizer, arguments: dict[str, Any]) -> opt.Optimizer:
@@ -218,6 +215,7 @@ class Trainer:
     def _update_in_store(self, params: list[tuple[int, Parameter]]) -> None:
         store = self._kvstore
         assert store is not None
+        store._refresh()
         for index, param in params:
             arrays = param.list_data()
             if self._started.get(index) is not arrays[0]:
@@ -228,13 +226,37 @@ class Trainer:
             for ctx in self._contexts:
                 param._mark_used(ctx)
 
+    def _store(self) -> KVStoreBase:
+        assert self._kvstore is not None
+        return self._kvstore
+
     def _update(self, params: list[tuple[int, Parameter]]) -> None:
         for index, param in params:
             for ctx, updater in self._updaters.items():
                 updater(index, param.grad(ctx), param.data(ctx))
                 param._mark_used(ctx)
 
+    # -- several machines ------------------------------------------------------------------------------
+
+    async def barrier(self) -> None:
+        """Await that every worker of the job has come here, such as to the end of an epoch.
+
+        Who waits here holds nobody up that has batches left; afterwards all have the same parameters. Without a store
+        of several machines it is over at once.
+        """
+        store = self._kvstore
+        if store is None or not store._is_remote:
+            return
+        await store.barrier()  # type: ignore[attr-defined]
+        if self._update_on_kvstore:
+            for index in self._started:
+                store.pull(index, out=self._params[index].list_data(), priority=-index)  # type: ignore[attr-defined]
+
     # -- states ----------------------------------------------------------------------------------------
+
+    def _is_updated_elsewhere(self) -> bool:
+        """Whether the states are kept by other processes."""
+        return is_elsewhere(self._kvstore) and self._on_kvstore(otherwise=None)
 
     async def ready(self) -> None:
         """Await the optimizer's states, so that saving them does not block."""
@@ -247,8 +269,8 @@ class Trainer:
         Args:
             fname: the file.
         """
-        if self._kvstore is not None and self._kvstore.num_workers > 1 and self._on_kvstore(otherwise=None):
-            self._kvstore.save_optimizer_states(fname, dump_optimizer=True)
+        if self._is_updated_elsewhere():
+            self._store().save_optimizer_states(fname, dump_optimizer=True)
         else:
             replace_file(fname, [next(iter(self._updaters.values())).get_states(dump_optimizer=True)])
 
@@ -259,8 +281,8 @@ class Trainer:
             StatesFormatError: the file is something else, or damaged.
             OSError: it can not be read.
         """
-        if self._kvstore is not None and self._kvstore.num_workers > 1 and self._on_kvstore(otherwise=None):
-            self._kvstore.load_optimizer_states(fname)
+        if self._is_updated_elsewhere():
+            self._store().load_optimizer_states(fname)
             return
         states = Path(fname).read_bytes()
         for updater in self._updaters.values():

@@ -29,9 +29,31 @@ def chosen(given: Any, devices: int) -> KVStoreBase | None:
     if given is not None and not isinstance(given, str):
         raise TypeError(f"kvstore is {given!r}, expected a name such as 'device', a KVStore or None")
     store: KVStoreBase = create(given or "local")
-    if devices > 1 or store.num_workers > 1:
+    if devices > 1 or is_elsewhere(store):
         return store
     return None
+
+
+def is_elsewhere(store: KVStoreBase | None) -> bool:
+    """Whether a store takes in gradients of other processes, or keeps its values there."""
+    return store is not None and (store._is_remote or store.num_workers > 1)
+
+
+def check_updates(call: str, store: KVStoreBase, on_kvstore: bool | None) -> None:
+    """Check that the weights can be updated where somebody says.
+
+    Raises:
+        ValueError: the store can not do it, or nobody else can.
+    """
+    if on_kvstore and not store.is_capable(KVStoreBase.OPTIMIZER):
+        raise ValueError(
+            f"{call}: update_on_kvstore is True, but the kvstore {store.type!r} can not update weights: pass False"
+        )
+    if on_kvstore is False and not store._is_synchronous:
+        raise ValueError(
+            f"{call}: update_on_kvstore is False, but the workers of a kvstore {store.type!r} see no sums to update "
+            "weights by: leave it out, or use 'dist_sync'"
+        )
 
 
 def updates(store: KVStoreBase | None, given: Any, shapes: Iterable[tuple[int, ...]]) -> bool:
@@ -44,6 +66,8 @@ def updates(store: KVStoreBase | None, given: Any, shapes: Iterable[tuple[int, .
     """
     if store is None or given is None or not store.is_capable(KVStoreBase.OPTIMIZER):
         return False
+    if not store._is_synchronous:
+        return True
     if given == "local" and max(map(math.prod, shapes), default=0) > _BIG:
         return False
     return settings.get().update_on_kvstore

@@ -243,6 +243,10 @@ class BaseModule:
         The loop runs ahead of the devices within the engine's limits, and gives way to other tasks at each
         batch. Cancelling it leaves the module as the last enqueued batch makes it.
 
+        Over several machines (``kvstore="dist_sync"``) the workers meet at the end of each epoch: who has fewer batches
+        holds nobody up, and all have the same parameters then. A worker that joins late, or a job that goes on from
+        snapshots, begins with the epoch and the batch that the job has come to.
+
         Args:
             train_data: the batches to train on.
             eval_data: batches to evaluate on after each epoch.
@@ -250,7 +254,7 @@ class BaseModule:
             epoch_end_callback: called with (epoch, symbol, arg_params, aux_params), all computed. Callbacks
                 may be lists, and return something awaitable, which is awaited.
             batch_end_callback: called with a ``mx.model.BatchEndParam``.
-            kvstore: what sums gradients over devices; see :meth:`Module.init_optimizer`.
+            kvstore: what sums gradients over devices and machines; see :meth:`Module.init_optimizer`.
             optimizer: a name, or an optimizer.
             optimizer_params: its arguments. ``rescale_grad`` defaults to one over the batch size.
             eval_end_callback: called after each evaluation, like ``batch_end_callback``.
@@ -286,14 +290,15 @@ class BaseModule:
             validation_metric = eval_metric
         eval_metric = _metric(eval_metric)
 
+        begin_epoch, done = await self._begin_fit(begin_epoch)
         for epoch in range(begin_epoch, num_epoch):
             started = time.perf_counter()
             eval_metric.reset()
             batches = _batches(train_data)
-            following = await anext(batches, None)
-            if following is None:
+            following = await _after(done, batches)
+            if following is None and not done:
                 raise ValueError("fit: train_data gave no batch: is it empty, or does it need a reset()?")
-            nbatch = 0
+            nbatch, done, totals = done, 0, []
             while following is not None:
                 data_batch = following
                 if monitor is not None:
@@ -311,6 +316,7 @@ class BaseModule:
                 await _call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
                 await _give_way()
                 nbatch += 1
+            await self._end_epoch(epoch + 1)
             for name, value in totals:
                 self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
             arg_params, aux_params = await self._synchronized()
@@ -324,6 +330,13 @@ class BaseModule:
                 for name, value in scores:
                     self.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
             train_data.reset()
+
+    async def _begin_fit(self, epoch: int) -> tuple[int, int]:
+        """The epoch and the batch to begin with: the given one, or those that other workers are at."""
+        return epoch, 0
+
+    async def _end_epoch(self, epoch: int) -> None:
+        """Await that all workers have come to the end of an epoch; `epoch` is the next."""
 
     async def _synchronized(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """The parameters, computed; auxiliary states are made the same on all devices."""
@@ -465,6 +478,14 @@ async def _batches(data: Any) -> AsyncIterator[Any]:
     iterator = iter(data)
     while (batch := await asyncio.to_thread(next, iterator, None)) is not None:
         yield batch
+
+
+async def _after(count: int, batches: AsyncIterator[Any]) -> Any:
+    """The batch after so many; None where there is none."""
+    for _ in range(count):
+        if await anext(batches, None) is None:
+            return None
+    return await anext(batches, None)
 
 
 async def _first(count: int | None, data: Any) -> AsyncIterator[Any]:

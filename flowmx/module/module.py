@@ -15,7 +15,7 @@ from flowmx.devices import Context, cpu
 from flowmx.initializer import InitDesc, Uniform
 from flowmx.io import DataDesc
 from flowmx.kvstore import KVStoreBase, compression
-from flowmx.kvstore.choice import chosen, updates
+from flowmx.kvstore.choice import chosen, is_elsewhere, updates
 from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
 from flowmx.module.group import ExecutorGroup, merged
 from flowmx.ndarray import NDArray
@@ -162,7 +162,7 @@ class Module(BaseModule):
 
     def _is_updated_elsewhere(self) -> bool:
         """Whether the states are kept by other processes."""
-        return self._update_on_kvstore and self._kvstore is not None and self._kvstore.num_workers > 1
+        return self._update_on_kvstore and is_elsewhere(self._kvstore)
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -367,6 +367,25 @@ class Module(BaseModule):
             self._executors("fit").set_params({}, params[1])
         return params
 
+    async def _begin_fit(self, epoch: int) -> tuple[int, int]:
+        return (epoch, 0) if self._kvstore is None else await self._kvstore._begin_fit(epoch)
+
+    async def _end_epoch(self, epoch: int) -> None:
+        store = self._kvstore
+        if store is None:
+            return
+        await store._end_epoch(epoch)
+        if store._is_remote and self._update_on_kvstore:
+            self._pull_params()
+
+    def _pull_params(self) -> None:
+        """Take what the others have made of the parameters meanwhile."""
+        self._stale = True
+        group = self._executors("fit")
+        for index, name in enumerate(self._param_names):
+            if group.gradients(name)[0] is not None:
+                self._store().pull(name, group.on_devices(name), priority=-index)  # type: ignore[attr-defined]
+
     # -- the optimizer ---------------------------------------------------------------------------------
 
     def init_optimizer(
@@ -383,7 +402,8 @@ class Module(BaseModule):
                 module's parameters are by name. It sums gradients over devices and, if it can, updates the
                 parameters. One device of one process needs none. None sums, and updates on the first device.
             optimizer: a name, or an optimizer.
-            optimizer_params: its arguments. ``rescale_grad`` defaults to one over the batch size.
+            optimizer_params: its arguments. ``rescale_grad`` defaults to one over the batch size, which is that of all
+                workers together where a store sums what they push (``"dist_sync"``).
             force_init: install another one where there is one.
 
         Raises:
@@ -395,7 +415,7 @@ class Module(BaseModule):
             self.logger.warning("optimizer already initialized, ignoring...")
             return
         store = chosen(kvstore, len(self._contexts))
-        rescale_grad = 1.0 / self._executors("init_optimizer").batch_size
+        rescale_grad = 1.0 / (self._executors("init_optimizer").batch_size * _adding(store))
         names: dict[int | str, str] = dict(enumerate(self._param_names))
         if isinstance(optimizer, str):
             arguments = {"rescale_grad": rescale_grad, **dict(optimizer_params)}
@@ -406,7 +426,7 @@ class Module(BaseModule):
             if optimizer.rescale_grad != rescale_grad:
                 warnings.warn(
                     f"init_optimizer: the optimizer's rescale_grad is {optimizer.rescale_grad}, and one over the batch "
-                    f"size is {rescale_grad}: is this intended?",
+                    f"size of all workers is {rescale_grad}: is this intended?",
                     stacklevel=2,
                 )
             optimizer.idx2name = optimizer.idx2name or dict(names)
@@ -486,6 +506,8 @@ class Module(BaseModule):
         """Enqueue the update of every parameter by its gradient, summed over the devices."""
         group, updater = self._executors("update"), self._installed("update")
         self._stale = True
+        if self._update_on_kvstore:
+            self._store()._refresh()
         for index, name in enumerate(self._param_names):
             grads, weights = group.gradients(name), group.on_devices(name)
             if grads[0] is None:
@@ -570,6 +592,11 @@ class Module(BaseModule):
         if self._updater is None:
             raise RuntimeError(f"{name}: the module has no optimizer: call init_optimizer() first")
         return self._updater
+
+
+def _adding(store: KVStoreBase | None) -> int:
+    """How many workers' gradients a store adds up."""
+    return store.num_workers if store is not None and store._is_synchronous else 1
 
 
 def _check_names(arguments: Sequence[str], names: Sequence[str], argument: str, throw: bool) -> None:

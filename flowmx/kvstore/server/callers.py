@@ -16,7 +16,7 @@ __all__ = ["OPERATIONS", "Callers", "identity"]
 OPERATIONS: Mapping[str, Role | None] = {
     "open": "worker", "set_optimizer": "worker", "init": "worker", "rest": "worker", "push": "worker",
     "pull": "worker", "pushpull": "worker", "row_sparse_pull": "worker", "save_states": "worker",
-    "load_states": "worker", "stats": None, "messages": "server",
+    "load_states": "worker", "position": "worker", "stats": None, "messages": "server",
 }  # fmt: skip
 """The operations of a server, and the role of those who may call each; None is anybody whom the transport lets in."""
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx import settings
 from flowmx.comm.bell import Bell
 from flowmx.comm.errors import Refused, WireError
 from flowmx.comm.frames import Message, Tensor
@@ -66,6 +67,7 @@ class KVServer:
     ) -> None:
         self.me = identity(node, incarnation)
         self.servers = servers
+        self.replicas = settings.get().kvstore_replicas
         self.core = Core(self.me, Sync(), mode_of)
         self.store = store or Store()
         self.links = Links(connect, {"node": node, "incarnation": incarnation})
@@ -93,7 +95,7 @@ class KVServer:
                 addresses[name] = member.address
         self.links.know(addresses)
         workers = frozenset(identity(member.id, member.incarnation) for member in view.alive("worker"))
-        self._do(self.core.view(p.View(view.epoch, tuple(servers), workers)))
+        self._do(self.core.view(p.View(view.epoch, tuple(servers), workers, self.replicas)))
 
     async def save(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot.
@@ -141,6 +143,17 @@ class KVServer:
         if header["optimizer"] is not None:
             check_optimizer(header["optimizer"])
         return await self._configure({**(self.core.recovery.common[1] or {}), "optimizer": header["optimizer"]})
+
+    async def _position(self, caller: Caller, message: Message) -> Message:
+        """Keep how far the job has come in its data, for workers that come later; the furthest that is told counts."""
+        header = take(message.header, {}, {"position": list, "tensors": list})
+        given, config = header.get("position"), self.core.recovery.common[1] or {}
+        if given is not None and [type(each) for each in given] != [int] * 3:
+            raise Refused(f"a position is [fit, epoch, step], three whole numbers, not {given!r}"[:200], "invalid")
+        if given is not None and given > config.get("position", []):
+            config = {**config, "position": given}
+            await self._configure(config)
+        return Message({"position": config.get("position", [])}, [])
 
     async def _init(self, caller: Caller, message: Message) -> Message:
         items = items_of(message, {"turn": int, "rank": int, "joined": int}, tensors=None)
