@@ -6,8 +6,11 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx import settings
+from flowmx.errors import KVStoreError
 from flowmx.kvstore.server.store import Store, Value
 from flowmx.optimizer.updater import Updater
+from tests.jobs import job
 
 NAME, STEPS, SIZE, CUT = "fc_weight", 12, 50, 21
 RANDOM = np.random.default_rng(0)
@@ -129,3 +132,46 @@ async def test_the_comparison_sees_a_momentum_that_was_lost(monkeypatch):
     monkeypatch.setattr(Store, "_make_updater", lambda self, key, value: Updater(mx.optimizer.create("sgd")))
     with pytest.raises(AssertionError):
         await compare(OPTIMIZERS["momentum"], divides_the_last_batch_by_less)
+
+
+@mx.optimizer.register
+class ByNorm(mx.optimizer.Optimizer):
+    """As LARS: a step as long as the whole weight is."""
+
+    whole_array = True
+
+    def step(self, weight, grad, state, lr, wd, t):
+        weight -= lr * nd_norm(weight) / nd_norm(grad) * grad
+
+
+def nd_norm(array):
+    return mx.nd.op.sqrt((array * array).sum())
+
+
+def test_an_optimizer_by_norms_gets_its_arrays_whole():
+    start = np.arange(1, 9, dtype=np.float32)
+
+    def work(kv):
+        kv.set_optimizer(ByNorm(learning_rate=0.5))
+        kv.init("w", mx.nd.array(start))
+        out = mx.nd.zeros(8)
+        kv.pushpull("w", mx.nd.array(start[::-1].copy()), out)
+        return out.asnumpy()
+
+    expected = mx.nd.array(start)
+    Updater(ByNorm(learning_rate=0.5))("w", mx.nd.array(2 * start[::-1]), expected)
+    with settings.override(kvstore_bigarray_bound=4), job(2, 2) as made:
+        for found in made.each(work):
+            np.testing.assert_array_equal(found, expected.asnumpy())
+
+
+def test_an_optimizer_by_norms_comes_too_late_for_arrays_that_were_split():
+    def work(kv):
+        kv.init("w", mx.nd.ones(8))
+        with pytest.raises(KVStoreError, match="ByNorm needs whole arrays") as refused:
+            kv.set_optimizer(ByNorm())
+        kv._barrier()
+        return str(refused.value)
+
+    with settings.override(kvstore_bigarray_bound=4), job(2, 2) as made:
+        assert all("call set_optimizer before init" in text for text in made.each(work))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -87,6 +87,9 @@ class Optimizer(Recorded):
         self._index_update_count = self._all_index_update_counts[0]
         self.set_lr_mult({})
         self.set_wd_mult({})
+
+    whole_array: ClassVar[bool] = False
+    """Whether a step needs all of a weight, as one by norms does (LAMB, LARS): a distributed store then splits none."""
 
     # -- what a subclass writes ------------------------------------------------------------------------
 
