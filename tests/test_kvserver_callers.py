@@ -106,3 +106,12 @@ async def test_a_worker_can_not_take_memory_without_end(part, message):
         await init_all(job, np.zeros(3, np.float32))
         with pytest.raises((Refused, ValueError), match=message):
             await job.workers[0].call(0, "push", {"parts": [part]}, [np.ones(3, np.float32)])
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
+async def test_compressed_gradients_are_for_float32(dtype):
+    async with Job(servers=1, workers=1) as job:
+        await init_all(job, np.zeros(3, dtype))
+        with pytest.raises(Refused, match="compressed gradients are float32, and the value is"):
+            await job.workers[0].push(np.zeros(3, np.float16), sequence=1, packing={"type": "fp16"})
+        assert (await job.workers[0].step(np.ones(3, dtype))).tolist() == [1, 1, 1]

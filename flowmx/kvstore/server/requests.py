@@ -80,7 +80,7 @@ def uncompressed(item: Item, shape: tuple[int, ...], dtype: str) -> Any:
     """
     assert item.tensor is not None
     if item.packing is not None:
-        return _unpacked(item, shape)
+        return _unpacked(item, shape, dtype)
     if (item.tensor.dtype, item.tensor.shape) != (dtype, shape):
         raise Refused(
             f"key {item.part.key!r}: a gradient of {item.tensor.dtype} {list(item.tensor.shape)} was pushed to a value "
@@ -91,8 +91,11 @@ def uncompressed(item: Item, shape: tuple[int, ...], dtype: str) -> Any:
     return found if found.flags.writeable else found.copy()  # the sum is made in its memory
 
 
-def _unpacked(item: Item, shape: tuple[int, ...]) -> Any:
+def _unpacked(item: Item, shape: tuple[int, ...], dtype: str) -> Any:
     assert item.tensor is not None and item.packing is not None
+    if dtype != "float32":
+        text = f"key {item.part.key!r}: compressed gradients are float32, and the value is {dtype}"
+        raise Refused(text, "invalid")
     size = 1
     for length in shape:
         size *= length
