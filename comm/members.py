@@ -204,6 +204,8 @@ class Members:
             return place.member
         self._refuse_over()
         key = self._assign(hello)
+        if place and place.member.state == "alive":  # an older start of the same node
+            self._lose(place, "it was started again, and had not said goodbye", fatal=False)
         self._remember(key)
         _put(self.newest, hello.id, hello.incarnation)
         member = Member(

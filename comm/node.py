@@ -141,6 +141,7 @@ class Node:
         self._drain = drain
         self._clock = clock or Clock()
         self._line: Line | None = None
+        self._closing: set[asyncio.Task[None]] = set()
         self._view: View | None = None
         self._error: BaseException | None = None
         self._bell = Bell()
@@ -215,8 +216,7 @@ class Node:
 
     async def _end(self, error: BaseException | None) -> None:
         """Say goodbye, or what went wrong, and close the connection."""
-        line = self._line
-        assert line is not None
+        assert self._line is not None
         if self._beating is not None:
             self._beating.cancel()
             await asyncio.gather(self._beating, return_exceptions=True)
@@ -226,7 +226,8 @@ class Node:
             elif self._view is not None and self._view.over:  # the scheduler waits until all know
                 await within(self._clock, self.timing.heartbeat, lambda: self._goodbye(None))
         finally:
-            await line.close()
+            await self._line.close()
+            await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def _goodbye(self, error: BaseException | None) -> None:
         failed = error is not None and not isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit)
@@ -433,8 +434,17 @@ class Node:
     async def _call(self, operation: str, header: Mapping[str, Any]) -> Message:
         assert self._line is not None
         common = {"node": self.id, "incarnation": self.incarnation}
-        # Shorter than the time after which this node would be gone: a connection that is stuck is given up before.
-        return await self._line.call(operation, {**common, **header}, timeout=self.timing.timeout / 2)
+        line = self._line
+        try:
+            # Shorter than the time after which this node would be gone: a connection that is stuck is given up before.
+            return await line.call(operation, {**common, **header}, timeout=self.timing.timeout / 2)
+        except TimeoutError:
+            if self._line is line:  # its other connections may be as dead as this one
+                self._line = self._connect()
+                closing = asyncio.create_task(line.close())
+                self._closing.add(closing)
+                closing.add_done_callback(self._closing.discard)
+            raise
 
     async def _register(self) -> None:
         """Join, or join again a scheduler that has started anew; try until there is no hope.
@@ -519,13 +529,19 @@ class Node:
             return None
         try:
             await self._register()
+            log.warning("the scheduler at %s started anew, and %s has registered again", self._scheduler, self.name)
         except (Refused, NodeGone) as error:
             self._out(error if isinstance(error, NodeGone) else NodeGone(f"{self.name} is out of the job: {error}"))
         return None
 
     async def _unreached(self, error: Exception, lost: float | None) -> float:
         now = self._clock.now()
-        lost = now if lost is None else lost
+        if lost is None:
+            lost = now
+            log.warning(
+                "the scheduler at %s does not answer %s, which looks for it for %g s: %s",
+                self._scheduler, self.name, self.timing.reconnect, error,
+            )  # fmt: skip
         if now - lost > self.timing.reconnect:
             self._out(self._hopeless(error))
         await self._clock.sleep(self.timing.heartbeat / 4)

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from flowmx import settings
 from flowmx.comm.errors import CommError
 from flowmx.comm.frames import Tensor
 from flowmx.kvstore.server.wire import Packed
@@ -18,6 +19,8 @@ log = logging.getLogger("flowmx.kvstore")
 
 _BYTES = 64 << 20
 """Bytes from which a call takes no further message along."""
+_RATE = 1 << 20
+"""Bytes a second that sending is expected to reach at first: a connection that is stuck is given up."""
 _FIRST_DELAY, _LAST_DELAY = 0.02, 1.0
 """Seconds before a call is made again: twice as long each time."""
 
@@ -25,7 +28,14 @@ _FIRST_DELAY, _LAST_DELAY = 0.02, 1.0
 class Caller(Protocol):
     """What is needed of a :class:`flowmx.comm.client.Peer`."""
 
-    async def call(self, operation: str, header: dict[str, Any], tensors: list[Tensor] = ...) -> Any:
+    async def call(
+        self,
+        operation: str,
+        header: dict[str, Any],
+        tensors: list[Tensor] = ...,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109
+    ) -> Any:
         """Call an operation."""
 
     async def close(self) -> None:
@@ -107,12 +117,15 @@ class _Link:
         header = {**self._sender, "messages": [[message, len(tensors)] for message, tensors in batch]}
         tensors = [tensor for _, tensors in batch for tensor in tensors]
         delay = _FIRST_DELAY
+        seconds = settings.get().kvstore_timeout + sum(tensor.data.nbytes for tensor in tensors) / _RATE
         while True:
             try:
-                await self._peer.call("messages", header, tensors)
+                await self._peer.call("messages", header, tensors, timeout=seconds)
                 return
             except (CommError, TimeoutError) as error:
                 # Until the scheduler says that it is gone, it may come back.
                 log.info("server %s did not take %d messages (%s): again", self._identity, len(batch), error)
+                if isinstance(error, TimeoutError):
+                    seconds *= 2
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)

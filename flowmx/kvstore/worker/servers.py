@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -22,6 +23,9 @@ log = logging.getLogger("flowmx.kvstore")
 
 _FIRST_DELAY, _LAST_DELAY = 0.01, 0.5
 """Seconds before a call is made again: twice as long each time, or until the view changes."""
+
+_RATE = 1 << 20
+"""Bytes a second that sending is expected to reach at first."""
 
 
 class Line(Protocol):
@@ -60,16 +64,23 @@ class Servers:
         connect: makes lines to them.
         sender: what headers say of this worker: "node" and "incarnation".
         patience: seconds that a home may be without any server.
+        timeout: seconds after which a call is made again whose answer has not come: what was sent, or the answer, may
+            have got lost with its connection. Servers recognise what they have. Each time it is twice as long, since a
+            synchronous round may take for ever; who is gone is for the scheduler to find out.
     """
 
-    def __init__(self, count: int, connect: Connect, sender: dict[str, Any], patience: float) -> None:
+    def __init__(
+        self, count: int, connect: Connect, sender: dict[str, Any], patience: float, timeout: float = math.inf
+    ) -> None:
         self.count = count
         self._connect = connect
         self._sender = sender
         self._patience = patience
+        self._timeout = timeout
         self._view: View | None = None
         self._lines: dict[tuple[str, int], Line] = {}
-        self._calls: dict[asyncio.Task[Message], tuple[int, Member]] = {}
+        self._calls: dict[asyncio.Task[Message], tuple[int, Member, Line]] = {}
+        self._retired: set[Line] = set()
         self._bell = Bell()
         self._error: BaseException | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -80,7 +91,7 @@ class Servers:
         alive = {(member.id, member.incarnation) for member in view.servers}
         for identity in self._lines.keys() - alive:
             self._close_soon(self._lines.pop(identity))
-        for call, (home, member) in self._calls.items():
+        for call, (home, member, _) in self._calls.items():
             now = primary(view, home, self.count)
             if now is None or (now.id, now.incarnation) != (member.id, member.incarnation):
                 call.cancel()
@@ -95,7 +106,7 @@ class Servers:
 
     async def close(self) -> None:
         """Close all lines."""
-        lines, self._lines = list(self._lines.values()), {}
+        lines, self._lines = [*self._lines.values(), *self._retired], {}
         await asyncio.gather(*(line.close() for line in lines), *self._closing, return_exceptions=True)
 
     async def call(
@@ -115,11 +126,12 @@ class Servers:
             KVStoreError: there has been no server for too long.
         """
         header = {**self._sender, **header}
-        delay = _FIRST_DELAY
+        delay, seconds = _FIRST_DELAY, self._timeout
+        sending = sum(tensor.data.nbytes for tensor in tensors) / _RATE
         while True:
             member = await self._serving(home)
             try:
-                return await self._once(home, member, operation, header, tensors, into, sent)
+                return await self._once(home, member, operation, header, tensors, into, seconds + sending, sent)
             except asyncio.CancelledError:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
@@ -128,27 +140,31 @@ class Servers:
                 if refused.kind != "moved" and not isinstance(refused, Busy):
                     raise
                 log.debug("%s refused %s: %s", member.name, operation, refused)
-            except (PeerGone, TimeoutError) as error:
+            except PeerGone as error:
                 log.info("%s did not answer %s (%s): again", member.name, operation, error)
+            except TimeoutError as error:
+                log.info("%s has not answered %s (%s): again", member.name, operation, error)
+                seconds, sending = 2 * seconds, 2 * sending
             await self._heard(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
     async def _once(
         self, home: int, member: Member, operation: str, header: dict[str, Any], tensors: Sequence[Tensor],
-        into: Sequence[np.ndarray[Any, Any]] | None, sent: Callable[[], object],
+        into: Sequence[np.ndarray[Any, Any]] | None, seconds: float, sent: Callable[[], object],
     ) -> Message:  # fmt: skip
         line = self._line(member)
-        # A round may take for ever: who is gone is for the scheduler to find out.
-        calling = line.call(operation, header, tensors, into, float("inf"), sent)
-        call = asyncio.ensure_future(calling)
-        self._calls[call] = (home, member)
+        call = asyncio.ensure_future(line.call(operation, header, tensors, into, seconds, sent))
+        self._calls[call] = (home, member, line)
         try:
             return await call
-        except BaseException:
+        except BaseException as error:
             call.cancel()
+            if isinstance(error, TimeoutError):
+                self._retire(member, line)
             raise
         finally:
             del self._calls[call]
+            self._close_retired()
 
     async def _serving(self, home: int) -> Member:
         """Who answers for a home, as soon as somebody does."""
@@ -176,6 +192,17 @@ class Servers:
         if identity not in self._lines:
             self._lines[identity] = self._connect(member.address)
         return self._lines[identity]
+
+    def _retire(self, member: Member, line: Line) -> None:
+        """Begin no more calls on a line: its other connections may be as dead as the one that did not answer."""
+        if self._lines.get((member.id, member.incarnation)) is line:
+            del self._lines[member.id, member.incarnation]
+            self._retired.add(line)
+
+    def _close_retired(self) -> None:
+        for line in self._retired - {line for _, _, line in self._calls.values()}:
+            self._retired.discard(line)
+            self._close_soon(line)
 
     async def _heard(self, seconds: float) -> None:
         with suppress(TimeoutError):

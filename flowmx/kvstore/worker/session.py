@@ -66,7 +66,7 @@ class Session:
         self.actor = NetworkActor(f"kvstore worker {id(self):x}", self._loop)
         self._thread = threading.Thread(target=run_loop, args=(self._loop,), name="flowmx-kvstore", daemon=True)
         sender = {"node": node.id, "incarnation": node.incarnation}
-        self._servers = Servers(servers, connect, sender, node.timing.reconnect)
+        self._servers = Servers(servers, connect, sender, node.timing.reconnect, node.timing.timeout)
         self._acknowledged: dict[tuple[Key, int], int] = {}
         self._sender = Sender(self._servers, self._acknowledged)
         self._inbox: deque[list[Item]] = deque()
