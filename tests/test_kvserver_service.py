@@ -501,3 +501,13 @@ async def test_refuses_an_optimizer_with_more_than_it_has():
         wrong = {**config, "attributes": {**config["attributes"], "step": 1}}
         with pytest.raises(Refused, match=r"it has no attributes\.step"):
             await job.workers[0].call(0, "set_optimizer", {"optimizer": wrong})
+
+
+@pytest.mark.parametrize("replicas", [0, 1])
+async def test_copies_on_other_servers_are_kept_where_they_are_wanted(replicas):
+    with mx.settings.override(kvstore_replicas=replicas):
+        async with Job(servers=2, workers=1) as job:
+            (worker,) = job.workers
+            await worker.init(np.zeros(3, np.float32))
+            await worker.push(np.ones(3, np.float32))
+            assert len(job.servers[1].core.desk.slots) == replicas
