@@ -133,16 +133,28 @@ class KVServer:
         header = take(message.header, {"mode": str}, {"max_staleness": int, "tensors": list})
         wanted = [header["mode"], header.get("max_staleness")]
         mode_of({"mode": wanted})  # raises where there is none
+        await self._recovered()
         config = self.core.recovery.common[1] or {}
         if config.get("mode") not in (None, wanted):
             raise Refused(f"this job's store is {config['mode']}, not {wanted}: all workers create the same", "invalid")
         return await self._configure({**config, "mode": wanted})
 
     async def _set_optimizer(self, caller: Caller, message: Message) -> Message:
-        header = take(message.header, {"optimizer": (dict, type(None))}, {"tensors": list})
+        """Update by an optimizer from now on; an older order than one that came before changes nothing."""
+        header = take(message.header, {"optimizer": (dict, type(None))}, {"order": list, "tensors": list})
         if header["optimizer"] is not None:
             check_optimizer(header["optimizer"])
-        return await self._configure({**(self.core.recovery.common[1] or {}), "optimizer": header["optimizer"]})
+        order = header.get("order")
+        if order is not None and [type(each) for each in order] != [int] * 3:
+            raise Refused(
+                f"an order is [number, incarnation, turn], three whole numbers, not {order!r}"[:200], "invalid"
+            )
+        await self._recovered()
+        config = self.core.recovery.common[1] or {}
+        if order is not None and order <= config.get("order", []):
+            return Message({"version": self.core.recovery.common[0]}, [])
+        more = {} if order is None else {"order": order}
+        return await self._configure({**config, "optimizer": header["optimizer"], **more})
 
     async def _position(self, caller: Caller, message: Message) -> Message:
         """Keep how far the job has come in its data, for workers that come later; the furthest that is told counts."""
@@ -156,8 +168,10 @@ class KVServer:
         return Message({"position": config.get("position", [])}, [])
 
     async def _init(self, caller: Caller, message: Message) -> Message:
-        items = items_of(message, {"turn": int, "rank": int, "joined": int}, tensors=None)
+        items = items_of(message, {"turn": int, "rank": int, "joined": int, "exists": bool}, tensors=None)
         member = p.Member(_field(message, "rank"), _field(message, "joined"))
+        if message.header.get("exists"):
+            self._check_exist(await self._settled(items))
 
         def enrol(call: Call, item: Item) -> list[p.Effect]:
             value = None if item.tensor is None else Value(item.tensor.array())
@@ -247,6 +261,22 @@ class KVServer:
         while not all(map(self.core.is_settled, homes)):
             await self._bell.heard()
         return items
+
+    async def _recovered(self) -> None:
+        """Wait until this server knows the others' configuration."""
+        while not all(map(self.core.is_settled, range(self.servers))):
+            await self._bell.heard()
+
+    def _check_exist(self, items: list[Item]) -> None:
+        """Refuse to wait for first values of keys that had theirs."""
+        desk = self.core.desk
+        for part in (item.part for item in items):
+            if part.home in desk.active and (part not in desk.slots or not desk.slots[part].number):
+                raise Refused(
+                    f"key {part.key!r} (part {part.piece}) was lost: the servers that had it died together; start "
+                    "again from a checkpoint",
+                    "lost",
+                )
 
     async def _configure(self, config: dict[str, Any]) -> Message:
         version, current = self.core.recovery.common

@@ -132,7 +132,7 @@ def _fail(bundle: list[Item], error: BaseException) -> None:
 
 _ADVICE: Mapping[str, str] = {
     "not_counted": "this worker was taken for gone: start it again, so that it joins anew",
-    "not_initialized": "call init with it first",
+    "not_initialized": "it was lost: the servers that had it died together; start again from a checkpoint",
     "lost": "start again from a checkpoint",
 }
 

@@ -247,21 +247,49 @@ class Session:
 
     # -- requests (on the loop) ------------------------------------------------------------------------
 
-    async def init(self, entries: Sequence[Entry], values: Sequence[np.ndarray[Any, Any]] | None, barrier: str) -> None:
+    async def init(self, entries: Sequence[Entry], values: Sequence[np.ndarray[Any, Any]], barrier: str) -> None:
         """Take part in keys: give them their first values, or wait until another worker did.
 
         Args:
             entries: the keys.
-            values: their values; None to give none.
+            values: their values. Those of the leading worker count.
             barrier: what all workers wait at before anyone pushes.
         """
-        tensors: dict[Shard, Tensor] = {}
-        if values is not None:
-            for entry, value in zip(entries, values, strict=True):
-                pieces = entry.pieces(value)
-                tensors.update(zip(entry.shards, map(Tensor.of, pieces), strict=True))
-        await self._enrol(entries, tensors)
+        if self.node.is_past(barrier):
+            await self._enrol(entries, {}, exist=True)
+        else:
+            await self._begin(entries, values)
         await self.node.barrier(barrier)
+
+    async def _begin(self, entries: Sequence[Entry], values: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Give keys their values, if this worker leads, or once it does; return when they have them."""
+        waiting = None if self.leads else asyncio.create_task(self._enrol(entries, {}))
+        if waiting is not None and await self._unless_leading(waiting):
+            return
+        tensors: dict[Shard, Tensor] = {}
+        for entry, value in zip(entries, values, strict=True):
+            tensors.update(zip(entry.shards, map(Tensor.of, entry.pieces(value)), strict=True))
+        await self._enrol(entries, tensors)
+
+    async def _unless_leading(self, waiting: asyncio.Task[None]) -> bool:
+        """Await something that needs the leading worker; return whether it came, and not that worker's end."""
+        leading = asyncio.create_task(self._lead())
+        try:
+            await asyncio.wait({waiting, leading}, return_when=asyncio.FIRST_COMPLETED)
+            if waiting.done():
+                await waiting
+                return True
+            leading.result()
+            return False
+        finally:
+            waiting.cancel()
+            leading.cancel()
+            await asyncio.gather(waiting, leading, return_exceptions=True)
+
+    async def _lead(self) -> None:
+        """Wait until this worker leads."""
+        while not self.leads:
+            await self.node.changed()
 
     async def barrier(self, entries: Sequence[Entry], then: Callable[[], Awaitable[object]] | None = None) -> None:
         """Wait until every worker has come here; who still has batches left is not held up meanwhile.
@@ -273,7 +301,7 @@ class Session:
         await self.rest(entries)
         self.met = await self.node.barrier("kvstore", meet=True)
         # Nobody may push before all take part again.
-        await self._enrol(entries, {})
+        await self._enrol(entries, {}, exist=True)
         if then is not None:
             await then()
         await self.node.barrier(f"kvstore {self.met}", meet=True)
@@ -282,20 +310,27 @@ class Session:
         """Hold nobody up: this worker has nothing more to push, for now."""
         await self._administer("rest", {}, entries, {})
 
-    async def configure(self, optimizer: dict[str, Any] | None) -> None:
-        """Let all servers update by an optimizer."""
-        await asyncio.gather(
-            *(
-                self._servers.call(home, "set_optimizer", {"optimizer": optimizer})
-                for home in range(self._servers.count)
-            )
-        )
+    async def configure(self, optimizer: dict[str, Any] | None, number: int) -> None:
+        """Let all servers update by an optimizer.
 
-    async def configure_together(self, optimizer: dict[str, Any] | None, barrier: str) -> None:
-        """As :meth:`configure`, by the worker of rank 0; the others wait until it has."""
+        Args:
+            optimizer: its configuration.
+            number: counts the optimizers of the job. What comes late of an earlier one, or was sent before, is ignored.
+        """
+        self._turn += 1
+        await self._configure(optimizer, [number, self.node.incarnation, self._turn])
+
+    async def configure_together(self, optimizer: dict[str, Any] | None, number: int) -> None:
+        """As :meth:`configure`, by the worker of rank 0; the others wait until it has, and do it if it was lost."""
+        barrier = f"optimizer {number}"
         if self._begins(barrier):
-            await self.configure(optimizer)
+            await self.configure(optimizer, number)
         await self.node.barrier(barrier)
+        await self._configure(optimizer, [number, 0, 0])
+
+    async def _configure(self, optimizer: dict[str, Any] | None, order: list[int]) -> None:
+        header = {"optimizer": optimizer, "order": order}
+        await asyncio.gather(*(self._servers.call(home, "set_optimizer", header) for home in range(self.servers)))
 
     async def load_states_together(self, entries: Sequence[Entry], states: dict[Shard, bytes], barrier: str) -> None:
         """Let the optimizers of all parts go on from the states that the worker of rank 0 has."""
@@ -336,9 +371,10 @@ class Session:
         """What each server says of itself."""
         return [(await self._servers.call(home, "stats", {})).header for home in range(self._servers.count)]
 
-    async def _enrol(self, entries: Sequence[Entry], tensors: dict[Shard, Tensor]) -> None:
+    async def _enrol(self, entries: Sequence[Entry], tensors: dict[Shard, Tensor], exist: bool = False) -> None:
         member = self.node.view.find(self.node.id)
-        header = {"rank": self.node.rank, "joined": member.epoch if isinstance(member, Member) else 0}
+        joined = member.epoch if isinstance(member, Member) else 0
+        header = {"rank": self.node.rank, "joined": joined, "exists": exist}
         numbers = await self._administer("init", header, entries, tensors)
         for entry in entries:
             entry.numbers = [numbers[shard] for shard in entry.shards]

@@ -264,7 +264,7 @@ class DistKVStore(KVStore):
             self._optimizer, self._configured = optimizer, optimizer.get_config()
             self._starts += 1
             work = self._session.configure_together
-            self._control_by("kvstore set_optimizer", work, (self._configured, f"optimizer {self._starts}"))
+            self._control_by("kvstore set_optimizer", work, (self._configured, self._starts))
 
     def _watch(self) -> None:
         leave_on_sigterm()
@@ -276,7 +276,7 @@ class DistKVStore(KVStore):
             config = self._optimizer.get_config()
             if config != self._configured:
                 self._configured = config
-                self._control_by("kvstore set_optimizer", self._session.configure, (config,))
+                self._control_by("kvstore set_optimizer", self._session.configure, (config, self._starts))
 
     def set_gradient_compression(self, compression_params: Any) -> None:
         """Let gradients travel in fewer bits; this worker keeps what they leave out, for its next push.
@@ -505,7 +505,7 @@ class DistKVStore(KVStore):
     # -- on the session's loop -------------------------------------------------------------------------
 
     def _begin_init(self, entries: list[Entry], arrays: list[NDArray], number: int) -> Deferred:
-        values = [each._read() for each in arrays] if self.rank == 0 else None
+        values = [each._read() for each in arrays]
         return self._session.spawn(lambda: self._session.init(entries, values, f"init {number}"))
 
     def _issue(self, entry: Entry, source: Any, exchange: Exchange, priority: int) -> None:
