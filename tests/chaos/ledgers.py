@@ -1,0 +1,134 @@
+"""Compares what the workers of a job were told: nothing lost, nothing twice, one order for all. Pure.
+
+Each record of a ledger is a mapping, as :mod:`tests.chaos.worker` writes them: ``pushed`` (a push begins), ``pulled`` and
+``final`` (what an array had: for each block the pushes of every writer), ``ready``, ``failed``, ``ended``.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+__all__ = ["check"]
+
+Record = Mapping[str, Any]
+
+
+class Look(NamedTuple):
+    """What somebody saw of one block.
+
+    Attributes:
+        writer: who looked.
+        number: how many pushes of its own it had been told of then.
+        since: when it asked.
+        at: when it was told.
+        counts: by writer, the pushes in the block.
+    """
+
+    writer: int
+    number: int
+    since: float
+    at: float
+    counts: tuple[int, ...]
+
+    @property
+    def who(self) -> str:
+        return f"writer {self.writer} after its push {self.number}"
+
+
+def check(records: Iterable[Record], mode: str, bound: int = 0) -> list[str]:
+    """What is wrong; nothing if the list is empty.
+
+    Args:
+        records: of all ledgers.
+        mode: ``"sync"``, ``"async"`` or ``"stale"``.
+        bound: of the last.
+    """
+    found = list(records)
+    problems = [f"{record['key']}: {text}" for record in found for text in record.get("odd", ())]
+    problems += [f"the lag was {r['lag']}, above {bound}" for r in found if mode == "stale" and r.get("lag", 0) > bound]
+    pushed = _pushed(found)
+    starts = {record["writer"]: record["starts"] for record in found if record["kind"] == "ready"}
+    for (key, block), looks in _looks(found).items():
+        told = itertools.chain(
+            _invented(looks, pushed.get(key, {})),
+            _lost(looks),
+            _disordered(looks),
+            _rounds(looks, {who: start[key][block] for who, start in starts.items()}) if mode == "sync" else (),
+        )
+        problems += [f"{key}, block {block}: {text}" for text in told]
+    return problems
+
+
+def _pushed(records: Sequence[Record]) -> dict[str, dict[int, list[tuple[int, float]]]]:
+    """By key and writer, the numbers of its pushes and when each began."""
+    found: dict[str, dict[int, list[tuple[int, float]]]] = {}
+    for record in records:
+        if record["kind"] == "pushed":
+            found.setdefault(record["key"], {}).setdefault(record["writer"], []).append(
+                (record["number"], record["at"])
+            )
+    return found
+
+
+def _looks(records: Sequence[Record]) -> dict[tuple[str, int], list[Look]]:
+    found: dict[tuple[str, int], list[Look]] = {}
+    for record in records:
+        if record["kind"] in ("pulled", "final"):
+            for block, counts in enumerate(record["counts"]):
+                look = Look(record["writer"], record["number"], record["since"], record["at"], tuple(counts))
+                found.setdefault((record["key"], block), []).append(look)
+    return found
+
+
+def _invented(looks: Sequence[Look], pushed: Mapping[int, Sequence[tuple[int, float]]]) -> Iterator[str]:
+    """What was in a block before it was pushed."""
+    for look in looks:
+        for writer, count in enumerate(look.counts):
+            most = max((number for number, at in pushed.get(writer, ()) if at <= look.at), default=0)
+            if count > most:
+                yield f"{look.who} saw {count} pushes of writer {writer}, which had made {most}"
+
+
+def _lost(looks: Sequence[Look]) -> Iterator[str]:
+    """What a writer had been told of, and somebody who asked later did not see."""
+    for told, look in itertools.product(looks, looks):
+        if told.at <= look.since or told is look:
+            if look.counts[told.writer] < told.number:
+                yield (
+                    f"push {told.number} of writer {told.writer} was acknowledged, and then {look.who} saw "
+                    f"{look.counts[told.writer]} of its pushes"
+                )
+
+
+def _disordered(looks: Sequence[Look]) -> Iterator[str]:
+    """Two looks of which each had what the other had not, or the later less than the earlier."""
+    for one, other in itertools.combinations(looks, 2):
+        pairs = list(zip(one.counts, other.counts, strict=True))
+        more, less = any(a > b for a, b in pairs), any(a < b for a, b in pairs)
+        backwards = (more and one.at <= other.since) or (less and other.at <= one.since)
+        if (more and less) or backwards:
+            yield f"{one.who} saw {one.counts}, and {other.who} saw {other.counts}: there is no one order"
+
+
+def _rounds(looks: Sequence[Look], starts: Mapping[int, int]) -> Iterator[str]:
+    """Synchronous rounds that had not exactly those pushes that count.
+
+    Push n of a writer belongs to round start + n. What a writer sees after its push n is this round, all of it.
+    """
+    most = {who: max((look.counts[who] for look in looks), default=0) for who in starts}
+    for look in looks:
+        now = max(starts[who] + look.counts[who] for who in starts if look.counts[who]) if any(look.counts) else 0
+        mine = starts[look.writer] + look.number
+        if now > mine and look.number and _counted(look, looks):
+            yield f"{look.who} saw round {now}, expected {mine}"
+        for who, start in starts.items():
+            due = min(now - start, most[who])
+            if look.counts[who] < due:
+                yield f"{look.who} saw round {now} with {look.counts[who]} pushes of writer {who}, expected {due}"
+
+
+def _counted(look: Look, looks: Sequence[Look]) -> bool:
+    """Whether the one who looked pushed more afterwards, so that no round can have gone by without it."""
+    return any(other.writer == look.writer and other.number > look.number for other in looks)
