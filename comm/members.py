@@ -265,8 +265,8 @@ class Members:
             node: the worker.
             incarnation: which start of it.
             term: the scheduler that it is registered with.
-            name: the barrier's name. ``"name 3"`` belongs to round 3 of the meeting ``"name"``: who came to that later is
-                not waited for here either.
+            name: the barrier's name. ``"name 3"`` belongs to round 3 of the meeting ``"name"``: who came to that
+                later is not waited for here either.
             after: the last round of this name that the worker knows of.
             first: whether this process comes here for the first time.
             meet: whether this is a meeting: who joined late is not waited for until it comes by itself, and is not

@@ -331,6 +331,13 @@ class Node:
                     raise NodeGone(text, [lost])
             await self._bell.heard()
 
+    async def accuse(self, member: Member, why: str) -> None:
+        """Tell the scheduler that a node is of no use any more; it is then gone for all."""
+        try:
+            await self._call("fail", {"who": member.id, "why": why[:1000]})
+        except (Refused, *UNREACHED) as error:
+            log.info("%s could not say that %s is gone: %s", self.name, member.name, error)
+
     # What this node is doing
 
     def doing(self, text: str | Callable[[], str]) -> None:

@@ -17,7 +17,7 @@ from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.server import Service
 from flowmx.kvstore.server import main
 from flowmx.kvstore.server.service import KVServer
-from flowmx.kvstore.worker.session import Session
+from flowmx.kvstore.worker.session import LIMITS, Session
 from flowmx.kvstore.worker.store import DistKVStore, _mode
 
 TIMING = Timing(heartbeat=0.1, timeout=5.0, reconnect=10.0)
@@ -74,7 +74,7 @@ class LocalJob:
     def store(self, name: str = "dist_sync", rank: int | None = None, **options: Any) -> DistKVStore:
         """A worker's store, as ``mx.kv.create`` makes one for a process; blocks until the job runs."""
         node = Node("worker", self.address, rank=rank, timing=TIMING)
-        session = Session(_mode(name, **options), node, self.servers, lambda at: Peer(at, node=node.id, local=True))
+        session = Session(_mode(name, **options), node, self.servers, lambda at: Peer(at, node=node.id, limits=LIMITS))
         session.start().result(PATIENCE)
         return DistKVStore(name, session)
 

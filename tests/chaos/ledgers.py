@@ -1,7 +1,7 @@
 """Compares what the workers of a job were told: nothing lost, nothing twice, one order for all. Pure.
 
-Each record of a ledger is a mapping, as :mod:`tests.chaos.worker` writes them: ``pushed`` (a push begins), ``pulled`` and
-``final`` (what an array had: for each block the pushes of every writer), ``ready``, ``failed``, ``ended``.
+Each record of a ledger is a mapping, as :mod:`tests.chaos.worker` writes them: ``pushed`` (a push begins), ``pulled``
+and ``final`` (what an array had: for each block the pushes of every writer), ``ready``, ``failed``, ``ended``.
 """
 
 from __future__ import annotations
@@ -94,12 +94,11 @@ def _invented(looks: Sequence[Look], pushed: Mapping[int, Sequence[tuple[int, fl
 def _lost(looks: Sequence[Look]) -> Iterator[str]:
     """What a writer had been told of, and somebody who asked later did not see."""
     for told, look in itertools.product(looks, looks):
-        if told.at <= look.since or told is look:
-            if look.counts[told.writer] < told.number:
-                yield (
-                    f"push {told.number} of writer {told.writer} was acknowledged, and then {look.who} saw "
-                    f"{look.counts[told.writer]} of its pushes"
-                )
+        if (told.at <= look.since or told is look) and look.counts[told.writer] < told.number:
+            yield (
+                f"push {told.number} of writer {told.writer} was acknowledged, and then {look.who} saw "
+                f"{look.counts[told.writer]} of its pushes"
+            )
 
 
 def _disordered(looks: Sequence[Look]) -> Iterator[str]:

@@ -28,6 +28,7 @@ class Weather:
         deaf: the part whose connection breaks when the answer comes: what was asked is done, and nobody hears of it.
         repeated: the part that comes again later.
         split: the part that is sent in small pieces.
+        later: seconds after which a request may come again.
     """
 
     delayed: float = 0.0
@@ -36,6 +37,7 @@ class Weather:
     deaf: float = 0.0
     repeated: float = 0.0
     split: float = 0.0
+    later: tuple[float, ...] = (0.0, 0.05, 0.5, 2.0)
 
 
 class Proxy:
@@ -138,7 +140,7 @@ class Proxy:
         task.add_done_callback(self._tasks.discard)
 
     async def _repeat(self, request: bytes) -> None:
-        await asyncio.sleep(self._random.choice((0.0, 0.05, 0.5, 2.0)))
+        await asyncio.sleep(self._random.choice(self.weather.later))
         await self._open.wait()
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)

@@ -27,6 +27,7 @@ from tests.chaos.zygote import Process, Zygote
 __all__ = ["TIMEOUT", "Outcome", "run"]
 
 TIMEOUT, HEARTBEAT, RECONNECT = 1.5, 0.2, 8.0
+LOST = "died together"  # what a worker says where servers had something that nobody has any more
 DEADLINE = 40.0  # seconds that a whole run may take
 MODULES = {"scheduler": "flowmx.comm.launch.scheduler", "server": "flowmx.kvstore.server.main"}
 TRAINING = {"push", "pull", "pushpull"}
@@ -92,7 +93,7 @@ class Outcome:
     @property
     def lost(self) -> bool:
         """Whether a worker said that something is lost."""
-        return any(record["kind"] == "failed" and "lost" in record["error"] for record in self.records)
+        return any(record["kind"] == "failed" and LOST in record["error"] for record in self.records)
 
     @property
     def longest(self) -> float:
@@ -236,7 +237,7 @@ class _Run:
 
     def _lost(self, life: Life) -> bool:
         """Whether a worker has ended since something is lost: nobody starts it again then."""
-        return self.plan.may_lose and life.name in self.workers and "lost" in life.said
+        return self.plan.may_lose and life.name in self.workers and LOST in life.said
 
     async def _tell(self, life: Life) -> None:
         if life.name == "scheduler":

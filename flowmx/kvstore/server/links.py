@@ -52,9 +52,14 @@ class Links:
     Args:
         connect: makes peers.
         sender: what headers say of this server: "node" and "incarnation".
+
+    Attributes:
+        unreached: is called with the identity of a server that has taken nothing for ``FLOWMX_KVSTORE_RECONNECT``
+            seconds, and why: nothing that it should back up can be acknowledged.
     """
 
     def __init__(self, connect: Connect, sender: Mapping[str, Any]) -> None:
+        self.unreached: Callable[[str, str], object] = lambda identity, why: None
         self._connect = connect
         self._sender = dict(sender)
         self._links: dict[str, _Link] = {}
@@ -64,12 +69,15 @@ class Links:
         for identity in list(self._links.keys() - addresses.keys()):
             self._links.pop(identity).end()
         for identity in addresses.keys() - self._links.keys():
-            self._links[identity] = _Link(self._connect(addresses[identity]), identity, self._sender)
+            self._links[identity] = _Link(self._connect(addresses[identity]), identity, self._sender, self._give_up)
 
     def send(self, to: str, message: Packed) -> None:
         """Send a message, if the receiver is alive."""
         if to in self._links:
             self._links[to].send(message)
+
+    def _give_up(self, identity: str, why: str) -> None:
+        self.unreached(identity, why)
 
     async def close(self) -> None:
         """Drop everything that waits."""
@@ -79,7 +87,10 @@ class Links:
 
 
 class _Link:
-    def __init__(self, peer: Caller, identity: str, sender: dict[str, Any]) -> None:
+    def __init__(
+        self, peer: Caller, identity: str, sender: dict[str, Any], unreached: Callable[[str, str], object]
+    ) -> None:
+        self._unreached = unreached
         self._peer = peer
         self._sender = sender
         self._identity = identity
@@ -116,7 +127,7 @@ class _Link:
     async def _deliver(self, batch: list[Packed]) -> None:
         header = {**self._sender, "messages": [[message, len(tensors)] for message, tensors in batch]}
         tensors = [tensor for _, tensors in batch for tensor in tensors]
-        delay = _FIRST_DELAY
+        delay, since = _FIRST_DELAY, asyncio.get_running_loop().time()
         seconds = settings.get().kvstore_timeout + sum(tensor.data.nbytes for tensor in tensors) / _RATE
         while True:
             try:
@@ -127,5 +138,7 @@ class _Link:
                 log.info("server %s did not take %d messages (%s): again", self._identity, len(batch), error)
                 if isinstance(error, TimeoutError):
                     seconds *= 2
+                if asyncio.get_running_loop().time() - since > settings.get().kvstore_reconnect:
+                    self._unreached(self._identity, str(error))
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)

@@ -8,6 +8,7 @@ import contextlib
 import gc
 import logging
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from flowmx import settings
@@ -17,6 +18,7 @@ from flowmx.comm.node import Node
 from flowmx.comm.security import Security
 from flowmx.comm.server import Service
 from flowmx.engine.loops import run
+from flowmx.kvstore.server.callers import identity as server_identity
 from flowmx.kvstore.server.service import KVServer
 
 __all__ = ["add_arguments", "main", "serve"]
@@ -60,10 +62,23 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
 
 
 async def _follow(node: Node, server: KVServer) -> None:
+    server.links.unreached = partial(_accuse, node)
     view = node.view
     while not view.over:
         server.know(view)
         view = await node.changed(view.epoch)
+
+
+_accusing: set[asyncio.Task[None]] = set()
+
+
+def _accuse(node: Node, identity: str, why: str) -> None:
+    """Tell the scheduler of a server that can not be reached from here."""
+    for member in node.view.servers:
+        if server_identity(member.id, member.incarnation) == identity:
+            task = asyncio.create_task(node.accuse(member, f"{node.name} can not reach it: {why}"))
+            _accusing.add(task)
+            task.add_done_callback(_accusing.discard)
 
 
 def _restore(server: KVServer, path: Path | None) -> None:

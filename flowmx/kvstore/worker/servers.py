@@ -63,7 +63,7 @@ class Servers:
         count: how many servers the job has.
         connect: makes lines to them.
         sender: what headers say of this worker: "node" and "incarnation".
-        patience: seconds that a home may be without any server.
+        patience: seconds that a home may be without any server, or with one that can not be reached from here.
         timeout: seconds after which a call is made again whose answer has not come: what was sent, or the answer, may
             have got lost with its connection. Servers recognise what they have. Each time it is twice as long, since a
             synchronous round may take for ever; who is gone is for the scheduler to find out.
@@ -128,6 +128,7 @@ class Servers:
         header = {**self._sender, **header}
         delay, seconds = _FIRST_DELAY, self._timeout
         sending = sum(tensor.data.nbytes for tensor in tensors) / _RATE
+        lost: dict[tuple[str, int], float] = {}
         while True:
             member = await self._serving(home)
             try:
@@ -142,9 +143,11 @@ class Servers:
                 log.debug("%s refused %s: %s", member.name, operation, refused)
             except PeerGone as error:
                 log.info("%s did not answer %s (%s): again", member.name, operation, error)
+                self._lost(lost, member, operation, error)
             except TimeoutError as error:
                 log.info("%s has not answered %s (%s): again", member.name, operation, error)
                 seconds, sending = 2 * seconds, 2 * sending
+                await self._probe(lost, member, operation)
             await self._heard(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
@@ -165,6 +168,31 @@ class Servers:
         finally:
             del self._calls[call]
             self._close_retired()
+
+    def _lost(self, lost: dict[tuple[str, int], float], member: Member, operation: str, error: Exception) -> None:
+        """A server can not be reached, although it is alive as far as the scheduler knows.
+
+        Raises:
+            KVStoreError: this has been so for too long.
+        """
+        now = asyncio.get_running_loop().time()
+        since = lost.setdefault((member.id, member.incarnation), now)
+        if now - since > self._patience:
+            raise KVStoreError(
+                f"{operation}: {member.name} at {member.address} has not been reached for {now - since:.0f} s "
+                f"(FLOWMX_KVSTORE_RECONNECT), although the scheduler hears of it: {error}"
+            )
+
+    async def _probe(self, lost: dict[tuple[str, int], float], member: Member, operation: str) -> None:
+        """See whether a server that has not answered can be reached at all."""
+        if math.isinf(self._timeout):
+            return
+        try:
+            with suppress(Refused):  # whatever it says
+                await self._line(member).call("local", {}, timeout=self._timeout)
+            lost.clear()
+        except (PeerGone, TimeoutError) as error:
+            self._lost(lost, member, operation, error)
 
     async def _serving(self, home: int) -> Member:
         """Who answers for a home, as soon as somebody does."""

@@ -17,6 +17,7 @@ import numpy as np
 from flowmx import settings
 from flowmx.comm.client import Peer
 from flowmx.comm.frames import Message, Tensor
+from flowmx.comm.limits import Limits
 from flowmx.comm.node import Node
 from flowmx.comm.security import Security
 from flowmx.comm.view import Member
@@ -33,6 +34,9 @@ __all__ = ["Session"]
 
 log = logging.getLogger("flowmx.kvstore")
 T = TypeVar("T")
+
+LIMITS = Limits(connections=4096)
+"""Each key may wait for its round in a request of its own: none may wait for another's connection."""
 
 Mode = tuple[str, int | None]
 
@@ -88,7 +92,7 @@ class Session:
         config = settings.get()
         node, security = Node.from_settings("worker"), Security.from_settings()
         return cls(
-            mode, node, max(config.num_servers, 1), lambda at: Peer(at, security=security, node=node.id, local=True)
+            mode, node, max(config.num_servers, 1), lambda at: Peer(at, security=security, node=node.id, limits=LIMITS)
         )
 
     # -- its life --------------------------------------------------------------------------------------
