@@ -110,6 +110,7 @@ def test_parameters_make_the_same_again():
     [
         ({}, "type is None, expected one of 2bit"),
         ({"type": "1bit"}, "'1bit'"),
+        ({"type": ["2bit"]}, r"\['2bit'\]"),
         ({"type": "2bit", "threshold": 0}, "positive"),
         ({"type": "2bit", "threshold": float("nan")}, "positive"),
         ({"type": "2bit", "threshold": "much"}, "much"),

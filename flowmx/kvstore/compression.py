@@ -189,7 +189,7 @@ def create(params: Mapping[str, Any]) -> Compression:
     """
     given = dict(params)
     kind = given.pop("type", None)
-    if kind not in _MAKERS:
+    if not isinstance(kind, str) or kind not in _MAKERS:
         raise ParameterError(f"gradient compression: the type is {kind!r}, expected one of {', '.join(_MAKERS)}")
     allowed = {"threshold"} if kind == "2bit" else set()
     if unknown := sorted(set(given) - allowed):
