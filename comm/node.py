@@ -418,7 +418,9 @@ class Node:
                 answer = (await self._call("barrier", {**asked, "term": self.view.term})).header
             except Refused as refused:
                 if refused.kind != "unregistered" and not isinstance(refused, Busy):
-                    raise self._error or refused from None
+                    failed = refused.kind == "over"  # said here before the news of it has come
+                    found = NodeGone(f"the job has failed: {refused}", self.view.gone) if failed else refused
+                    raise self._error or found from None
                 await self._clock.sleep(self.timing.heartbeat / 4)  # the heartbeat registers again
                 continue
             except UNREACHED:

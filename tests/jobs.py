@@ -31,6 +31,7 @@ class LocalJob:
         workers: how many the job has.
         servers: how many.
         address: the scheduler's.
+        kvservers: that were started.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, workers: int, servers: int, policy: Policy) -> None:
@@ -38,6 +39,7 @@ class LocalJob:
         self._loop = loop
         self._policy: Policy = policy
         self._serving: list[asyncio.Task[None]] = []
+        self.kvservers: list[KVServer] = []
 
     async def start(self, snapshot: Path | None) -> None:
         """Start the scheduler and the servers."""
@@ -58,6 +60,7 @@ class LocalJob:
         service = Service("kvserver", limits=main.LIMITS)
         node = Node("server", self.address, rank=rank, timing=TIMING)
         server = KVServer(node.id, node.incarnation, self.servers, service, lambda at: Peer(at, node=node.id))
+        self.kvservers.append(server)
         node.address = await service.start()
         path = None if snapshot is None else snapshot / f"server-{rank}.snapshot"
         try:

@@ -18,9 +18,14 @@ __all__ = ["Deferred", "NetworkActor"]
 
 
 class Deferred:
-    """What an operation's function returns that is not over yet. Belongs to the session's loop."""
+    """What an operation's function returns that is not over yet. Belongs to the session's loop.
 
-    def __init__(self) -> None:
+    Args:
+        cancel: is called to end it early, where it can be ended. A push can not: the servers count on every number.
+    """
+
+    def __init__(self, cancel: Callable[[], object] | None = None) -> None:
+        self.cancel = cancel
         self.ended = False
         self.error: BaseException | None = None
         self._tell: Callable[[Deferred], object] | None = None
@@ -52,6 +57,7 @@ class NetworkActor(Actor):
         super().__init__(name)
         self._loop = loop
         self._signalled = False
+        self._running: dict[Operation, Deferred] = {}
         self._over: list[tuple[Operation, Failure | None]] = []
         self._stopping: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
@@ -87,9 +93,18 @@ class NetworkActor(Actor):
         if deferred is None:
             self._end(op, failure)
         else:
+            self._running[op] = deferred
             deferred.whenever(lambda ended: self._end(op, None if ended.error is None else Failure(ended.error, op)))
 
+    def cancel_running(self, op: Operation) -> bool:
+        deferred = self._running.get(op)
+        if deferred is None or deferred.cancel is None:
+            return False
+        self._loop.call_soon_threadsafe(deferred.cancel)
+        return True
+
     def _end(self, op: Operation, failure: Failure | None) -> None:
+        self._running.pop(op, None)
         self._over.append((op, failure))
         if len(self._over) == 1:
             self._loop.call_soon(self.flush)

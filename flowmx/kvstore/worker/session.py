@@ -22,7 +22,7 @@ from flowmx.comm.node import Node
 from flowmx.comm.security import Security
 from flowmx.comm.view import Member
 from flowmx.engine.loops import new_event_loop, run_loop
-from flowmx.errors import KVStoreError
+from flowmx.errors import KVStoreError, OperationCancelled
 from flowmx.kvstore.shards import Key, Shard
 from flowmx.kvstore.worker.actor import Deferred, NetworkActor
 from flowmx.kvstore.worker.keys import Entry
@@ -220,7 +220,13 @@ class Session:
 
     def spawn(self, work: Callable[[], Awaitable[object]]) -> Deferred:
         """Run a coroutine function, as an operation of the actor (on the loop)."""
-        deferred = Deferred()
+        cancelled: list[OperationCancelled] = []
+
+        def cancel() -> None:
+            cancelled.append(OperationCancelled("this was cancelled while it waited for the job's other nodes"))
+            task.cancel()
+
+        deferred = Deferred(cancel)
 
         async def run() -> None:
             try:
@@ -228,7 +234,7 @@ class Session:
                     raise self.error
                 await self.node.unless_gone(_as_coroutine(work))
             except asyncio.CancelledError:
-                deferred.end(self.error or KVStoreError("the store was closed"))
+                deferred.end(self.error or (cancelled[0] if cancelled else KVStoreError("the store was closed")))
                 raise
             except Exception as error:
                 deferred.end(error)

@@ -433,7 +433,8 @@ class DistKVStore(KVStore):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._session.failed = f"{type(error).__name__}: {error}"
-        self.close()
+        # A program that fails waits for nobody: others may wait for what it will not push.
+        self.close(None if error is None else settings.get().exit_timeout)
 
     # -- inside ----------------------------------------------------------------------------------------
 
@@ -650,4 +651,5 @@ def _at_exit(store: DistKVStore) -> None:
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if error is not None:
         store._session.failed = f"{type(error).__name__}: {error}"
-    store.close(settings.get().exit_timeout if _asked_to_end.is_set() else None)
+    in_haste = error is not None or _asked_to_end.is_set()  # others may wait for what a failed program will not push
+    store.close(settings.get().exit_timeout if in_haste else None)
