@@ -3,8 +3,8 @@
 //   FLOWMX_SCHEDULER=127.0.0.1:9091 FLOWMX_SECRET_FILE=secret node job_worker.mjs [rounds] [elements]
 //
 // joins the job, starts the key "w" together with the other workers (in Python: kv.init("w", ...)), pushes gradients of
-// ones in synchronous rounds, prints of each round's value the least and the greatest element, and leaves. It gives signs of life meanwhile, follows
-// the view, and asks again where a server or the scheduler does not answer.
+// ones in synchronous rounds, prints of each round's value the least and the greatest element, and leaves. It gives signs
+// of life meanwhile, follows the view, and asks again where a server or the scheduler does not answer.
 
 import { createHash, randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
