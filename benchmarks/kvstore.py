@@ -128,7 +128,7 @@ def _run(commands: Sequence[Command]) -> None:
         while any(process.poll() is None for process in running):
             failed = next((process for process in running if process.poll()), None)
             if failed is not None or time.monotonic() > end:
-                raise RuntimeError(f"{(failed or running[0]).args} failed, or took longer than {SECONDS} s")
+                raise RuntimeError(f"{(failed or running[0]).args!r} failed, or took longer than {SECONDS} s")
             time.sleep(0.05)
     finally:
         for process in running:
