@@ -294,8 +294,10 @@ class Members:
 
     def _met(self, place: Place, name: str, after: int) -> int:
         """A worker comes to a meeting; return the round after which it really comes."""
+        if len(self.barriers.meetings) >= MOST_NAMES and name not in self.barriers.meetings:
+            raise Denied("wrong", f"at most {MOST_NAMES} meetings can be waited for at once")
         self.barriers.meetings.add(name)
-        if place.late and _meeting(name)[1] is None:
+        if place.late and len(place.since) < MOST_NAMES and _meeting(name)[1] is None:
             place.since.setdefault(name, self.barriers.rounds.get(name, 0))
         return max(after, place.since.get(name, 0))
 

@@ -3,27 +3,30 @@
 The fuzzer itself is tried on endpoints with a fault each, which it must find.
 """
 
+import re
+
 import pytest
 
 from tests.fuzz.run import fuzz
 from tests.fuzz.target import FAULTS
 
 MINUTES = 10
+MIB = 1 << 20
+SLOW = [pytest.mark.soak, pytest.mark.timeout(300)]
 SEARCHES = {
-    "leak": (r"the process grew by \d+ MiB", 40),
-    "death": (r"the process has ended with status 3", 40),
-    "hang": ("no answer to echo, which never waits", 40),
-    "exception": (r"status 500: .*KeyError", 40),
-    "open door": (r"was done though its signature is", 10),
-    "replay": (r"was done though its signature is replayed", 40),
-    "outsiders": (r"was done for '.*', which is no node of the job|has changed what the servers holds", 40),
-    "early write": (r"a stranger has changed what the app holds", 10),
+    "exception": "status 500: .*KeyError",
+    "open door": "was done though its signature is",
+    "replay": "was done though its signature is replayed",
+    "outsiders": "which is no node of the job|has changed what the servers holds",
+    "early write": "a stranger has changed what the app holds",
+    "death": "the process has ended with status 3",
+    "hang": "no answer to echo, which never waits",
 }
 
 
 async def test_endpoints_take_damaged_conversations():
-    report = await fuzz(blocks=10)
-    assert report.requests > 1000
+    report = await fuzz(blocks=5)
+    assert report.requests > 500
     assert min(report.statuses[status] for status in (200, 400, 401, 409)) > 20
 
 
@@ -35,14 +38,23 @@ async def test_endpoints_take_damaged_conversations_for_long():
 
 
 def test_every_fault_is_searched():
-    assert SEARCHES.keys() | {""} == FAULTS.keys()
+    assert SEARCHES.keys() | {"", "leak"} == FAULTS.keys()
 
 
-@pytest.mark.parametrize("fault", SEARCHES)
+@pytest.mark.parametrize(
+    "fault", [*list(SEARCHES)[:5], *(pytest.param(name, marks=SLOW) for name in ("death", "hang"))]
+)
 async def test_the_fuzzer_finds(fault):
-    text, blocks = SEARCHES[fault]
-    with pytest.raises(AssertionError, match=text) as caught:
-        await fuzz(blocks=blocks, seed=1, fault=fault)
-    assert "seed 1" in str(caught.value)
-    if fault in ("exception", "hang", "death", "open door"):
-        assert str(caught.value).count("Action(") == 1  # the one request that it takes
+    with pytest.raises(AssertionError, match=SEARCHES[fault]) as caught:
+        await fuzz(blocks=40, seed=2, fault=fault, attempts=4)
+    text = str(caught.value)
+    assert "seed 2" in text
+    if fault in ("exception", "open door", "replay"):
+        assert (
+            1 <= len(re.findall(r"Action\(", text)) <= 4
+        )  # a few requests that lead to it, and not all that were sent
+
+
+async def test_the_fuzzer_finds_a_leak():
+    with pytest.raises(AssertionError, match=r"the process grew by \d+ MiB"):
+        await fuzz(blocks=5, seed=1, fault="leak", growth=10 * MIB)
