@@ -34,7 +34,13 @@ async def main():
             os._exit(5)
         if "wait" in sys.argv:
             await node.unless_gone(asyncio.Event().wait())
+        first = node.view.at("server", 0)
+        while "server" in sys.argv and not is_new(node.view.at("server", 0), first):
+            await node.changed()
         await node.barrier("end")
+
+def is_new(member, first):
+    return member.state == "alive" and member.incarnation > first.incarnation
 
 asyncio.run(main())
 """
@@ -142,18 +148,21 @@ async def test_a_signal_reaches_the_workers(tmp_path):
     assert "draining" in run.said("worker 0")
 
 
-async def test_servers_over_hosts_have_snapshots_that_go_with_the_job(tmp_path):
+async def test_a_killed_server_comes_back_on_its_host_and_its_snapshots_go_with_the_job(tmp_path):
     def heard(launcher, name, line):
-        if line.startswith("rank") and not killed:
-            killed.append(name)
+        if line.startswith("rank"):
             launcher._children["server 0"].signal(signal.SIGKILL)
+        if line.startswith("going on") or "server 0 is started again" in line:
+            scratch.append(Path(launcher.hosts["server 0"].scratch))
+            assert scratch[0].is_dir()
 
-    killed = []
-    run = Run(program(tmp_path), local("alpha"), heard, workers=1, servers=1, policy="elastic")
-    scratch = run.launcher.site.scratch
+    scratch = []
+    command = program(tmp_path, "server")
+    run = Run(command, local("alpha", "beta"), heard, workers=1, servers=1, policy="elastic")
     assert await run.launcher.run() == 0, run.lines
     assert "server 0 on alpha ended: killed by SIGKILL" in run.said("launch")
-    assert not Path(scratch).exists()
+    assert "server 0 is started again on alpha (2 restarts left)" in run.said("launch")
+    assert not scratch[0].exists()
 
 
 NETWORKS = os.geteuid() == 0 and shutil.which("ip") is not None

@@ -306,12 +306,21 @@ class Launcher:
     async def _end_all(self) -> None:
         """Give what still runs the time to end by itself, then ask, then kill."""
         if self._done.issuperset(self.plan.worker_names) and self._joined:
+            await asyncio.wait({self._children["scheduler"].ended}, timeout=self.plan.grace)  # all nodes know then
+            self._end_late()
             await self._gone_within(self.plan.grace)
         for number in (signal.SIGTERM, signal.SIGKILL):
             for child in self._children.values():
                 child.signal(number)
             if await self._gone_within(self.plan.grace / 2):
                 return
+
+    def _end_late(self) -> None:
+        """End nodes that were started again and did not come back in time: they would look for the scheduler."""
+        for child in self._children.values():
+            member = self._seen.find(child.node) if self._seen is not None else None
+            if member is None or member.state == "gone":
+                child.signal(signal.SIGTERM)
 
     async def _gone_within(self, seconds: float) -> bool:
         left = {child.ended for child in self._children.values() if not child.ended.done()}
