@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import figure7, turns
+from benchmarks import figure7, figure8, turns
 from benchmarks import kvstore as stores
 
 
@@ -75,6 +75,19 @@ def memory_strategies(rounds: int) -> None:
     for phase in figure7.PHASES:
         print(f"\n{phase}\n{figure7.table(figures, phase)}")
     print(f"\n{figure7.summary(figures)}")
+
+
+def scaling(rounds: int) -> None:
+    """Figure 8 of the paper: simulated training on many machines, beside real hosts; writes docs/scaling.md."""
+    del rounds  # a real run of each kind
+    figure8.run()
+
+
+def scaling_measured(rounds: int) -> None:
+    """What figure 8 is simulated from, measured anew on this machine."""
+    del rounds
+    profile = figure8.measure()
+    print(f"{profile.about}: {profile.seconds:.3f} s a step, {profile.nbytes / 1e6:.1f} MB of parameters")
 
 
 def resident(rounds: int) -> None:
@@ -194,7 +207,7 @@ BENCHMARKS = {
         transformer, hybrid, shapes, importing, kvstore,
     )
 }  # fmt: skip
-PICTURES = {"figure7": memory_strategies}
+PICTURES = {"figure7": memory_strategies, "figure8": scaling, "figure8_measure": scaling_measured}
 """What writes into the documentation, and so is run only when it is named."""
 
 

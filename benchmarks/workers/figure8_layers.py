@@ -1,7 +1,7 @@
 """How long each step of a training plan takes, and which parameters it needs or makes the gradients of.
 
-``figure8_layers.py <network> <batch>`` prints a profile for flowmx.kvstore.simulation as JSON. The plan is the one that
-training runs; its steps are timed one by one, and the fastest of several runs counts.
+``figure8_layers.py flowmx <network> <batch>`` prints a profile for flowmx.kvstore.simulation as JSON. The plan is the
+one that training runs; its steps are timed one by one, and the fastest of several runs counts.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ def passes(plan: Any, times: dict[Any, list[float]], names: list[str]) -> dict[s
         roots = [plan.root.get(entry, entry).node for entry in node.inputs]
         return [root.name for root in roots if root.is_variable and root.name in names]
 
+    def fastest(node: Any) -> float:
+        return round(min(times[node][1:]), 7)
+
     makes: dict[Any, list[str]] = {}
     for variable, entry in plan.gradients.items():
         makes.setdefault(plan.root.get(entry, entry).node, []).append(variable.name)
@@ -50,8 +53,8 @@ def passes(plan: Any, times: dict[Any, list[float]], names: list[str]) -> dict[s
         if node in times:
             new = [name for name in dict.fromkeys(reads(node)) if name not in needed]
             needed.update(new)
-            forward.append([min(times[node][1:]), new])
-    backward = [[min(times[node][1:]), makes.pop(node, [])] for node in plan.backward if node in times]
+            forward.append([fastest(node), new])
+    backward = [[fastest(node), makes.pop(node, [])] for node in plan.backward if node in times]
     backward.append([0.0, [name for rest in makes.values() for name in rest]])
     return {"forward": forward, "backward": backward}
 
@@ -81,4 +84,4 @@ def main(network: str, batch: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[2], int(sys.argv[3]))

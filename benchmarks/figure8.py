@@ -1,0 +1,212 @@
+"""Figure 8 of MXNet's paper, drawn anew: how long a pass over ILSVRC12 takes on 1 to 10 machines, and on 256.
+
+``python -m benchmarks figure8`` simulates it, from what ``python -m benchmarks figure8_measure`` has measured; holds
+the simulation against real jobs on hosts in network namespaces, where there can be any; and writes tables and a
+picture into ``docs/scaling.md``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import curves, hosted, turns
+from flowmx.kvstore.simulation import Network, Profile, Setting, simulate
+from tests.hosts import Link, unavailable
+
+DOCS = Path(__file__).parent.parent / "docs"
+PROFILE = Path(__file__).parent / "profiles" / "inception_bn.json"
+NETWORK, MEASURED_BATCH = "inception_bn", 16
+BEGIN, END = "<!-- figure 8: begin -->", "<!-- figure 8: end -->"
+
+IMAGES = 1_281_167  # of ILSVRC12
+BATCH = 144  # of a machine: 36 for each of the paper's four GPUs
+SPEEDS = {"the paper's GPUs": 91.5, "10 times as fast": 915.0, "30 times as fast": 2745.0}
+"""Images a second of one machine. The paper has 14,000 s for a pass on one."""
+MACHINES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10)
+PLANNED = 256
+WIRE = Network(rate=10e9, latency=50e-6)
+
+BAR_MACHINES, BAR_LINEAR, BAR_PREDICTION = 10, 0.9, 0.15
+
+
+def measure() -> Profile:
+    """Measure the network's steps and the store's costs on this machine, and write them into the profile's file."""
+    found = turns.run("figure8_layers", "flowmx", [NETWORK, str(MEASURED_BATCH)])
+    return _save({**found, "costs": turns.run("figure8_costs", "flowmx"), "about": _about()})
+
+
+class Predicted(NamedTuple):
+    """Seconds of a step and of a pass over all images."""
+
+    step: float
+    data_pass: float
+    linear: float
+    """The share of linear scaling: 1 where twice the machines take half the time."""
+
+
+Figures = dict[str, dict[bool, dict[int, Predicted]]]
+"""By speed, overlap and machines."""
+
+
+def predict(profile: Profile, machines: Sequence[int] = (*MACHINES, PLANNED)) -> Figures:
+    """Simulate everything."""
+    return {
+        name: {
+            overlap: {count: _predicted(profile.at(BATCH / speed), count, overlap) for count in machines}
+            for overlap in (True, False)
+        }
+        for name, speed in SPEEDS.items()
+    }
+
+
+def _predicted(profile: Profile, machines: int, overlap: bool) -> Predicted:
+    step = simulate(Setting(profile, machines, WIRE, overlap))
+    return Predicted(step, step * IMAGES / (machines * BATCH), profile.seconds / step)
+
+
+class Compared(NamedTuple):
+    """A real job beside its prediction, in seconds of a step."""
+
+    computing: float
+    overlap: bool
+    rate: float
+    real: float
+    predicted: float
+
+    @property
+    def error(self) -> float:
+        """Of the prediction."""
+        return self.predicted / self.real - 1
+
+
+HOSTS, STEPS, LINK = 4, 3, Link(rate=100e6, latency=1e-4)
+COMPUTING = (5.0, 8.0)
+"""Seconds of a step on hosts whose links are slowed down, so that two cores can play four machines."""
+
+
+def compare(profile: Profile) -> list[Compared]:
+    """Run real jobs whose computing is timed waits, and predict them.
+
+    What plain connections carry over these links, all at once, is measured, and so is what the waits really take.
+    """
+    rate = hosted.traffic(HOSTS, LINK, 16 << 20)
+    network = Network(rate=rate, latency=2 * LINK.latency)
+    found = []
+    for seconds in COMPUTING:
+        for overlap in (True, False):
+            real = hosted.training(HOSTS, LINK, PROFILE, seconds, overlap, STEPS)
+            setting = Setting(profile.at(real["waits"]), HOSTS, network, overlap, STEPS)
+            found.append(Compared(seconds, overlap, rate, real["step"], simulate(setting)))
+    return found
+
+
+def table(figures: Figures) -> str:
+    """Seconds of a data pass, and the share of linear scaling."""
+    names = {True: "with overlap", False: "without"}
+    head = ["machines", *(f"{name}, {names[overlap]}" for name in figures for overlap in names)]
+    counts = next(iter(figures.values()))[True]
+    rows = [
+        [str(count), *(_cell(found[overlap][count]) for found in figures.values() for overlap in names)]
+        for count in counts
+    ]
+    return _markdown([head, ["---:"] * len(head), *rows])
+
+
+def _cell(found: Predicted) -> str:
+    return f"{found.data_pass:,.0f} s ({found.linear:.2f})"
+
+
+def compared_table(found: Sequence[Compared]) -> str:
+    """Real jobs and their predictions."""
+    head = ["computing", "overlap", "real step", "predicted", "error"]
+    rows = [
+        [f"{each.computing:g} s", "yes" if each.overlap else "no", f"{each.real:.2f} s", f"{each.predicted:.2f} s",
+         f"{100 * each.error:+.0f} %"]
+        for each in found
+    ]  # fmt: skip
+    return _markdown([head, ["---:"] * len(head), *rows])
+
+
+def bars(figures: Figures, compared: Sequence[Compared]) -> str:
+    """Whether the bars are met."""
+    worst = min(found[True][BAR_MACHINES].linear for found in figures.values())
+    paper = figures[next(iter(SPEEDS))][True][BAR_MACHINES].linear
+    scaled = f"* At least {BAR_LINEAR} of linear on {BAR_MACHINES} machines with overlap, in the paper's setting"
+    lines = [f"{scaled}: {paper:.2f}, {_met(paper >= BAR_LINEAR)} (the least at any speed shown: {worst:.2f})."]
+    if compared:
+        most = max(abs(each.error) for each in compared)
+        lines.append(
+            f"* The prediction within {100 * BAR_PREDICTION:.0f} % of real runs on {HOSTS} hosts: at most "
+            f"{100 * most:.0f} % off, {_met(most <= BAR_PREDICTION)}."
+        )
+    return "\n".join(lines)
+
+
+def draw(figures: Figures) -> str:
+    """The picture: how much faster so many machines are than one."""
+    panels = {}
+    for name, found in figures.items():
+        counts = [count for count in found[True] if count <= max(MACHINES)]
+        linear: list[tuple[float, float]] = [(count, count) for count in counts]
+        panels[f"{name} ({SPEEDS[name]:g} images/s each)"] = [
+            ("linear", "#bdbdbd", linear),
+            ("with overlap", "#08519c", [(count, count * found[True][count].linear) for count in counts]),
+            ("without overlap", "#e6550d", [(count, count * found[False][count].linear) for count in counts]),
+        ]
+    return curves.picture("GoogLeNet with BatchNorm, 10 Gbit/s: speed of many machines over one",
+                          ("machines", "times one machine"), panels)  # fmt: skip
+
+
+def write(profile: Profile, figures: Figures, compared: Sequence[Compared], folder: Path = DOCS) -> None:
+    """Put the tables and the picture where the documentation has them."""
+    (folder / "figure8.svg").write_text(draw(figures))
+    page = folder / "scaling.md"
+    before, rest = page.read_text().split(BEGIN)
+    today = datetime.date.today().isoformat()
+    parts = [
+        BEGIN, f"Made on {today} with `python -m benchmarks figure8`, from durations measured {profile.about}.",
+        "![Figure 8](figure8.svg)", "Seconds of a data pass, and the share of linear scaling:", table(figures),
+    ]  # fmt: skip
+    if compared:
+        links = f"{LINK.rate / 1e6:g} Mbit/s, over which plain connections carry {compared[0].rate / 1e6:.0f} Mbit/s"
+        title = f"Real jobs on {HOSTS} hosts with links of {links} each way at once; the mean of {STEPS} steps:"
+        parts += [title, compared_table(compared)]
+    page.write_text(before + "\n\n".join([*parts, "The bars:", bars(figures, compared), END]) + rest.split(END)[1])
+
+
+def run() -> None:
+    """Everything but measuring."""
+    profile = Profile.load(PROFILE)
+    figures = predict(profile)
+    print(table(figures))
+    reason = unavailable()
+    compared = [] if reason else compare(profile)
+    print(f"\n{compared_table(compared) if compared else f'no real runs: {reason}'}")
+    print(f"\n{bars(figures, compared)}")
+    write(profile, figures, compared)
+
+
+def _save(found: dict[str, object]) -> Profile:
+    PROFILE.parent.mkdir(exist_ok=True)
+    PROFILE.write_text(json.dumps(found) + "\n")
+    return Profile.load(PROFILE)
+
+
+def _about() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    cpu = f"{len(models)} cores of {models[0]}" if models else platform.processor()
+    return f"on {datetime.date.today().isoformat()}, at batch {MEASURED_BATCH}, on {cpu}"
+
+
+def _met(is_met: bool) -> str:
+    return "met" if is_met else "MISSED"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
