@@ -101,7 +101,7 @@ def test_all_servers_are_lost(hurried, gates):
     def work(kv):
         kv.init("a", mx.nd.zeros(3))
         gates.open("started")
-        gates.wait("stopped")
+        until(lambda: not kv._session.node.view.servers)
         out = waits_for_a_round(kv)
         with pytest.raises(KVStoreError, match="no server has been there for home 0 for 1 s"):
             out.wait_to_read()
@@ -110,7 +110,6 @@ def test_all_servers_are_lost(hurried, gates):
         done = made.begin(work)
         gates.wait("started")
         made._loop.call_soon_threadsafe(made._serving[0].cancel)
-        gates.open("stopped")
         done.result(SOON)
 
 
@@ -293,6 +292,23 @@ def test_closing_with_requests_under_way_ends_them_and_leaves_nothing(hurried, g
             each.result(SOON)
 
 
+def test_what_comes_after_closing_is_refused_and_waits_for_nothing(hurried, gates):
+    def slow():
+        gates.wait("closed")
+
+    with job(1, 1) as made:
+        kv = made.store()
+        kv.init("a", mx.nd.zeros(3))
+        gradient, out = mx.nd.ones(3), mx.nd.empty(3)
+        mx.engine.push(slow, writes=[gradient])
+        kv.pushpull("a", gradient, out=out)
+        kv.close(timeout=0.05)
+        gates.open("closed")
+        with pytest.raises(KVStoreError, match="closed"):
+            out.wait_to_read()
+        until(lambda: not kv._session._thread.is_alive())
+
+
 def test_stores_that_come_and_go_leave_nothing_behind(hurried):
     def work(kv):
         kv.init("a", mx.nd.zeros(100_000))
@@ -317,7 +333,8 @@ def test_stores_that_come_and_go_leave_nothing_behind(hurried):
 # The process itself
 
 PROGRAM = """
-import os, signal, sys
+import faulthandler, os, signal, sys
+faulthandler.dump_traceback_later(7)
 import flowmx as mx
 kv = mx.kv.create("dist_sync")
 kv.init("a", mx.nd.zeros(3))
@@ -360,9 +377,12 @@ def test_ctrl_c_ends_a_wait_and_the_others_hear_of_it(hurried, gates):
         with other_program(made, "wait") as process:
             assert process.stdout.readline() == "waiting\n"
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=SOON)
-            assert "KeyboardInterrupt" in said and process.returncode in (1, -signal.SIGINT)
-        gates.open("ended")
+            try:
+                _, said = process.communicate(timeout=SOON)
+            finally:
+                gates.open("ended")
+                process.kill()
+            assert "KeyboardInterrupt" in said and process.returncode in (1, -signal.SIGINT), said
         assert done.result(SOON) in ([1, 1, 1], [2, 2, 2])  # its push had arrived before
 
 

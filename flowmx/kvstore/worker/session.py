@@ -22,6 +22,7 @@ from flowmx.comm.node import Node
 from flowmx.comm.security import Security
 from flowmx.comm.view import Member
 from flowmx.engine.loops import new_event_loop, run_loop
+from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, OperationCancelled
 from flowmx.kvstore.shards import Key, Shard
 from flowmx.kvstore.worker.actor import Deferred, NetworkActor
@@ -112,8 +113,22 @@ class Session:
         with suppress(Exception):  # whoever waits for an operation is told
             if self._life is not None:
                 self._life.result(seconds)
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(seconds)
+        if not self._has_work():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(seconds)
+        else:
+            self._loop.call_soon_threadsafe(self._stop_later)
+
+    def _has_work(self) -> bool:
+        """Whether operations wait for something else, which will be refused when their turn comes."""
+        with engine.lock:
+            return any(op.actor is self.actor for op in engine.pending)
+
+    def _stop_later(self) -> None:
+        if self._has_work():
+            self._loop.call_later(0.05, self._stop_later)
+        else:
+            self._loop.stop()
 
     @property
     def is_own(self) -> bool:
