@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.nn_common import blocks, computing_dtype, scratch
-from flowmx.ops.registry import Array, Operator, Run, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, kernel_for, operator, option, required
 
 Step = Callable[..., None]
 
@@ -226,6 +226,13 @@ def update(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], o
             run.xp.copyto(target, w, casting="unsafe")
 
 
+def update_fast(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
+    """As :func:`update`, by the rule's kernel where there is one; ``p`` knows the rule too."""
+    compute = getattr(kernel_for(run.device.context.device_type, rule.name), "compute", None)
+    if mixed or compute is None or not compute(p, inputs, (out,)):
+        update(run, rule, p, mixed, inputs, out)
+
+
 def _scaled(xp: Any, rule: Rule, p: Any, w: Array, grad: Array, g: Array, t: Array) -> None:
     """The gradient, rescaled, clipped and with the weight decay, into g."""
     xp.multiply(grad, g.dtype.type(p.rescale_grad), out=g, casting="unsafe")
@@ -238,7 +245,15 @@ def _scaled(xp: Any, rule: Rule, p: Any, w: Array, grad: Array, g: Array, t: Arr
         g += xp.multiply(w, g.dtype.type(p.wd), out=t)
 
 
-class _Update(Operator):
+def sum_of_squares(xp: Any, array: Array) -> float:
+    """The square of an array's norm, summed in at least float32."""
+    flat = array.reshape(-1)
+    if flat.dtype.itemsize < 4:
+        flat = flat.astype(FLOAT32)
+    return float(xp.dot(flat, flat))
+
+
+class Update(Operator):
     """What all rules share."""
 
     rule: Rule
@@ -259,7 +274,8 @@ class _Update(Operator):
         update(run, self.rule, self, self.mixed, inputs, outputs[0])
 
 
-def _register(rule: Rule, mixed: bool) -> None:
+def register_rule(rule: Rule, mixed: bool = False, hidden: bool = False, base: type[Update] = Update) -> None:
+    """Make the operator of a rule, or of its variant for 16-bit weights with a float32 copy."""
     states = (*rule.states, "weight32") if mixed else rule.states
     clip = "clip_grad" if rule.name == "ftml_update" else "clip_gradient"
     body: dict[str, Any] = {
@@ -267,6 +283,7 @@ def _register(rule: Rule, mixed: bool) -> None:
         "__module__": __name__,
         "rule": rule,
         "mixed": mixed,
+        "hidden": hidden,
         "arguments": ("weight", "grad", *(f"{name}_state" if name == "grad" else name for name in states)),
         "updates": tuple(range(2, 2 + len(states))),
         "in_place": ((0, 0),),
@@ -288,10 +305,10 @@ def _register(rule: Rule, mixed: bool) -> None:
         body["__annotations__"]["lazy_update"] = bool
         body["lazy_update"] = option(True, "Ignored: it concerns sparse gradients.")
     name = rule.master if mixed else rule.name
-    operator(name)(type(name, (_Update,), body))
+    operator(name)(type(name, (base,), body))
 
 
 for _rule in RULES:
-    _register(_rule, mixed=False)
+    register_rule(_rule)
     if _rule.master:
-        _register(_rule, mixed=True)
+        register_rule(_rule, mixed=True)

@@ -8,8 +8,11 @@ import pytest
 
 import tests.op_cases
 from flowmx import stubs
+from flowmx.ops.optimizer_rules import RULES
 from flowmx.ops.recomputed import AGAIN
 from flowmx.ops.registry import Operator, lookup, registered
+
+SGD = ("sgd_update", "sgd_mom_update")
 
 # Operators that no table names, and why.
 ELSEWHERE: dict[str, str] = {
@@ -26,6 +29,13 @@ ELSEWHERE: dict[str, str] = {
         "made by the fusion pass: tests/test_fuse.py",
     ),
     **dict.fromkeys(["_pack_Convolution", "_pack_FullyConnected"], "made by the packing pass: tests/test_pack.py"),
+    **dict.fromkeys(
+        [
+            *(rule.name for rule in RULES),
+            *(f"_{mixed}{kind}_{name}" for mixed in ("", "mp_") for kind in ("lars", "lbsgd") for name in SGD),
+        ],
+        "made by optimizers: tests/test_optimizer.py",
+    ),
     "_scale_and_shift": "made by the folding pass: tests/test_fold.py",
     "_chain": "made by the pass over chains: tests/test_chains.py",
     "_noted_Pooling": "made where its gradient is wanted: tests/test_notes.py",

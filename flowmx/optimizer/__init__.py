@@ -6,15 +6,18 @@ Example:
     >>> update(0, gradient, weight)
 """
 
+from flowmx.optimizer import contrib
 from flowmx.optimizer.adagrad import AdaDelta, AdaGrad, RMSProp
-from flowmx.optimizer.adam import Adam, Adamax, Nadam
+from flowmx.optimizer.adam import AdaBelief, Adam, Adamax, AdamW, Nadam
 from flowmx.optimizer.base import Optimizer, Test, create, register
-from flowmx.optimizer.ftrl import Ftrl
-from flowmx.optimizer.sgd import NAG, SGD, SGLD, SignSGD, Signum
+from flowmx.optimizer.ftrl import FTML, Ftrl
+from flowmx.optimizer.large_batch import LAMB, LARS, LBSGD
+from flowmx.optimizer.sgd import DCASGD, NAG, SGD, SGLD, SignSGD, Signum, ccSGD
 from flowmx.optimizer.states import StatesFormatError
 from flowmx.optimizer.updater import Updater, get_updater
 
 __all__ = [
-    "NAG", "SGD", "SGLD", "AdaDelta", "AdaGrad", "Adam", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSProp", "SignSGD",
-    "Signum", "StatesFormatError", "Test", "Updater", "create", "get_updater", "register",
+    "DCASGD", "FTML", "LAMB", "LARS", "LBSGD", "NAG", "SGD", "SGLD", "AdaBelief", "AdaDelta", "AdaGrad", "Adam",
+    "AdamW", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSProp", "SignSGD", "Signum", "StatesFormatError", "Test",
+    "Updater", "ccSGD", "contrib", "create", "get_updater", "register",
 ]  # fmt: skip

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx import ndarray as nd
 from flowmx.ndarray import NDArray
-from flowmx.optimizer.base import Index, Optimizer, State, register, zeros_like
+from flowmx.optimizer.base import Index, State, register, zeros_like
+from flowmx.optimizer.fused import Call, Fused
 
 
 @register
-class AdaGrad(Optimizer):
+class AdaGrad(Fused):
     """AdaGrad.
 
     Duchi, Hazan and Singer, Adaptive Subgradient Methods for Online Learning and Stochastic Optimization,
@@ -31,14 +31,12 @@ class AdaGrad(Optimizer):
     def create_state(self, index: Index, weight: NDArray) -> State:
         return zeros_like(weight)
 
-    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
-        grad = self.scaled(grad)
-        state += grad * grad
-        weight -= lr * (grad / nd.op.sqrt(state + self.float_stable_eps) + wd * weight)
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        return Call("_adagrad_update", (state,), self.fused(lr=lr, wd=wd, epsilon=self.float_stable_eps))
 
 
 @register
-class AdaDelta(Optimizer):
+class AdaDelta(Fused):
     """AdaDelta.
 
     Zeiler, ADADELTA: An Adaptive Learning Rate Method, arXiv:1212.5701. With
@@ -63,19 +61,12 @@ class AdaDelta(Optimizer):
     def create_state(self, index: Index, weight: NDArray) -> State:
         return (zeros_like(weight), zeros_like(weight))
 
-    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
-        squares, deltas = state
-        grad = self.scaled(grad)
-        squares *= self.rho
-        squares += (1 - self.rho) * grad * grad
-        delta = nd.op.sqrt(deltas + self.epsilon) / nd.op.sqrt(squares + self.epsilon) * grad
-        deltas *= self.rho
-        deltas += (1 - self.rho) * delta * delta
-        weight -= delta + wd * weight
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        return Call("_adadelta_update", tuple(state), self.fused(lr=lr, wd=wd, rho=self.rho, epsilon=self.epsilon))
 
 
 @register
-class RMSProp(Optimizer):
+class RMSProp(Fused):
     """RMSProp.
 
     Plain: Tieleman and Hinton, Neural Networks for Machine Learning, lecture 6, 2012. Centered: Graves,
@@ -111,14 +102,10 @@ class RMSProp(Optimizer):
     def create_state(self, index: Index, weight: NDArray) -> State:
         return tuple(zeros_like(weight) for _ in range(3 if self.centered else 1))
 
-    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         parameters = self.fused(lr=lr, wd=wd, gamma1=self.gamma1, epsilon=self.epsilon)
         if self.clip_weights:
             parameters["clip_weights"] = self.clip_weights
-        if self.centered:
-            mean_square, mean, delta = state
-            parameters["gamma2"] = self.gamma2
-            nd.op.rmspropalex_update(weight, grad, mean_square, mean, delta, out=weight, **parameters)
-        else:
-            (mean_square,) = state
-            nd.op.rmsprop_update(weight, grad, mean_square, out=weight, **parameters)
+        if not self.centered:
+            return Call("rmsprop_update", tuple(state), parameters)
+        return Call("rmspropalex_update", tuple(state), {**parameters, "gamma2": self.gamma2})

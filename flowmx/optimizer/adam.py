@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from flowmx import ndarray as nd
+import numpy as np
+
 from flowmx.ndarray import NDArray
-from flowmx.optimizer.base import Index, Optimizer, State, register, zeros_like
+from flowmx.optimizer.base import Index, State, register, zeros_like
+from flowmx.optimizer.fused import Call, Fused
 
 
-class _Moments(Optimizer):
+class _Moments(Fused):
     """Keeps the first and a second moment of the gradient."""
 
     def __init__(self, learning_rate: float, beta1: float, beta2: float, **kwargs: Any) -> None:
@@ -21,6 +23,14 @@ class _Moments(Optimizer):
 
     def create_state(self, index: Index, weight: NDArray) -> State:
         return (zeros_like(weight), zeros_like(weight))
+
+    def moments(self, operator: str, state: State, **parameters: Any) -> Call:
+        """The call of an operator that takes both decays."""
+        return Call(operator, tuple(state), self.fused(beta1=self.beta1, beta2=self.beta2, **parameters))
+
+    def unbiased(self, lr: float, t: int) -> float:
+        """The learning rate that makes up for the moments' start at 0."""
+        return lr * math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
 
 
 @register
@@ -56,11 +66,93 @@ class Adam(_Moments):
         self.epsilon = epsilon
         self.lazy_update = lazy_update
 
-    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
-        mean, variance = state
-        lr *= math.sqrt(1 - self.beta2**t) / (1 - self.beta1**t)
-        parameters = self.fused(lr=lr, wd=wd, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon)
-        nd.op.adam_update(weight, grad, mean, variance, out=weight, **parameters)
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        # As MXNet's kernel has it, 1 - beta is the difference of float32 numbers: 1 - 0.999 is 1.3e-5 less so.
+        betas = {name: float(np.float32(getattr(self, name))) for name in ("beta1", "beta2")}
+        parameters = self.fused(lr=self.unbiased(lr, t), wd=wd, epsilon=self.epsilon, **betas)
+        return Call("adam_update", tuple(state), parameters)
+
+
+@register
+class AdamW(_Moments):
+    """Adam with the weight decay apart from the gradient.
+
+    Loshchilov and Hutter, Decoupled Weight Decay Regularization, arXiv:1711.05101. With
+    ``g = clip(rescale_grad * grad)``::
+
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        weight -= lr * sqrt(1 - beta2**t) / (1 - beta1**t) * (m / (sqrt(v) + epsilon) + wd * weight)
+
+    Args:
+        learning_rate: the learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        epsilon: avoids a division by 0.
+        correct_bias: multiply by the factor with ``t``.
+        use_fused_step: kept for MXNet's scripts.
+        **kwargs: as for :class:`Optimizer`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        correct_bias: bool = True,
+        use_fused_step: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, **kwargs)
+        self.epsilon = epsilon
+        self.correct_bias = correct_bias
+        self.use_fused_step = use_fused_step
+
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        eta = self.unbiased(lr, t) if self.correct_bias else lr
+        return self.moments("_adamw_step", state, lr=1.0, eta=eta, wd=wd, epsilon=self.epsilon)
+
+
+@register
+class AdaBelief(_Moments):
+    """Adam that goes by how far a gradient is from what was expected.
+
+    Zhuang et al., AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed Gradients, arXiv:2010.07468. With
+    ``g = clip(rescale_grad * grad + wd * weight)``::
+
+        m = beta1 * m + (1 - beta1) * g
+        s = beta2 * s + (1 - beta2) * (g - m)**2 + epsilon
+        weight -= lr * sqrt(1 - beta2**t) / (1 - beta1**t) * m / (sqrt(s) + epsilon)
+
+    Args:
+        learning_rate: the learning rate.
+        beta1: decay of the first moment.
+        beta2: decay of the second moment.
+        epsilon: avoids a division by 0.
+        correct_bias: multiply by the factor with ``t``.
+        use_fused_step: kept for MXNet's scripts.
+        **kwargs: as for :class:`Optimizer`.
+    """
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        correct_bias: bool = True,
+        use_fused_step: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, **kwargs)
+        self.epsilon = epsilon
+        self.correct_bias = correct_bias
+        self.use_fused_step = use_fused_step
+
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        lr = self.unbiased(lr, t) if self.correct_bias else lr
+        return self.moments("_adabelief_update", state, lr=lr, wd=wd, epsilon=self.epsilon)
 
 
 @register
@@ -83,13 +175,8 @@ class Adamax(_Moments):
     def __init__(self, learning_rate: float = 0.002, beta1: float = 0.9, beta2: float = 0.999, **kwargs: Any) -> None:
         super().__init__(learning_rate, beta1, beta2, **kwargs)
 
-    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
-        mean, norm = state
-        grad = self.scaled(grad, weight, wd)
-        mean *= self.beta1
-        mean += (1 - self.beta1) * grad
-        nd.op.broadcast_maximum(self.beta2 * norm, abs(grad)).copyto(norm)
-        weight -= lr / (1 - self.beta1**t) * mean / norm
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        return self.moments("_adamax_update", state, lr=lr / (1 - self.beta1**t), wd=wd)
 
 
 @register
@@ -121,19 +208,14 @@ class Nadam(_Moments):
         self.schedule_decay = schedule_decay
         self.m_schedule = 1.0
 
-    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
-        mean, variance = state
-        grad = self.scaled(grad, weight, wd)
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         momentum, following = (self.beta1 * (1 - 0.5 * 0.96 ** (n * self.schedule_decay)) for n in (t, t + 1))
         # As MXNet has it, the product runs over all weights' updates, not over one weight's.
         self.m_schedule *= momentum
-        mean *= self.beta1
-        mean += (1 - self.beta1) * grad
-        variance *= self.beta2
-        variance += (1 - self.beta2) * grad * grad
-        ahead = (1 - momentum) / (1 - self.m_schedule) * grad
-        ahead += following / (1 - self.m_schedule * following) * mean
-        weight -= lr * ahead / (nd.op.sqrt(variance / (1 - self.beta2**t)) + self.epsilon)
+        return self.moments(
+            "_nadam_update", state, lr=lr, wd=wd, epsilon=self.epsilon, momentum=momentum, following=following,
+            product=self.m_schedule, t=t,
+        )  # fmt: skip
 
     def progress(self) -> dict[str, Any]:
         return {**super().progress(), "m_schedule": self.m_schedule}

@@ -11,6 +11,7 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx.lr_scheduler import LRScheduler
 from flowmx.ndarray import NDArray
+from flowmx.ops.dtypes import is_floating, name_of
 from flowmx.registry import Recorded, Registry
 
 Index: TypeAlias = int | str
@@ -42,7 +43,7 @@ class Optimizer(Recorded):
         lr_scheduler: gives the learning rate for a number of updates.
         sym: a symbol whose ``__lr_mult__`` and ``__wd_mult__`` attributes count.
         begin_num_update: the number of updates to start from.
-        multi_precision: keep a float32 copy of float16 weights and update that.
+        multi_precision: keep a float32 copy of float16 and bfloat16 weights and update that.
         param_dict: from index to ``gluon.Parameter``, whose ``lr_mult`` and ``wd_mult`` count.
 
     Raises:
@@ -142,7 +143,7 @@ class Optimizer(Recorded):
             grad: its gradient.
             state: what :meth:`create_state` made for it.
         """
-        for each in _each(index, weight, grad, state):
+        for each in each_update(index, weight, grad, state):
             self._update_one(*each)
 
     def _update_one(self, index: Index, weight: NDArray, grad: NDArray, state: State) -> None:
@@ -151,21 +152,21 @@ class Optimizer(Recorded):
         self.step(weight, grad, state, self._get_lr(index), self._get_wd(index), count)
 
     def create_state_multi_precision(self, index: Index, weight: NDArray) -> State:
-        """The state of a weight; for a float16 weight under ``multi_precision`` with its float32 copy."""
-        if weight.dtype is not np.float16:
+        """The state of a weight; for a 16-bit weight under ``multi_precision`` with its float32 copy."""
+        if not _is_half(weight):
             return self.create_state(index, weight)
         if self.multi_precision:
             master = weight.astype(np.float32)
             return (master, self.create_state(index, master))
         warnings.warn(
-            f"{type(self).__name__} accumulates in float16, which can train slowly or badly: consider "
+            f"{type(self).__name__} accumulates in {name_of(weight._dtype)}, which can train slowly or badly: consider "
             "multi_precision=True",
             stacklevel=2,
         )
         return self.create_state(index, weight)
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Update a weight (or each of a list), a float16 one by way of its float32 copy.
+        """Update a weight (or each of a list), a 16-bit one by way of its float32 copy.
 
         Args:
             index: as for :meth:`update`.
@@ -173,13 +174,17 @@ class Optimizer(Recorded):
             grad: as for :meth:`update`.
             state: what :meth:`create_state_multi_precision` made for it.
         """
-        for i, w, g, s in _each(index, weight, grad, state):
-            if self.multi_precision and w.dtype is np.float16:
+        for i, w, g, s in each_update(index, weight, grad, state):
+            if self._has_master(w):
                 master, inner = s
                 self.update(i, master, g.astype(np.float32), inner)
                 master.copyto(w)
             else:
                 self.update(i, w, g, s)
+
+    def _has_master(self, weight: NDArray) -> bool:
+        """Whether a float32 copy of the weight is what is updated."""
+        return self.multi_precision and _is_half(weight)
 
     def _update_count(self, index: Any) -> None:
         counts = self._index_update_count
@@ -236,13 +241,14 @@ class Optimizer(Recorded):
         return {name: float(attributes[name][key]) for name in arguments if key in attributes.get(name, {})}
 
     def _get_lr(self, index: Index) -> float:
-        return self.learning_rate * self._multiplier(index, "lr_mult")
+        return self._get_lrs([index])[0]
 
     def _get_wd(self, index: Index) -> float:
         return self.wd * self._multiplier(index, "wd_mult")
 
     def _get_lrs(self, indices: Sequence[Index]) -> list[float]:
-        return [self._get_lr(index) for index in indices]
+        lr = self.learning_rate
+        return [lr * self._multiplier(index, "lr_mult") for index in indices]
 
     def _get_wds(self, indices: Sequence[Index]) -> list[float]:
         return [self._get_wd(index) for index in indices]
@@ -359,7 +365,12 @@ def _schedule_from(config: Mapping[str, Any] | None) -> LRScheduler | None:
     return made
 
 
-def _each(*given: Any) -> Any:
+def _is_half(weight: NDArray) -> bool:
+    """Whether a weight is of float16 or bfloat16."""
+    return weight._dtype.itemsize == 2 and is_floating(weight._dtype)
+
+
+def each_update(*given: Any) -> Any:
     """The arguments of one update, for each update that they mean."""
     return zip(*given, strict=True) if isinstance(given[0], (list, tuple)) else [given]
 

@@ -1,16 +1,16 @@
-"""Follow the regularised leader."""
+"""Follow the leader: the regularised one, and the moving one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from flowmx import ndarray as nd
 from flowmx.ndarray import NDArray
-from flowmx.optimizer.base import Index, Optimizer, State, register, zeros_like
+from flowmx.optimizer.base import Index, State, register, zeros_like
+from flowmx.optimizer.fused import Call, Fused
 
 
 @register
-class Ftrl(Optimizer):
+class Ftrl(Fused):
     """FTRL-Proximal, which makes weights exactly 0.
 
     McMahan et al., Ad Click Prediction: a View from the Trenches, KDD 2013. With
@@ -36,6 +36,40 @@ class Ftrl(Optimizer):
     def create_state(self, index: Index, weight: NDArray) -> State:
         return (zeros_like(weight), zeros_like(weight))
 
-    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
-        parameters = self.fused(lr=lr, wd=wd, lamda1=self.lamda1, beta=self.beta)
-        nd.op.ftrl_update(weight, grad, *state, out=weight, **parameters)
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        return Call("ftrl_update", tuple(state), self.fused(lr=lr, wd=wd, lamda1=self.lamda1, beta=self.beta))
+
+
+@register
+class FTML(Fused):
+    """Follow the moving leader.
+
+    Zheng and Kwok, Follow the Moving Leader in Deep Learning, ICML 2017. With
+    ``g = clip(rescale_grad * grad + wd * weight)``::
+
+        v = beta2 * v + (1 - beta2) * g**2
+        before, d = d, (1 - beta1**t) / lr * (sqrt(v / (1 - beta2**t)) + epsilon)
+        z = beta1 * z + (1 - beta1) * g - (d - beta1 * before) * weight
+        weight = -z / d
+
+    Args:
+        beta1: from 0 to 1; near 0.5 in the paper.
+        beta2: decay of the second moment.
+        epsilon: avoids a division by 0.
+        **kwargs: as for :class:`Optimizer`.
+    """
+
+    def __init__(self, beta1: float = 0.6, beta2: float = 0.999, epsilon: float = 1e-8, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.beta1 = beta1
+        self.beta2 = beta2
+        self.epsilon = epsilon
+
+    def create_state(self, index: Index, weight: NDArray) -> State:
+        return (zeros_like(weight), zeros_like(weight), zeros_like(weight))
+
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        parameters = self.fused(lr=lr, wd=wd, beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, t=t)
+        if "clip_gradient" in parameters:
+            parameters["clip_grad"] = parameters.pop("clip_gradient")
+        return Call("ftml_update", tuple(state), parameters)

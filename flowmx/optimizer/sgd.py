@@ -5,56 +5,31 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
-
-from flowmx import ndarray as nd
 from flowmx import random
 from flowmx.ndarray import NDArray
 from flowmx.optimizer.base import Index, Optimizer, State, register, zeros_like
+from flowmx.optimizer.fused import Call, Fused
 
 
-class _Momentum(Optimizer):
-    """Shared by those with an optional momentum and fused operators for float16 weights.
+class Momentum(Fused):
+    """Shared by those with an optional momentum; a subclass names the operators without and with it."""
 
-    As in MXNet, the state under ``multi_precision`` is (momentum, float32 weight), in this order.
-    """
-
+    master_last = True
     momentum: float
+    operators: tuple[str, str] = ("sgd_update", "sgd_mom_update")
 
     def create_state(self, index: Index, weight: NDArray) -> State:
         return zeros_like(weight) if self.momentum else None
 
-    def create_state_multi_precision(self, index: Index, weight: NDArray) -> State:
-        made = super().create_state_multi_precision(index, weight)
-        return made[::-1] if self._has_master(weight) else made
-
-    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        self.update(index, weight, grad, state)
-
-    def _has_master(self, weight: NDArray) -> bool:
-        return self.multi_precision and weight.dtype is np.float16
-
-    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         parameters = self.fused(lr=lr, wd=wd)
-        master = None
-        if self._has_master(weight) and isinstance(state, (tuple, list)):
-            state, master = state
-        name = "sgd_update"
-        inputs = [weight, grad]
-        if state is not None:
-            name = self.momentum_operator
-            parameters["momentum"] = self.momentum
-            inputs.append(state)
-        if master is not None:
-            name = f"mp_{name}"
-            inputs.append(master)
-        nd.op.op(name, *inputs, out=weight, **parameters)
-
-    momentum_operator = "sgd_mom_update"
+        if state is None:
+            return Call(self.operators[0], (), parameters)
+        return Call(self.operators[1], (state,), {**parameters, "momentum": self.momentum})
 
 
 @register
-class SGD(_Momentum):
+class SGD(Momentum):
     """Stochastic gradient descent with momentum and weight decay.
 
     ::
@@ -75,7 +50,18 @@ class SGD(_Momentum):
 
 
 @register
-class NAG(_Momentum):
+class ccSGD(SGD):  # noqa: N801 - MXNet's name
+    """:class:`SGD` under a name of earlier days.
+
+    Args:
+        momentum: the momentum; 0 keeps no state.
+        lazy_update: kept for MXNet's scripts (it concerns sparse gradients).
+        **kwargs: as for :class:`Optimizer`.
+    """
+
+
+@register
+class NAG(Momentum):
     """Nesterov's accelerated gradient.
 
     Sutskever, Martens, Dahl and Hinton, On the importance of initialization and momentum in deep learning,
@@ -89,7 +75,7 @@ class NAG(_Momentum):
         **kwargs: as for :class:`Optimizer`.
     """
 
-    momentum_operator = "nag_mom_update"
+    operators = ("sgd_update", "nag_mom_update")
 
     def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -97,7 +83,40 @@ class NAG(_Momentum):
 
 
 @register
-class Signum(Optimizer):
+class DCASGD(Fused):
+    """SGD that makes up for the delay of a gradient in asynchronous training.
+
+    Zheng et al., Asynchronous Stochastic Gradient Descent with Delay Compensation, ICML 2017. With
+    ``g = clip(rescale_grad * grad)``::
+
+        state = momentum * state - lr * (g + wd * weight + lamda * g**2 * (weight - previous))
+        previous = weight
+        weight = weight + state
+
+    Args:
+        momentum: the momentum; 0 keeps only the previous weight.
+        lamda: how much of the delay is made up for (MXNet's spelling).
+        **kwargs: as for :class:`Optimizer`.
+    """
+
+    def __init__(self, momentum: float = 0.0, lamda: float = 0.04, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.momentum = momentum
+        self.lamda = lamda
+
+    def create_state(self, index: Index, weight: NDArray) -> State:
+        return (zeros_like(weight) if self.momentum else None, weight.copy())
+
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        momentum, previous = state
+        parameters = self.fused(lr=lr, wd=wd, lamda=self.lamda)
+        if momentum is None:
+            return Call("_dcasgd_update", (previous,), parameters)
+        return Call("_dcasgd_mom_update", (momentum, previous), {**parameters, "momentum": self.momentum})
+
+
+@register
+class Signum(Fused):
     """The sign of the momentum, as the direction of a step.
 
     Bernstein, Wang, Azizzadenesheli and Anandkumar, signSGD: Compressed Optimisation for Non-Convex
@@ -121,13 +140,11 @@ class Signum(Optimizer):
     def create_state(self, index: Index, weight: NDArray) -> State:
         return zeros_like(weight) if self.momentum else None
 
-    def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
         parameters = self.fused(lr=lr, wd=wd)
         if state is None:
-            nd.op.signsgd_update(weight, grad, out=weight, **parameters)
-        else:
-            parameters |= {"momentum": self.momentum, "wd_lh": self.wd_lh}
-            nd.op.signum_update(weight, grad, state, out=weight, **parameters)
+            return Call("signsgd_update", (), parameters)
+        return Call("signum_update", (state,), {**parameters, "momentum": self.momentum, "wd_lh": self.wd_lh})
 
 
 @register

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from flowmx.optimizer import states as states_file
 from flowmx.optimizer.base import Index, Optimizer, State, from_config
 
 __all__ = ["Updater", "get_updater"]
+
+Update: TypeAlias = tuple[Index, NDArray, NDArray]
+"""Index, gradient and weight."""
 
 
 class Updater:
@@ -35,20 +38,32 @@ class Updater:
         """Indexes of states that were loaded, and may have to move to their weight's device."""
 
     def __call__(self, index: Any, grad: Any, weight: Any) -> None:
-        """Update a weight in place by its gradient, or each of a list of weights."""
-        if isinstance(index, (list, tuple)):
-            for i, g, w in zip(index, grad, weight, strict=True):
-                self(i, g, w)
-            return
-        if isinstance(index, bytes):
-            index = index.decode()
-        self.optimizer._set_current_context(weight.context.device_id)
+        """Update a weight in place by its gradient, or each of a list of weights.
+
+        Weights of a list that share a dtype are updated in groups of the optimizer's ``aggregate_num``, each group by
+        one operation, where the optimizer can.
+        """
+        if not isinstance(index, (list, tuple)):
+            index, grad, weight = [index], [grad], [weight]
+        indices = [each.decode() if isinstance(each, bytes) else each for each in index]
+        optimizer = self.optimizer
+        for group in _groups(list(zip(indices, grad, weight, strict=True)), optimizer.aggregate_num):
+            optimizer._set_current_context(group[0][2].context.device_id)
+            states = [self._state(index, weight) for index, _, weight in group]
+            names, grads, weights = zip(*group, strict=True)
+            if len(group) == 1:
+                optimizer.update_multi_precision(names[0], weights[0], grads[0], states[0])
+            else:
+                optimizer.update_multi_precision(list(names), list(weights), list(grads), states)
+
+    def _state(self, index: Index, weight: NDArray) -> State:
+        """The state of a weight, made now where there was none."""
         if index not in self.states:
             self.states[index] = self.optimizer.create_state_multi_precision(index, weight)
         elif index in self._elsewhere:
             self.states[index] = self.sync_state_context(self.states[index], weight.context)
             self._elsewhere.discard(index)
-        self.optimizer.update_multi_precision(index, weight, grad, self.states[index])
+        return self.states[index]
 
     def sync_state_context(self, state: State, context: Context) -> State:
         """A state with its arrays on a device."""
@@ -95,6 +110,19 @@ class Updater:
         """Await that all states are computed."""
         for array in arrays_in(list(self.states.values())):
             await array
+
+
+def _groups(updates: list[Update], most: int) -> Iterator[list[Update]]:
+    """Updates that one call may make: of weights of one dtype on one device, in their order."""
+    if most < 2 or len(updates) == 1:
+        yield from ([update] for update in updates)
+        return
+    alike: dict[Any, list[Update]] = {}
+    for update in updates:
+        alike.setdefault((update[2]._dtype, update[2]._storage.device), []).append(update)
+    for group in alike.values():
+        for start in range(0, len(group), most):
+            yield group[start : start + most]
 
 
 def get_updater(optimizer: Optimizer) -> Updater:

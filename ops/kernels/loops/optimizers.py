@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 from flowmx.ops.kernels.loops.elementwise import fused
-from flowmx.ops.kernels.loops.expressions import Expr, Parameters, absolute, clip, sqrt, where
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters, absolute, clip, maximum, sqrt, where
 
 Rule = Callable[..., tuple[Expr, ...]]
 """``rule(p, w, g, *states)``: the new weight, then the new states; g is rescaled, clipped and decayed."""
@@ -79,6 +79,48 @@ def _ftml(p: Parameters, w: Expr, g: Expr, d: Expr, v: Expr, z: Expr) -> tuple[E
     return -z / new, new, v, z
 
 
+def _adagrad(p: Parameters, w: Expr, g: Expr, history: Expr) -> tuple[Expr, ...]:
+    history = history + g * g
+    return w - p.lr * (g / sqrt(history + p.epsilon) + p.wd * w), history
+
+
+def _adadelta(p: Parameters, w: Expr, g: Expr, squares: Expr, deltas: Expr) -> tuple[Expr, ...]:
+    squares = _average(p.rho, squares, g * g)
+    delta = sqrt(deltas + p.epsilon) / sqrt(squares + p.epsilon) * g
+    return w - (delta + p.wd * w), squares, _average(p.rho, deltas, delta * delta)
+
+
+def _adamax(p: Parameters, w: Expr, g: Expr, mean: Expr, norm: Expr) -> tuple[Expr, ...]:
+    mean, norm = _average(p.beta1, mean, g), maximum(p.beta2 * norm, absolute(g))
+    return w - p.lr * mean / norm, mean, norm
+
+
+def _nadam(p: Parameters, w: Expr, g: Expr, mean: Expr, var: Expr) -> tuple[Expr, ...]:
+    mean, var = _average(p.beta1, mean, g), _average(p.beta2, var, g * g)
+    ahead = g * ((1.0 - p.momentum) / (1.0 - p.product)) + mean * (p.following / (1.0 - p.product * p.following))
+    return w - p.lr * ahead / (sqrt(var / (1.0 - p.beta2**p.t)) + p.epsilon), mean, var
+
+
+def _adabelief(p: Parameters, w: Expr, g: Expr, mean: Expr, var: Expr) -> tuple[Expr, ...]:
+    mean = _average(p.beta1, mean, g)
+    var = _average(p.beta2, var, (g - mean) * (g - mean)) + p.epsilon
+    return w - p.lr * (mean / (sqrt(var) + p.epsilon)), mean, var
+
+
+def _adamw(p: Parameters, w: Expr, g: Expr, mean: Expr, var: Expr) -> tuple[Expr, ...]:
+    mean, var = _average(p.beta1, mean, g), _average(p.beta2, var, g * g)
+    return (1.0 - p.eta * p.wd) * w - p.lr * p.eta * (mean / (sqrt(var) + p.epsilon)), mean, var
+
+
+def _dcasgd(p: Parameters, w: Expr, g: Expr, previous: Expr) -> tuple[Expr, ...]:
+    return w - p.lr * (g + p.lamda * ((w - previous) * g * g) + p.wd * w), w
+
+
+def _dcasgd_mom(p: Parameters, w: Expr, g: Expr, mom: Expr, previous: Expr) -> tuple[Expr, ...]:
+    mom = p.momentum * mom - p.lr * (g + p.lamda * ((w - previous) * g * g) + p.wd * w)
+    return w + mom, mom, w
+
+
 _RULES: dict[str, Rule] = {
     "sgd_update": _sgd,
     "sgd_mom_update": _sgd_mom,
@@ -90,6 +132,14 @@ _RULES: dict[str, Rule] = {
     "signsgd_update": _signsgd,
     "signum_update": _signum,
     "ftml_update": _ftml,
+    "_adagrad_update": _adagrad,
+    "_adadelta_update": _adadelta,
+    "_adamax_update": _adamax,
+    "_nadam_update": _nadam,
+    "_adabelief_update": _adabelief,
+    "_adamw_step": _adamw,
+    "_dcasgd_update": _dcasgd,
+    "_dcasgd_mom_update": _dcasgd_mom,
 }
 
 
@@ -114,4 +164,4 @@ def _formula(rule: Rule) -> Callable[..., tuple[Expr, ...]]:
 
 
 for _name, _rule in _RULES.items():
-    fused(_name, _formula(_rule), variant=_shape)
+    fused(_name, _formula(_rule), variant=_shape, least=1)

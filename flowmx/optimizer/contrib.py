@@ -1,0 +1,49 @@
+"""Optimizers that MXNet keeps under ``mx.optimizer.contrib``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx import ndarray as nd
+from flowmx.ndarray import NDArray
+from flowmx.optimizer.base import Index, State, register
+from flowmx.optimizer.fused import Call, Fused
+
+__all__ = ["GroupAdaGrad"]
+
+
+@register
+class GroupAdaGrad(Fused):
+    """AdaGrad with one learning rate for each row of a matrix, such as an embedding.
+
+    With ``g = clip(rescale_grad * grad)``::
+
+        history += mean(g**2, axis=1, keepdims=True)
+        weight -= lr * g / sqrt(history + eps)
+
+    Args:
+        eps: avoids a division by 0.
+        **kwargs: as for :class:`Optimizer`; there is no weight decay.
+
+    Raises:
+        ValueError: later, a weight that is no matrix, or with weight decay.
+    """
+
+    whole_array = True
+
+    def __init__(self, eps: float = 1e-5, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.float_stable_eps = eps
+
+    def create_state(self, index: Index, weight: NDArray) -> State:
+        if len(weight.shape) != 2:
+            raise ValueError(f"GroupAdaGrad: weight {index!r} has shape {weight.shape}, expected a matrix")
+        return nd.full((weight.shape[0], 1), 0, weight.context, weight.dtype)
+
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        if wd:
+            raise ValueError(
+                f"GroupAdaGrad: weight {index!r} has weight decay {wd}, expected 0: there is none in this optimizer; "
+                "give it a wd_mult of 0"
+            )
+        return Call("_contrib_group_adagrad_update", (state,), self.fused(lr=lr, epsilon=self.float_stable_eps))

@@ -1,0 +1,93 @@
+"""The base of optimizers whose step is one update operator: many weights are updated by one operation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from flowmx.ndarray import NDArray
+from flowmx.optimizer.base import Index, Optimizer, State, each_update
+from flowmx.optimizer.together import Update, operator_of, push
+
+_MIXED = {
+    "_multi_lamb_update": "_multi_mp_lamb_update",
+    **{
+        f"_{kind}_{name}": f"_mp_{kind}_{name}"
+        for kind in ("lars", "lbsgd")
+        for name in ("sgd_update", "sgd_mom_update")
+    },
+}
+"""Operators that need more than the float32 copy in mixed precision; the others take that in the weight's place."""
+
+
+class Call(NamedTuple):
+    """An update operator's name, the states in its order, and its own parameters."""
+
+    operator: str
+    states: tuple[NDArray, ...]
+    parameters: dict[str, Any]
+
+
+class Fused(Optimizer):
+    """Base of optimizers whose step is one update operator, which a subclass names in :meth:`call`.
+
+    As in MXNet, the state under ``multi_precision`` is (float32 weight, state), or, where ``master_last``, (state,
+    float32 weight).
+    """
+
+    master_last: ClassVar[bool] = False
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.aggregate_num = 64
+
+    def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
+        """The operator of one step.
+
+        Args:
+            index: what the weight is known by.
+            state: what :meth:`create_state` made.
+            lr: this weight's learning rate.
+            wd: this weight's decay.
+            t: how many updates this weight has had, with this one.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement call()")
+
+    def create_state_multi_precision(self, index: Index, weight: NDArray) -> State:
+        made = super().create_state_multi_precision(index, weight)
+        return made[::-1] if self.master_last and self._has_master(weight) else made
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._update_together([(*each, None) for each in each_update(index, weight, grad, state)])
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        self._update_together([(i, w, g, *self._parts(w, s)) for i, w, g, s in each_update(index, weight, grad, state)])
+
+    def _parts(self, weight: NDArray, state: State) -> tuple[State, NDArray | None]:
+        """The state itself, and the float32 copy where there is one."""
+        if not self._has_master(weight):
+            return state, None
+        one, other = state
+        return (one, other) if self.master_last else (other, one)
+
+    def _update_together(self, items: Sequence[tuple[Index, NDArray, NDArray, State, NDArray | None]]) -> None:
+        indices = [item[0] for item in items]
+        self._update_count(indices)
+        counts = self._index_update_count
+        updates = []
+        for (index, weight, grad, state, master), lr, wd in zip(
+            items, self._get_lrs(indices), self._get_wds(indices), strict=True
+        ):
+            updates.append(_made(self.call(index, state, lr, wd, counts[index]), weight, grad, master))
+        push(updates)
+
+    def push_one(self, call: Call, weight: NDArray, grad: NDArray, master: NDArray | None) -> None:
+        """Enqueue one update."""
+        push([_made(call, weight, grad, master)])
+
+
+def _made(call: Call, weight: NDArray, grad: NDArray, master: NDArray | None) -> Update:
+    name, states, parameters = call
+    if master is not None and name in _MIXED:
+        name, states, master = _MIXED[name], (*states, master), None
+    return Update(operator_of(name, tuple(parameters.items())), weight, grad, states, master)
