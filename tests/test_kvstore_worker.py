@@ -135,6 +135,9 @@ def view(epoch, *members, gone=()):
     return View("job", 1, epoch, "running", tuple(members), tuple(gone))
 
 
+NEVER = None
+
+
 class Lines:
     """Lines to servers by address; each call takes the next of the address's answers, or waits."""
 
@@ -156,8 +159,10 @@ class Line:
         self.lines.calls.append((self.address, operation, header))
         self.lines.called.set()
         answers = self.lines.answers.get(self.address, [])
-        if not answers:
-            await asyncio.Event().wait()
+        if not answers or answers[0] is NEVER:
+            del answers[:1]
+            async with asyncio.timeout(timeout):
+                await asyncio.Event().wait()
         answer = answers.pop(0)
         sent()
         if isinstance(answer, Exception):
@@ -173,8 +178,8 @@ def lines():
     return Lines()
 
 
-def servers(lines, count=2, patience=5.0):
-    return Servers(count, lines.connect, {"node": "w", "incarnation": 7}, patience)
+def servers(lines, count=2, patience=5.0, timeout=5.0):
+    return Servers(count, lines.connect, {"node": "w", "incarnation": 7}, patience, timeout)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +206,32 @@ async def test_calls_name_their_sender(lines):
 async def test_what_may_get_better_is_tried_again(lines, trouble):
     calls = servers(lines)
     calls.know(view(1, server(0)))
-    lines.answers["at 0.1"] = [trouble, {"ok": 1}]
+    probed = [{}] if isinstance(trouble, PeerGone | TimeoutError) else []
+    lines.answers["at 0.1"] = [trouble, *probed, {"ok": 1}]
+    assert (await calls.call(0, "push", {})).header == {"ok": 1}
+
+
+async def test_a_call_without_an_answer_is_made_again_on_a_new_line(lines):
+    calls = servers(lines, timeout=0.02)
+    calls.know(view(1, server(0)))
+    lines.answers["at 0.1"] = [NEVER, {}, {"ok": 1}]
+    assert (await calls.call(0, "push", {})).header == {"ok": 1}
+    assert [operation for _, operation, _ in lines.calls] == ["push", "local", "push"]
+    await calls.close()
+    assert lines.closed == ["at 0.1", "at 0.1"]
+
+
+async def test_a_server_that_is_out_of_reach_is_given_up_by_name(lines):
+    calls = servers(lines, patience=0.05, timeout=0.01)
+    calls.know(view(1, server(0)))
+    with pytest.raises(KVStoreError, match=r"push: server 0 at at 0.1 has not been reached for 0\.\d s"):
+        await calls.call(0, "push", {})
+
+
+async def test_one_that_only_takes_long_is_not(lines):
+    calls = servers(lines, patience=0.0, timeout=0.01)
+    calls.know(view(1, server(0)))
+    lines.answers["at 0.1"] = [TimeoutError("long"), {}, PeerGone("cut"), {}, TimeoutError("long"), {}, {"ok": 1}]
     assert (await calls.call(0, "push", {})).header == {"ok": 1}
 
 

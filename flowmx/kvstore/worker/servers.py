@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -69,9 +68,7 @@ class Servers:
             synchronous round may take for ever; who is gone is for the scheduler to find out.
     """
 
-    def __init__(
-        self, count: int, connect: Connect, sender: dict[str, Any], patience: float, timeout: float = math.inf
-    ) -> None:
+    def __init__(self, count: int, connect: Connect, sender: dict[str, Any], patience: float, timeout: float) -> None:
         self.count = count
         self._connect = connect
         self._sender = sender
@@ -143,11 +140,11 @@ class Servers:
                 log.debug("%s refused %s: %s", member.name, operation, refused)
             except PeerGone as error:
                 log.info("%s did not answer %s (%s): again", member.name, operation, error)
-                self._lost(lost, member, operation, error)
+                await self._probe(lost, member, operation, error)
             except TimeoutError as error:
                 log.info("%s has not answered %s (%s): again", member.name, operation, error)
                 seconds, sending = 2 * seconds, 2 * sending
-                await self._probe(lost, member, operation)
+                await self._probe(lost, member, operation, error)
             await self._heard(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
@@ -169,30 +166,30 @@ class Servers:
             del self._calls[call]
             self._close_retired()
 
-    def _lost(self, lost: dict[tuple[str, int], float], member: Member, operation: str, error: Exception) -> None:
-        """A server can not be reached, although it is alive as far as the scheduler knows.
+    async def _probe(
+        self, lost: dict[tuple[str, int], float], member: Member, operation: str, error: Exception
+    ) -> None:
+        """See whether a server that has not answered can be reached at all, as it is alive for the scheduler.
 
         Raises:
-            KVStoreError: this has been so for too long.
+            KVStoreError: it could not for too long.
         """
-        now = asyncio.get_running_loop().time()
-        since = lost.setdefault((member.id, member.incarnation), now)
-        if now - since > self._patience:
+        now, identity = asyncio.get_running_loop().time(), (member.id, member.incarnation)
+        if await self._answers(member):
+            lost.clear()
+        elif now - lost.setdefault(identity, now) > self._patience:
             raise KVStoreError(
-                f"{operation}: {member.name} at {member.address} has not been reached for {now - since:.0f} s "
+                f"{operation}: {member.name} at {member.address} has not been reached for {now - lost[identity]:.1f} s "
                 f"(FLOWMX_KVSTORE_RECONNECT), although the scheduler hears of it: {error}"
-            )
+            ) from error
 
-    async def _probe(self, lost: dict[tuple[str, int], float], member: Member, operation: str) -> None:
-        """See whether a server that has not answered can be reached at all."""
-        if math.isinf(self._timeout):
-            return
+    async def _answers(self, member: Member) -> bool:
         try:
             with suppress(Refused):  # whatever it says
                 await self._line(member).call("local", {}, timeout=self._timeout)
-            lost.clear()
-        except (PeerGone, TimeoutError) as error:
-            self._lost(lost, member, operation, error)
+        except (PeerGone, TimeoutError):
+            return False
+        return True
 
     async def _serving(self, home: int) -> Member:
         """Who answers for a home, as soon as somebody does."""
