@@ -228,6 +228,26 @@ async def test_a_job_survives_and_its_sums_are_right(plan, tmp_path):
     assert len(outcome.happened) == len(plan.events)
 
 
+def losing(mode, servers, told, *targets):
+    return Plan(5, mode, servers=servers, told=told, compute=0.1, events=(Event(30, "kill", targets),))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        losing("sync", 3, True, "server 0", "server 1", "worker 0", "worker 1"),
+        pytest.param(losing("async", 3, False, "server 1", "server 2"), marks=pytest.mark.soak),
+        pytest.param(losing("sync", 2, True, "server 0", "server 1"), marks=pytest.mark.soak),
+        pytest.param(losing("stale", 2, False, "server 0", "server 1"), marks=pytest.mark.soak),
+    ],
+    ids=lambda plan: f"{plan.mode}-{plan.servers}",
+)
+async def test_what_two_servers_lose_together_is_said_to_be_lost_to_workers_that_come_later_too(plan, tmp_path):
+    outcome = await verdict(plan, tmp_path)
+    assert outcome.lost
+    assert not outcome.finished
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(100))
 async def test_a_hundred_jobs(seed, tmp_path):

@@ -27,7 +27,7 @@ from tests.chaos.zygote import Process, Zygote
 __all__ = ["TIMEOUT", "Outcome", "run"]
 
 TIMEOUT, HEARTBEAT, RECONNECT = 1.5, 0.2, 8.0
-LOST = "died together"  # what a worker says where servers had something that nobody has any more
+LOST = "start again from a checkpoint"  # what a worker says where servers had something that nobody has any more
 DEADLINE = 40.0  # seconds that a whole run may take
 MODULES = {"scheduler": "flowmx.comm.launch.scheduler", "server": "flowmx.kvstore.server.main"}
 TRAINING = {"push", "pull", "pushpull"}
