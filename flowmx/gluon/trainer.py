@@ -216,15 +216,20 @@ class Trainer:
         store = self._kvstore
         assert store is not None
         store._refresh()
+        self._share(params)
+        for index, param in params:
+            grads = [param.grad(ctx) for ctx in self._reached]
+            store.pushpull(index, grads, out=param.list_data(), priority=-index)
+            for ctx in self._contexts:
+                param._mark_used(ctx)
+
+    def _share(self, params: list[tuple[int, Parameter]]) -> None:
+        """Let the store know of parameters that it does not have, or that have new arrays."""
         for index, param in params:
             arrays = param.list_data()
             if self._started.get(index) is not arrays[0]:
                 self._started[index] = arrays[0]
-                store._share(index, arrays)
-            grads = [param.grad(ctx) for ctx in self._reached]
-            store.pushpull(index, grads, out=arrays, priority=-index)
-            for ctx in self._contexts:
-                param._mark_used(ctx)
+                self._store()._share(index, arrays)
 
     def _store(self) -> KVStoreBase:
         assert self._kvstore is not None
@@ -282,6 +287,7 @@ class Trainer:
             OSError: it can not be read.
         """
         if self._is_updated_elsewhere():
+            self._share([each for each in enumerate(self._params) if each[1].grad_req != "null"])
             self._store().load_optimizer_states(fname)
             return
         states = Path(fname).read_bytes()

@@ -295,10 +295,15 @@ class Optimizer(Recorded):
             "arguments": {key: value for key, value in self.given.items() if key not in _ELSEWHERE},
             "attributes": {key: getattr(self, key) for key in _LIVE},
             "lr_scheduler": _schedule_config(self.lr_scheduler),
-            "tables": {key: list(getattr(self, key).items()) for key in ("idx2name", "lr_mult", "wd_mult")},
+            "tables": {key: list(self._table(key).items()) for key in ("idx2name", "lr_mult", "wd_mult")},
         }
         _check_plain(config, type(self).__name__)
         return config
+
+    def _table(self, key: str) -> dict[Index, Any]:
+        # Parameters do not travel, but their multipliers do.
+        known = self.param_dict.items() if key in ("lr_mult", "wd_mult") else ()
+        return {**getattr(self, key), **{index: float(getattr(param, key)) for index, param in known}}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "param_dict": {}}

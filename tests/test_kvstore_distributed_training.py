@@ -1,0 +1,357 @@
+"""Training over machines: the results of one process, epochs that end, and workers that come and go."""
+
+import asyncio
+import functools
+from contextlib import nullcontext as nothing
+
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+import flowmx as mx
+from flowmx import autograd, gluon
+from flowmx.errors import KVStoreError
+from flowmx.gluon import nn
+from tests.jobs import job
+
+STEPS = 50
+BATCH = 32
+OPTIMIZERS = {
+    "momentum": ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-4}),
+    "adam": ("adam", {"learning_rate": 1e-3}),
+}
+
+
+@functools.cache
+def digits():
+    """Images of 1x8x8 and labels: 1,437 to train on, 360 to test with."""
+    found = load_digits()
+    images = (found.images / 16).astype(np.float32)[:, None]
+    order = np.random.default_rng(1).permutation(len(images))
+    images, labels = images[order], found.target[order].astype(np.float32)
+    return images[360:], labels[360:], images[:360], labels[:360]
+
+
+def part(step, rank, workers, batch=BATCH):
+    """One worker's images and labels of a batch."""
+    images, labels, _, _ = digits()
+    rows = np.arange(step * batch, (step + 1) * batch) % len(images)
+    mine = rows[rank * batch // workers : (rank + 1) * batch // workers]
+    return mx.nd.array(images[mine]), mx.nd.array(labels[mine])
+
+
+# -- models ------------------------------------------------------------------------------------------------
+
+
+def mlp():
+    hidden = mx.sym.FullyConnected(mx.sym.Flatten(mx.sym.Variable("data")), num_hidden=24, name="fc1")
+    out = mx.sym.FullyConnected(mx.sym.Activation(hidden, act_type="tanh"), num_hidden=10, name="fc2")
+    return mx.sym.SoftmaxOutput(out, name="softmax")
+
+
+def lenet():
+    conv1 = mx.sym.Convolution(mx.sym.Variable("data"), kernel=(3, 3), num_filter=8, pad=(1, 1), name="conv1")
+    pool1 = mx.sym.Pooling(mx.sym.Activation(conv1, act_type="tanh"), pool_type="max", kernel=(2, 2), stride=(2, 2))
+    conv2 = mx.sym.Convolution(pool1, kernel=(3, 3), num_filter=16, name="conv2")
+    fc1 = mx.sym.FullyConnected(mx.sym.Flatten(mx.sym.Activation(conv2, act_type="tanh")), num_hidden=32, name="fc1")
+    fc2 = mx.sym.FullyConnected(mx.sym.Activation(fc1, act_type="tanh"), num_hidden=10, name="fc2")
+    return mx.sym.SoftmaxOutput(fc2, name="softmax")
+
+
+MODELS = {"mlp": mlp, "lenet": lenet}
+
+
+def first_values(symbol):
+    """The parameters to begin with, drawn alike in every run."""
+    random = np.random.default_rng(2)
+    shapes = zip(symbol.list_arguments(), symbol.infer_shape(data=(BATCH, 1, 8, 8))[0], strict=True)
+    drawn = {name: random.normal(0, 0.15, shape).astype(np.float32) for name, shape in shapes}
+    return {name: mx.nd.array(array) for name, array in drawn.items() if name not in ("data", "softmax_label")}
+
+
+def bound(symbol, size, context=None):
+    mod = mx.mod.Module(symbol, context=context)
+    mod.bind([("data", (size, 1, 8, 8))], [("softmax_label", (size,))])
+    mod.init_params(arg_params=first_values(symbol))
+    return mod
+
+
+def numbers(params):
+    return {name: array.asnumpy() for name, array in params.items()}
+
+
+def by_module(kv, rank, workers, model, optimizer, context=None, steps=STEPS):
+    mod = bound(MODELS[model](), BATCH // workers, context)
+    mod.init_optimizer(kv, *OPTIMIZERS[optimizer])
+    for step in range(steps):
+        data, label = part(step, rank, workers)
+        mod.forward_backward(mx.io.DataBatch([data], [label]))
+        mod.update()
+        mod.get_outputs()[0].wait_to_read()
+    return numbers(mod.get_params()[0])
+
+
+def network(model, context=None):
+    """The same models in Gluon, with the same first values."""
+    values = list(first_values(MODELS[model]()).values())
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        if model == "lenet":
+            net.add(nn.Conv2D(8, 3, padding=1, activation="tanh", in_channels=1), nn.MaxPool2D())
+            net.add(nn.Conv2D(16, 3, activation="tanh", in_channels=8), nn.Flatten())
+            net.add(nn.Dense(32, activation="tanh", in_units=64))
+        else:
+            net.add(nn.Flatten(), nn.Dense(24, activation="tanh", in_units=64))
+        net.add(nn.Dense(10, in_units=values[-2].shape[1]))
+    net.hybridize()
+    net.initialize(ctx=context)
+    for param, value in zip(net.collect_params().values(), values, strict=True):
+        param.set_data(value)
+    return net
+
+
+def backward(net, data, label):
+    with autograd.record():
+        loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(data), label)
+    loss.backward()
+    loss.wait_to_read()  # workers of one process share how far they may run ahead
+
+
+def by_trainer(kv, rank, workers, model, optimizer, steps=STEPS, **arguments):
+    net = network(model)
+    trainer = gluon.Trainer(net.collect_params(), *OPTIMIZERS[optimizer], kvstore=kv, **arguments)
+    for step in range(steps):
+        backward(net, *part(step, rank, workers))
+        trainer.step(BATCH)
+    return {param.name: param.data().asnumpy() for param in net.collect_params().values()}
+
+
+WAYS = {"module": by_module, "trainer": by_trainer}
+
+
+def farthest(found, wanted):
+    assert found.keys() == wanted.keys()
+    return max(np.abs(found[name] - wanted[name]).max() for name in wanted)
+
+
+# -- results -----------------------------------------------------------------------------------------------
+
+
+CASES = [
+    *((way, "mlp", optimizer) for way in WAYS for optimizer in OPTIMIZERS),
+    ("module", "lenet", "momentum"),
+    ("trainer", "lenet", "adam"),
+]
+
+
+@pytest.mark.parametrize(("way", "model", "optimizer"), CASES)
+def test_after_50_steps_the_parameters_are_those_of_one_process(way, model, optimizer):
+    wanted = WAYS[way](None, 0, 1, model, optimizer)
+    for workers in (1, 2, 4):
+        with job(workers, 2) as made:
+            found = made.each(lambda kv: WAYS[way](kv, kv.rank, workers, model, optimizer))  # noqa: B023
+        for each in found:
+            assert farthest(each, wanted) <= (0 if workers == 1 else 1e-6)
+            assert farthest(each, found[0]) == 0
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_where_gradients_are_added_in_the_same_order_the_bits_are_those_of_one_process(optimizer):
+    devices = [mx.cpu(0), mx.cpu(1)]
+    alone = by_module("local", 0, 1, "mlp", optimizer, devices)
+    with job(2, 2) as made:
+        for found in made.each(lambda kv: by_module(kv, kv.rank, 2, "mlp", optimizer)):
+            assert farthest(found, alone) == 0
+
+
+def test_each_of_several_workers_may_have_several_devices():
+    wanted = by_module(None, 0, 1, "mlp", "momentum", steps=20)
+    with job(2, 2) as made:
+        for found in made.each(
+            lambda kv: by_module(kv, kv.rank, 2, "mlp", "momentum", [mx.cpu(0), mx.cpu(1)], steps=20)
+        ):
+            assert farthest(found, wanted) <= 1e-6
+
+
+@pytest.mark.parametrize("on_kvstore", [True, False])
+def test_a_trainer_may_update_in_the_store_or_by_itself(on_kvstore):
+    wanted = by_trainer(None, 0, 1, "mlp", "momentum", steps=10)
+    with job(2, 1) as made:
+        for found in made.each(
+            lambda kv: by_trainer(kv, kv.rank, 2, "mlp", "momentum", steps=10, update_on_kvstore=on_kvstore)
+        ):
+            assert farthest(found, wanted) <= 1e-6
+
+
+def changing(kv, rank, workers):
+    """A learning rate that falls, batches of other sizes, and multipliers of parameters."""
+    net = network("mlp")
+    net.collect_params(".*bias").setattr("lr_mult", 2.0)
+    trainer = gluon.Trainer(net.collect_params(), *OPTIMIZERS["momentum"], kvstore=kv)
+    for step in range(12):
+        size = BATCH // (1 + step % 2)
+        backward(net, *part(step, rank, workers, size))
+        trainer.set_learning_rate(0.1 / (1 + step // 4))
+        trainer.step(size)
+    return {param.name: param.data().asnumpy() for param in net.collect_params().values()}
+
+
+def test_servers_follow_the_learning_rate_the_batch_size_and_multipliers():
+    wanted = changing(None, 0, 1)
+    with job(2, 2) as made:
+        for found in made.each(lambda kv: changing(kv, kv.rank, 2)):
+            assert farthest(found, wanted) <= 1e-6
+
+
+def test_sums_can_be_had_alone():
+    def work(kv):
+        net = network("mlp")
+        trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=kv, update_on_kvstore=False)
+        backward(net, *part(0, kv.rank, 2))
+        own = [param.grad().asnumpy() for param in net.collect_params().values()]
+        trainer.allreduce_grads()
+        return own, [param.grad().asnumpy() for param in net.collect_params().values()]
+
+    with job(2, 1) as made:
+        (first, total), (second, _) = made.each(work)
+    for one, other, both in zip(first, second, total, strict=True):
+        assert np.array_equal(one + other, both)
+
+
+class ByModule:
+    """The small network with momentum, in a store, trained step by step."""
+
+    def __init__(self, kv, values):
+        self.mod = bound(mlp(), BATCH // 2)
+        self.mod.set_params({name: mx.nd.array(value) for name, value in values.items()}, {}, allow_missing=True)
+        self.mod.init_optimizer(kv, *OPTIMIZERS["momentum"])
+        self.save, self.load = self.mod.save_optimizer_states, self.mod.load_optimizer_states
+
+    def step(self, number, rank):
+        data, label = part(number, rank, 2)
+        self.mod.forward_backward(mx.io.DataBatch([data], [label]))
+        self.mod.update()
+
+    def values(self):
+        return numbers(self.mod.get_params()[0])
+
+
+class ByTrainer:
+    """The same in Gluon."""
+
+    def __init__(self, kv, values):
+        self.net = network("mlp")
+        for name, value in values.items():
+            self.net.collect_params()[name].set_data(mx.nd.array(value))
+        self.trainer = gluon.Trainer(self.net.collect_params(), *OPTIMIZERS["momentum"], kvstore=kv)
+        self.save, self.load = self.trainer.save_states, self.trainer.load_states
+
+    def step(self, number, rank):
+        backward(self.net, *part(number, rank, 2))
+        self.trainer.step(BATCH)
+
+    def values(self):
+        return {param.name: param.data().asnumpy() for param in self.net.collect_params().values()}
+
+
+@pytest.mark.parametrize("kind", [ByModule, ByTrainer])
+def test_states_of_the_servers_optimizer_are_saved_and_loaded(kind, tmp_path):
+    def before(kv):
+        made = kind(kv, {})
+        for number in range(3):
+            made.step(number, kv.rank)
+        if kv.rank == 0:
+            made.save(str(tmp_path / "states"))
+        kv._barrier()
+        start = made.values()
+        made.step(3, kv.rank)
+        return start, made.values()
+
+    def after(kv):
+        made = kind(kv, start)
+        made.load(str(tmp_path / "states"))
+        made.step(3, kv.rank)
+        return made.values()
+
+    with job(2, 2) as first:
+        start, wanted = first.each(before)[0]
+    with job(2, 2) as second:
+        for found in second.each(after):
+            assert farthest(found, wanted) == 0
+
+
+# -- fit ---------------------------------------------------------------------------------------------------
+
+
+def batches(rank=0, workers=1, batch=BATCH, count=None):
+    """A worker's part of the training data; so many batches of it."""
+    images, labels, _, _ = digits()
+    mine = slice(rank, None if count is None else rank + count * batch * workers, workers)
+    return mx.io.NDArrayIter(images[mine], labels[mine], batch, last_batch_handle="discard")
+
+
+def fit(kv, data, epochs, **more):
+    """Train the small network; returns the module."""
+    symbol = mlp()
+    mod = mx.mod.Module(symbol)
+    params = {"arg_params": first_values(symbol), "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9}}
+    asyncio.run(mod.fit(data, kvstore=kv, num_epoch=epochs, **{**params, **more}))
+    return mod
+
+
+def accuracy(mod):
+    _, _, images, labels = digits()
+    test = mx.io.NDArrayIter(images, labels, 60)
+    return asyncio.run(mod.score(test, "acc"))[0][1]
+
+
+@functools.cache
+def alone(epochs):
+    return accuracy(fit(None, batches(), epochs))
+
+
+def test_fit_meets_at_the_end_of_each_epoch_with_uneven_data():
+    counts = [5, 4]
+    seen = {}
+
+    def work(kv):
+        def keep(epoch, symbol, arg_params, aux_params):
+            seen[kv.rank, epoch] = numbers(arg_params)
+
+        mod = fit(kv, batches(kv.rank, 2, count=counts[kv.rank]), 3, epoch_end_callback=keep)
+        return kv.step, numbers(mod.get_params()[0])
+
+    with job(2, 2) as made:
+        (steps, first), (_, second) = made.each(work)
+    assert steps == 3 * max(counts)
+    assert farthest(first, second) == 0
+    for epoch in range(3):
+        assert farthest(seen[0, epoch], seen[1, epoch]) == 0
+
+
+def test_a_trainer_meets_with_uneven_data():
+    counts = [5, 3]
+
+    def work(kv):
+        net = network("mlp")
+        trainer = gluon.Trainer(net.collect_params(), "adam", kvstore=kv)
+        for _ in range(2):
+            for step in range(counts[kv.rank]):
+                backward(net, *part(step, kv.rank, 2))
+                trainer.step(BATCH)
+            asyncio.run(trainer.barrier())
+        return kv.step, {param.name: param.data().asnumpy() for param in net.collect_params().values()}
+
+    with job(2, 2) as made:
+        (steps, first), (_, second) = made.each(work)
+    assert steps == 2 * max(counts)
+    assert farthest(first, second) == 0
+
+
+def test_uneven_data_is_told_where_workers_update_by_themselves():
+    def work(kv):
+        with pytest.raises(KVStoreError, match="had 1 batches less than others") if kv.rank else nothing():
+            fit(kv, batches(kv.rank, 2, count=3 - kv.rank), 1)
+
+    with mx.engine.using(update_on_kvstore=False), job(2, 1) as made:
+        made.each(work)
