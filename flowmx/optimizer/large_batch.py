@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -59,7 +59,7 @@ class LARS(Momentum):
         """The number of the update that ``cur_lr`` is of."""
 
     def set_wd_mult(self, args_wd_mult: Mapping[Index, float]) -> None:
-        undecayed = {name: 0.0 for name in self.idx2name.values() if not name.endswith("_weight")}
+        undecayed: dict[Index, float] = {name: 0.0 for name in self.idx2name.values() if not name.endswith("_weight")}
         super().set_wd_mult({**undecayed, **self._attribute("__wd_mult__"), **args_wd_mult})
 
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
@@ -243,5 +243,5 @@ def _packed(gathered: Any) -> bytes | None:
 def _unpacked(packed: bytes | None) -> Any:
     if packed is None:
         return 0
-    (content,) = params.loads(packed, source="gathered gradients")
+    content = cast("list[Any]", params.loads(packed, source="gathered gradients"))[0]
     return array(content, dtype=content.dtype)

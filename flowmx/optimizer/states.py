@@ -1,6 +1,7 @@
 """The file format of optimizer states (``prefix-0001.states``).
 
-MXNet pickles them, and reading a pickle runs whatever code it holds; so the format here is another one::
+MXNet pickles them, and a pickle can be any code; its files are read (:mod:`.mxnet_states`), but the format here is
+another one::
 
     8 bytes    "FLOWMXOS"
     uint32     format version, 1 (numbers are little-endian)
@@ -65,7 +66,10 @@ def loads(data: bytes) -> Content:
         StatesFormatError: the data is something else, or damaged.
     """
     if not data.startswith(MAGIC):
-        raise StatesFormatError(_what_else(data))
+        raise StatesFormatError(
+            f"the optimizer states start with {data[:8]!r}, expected {MAGIC!r}, or a pickle of MXNet's: this is no "
+            "file of optimizer states"
+        )
     try:
         _, version, length = _START.unpack_from(data)
         if version != VERSION:
@@ -85,15 +89,9 @@ def loads(data: bytes) -> Content:
         ) from error
 
 
-def _what_else(data: bytes) -> str:
-    if data[:1] == b"\x80":
-        return (
-            "the optimizer states are a pickle, as MXNet writes them; reading it could run any code, so flowmx does "
-            "not: start with new states, or save them again with flowmx"
-        )
-    return (
-        f"the optimizer states start with {data[:8]!r}, expected {MAGIC!r}: this is no file that flowmx saved them to"
-    )
+def is_pickle(data: bytes) -> bool:
+    """Whether data looks like a pickle, as MXNet writes: of any version from 0 to 5."""
+    return data[:1] in (b"\x80", b"(", b"}") and data[-1:] == b"."
 
 
 def _tree(state: Any, arrays: list[np.ndarray[Any, Any]], index: Any) -> Any:

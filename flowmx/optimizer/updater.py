@@ -10,6 +10,7 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx.devices import Context, cpu
 from flowmx.ndarray import NDArray
+from flowmx.optimizer import mxnet_states
 from flowmx.optimizer import states as states_file
 from flowmx.optimizer.base import Index, Optimizer, State, from_config
 
@@ -69,34 +70,47 @@ class Updater:
         """A state with its arrays on a device."""
         return _mapped(state, NDArray, lambda array: array.as_in_context(context))
 
-    def get_states(self, dump_optimizer: bool = False) -> bytes:
+    def get_states(self, dump_optimizer: bool = False, format: str = "flowmx") -> bytes:
         """The states as bytes, with the update counts, so that an updater that loads them goes on exactly.
 
         Blocks until they are computed; in a coroutine, await :meth:`ready` first.
 
         Args:
             dump_optimizer: put the optimizer in too: its name, arguments and schedule.
+            format: ``"mxnet"`` gives what MXNet's ``set_states`` reads; there the counts are part of the optimizer.
 
         Raises:
             TypeError: a state, or an optimizer's argument, can not be saved.
+            ValueError: there is no such format.
         """
+        if format not in ("flowmx", "mxnet"):
+            raise ValueError(f"get_states: format is {format!r}, expected 'flowmx' or 'mxnet'")
+        if format == "mxnet":
+            return mxnet_states.dumps(self.states, self.optimizer if dump_optimizer else None)
         config = self.optimizer.get_config() if dump_optimizer else None
         return states_file.dumps(self.states, self.optimizer.progress(), config)
 
     def set_states(self, states: bytes) -> None:
-        """Go on from what :meth:`get_states` gave.
+        """Go on from what :meth:`get_states` gave, here or in MXNet.
+
+        MXNet's files are pickles, of which the arrays are read, and the optimizer's attributes; no code is run.
 
         Raises:
-            StatesFormatError: it is something else (a pickle of MXNet's, too), or damaged.
+            StatesFormatError: it is something else, or damaged.
             ValueError: it names an optimizer or schedule that does not exist here.
         """
-        content = states_file.loads(states)
-        if content.optimizer is not None:
-            self.optimizer = from_config(content.optimizer)
-        self.optimizer.set_progress(content.progress)
+        if states_file.is_pickle(states):
+            found, optimizer = mxnet_states.loads(states)
+            self.optimizer = optimizer or self.optimizer
+        else:
+            content = states_file.loads(states)
+            found = content.states
+            if content.optimizer is not None:
+                self.optimizer = from_config(content.optimizer)
+            self.optimizer.set_progress(content.progress)
         self.states = {
             index: _mapped(state, np.ndarray, lambda array: nd.array(array, cpu(), array.dtype))
-            for index, state in content.states.items()
+            for index, state in found.items()
         }
         self._elsewhere = set(self.states)
 
