@@ -109,7 +109,7 @@ def _unpacked(item: Item, shape: tuple[int, ...], dtype: str) -> Any:
 def _item(entry: Any, tensor: Tensor | None) -> Item:
     if not isinstance(entry, list) or not 3 <= len(entry) <= 6:
         raise Refused("a part is [key, piece, home, number, acknowledged, packing], the last three optional", "invalid")
-    number, acknowledged, packing = [*entry[3:], *_MISSING[len(entry) - 3 :]]
+    number, acknowledged, packing = entry[3:] + _MISSING[len(entry) - 3 :]
     if type(number) is not int or type(acknowledged) is not int or number < 0 or acknowledged < 0:
         raise Refused(
             f"a part's 'number' and 'acknowledged' are whole numbers, not {number!r} and {acknowledged!r}"[:500],
@@ -120,4 +120,4 @@ def _item(entry: Any, tensor: Tensor | None) -> Item:
     return Item(part_of(entry[:3]), number, acknowledged, packing, tensor)
 
 
-_MISSING = [0, 0, None]
+_MISSING: list[Any] = [0, 0, None]
