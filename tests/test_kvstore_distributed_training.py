@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import threading
 from contextlib import nullcontext as nothing
 
 import numpy as np
@@ -355,3 +356,196 @@ def test_uneven_data_is_told_where_workers_update_by_themselves():
 
     with mx.engine.using(update_on_kvstore=False), job(2, 1) as made:
         made.each(work)
+
+
+# -- workers that come and go ------------------------------------------------------------------------------
+
+
+class Crash(Exception):
+    """Ends a worker in the middle."""
+
+
+def at(epoch, batch, do):
+    """A callback after a batch."""
+
+    def callback(param):
+        if (param.epoch, param.nbatch) == (epoch, batch):
+            do()
+
+    return callback
+
+
+def fail():
+    raise Crash("out of memory")
+
+
+def test_a_worker_that_leaves_in_the_middle_does_not_keep_the_others():
+    def work(kv):
+        stop = at(1, 2, fail) if kv.rank else None
+        with pytest.raises(Crash) if kv.rank else nothing():
+            mod = fit(kv, batches(kv.rank, 2), 3, batch_end_callback=stop)
+        return None if kv.rank else (kv.step, accuracy(mod))
+
+    with job(2, 2, policy="elastic") as made:
+        (steps, reached), _ = made.each(work)
+    assert steps == 3 * len(list(batches(0, 2)))
+    assert reached > 0.9
+
+
+def test_a_worker_that_is_lost_and_comes_again_goes_on_where_the_others_are():
+    came, seen = threading.Event(), []
+    per_epoch = len(list(batches(0, 2)))
+
+    def first(kv):
+        return fit(kv, batches(0, 2), 4, batch_end_callback=at(2, 3, lambda: came.wait(30))), kv.step
+
+    def lost(kv):
+        fit(kv, batches(1, 2), 4, batch_end_callback=at(1, 5, fail))
+
+    def again(kv):
+        def look(param):
+            seen.append((param.epoch, param.nbatch))
+            came.set()
+
+        mod = fit(kv, batches(1, 2), 4, batch_end_callback=look)
+        return numbers(mod.get_params()[0])
+
+    with job(2, 2, policy="elastic") as made:
+        survivor = made.begin(first, rank=0)
+        with pytest.raises(Crash):
+            made.begin(lost, rank=1).result(60)
+        second = made.begin(again, rank=1).result(60)
+        mod, steps = survivor.result(60)
+    assert steps == 4 * per_epoch
+    epoch, batch = seen[0]
+    assert (1, 5) < (epoch, batch) <= (2, 4), "it begins where the survivor is"
+    assert seen[-1] == (3, per_epoch - 1)
+    assert farthest(second, numbers(mod.get_params()[0])) == 0
+    assert accuracy(mod) > 0.9
+
+
+def test_a_worker_can_not_join_late_where_the_workers_update():
+    began, refused = threading.Event(), threading.Event()
+
+    def first(kv):
+        fit(kv, batches(0, 2), 1, batch_end_callback=at(0, 1, lambda: (began.set(), refused.wait(30))))
+
+    def lost(kv):
+        fit(kv, batches(1, 2), 1, batch_end_callback=at(0, 1, fail))
+
+    def again(kv):
+        fit(kv, batches(1, 2), 1)
+
+    with mx.engine.using(update_on_kvstore=False), job(2, 1, policy="elastic") as made:
+        survivor = made.begin(first, rank=0)
+        with pytest.raises(Crash):
+            made.begin(lost, rank=1).result(60)
+        began.wait(30)
+        with pytest.raises(KVStoreError, match="can join late only where the kvstore updates them"):
+            made.begin(again, rank=1).result(60)
+        refused.set()
+        survivor.result(60)
+
+
+def test_a_job_that_is_started_again_goes_on_from_its_snapshots(tmp_path):
+    seen = []
+
+    def look(param):
+        seen.append((param.epoch, param.nbatch))
+
+    def stopped(kv):
+        with pytest.raises(Crash):
+            fit(kv, batches(kv.rank, 2), 4, batch_end_callback=at(1, 5, fail))
+        kv._barrier()  # so that both leave in order
+
+    def again(kv):
+        mod = fit(kv, batches(kv.rank, 2), 4, batch_end_callback=look if kv.rank else None)
+        return kv.step, numbers(mod.get_params()[0])
+
+    def whole(kv):
+        return numbers(fit(kv, batches(kv.rank, 2), 4).get_params()[0])
+
+    with job(2, 2) as made:
+        wanted = made.each(whole)[0]
+    with job(2, 2, snapshot=tmp_path) as made:
+        made.each(stopped)
+    with job(2, 2, snapshot=tmp_path) as made:
+        (steps, found), _ = made.each(again)
+    per_epoch = len(list(batches(0, 2)))
+    assert steps == 4 * per_epoch
+    assert (seen[0], seen[-1]) == ((1, 6), (3, per_epoch - 1))
+    assert farthest(found, wanted) == 0
+
+
+def test_who_joins_late_is_told_which_of_a_programs_fits_the_others_are_at():
+    came = threading.Event()
+
+    def program(kv, *callbacks):
+        seen = []
+        for number, callback in enumerate(callbacks):
+            count = lambda param, number=number: seen.append((number, param.epoch))  # noqa: E731
+            fit(kv, batches(kv.rank, 2), 2, batch_end_callback=[count, callback])
+        return seen
+
+    def nothing_else(param):
+        pass
+
+    with job(2, 1, policy="elastic") as made:
+        survivor = made.begin(lambda kv: program(kv, nothing_else, at(1, 1, lambda: came.wait(30))), rank=0)
+        with pytest.raises(Crash):
+            made.begin(lambda kv: program(kv, at(0, 1, fail)), rank=1).result(60)
+        late = made.begin(lambda kv: program(kv, lambda param: came.set(), lambda param: came.set()), rank=1)
+        seen = late.result(60)
+        everything = survivor.result(60)
+    assert len(seen) < len(everything), "what the others have done is not done again"
+    assert seen[-1] == everything[-1] == (1, 1)
+
+
+# -- other kinds of stores ---------------------------------------------------------------------------------
+
+
+def reached_by(name, params=None, epochs=6, workers=2, **options):
+    """The accuracy after some epochs, and what the servers say."""
+
+    def work(kv):
+        mod = fit(kv, batches(kv.rank, workers), epochs, **(params or {}))
+        kv._barrier()
+        return accuracy(mod), kv.stats()
+
+    with job(workers, 2) as made:
+        return made.each(work, name, **options)[0]
+
+
+ASYNC = {"optimizer_params": {"learning_rate": 0.05, "momentum": 0.9}}
+
+
+@pytest.mark.parametrize("bound", [None, 4])
+def test_asynchronous_training_is_within_a_point_of_synchronous(bound):
+    options = {} if bound is None else {"max_staleness": bound}
+    sync, _ = reached_by("dist_sync")
+    found, stats = reached_by("dist_async", ASYNC, **options)
+    assert found > sync - 0.01
+    assert stats["largest_lag"] >= 0
+    if bound is not None:
+        assert stats["largest_lag"] <= bound
+
+
+@pytest.mark.parametrize("params", [{"type": "2bit", "threshold": 0.5}, {"type": "fp16"}, {"type": "bf16"}])
+def test_compressed_gradients_train_as_well(params):
+    sync, _ = reached_by("dist_sync")
+
+    def work(kv):
+        kv.set_gradient_compression(params)
+        return accuracy(fit(kv, batches(kv.rank, 2), 6))
+
+    with job(2, 2) as made:
+        assert made.each(work)[0] > sync - 0.02
+
+
+def test_updates_by_the_workers_are_refused_where_there_are_no_sums():
+    def work(kv):
+        with pytest.raises(ValueError, match="update_on_kvstore is False, but the workers of a kvstore 'dist_async'"):
+            gluon.Trainer(network("mlp").collect_params(), "sgd", kvstore=kv, update_on_kvstore=False)
+
+    with job(1, 1) as made:
+        made.each(work, "dist_async")

@@ -111,8 +111,9 @@ class KVStoreBase:
         """The epoch and the batch to begin with: the given one, or those that other workers have come to."""
         return epoch, 0
 
-    async def _end_epoch(self, epoch: int) -> None:
-        """Await that every worker has come to the end of an epoch; `epoch` is the next."""
+    async def _end_epoch(self, epoch: int) -> int:
+        """Await that every worker has come to the end of an epoch; return the next, by default `epoch`."""
+        return epoch
 
 
 registry: Registry[KVStoreBase] = Registry(KVStoreBase, "kvstore")

@@ -290,8 +290,9 @@ class BaseModule:
             validation_metric = eval_metric
         eval_metric = _metric(eval_metric)
 
-        begin_epoch, done = await self._begin_fit(begin_epoch)
-        for epoch in range(begin_epoch, num_epoch):
+        following_epoch, done = await self._begin_fit(begin_epoch)
+        while following_epoch < num_epoch:
+            epoch = following_epoch
             started = time.perf_counter()
             eval_metric.reset()
             batches = _batches(train_data)
@@ -316,7 +317,8 @@ class BaseModule:
                 await _call(batch_end_callback, BatchEndParam(epoch, nbatch, eval_metric, locals()))
                 await _give_way()
                 nbatch += 1
-            await self._end_epoch(epoch + 1)
+            following_epoch = min(await self._end_epoch(epoch + 1), num_epoch)
+            epoch = following_epoch - 1  # later than this worker knows, where it joined late
             for name, value in totals:
                 self.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
             arg_params, aux_params = await self._synchronized()
@@ -335,8 +337,9 @@ class BaseModule:
         """The epoch and the batch to begin with: the given one, or those that other workers are at."""
         return epoch, 0
 
-    async def _end_epoch(self, epoch: int) -> None:
-        """Await that all workers have come to the end of an epoch; `epoch` is the next."""
+    async def _end_epoch(self, epoch: int) -> int:
+        """Await that all workers have come to the end of an epoch; return the next, by default `epoch`."""
+        return epoch
 
     async def _synchronized(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """The parameters, computed; auxiliary states are made the same on all devices."""

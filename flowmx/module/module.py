@@ -370,13 +370,14 @@ class Module(BaseModule):
     async def _begin_fit(self, epoch: int) -> tuple[int, int]:
         return (epoch, 0) if self._kvstore is None else await self._kvstore._begin_fit(epoch)
 
-    async def _end_epoch(self, epoch: int) -> None:
+    async def _end_epoch(self, epoch: int) -> int:
         store = self._kvstore
         if store is None:
-            return
-        await store._end_epoch(epoch)
+            return epoch
+        epoch = await store._end_epoch(epoch)
         if store._is_remote and self._update_on_kvstore:
             self._pull_params()
+        return epoch
 
     def _pull_params(self) -> None:
         """Take what the others have made of the parameters meanwhile."""

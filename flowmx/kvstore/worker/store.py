@@ -359,7 +359,7 @@ class DistKVStore(KVStore):
         is_new = self._is_synchronous and not self._has_pushed
         return found[1], max(self._steps() - found[2], 0) if is_new else 0
 
-    async def _end_epoch(self, epoch: int) -> None:
+    async def _end_epoch(self, epoch: int) -> int:
         await self.ready()
         own = self._steps()
         await self._meet(lambda: self._session.position([self._fits, epoch, self._steps()]))
@@ -368,6 +368,9 @@ class DistKVStore(KVStore):
                 f"this worker had {self._steps() - own} batches less than others, whose updates it has missed: give "
                 "all workers the same number of batches, or let the kvstore update the parameters"
             )
+
+        fits, reached, _ = await self._position()
+        return reached if fits == self._fits else sys.maxsize  # more than asked for where it joined late
 
     def _check_untouched(self, entries: Sequence[Entry]) -> None:
         """Refuse values that are no longer what a worker that joins late expects: its parameters."""
