@@ -8,6 +8,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import ml_dtypes
 import msgpack
@@ -29,7 +30,7 @@ WAITING = {
 """Operations whose answer may take as long as it likes: it depends on what others do."""
 
 DEEP = 300
-ODD = [
+ODD: list[Any] = [
     None, True, False, -1, 0, 1, 2, 7, 255, 2**31, 2**32, 2**53, 2**62, 2**63 - 1, 2**63, 2**64 - 1, -(2**63), 1.5,
     -0.0, math.nan, math.inf, -math.inf, 1e308, "", "x", "0", "x" * 400, "x" * 5000, "ü\0\U0001f600", "../../x",
     "worker", b"", b"\xff" * 9, [], [[]], [None] * 3, [0] * 3000, {}, {"type": "2bit"}, {"a": {"b": [1, {"c": None}]}},
@@ -80,7 +81,7 @@ class Action:
     signature: str = "right"
     http: str = "plain"
     local: bool = False
-    shared: tuple | None = None
+    shared: tuple[Any, ...] | None = None
     number: int = 0
 
     @property

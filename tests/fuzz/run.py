@@ -60,7 +60,7 @@ class Report:
 
     seed: int
     requests: int = 0
-    statuses: Counter = field(default_factory=Counter)
+    statuses: Counter[int] = field(default_factory=Counter)
     growth: int = 0
 
 

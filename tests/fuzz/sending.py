@@ -5,7 +5,7 @@ import hashlib
 import socket
 import time
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 
@@ -51,7 +51,7 @@ class Answer(NamedTuple):
     """
 
     status: int
-    header: dict
+    header: dict[str, Any]
     fault: str = ""
 
 
@@ -269,6 +269,6 @@ def _frame(status, body):
         header = unpack(memoryview(body)[8 : 8 + int.from_bytes(body[4:8], "little")])
     except (CommError, ValueError) as error:
         return Answer(status, {}, f"an answer that is no frame: {error}")
-    error = header.get("error")
-    told = isinstance(error, dict) and isinstance(error.get("kind"), str) and bool(error.get("text"))
+    told = header.get("error")
+    told = isinstance(told, dict) and isinstance(told.get("kind"), str) and bool(told.get("text"))
     return Answer(status, header, "" if told != (status == 200) else f"status {status} with the header {header!r:.200}")

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from flowmx.comm.bell import Bell
 from flowmx.comm.errors import Refused
+from flowmx.comm.exchange import Caller, Handler
 from flowmx.comm.frames import Message
-from flowmx.comm.server import Caller, Handler
 from flowmx.comm.view import ROLES, Role, View
 
 __all__ = ["OPERATIONS", "Callers", "identity"]

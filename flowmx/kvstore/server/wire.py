@@ -31,7 +31,7 @@ def pack(message: p.Message) -> Packed:
     return {"kind": kind, "epoch": message.epoch, **write(message, tensors)}, tensors
 
 
-def unpack(header: dict[str, Any], tensors: Sequence[Tensor]) -> p.Message:
+def unpack(header: Any, tensors: Sequence[Tensor]) -> p.Message:
     """The message that :func:`pack` packed.
 
     Raises:
