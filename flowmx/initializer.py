@@ -16,7 +16,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,8 +30,8 @@ from flowmx.ndarray.core import push_on
 from flowmx.registry import Registry
 
 __all__ = [
-    "Bilinear", "Constant", "InitDesc", "Initializer", "LSTMBias", "Load", "MSRAPrelu", "Mixed", "Normal", "One",
-    "Orthogonal", "Uniform", "Xavier", "Zero", "alias", "create", "register",
+    "Bilinear", "Constant", "FusedRNN", "InitDesc", "Initializer", "LSTMBias", "Load", "MSRAPrelu", "Mixed", "Normal",
+    "One", "Orthogonal", "Uniform", "Xavier", "Zero", "alias", "create", "register",
 ]  # fmt: skip
 
 
@@ -85,6 +85,10 @@ class Initializer:
             ValueError: the name says nothing.
         """
         if not isinstance(desc, InitDesc):
+            for prefix, suffix, method in _OF_PLAIN_NAMES:
+                if desc.startswith(prefix) and desc.endswith(suffix):
+                    getattr(self, method)(desc, arr)
+                    return
             desc = InitDesc(desc)
         if desc.global_init is None:
             desc.global_init = self
@@ -124,6 +128,21 @@ class Initializer:
     def _init_beta(self, name: InitDesc, arr: NDArray) -> None:
         self._init_zero(name, arr)
 
+    def _init_bilinear(self, name: InitDesc, arr: NDArray) -> None:
+        _upsample(name, arr)
+
+    def _init_loc_bias(self, name: InitDesc, arr: NDArray) -> None:
+        """The bias of a spatial transformer's last layer: it transforms nothing."""
+        if arr.shape != (6,):
+            raise ValueError(f"initializer: the bias {str(name)!r} has shape {arr.shape}, expected (6,)")
+        arr[:] = np.array([1, 0, 0, 0, 1, 0], np.float32)
+
+    def _init_quantized_weight(self, name: InitDesc, arr: NDArray) -> None:
+        arr[:] = random.randint(-127, 127, arr.shape, ctx=arr.context)
+
+    def _init_quantized_bias(self, name: InitDesc, arr: NDArray) -> None:
+        self._init_zero(name, arr)
+
     def _init_default(self, name: InitDesc, arr: NDArray) -> None:
         raise ValueError(
             f"initializer: the name {str(name)!r} does not say how to initialize the parameter; names end in _weight, "
@@ -150,7 +169,16 @@ _BY_SUFFIX: list[tuple[str, str]] = [
     ("moving_var", "_init_one"),
     ("moving_inv_var", "_init_zero"),
     ("moving_avg", "_init_zero"),
+    ("weight_quantize", "_init_quantized_weight"),
+    ("bias_quantize", "_init_quantized_bias"),
 ]
+
+_OF_PLAIN_NAMES: list[tuple[str, str, str]] = [
+    ("upsampling", "", "_init_bilinear"),
+    ("stn_loc", "weight", "_init_zero"),
+    ("stn_loc", "bias", "_init_loc_bias"),
+]
+"""What names said before there was :class:`InitDesc`: their start, their end, and the method."""
 
 _registry: Registry[Initializer] = Registry(Initializer, "initializer")
 register = _registry.register
@@ -344,13 +372,17 @@ class Bilinear(Initializer):
     """The kernel of bilinear upsampling, for the weights of a deconvolution."""
 
     def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
-        if arr.ndim != 4:
-            raise ValueError(f"Bilinear: {str(name)!r} has shape {arr.shape}, expected four axes")
-        # As MXNet has it, the width alone says how far the kernel reaches.
-        reach = math.ceil(arr.shape[3] / 2)
-        centre = (2 * reach - 1 - reach % 2) / (2 * reach)
-        rows, columns = (1 - abs(np.arange(length) / reach - centre) for length in arr.shape[2:])
-        arr[:] = np.broadcast_to(np.outer(rows, columns).astype(np.float32), arr.shape)
+        _upsample(name, arr)
+
+
+def _upsample(name: str, arr: NDArray) -> None:
+    if arr.ndim != 4:
+        raise ValueError(f"Bilinear: {str(name)!r} has shape {arr.shape}, expected four axes")
+    # As MXNet has it, the width alone says how far the kernel reaches.
+    reach = math.ceil(arr.shape[3] / 2)
+    centre = (2 * reach - 1 - reach % 2) / (2 * reach)
+    rows, columns = (1 - abs(np.arange(length) / reach - centre) for length in arr.shape[2:])
+    arr[:] = np.broadcast_to(np.outer(rows, columns).astype(np.float32), arr.shape)
 
 
 @register
@@ -371,6 +403,77 @@ class LSTMBias(Initializer):
         quarter = arr.shape[0] // 4
         arr[:] = 0
         arr[quarter : 2 * quarter] = self.forget_bias
+
+
+@register
+class FusedRNN(Initializer):
+    """The packed parameters of the fused ``RNN`` operator, each gate's weights and biases by themselves.
+
+    A gate's arrays are called as in an unfused cell (``l0_i2h_f_weight``), for the initializer to go by.
+
+    Args:
+        init: the initializer of the parts, or its JSON form; None takes that of the whole model.
+        num_hidden: units of each layer.
+        num_layers: how many layers there are.
+        mode: ``"rnn_relu"``, ``"rnn_tanh"``, ``"lstm"`` or ``"gru"``.
+        bidirectional: whether there are two directions.
+        forget_bias: both biases of an LSTM's forget gates.
+
+    Raises:
+        ValueError: unknown ``mode``; later, an array of a length that no such layers have.
+    """
+
+    def __init__(
+        self,
+        init: Initializer | str | None,
+        num_hidden: int,
+        num_layers: int,
+        mode: str,
+        bidirectional: bool = False,
+        forget_bias: float = 1.0,
+    ) -> None:
+        made = None if init is None else create(init)
+        super().__init__(
+            init=None if made is None else made.dumps(), num_hidden=num_hidden, num_layers=num_layers, mode=mode,
+            bidirectional=bidirectional, forget_bias=forget_bias,
+        )  # fmt: skip
+        if mode not in _GATES:
+            raise ValueError(f"FusedRNN: mode is {mode!r}, expected one of {', '.join(_GATES)}")
+        self._init = made
+        self._units, self._layers, self._mode = num_hidden, num_layers, mode
+        self._directions = "lr" if bidirectional else "l"
+        self._forget_bias = forget_bias
+
+    def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
+        init = self._init or name.global_init
+        assert init is not None
+        start = 0
+        for part, shape in self._parts(name, arr.size):
+            piece = nd.empty(shape, arr.context, arr.dtype)
+            if self._mode == "lstm" and part.endswith("_f_bias"):
+                piece[:] = self._forget_bias
+            else:
+                init(InitDesc(part, global_init=name.global_init), piece)
+            arr[start : start + piece.size] = piece.reshape((-1,))
+            start += piece.size
+
+    def _parts(self, name: str, size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Name and shape of each part, in the operator's order: all weights, then all biases."""
+        units, sides, gates = self._units, len(self._directions), _GATES[self._mode]
+        rows = sides * len(gates) * units
+        inputs, rest = divmod(size - rows * ((self._layers - 1) * (units * sides + units + 2) + units + 2), rows)
+        if rest or inputs < 1:
+            raise ValueError(f"FusedRNN: {str(name)!r} has {size} elements, which no layers of these arguments have")
+        cells = [(layer, side) for layer in range(self._layers) for side in self._directions]
+        for kind in ("weight", "bias"):
+            for layer, side in cells:
+                for what, columns in (("i2h", units * sides if layer else inputs), ("h2h", units)):
+                    for gate in gates:
+                        shape = (units, columns) if kind == "weight" else (units,)
+                        yield f"{side}{layer}_{what}{gate}_{kind}", shape
+
+
+_GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
 
 
 # -- from several sources ----------------------------------------------------------------------------------

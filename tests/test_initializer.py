@@ -152,3 +152,50 @@ def test_verbosity_logs_what_was_initialized(caplog):
     caplog.set_level("INFO")
     initialized(mx.init.One().set_verbosity(True), "a_weight")
     assert "Initialized a_weight as weight: 1.0" in caplog.text
+
+
+def test_the_parts_of_a_fused_rnn_are_initialized_each_by_its_own():
+    attrs = {"__init__": mx.init.FusedRNN(mx.init.Xavier(), 4, 2, "lstm", forget_bias=2.0).dumps()}
+    packed = initialized(mx.init.One(), "parameters", (4 * 4 * (3 + 4 + 4 + 4 + 4),), attrs)
+    weights, biases = packed[:-64], packed[-64:].reshape(4, 4, 4)
+    assert (biases[:, 1] == 2).all()
+    assert (biases[:, [0, 2, 3]] == 0).all()
+    bound = np.sqrt(3 / ((4 + 3) / 2))
+    assert 0.7 * bound < np.abs(weights[: 4 * 4 * 3]).max() <= bound
+
+
+def test_a_fused_rnn_without_an_initializer_leaves_its_parts_to_the_model_s():
+    attrs = {"__init__": mx.init.FusedRNN(None, 2, 1, "rnn_tanh").dumps()}
+    assert initialized(mx.init.One(), "parameters", (14,), attrs).tolist() == [1.0] * 10 + [0.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("mode", "size", "message"),
+    [("tanh", 14, "mode is 'tanh', expected one of rnn_relu"), ("gru", 14, "has 14 elements, which no layers")],
+)
+def test_refuses_what_is_no_fused_rnn(mode, size, message):
+    with pytest.raises(ValueError, match=message):
+        initialized(mx.init.FusedRNN(mx.init.One(), 2, 1, mode), "a_weight", (size,))
+
+
+def plainly(name, shape, initializer=None):
+    array = mx.nd.full(shape, 7)
+    (initializer or mx.init.One())(name, array)
+    return array.asnumpy()
+
+
+def test_names_of_earlier_days():
+    kernel = initialized(mx.init.Bilinear(), "a_weight", (2, 1, 4, 4))
+    assert (plainly("upsampling0_weight", (2, 1, 4, 4)) == kernel).all()
+    assert (plainly("stn_loc_weight", (6, 2)) == 0).all()
+    assert plainly("stn_loc_bias", (6,)).tolist() == [1, 0, 0, 0, 1, 0]
+    with pytest.raises(ValueError, match=r"has shape \(5,\), expected \(6,\)"):
+        plainly("stn_loc_bias", (5,))
+
+
+def test_quantized_parameters():
+    weight = initialized(mx.init.One(), "a_weight_quantize", (50,))
+    assert len(set(weight.tolist())) > 5
+    assert (np.abs(weight) <= 127).all()
+    assert (weight == weight.round()).all()
+    assert (initialized(mx.init.One(), "a_bias_quantize") == 0).all()

@@ -22,10 +22,10 @@ from flowmx.metric.base import (
 )
 from flowmx.metric.classification import F1, MCC, PCC, Accuracy, TopKAccuracy
 from flowmx.metric.likelihood import CrossEntropy, NegativeLogLikelihood, Perplexity
-from flowmx.metric.regression import MAE, MSE, RMSE, Loss, PearsonCorrelation
+from flowmx.metric.regression import MAE, MSE, RMSE, Caffe, Loss, PearsonCorrelation, Torch
 
 __all__ = [
-    "F1", "MAE", "MCC", "MSE", "PCC", "RMSE", "Accuracy", "CompositeEvalMetric", "CrossEntropy", "CustomMetric",
-    "EvalMetric", "Loss", "NegativeLogLikelihood", "PearsonCorrelation", "Perplexity", "TopKAccuracy", "alias",
-    "check_label_shapes", "create", "np", "register",
+    "F1", "MAE", "MCC", "MSE", "PCC", "RMSE", "Accuracy", "Caffe", "CompositeEvalMetric", "CrossEntropy",
+    "CustomMetric", "EvalMetric", "Loss", "NegativeLogLikelihood", "PearsonCorrelation", "Perplexity", "TopKAccuracy",
+    "Torch", "alias", "check_label_shapes", "create", "np", "register",
 ]  # fmt: skip

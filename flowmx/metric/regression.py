@@ -182,3 +182,41 @@ class Loss(EvalMetric):
     def update(self, labels: Arrays, preds: Arrays) -> None:
         for pred in listed(preds):
             self.accumulate(float(host(pred).sum(dtype=np.float64)), pred.size)
+
+
+@register
+class Torch(Loss):
+    """:class:`Loss` under the name that MXNet's plugin for Torch gave it.
+
+    Args:
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+    """
+
+    def __init__(
+        self,
+        name: str = "torch",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names)
+
+
+@register
+class Caffe(Loss):
+    """:class:`Loss` under the name that MXNet's plugin for Caffe gave it.
+
+    Args:
+        name: what it is called.
+        output_names: which predictions it sees (default: all).
+        label_names: which labels it sees.
+    """
+
+    def __init__(
+        self,
+        name: str = "caffe",
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(name, output_names, label_names)
