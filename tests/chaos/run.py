@@ -148,8 +148,13 @@ class Outcome:
         return found
 
     def _knew(self, life: Life, at: float) -> bool:
-        """Whether a process lived for long enough to hear of what happened then."""
+        """Whether a process lived, as a member of the job, for long enough to hear of what happened then."""
         after = at + TIMEOUT + 2.0
+        line = f"{life.name} to scheduler"
+        if any(
+            line in event.targets and event.kind == "hold" and event.seconds > TIMEOUT for _, event in self.happened
+        ):
+            return False  # for that long it was itself gone for the others, and says that the scheduler is
         awake = all(start + seconds < at or start > after for start, seconds in life.paused)
         killed = life.process.ended.done() and life.process.ended.result() < 0
         return awake and (life.ended > after or (self.plan.policy == "stop" and not killed))
