@@ -83,12 +83,13 @@ class Layout:
     def __iter__(self) -> Iterator[Key]:
         return iter(self._shards)
 
-    def add(self, shapes: Mapping[Key, Shape], itemsize: int = 4) -> None:
+    def add(self, shapes: Mapping[Key, Shape], itemsize: int = 4, whole: bool = False) -> None:
         """Place a batch of keys, the biggest first whatever the order within the batch.
 
         Args:
             shapes: from key to shape.
             itemsize: bytes of an element.
+            whole: split none of them, however big.
 
         Raises:
             ValueError: a key is there already.
@@ -97,11 +98,11 @@ class Layout:
         if known:
             raise ValueError(f"duplicate init of the keys {known}")
         for key in sorted(shapes, key=lambda key: (-math.prod(shapes[key]), stable_hash(key))):
-            self._shards[key] = tuple(self._place(key, shapes[key], itemsize))
+            self._shards[key] = tuple(self._place(key, shapes[key], itemsize, whole))
 
-    def _place(self, key: Key, shape: Shape, itemsize: int) -> Iterator[Shard]:
+    def _place(self, key: Key, shape: Shape, itemsize: int, whole: bool) -> Iterator[Shard]:
         size = math.prod(shape)
-        if size >= self.bound and self.servers > 1:
+        if size >= self.bound and self.servers > 1 and not whole:
             stretches = _split(shape, self.servers)
         else:
             stretches = {self._least_loaded(key): (0, size)}
