@@ -118,9 +118,11 @@ def settle(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
 
     So MXNet reads ``RNN(data, parameters, state, lengths, mode="gru", use_sequence_length=True)``.
     """
+    if not op.skips:
+        return inputs
     names = op.inputs()
     extra = [name for name in inputs if name not in names]
-    if not op.skips or not extra:
+    if not extra:
         return inputs
     renamed = dict(zip(extra, [name for name in names if name not in inputs], strict=False))
     return {renamed.get(name, name): value for name, value in inputs.items()}
@@ -134,8 +136,9 @@ def in_order(op: Operator, inputs: Mapping[str, Any]) -> list[Any]:
     """
     inputs = settle(op, inputs)
     names = (*op.inputs(), *op.auxiliary)
+    known = names if len(names) < 16 else frozenset(names)
     missing = [name for name in names if name not in inputs]
-    extra = [name for name in inputs if name not in names]
+    extra = [name for name in inputs if name not in known]
     if missing or extra:
         problem = f"input {missing[0]} is missing" if missing else f"input {extra[0]} is not taken by {op!r}"
         raise TypeError(f"{op.name}: {problem}; it takes {', '.join(names) or 'none'}")

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import FLOAT32, DType
-from flowmx.ops.optimizer_ops import RULES, Rule, update
+from flowmx.ops.optimizer_ops import RULES, Rule, update_fast
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, merge, operator, option, required
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
@@ -117,7 +117,8 @@ class _Preloaded(Group):
         groups, last = self.parts(inputs)
         shared = {name: getattr(self, name) for name in ("rescale_grad", "clip_gradient", *self.rule.parameters)}
         for group, out, (lr, wd) in zip(groups, outputs, self.rates(last), strict=True):
-            update(run, self.rule, SimpleNamespace(lr=lr, wd=wd, **shared), self.mixed, group, out)
+            p = SimpleNamespace(rule=self.rule, lr=lr, wd=wd, **shared)
+            update_fast(run, self.rule, p, self.mixed, group, out)
 
 
 class _ByNumbers(_Preloaded):

@@ -5,16 +5,27 @@ In two phases, between which the norms are taken, or for many weights at once.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any, ClassVar
-
-import numpy as np
 
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.nn_common import blocks, expect_shape, scratch
 from flowmx.ops.optimizer_groups import CLIP, RESCALE, Group
-from flowmx.ops.optimizer_ops import average
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required, same_shape
+from flowmx.ops.optimizer_ops import average, sum_of_squares
+from flowmx.ops.registry import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    kernel_for,
+    operator,
+    option,
+    required,
+    same_shape,
+)
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
@@ -52,15 +63,26 @@ def direction(run: Run, p: Any, t: int, wd: float, inputs: Sequence[Array], out:
         xp.add(g, spare, out=made)
 
 
+def direction_fast(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
+    """As :func:`direction`, by the kernel where there is one; ``p`` knows t and wd too."""
+    compute = getattr(kernel_for(run.device.context.device_type, "lamb_update_phase1"), "compute", None)
+    if compute is None or not compute(p, inputs, (out,)):
+        direction(run, p, p.t, p.wd, inputs, out)
+
+
+_OF_DIRECTION = ("beta1", "beta2", "epsilon", "bias_correction", "rescale_grad", "clip_gradient")
+
+
 def _step(xp: Any, p: Any, lr: float, w: Array, g: Array, norms: tuple[float, float], out: Array) -> None:
-    """The step along a direction, given the norms of the weight and of the direction."""
+    """The step along a direction, which is overwritten, given the norms of the weight and of the direction."""
     of_weight, of_direction = norms
     if p.lower_bound > 0:
         of_weight = max(of_weight, p.lower_bound)
     if p.upper_bound > 0:
         of_weight = min(of_weight, p.upper_bound)
     ratio = of_weight / of_direction if of_weight and of_direction else 1.0
-    xp.subtract(w, g * w.dtype.type(lr * ratio), out=out)
+    g *= w.dtype.type(lr * ratio)
+    xp.subtract(w, g, out=out)
 
 
 class _Phase1(Operator):
@@ -102,7 +124,7 @@ class _Phase2(Operator):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         weight, g, (r1,), (r2,) = inputs[:4]
         w = inputs[4] if self.mixed else weight
-        _step(run.xp, self, self.lr, w, g, (float(r1), float(r2)), w if self.mixed else outputs[0])
+        _step(run.xp, self, self.lr, w, g.copy(), (float(r1), float(r2)), w if self.mixed else outputs[0])
         if self.mixed:
             run.xp.copyto(outputs[0], w, casting="unsafe")
 
@@ -114,25 +136,31 @@ class _Many(Group):
     learning_rates: tuple[float, ...]
     wds: tuple[float, ...]
     step_count: Shape
+    _each: list[SimpleNamespace]
+    """The parameters of each weight's direction."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        shared = {name: getattr(self, name) for name in _OF_DIRECTION}
+        each = [SimpleNamespace(t=t, wd=wd, **shared) for t, wd in zip(self.step_count, self.wds, strict=True)]
+        object.__setattr__(self, "_each", each)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp = run.xp
         groups, _ = self.parts(inputs)
-        rates = zip(self.learning_rates, self.wds, self.step_count, strict=True)
-        for group, out, (lr, wd, t) in zip(groups, outputs, rates, strict=True):
+        for group, out, lr, own in zip(groups, outputs, self.learning_rates, self._each, strict=True):
             weight, grad, mean, var = group[:4]
             w = group[4] if self.mixed else weight
-            g = xp.empty(w.shape, mean.dtype)
+            g = scratch(run, "lamb direction", w.shape, mean.dtype)
             norm = _norm(xp, weight)
-            direction(run, self, t, wd, (w, grad, mean, var), g)
+            direction_fast(run, own, (w, grad, mean, var), g)
             _step(xp, self, lr, w, g, (norm, _norm(xp, g)), w if self.mixed else out)
             if self.mixed:
                 xp.copyto(out, w, casting="unsafe")
 
 
 def _norm(xp: Any, array: Array) -> float:
-    wide = array.astype(np.float32 if array.dtype.itemsize < 4 else array.dtype, copy=False)
-    return float(xp.linalg.norm(wide))
+    return math.sqrt(sum_of_squares(xp, array))
 
 
 _RATE = {"lr": (required("Learning rate."), float)}

@@ -426,10 +426,12 @@ def _given_outputs(
     outputs = [*given, *(allocate(device, s, t) for s, t in rest)]
     compute: Callable[..., None] = _compute
     written = {each._storage for each in given}
+    sharing: dict[int, list[BaseArray]] = {}  # an update of many weights has as many pairs
+    for position, index in op.in_place:
+        if index < len(given):
+            sharing.setdefault(position, []).append(given[index])
     for position, each in enumerate(inputs):
-        if each._storage in written and not any(
-            position == i and j < len(given) and _same_memory(each, given[j]) for i, j in op.in_place
-        ):
+        if each._storage in written and not any(_same_memory(each, other) for other in sharing.get(position, ())):
             compute = _compute_into_copy
     return outputs, reads, compute
 

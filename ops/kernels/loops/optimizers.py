@@ -165,3 +165,17 @@ def _formula(rule: Rule) -> Callable[..., tuple[Expr, ...]]:
 
 for _name, _rule in _RULES.items():
     fused(_name, _formula(_rule), variant=_shape, least=1)
+
+
+def _lamb_direction(p: Parameters, w: Expr, grad: Expr, mean: Expr, var: Expr) -> tuple[Expr, ...]:
+    g = grad * p.rescale_grad
+    if p.op.clip_gradient > 0:
+        g = clip(g, -p.clip_gradient, p.clip_gradient)
+    mean, var = _average(p.beta1, mean, g), _average(p.beta2, var, g * g)
+    fixed = (mean / (1.0 - p.beta1**p.t), var / (1.0 - p.beta2**p.t)) if p.op.bias_correction else (mean, var)
+    return fixed[0] / (sqrt(fixed[1]) + p.epsilon) + p.wd * w, mean, var
+
+
+fused(
+    "lamb_update_phase1", _lamb_direction, variant=lambda op: (op.clip_gradient > 0, bool(op.bias_correction)), least=1
+)
