@@ -5,13 +5,16 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from flowmx.comm.frames import Tensor
 from flowmx.kvstore.shards import Shard
 from flowmx.kvstore.worker.actor import Deferred
+
+if TYPE_CHECKING:
+    from flowmx.kvstore.worker.groups import Group
 
 __all__ = ["MOST", "Exchange", "Item", "Outbox"]
 
@@ -48,27 +51,29 @@ class Exchange(Deferred):
 
 @dataclass(slots=True, eq=False)
 class Item:
-    """One part of one key, to be sent.
+    """One part of one key, or a group of small keys, to be sent.
 
     Attributes:
         operation: ``"push"``, ``"pull"``, ``"pushpull"`` or ``"row_sparse_pull"``.
         shard: which part.
-        number: of the push, or of the last one that must be in the value.
+        number: of the push, or of the last one that must be in the value; of a group, one for each key, or for all.
         priority: higher is sent earlier.
         exchanges: whom to tell of the answer.
         tensor: what is pushed (or row ids).
         packing: how it was compressed.
         target: where the answer goes.
+        group: the keys, where this is one; the shard then only stands for them.
     """
 
     operation: str
     shard: Shard
-    number: int
+    number: int | tuple[int, ...]
     priority: int
     exchanges: list[Exchange]
     tensor: Tensor | None = None
     packing: Mapping[str, Any] | None = None
     target: np.ndarray[Any, Any] | None = None
+    group: Group | None = None
 
     @property
     def nbytes(self) -> int:
@@ -116,10 +121,10 @@ class Outbox:
             return []
         first = self._pop()
         bundle, nbytes = [first], max(first.nbytes, _answer(first))
-        while self._heap and len(bundle) < MOST:
+        while self._heap and len(bundle) < MOST and first.group is None:
             item = self._heap[0][2]
             nbytes += max(item.nbytes, _answer(item))
-            if item.operation != first.operation or nbytes > self.limit:
+            if item.operation != first.operation or item.group is not None or nbytes > self.limit:
                 break
             bundle.append(self._pop())
         return bundle

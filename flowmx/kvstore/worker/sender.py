@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,6 +15,7 @@ from flowmx.comm.errors import Refused
 from flowmx.comm.frames import Message, Tensor
 from flowmx.errors import KVStoreError
 from flowmx.kvstore.shards import Key
+from flowmx.kvstore.worker.groups import Group, one_or_all
 from flowmx.kvstore.worker.outbox import Item, Outbox
 from flowmx.kvstore.worker.servers import Servers
 
@@ -100,10 +102,26 @@ class Sender:
             sent()
 
     async def _call(self, home: int, bundle: list[Item], sent: Any) -> Message:
+        if bundle[0].group is not None:
+            return await self._call_group(bundle[0], bundle[0].group, sent)
         parts = [self._described(item) for item in bundle]
         tensors: list[Tensor] = [item.tensor for item in bundle if item.tensor is not None]
         into = None if bundle[0].operation == "push" else [_target(item) for item in bundle]
         return await self._servers.call(home, bundle[0].operation, {"parts": parts}, tensors, into, sent)
+
+    async def _call_group(self, item: Item, group: Group, sent: Any) -> Message:
+        """Send a group by its number; with its keys where the server does not know them under that."""
+        tensors = [] if item.tensor is None else [item.tensor]
+        into = None if item.target is None else [item.target]
+        acknowledged = one_or_all([self._acknowledged.get((key, piece), 0) for key, piece, _ in group.parts])
+        header = {"joined": True, "group": group.number, "numbers": item.number, "acknowledged": acknowledged}
+        try:
+            return await self._servers.call(group.home, item.operation, header, tensors, into, sent)
+        except Refused as refused:
+            if refused.kind != "unknown_group":
+                raise
+        header["parts"] = group.parts
+        return await self._servers.call(group.home, item.operation, header, tensors, into, sent)
 
     def _described(self, item: Item) -> list[Any]:
         key, piece, home, *_ = item.shard
@@ -113,10 +131,15 @@ class Sender:
     def _answer(self, bundle: list[Item], answer: Message) -> None:
         for item in bundle:
             if item.operation in ("push", "pushpull"):
-                part = item.shard[:2]
-                self._acknowledged[part] = max(self._acknowledged.get(part, 0), item.number)
+                self._acknowledge(item)
             for exchange in item.exchanges:
                 exchange.answered()
+
+    def _acknowledge(self, item: Item) -> None:
+        parts = [item.shard[:2]] if item.group is None else [(key, piece) for key, piece, _ in item.group.parts]
+        numbers = itertools.repeat(item.number) if isinstance(item.number, int) else item.number
+        for part, number in zip(parts, numbers):  # noqa: B905 (one number may stand for all)
+            self._acknowledged[part] = max(self._acknowledged.get(part, 0), number)
 
 
 def _target(item: Item) -> np.ndarray[Any, Any]:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
 import logging
-import math
 import os
-import signal
 import sys
 import threading
 import time
@@ -15,11 +12,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from flowmx import optimizer as opt
 from flowmx import settings
-from flowmx.comm.frames import Tensor
 from flowmx.devices import CPUDevice, cpu
 from flowmx.engine import Handle, State, Variable, capture
 from flowmx.engine.runtime import engine
@@ -32,10 +26,13 @@ from flowmx.kvstore.roles import run_if_server
 from flowmx.kvstore.shards import Layout
 from flowmx.kvstore.worker import states
 from flowmx.kvstore.worker.actor import Deferred
+from flowmx.kvstore.worker.groups import Groups
 from flowmx.kvstore.worker.keys import Entry
-from flowmx.kvstore.worker.outbox import Exchange, Item
+from flowmx.kvstore.worker.outbox import Exchange
 from flowmx.kvstore.worker.packing import Packing
+from flowmx.kvstore.worker.process import leave_on_sigterm, of_process
 from flowmx.kvstore.worker.session import Session
+from flowmx.kvstore.worker.transfers import SMALL, Transfers, nbytes_of
 from flowmx.ndarray import NDArray, empty
 from flowmx.ndarray.array import copy_into, dtype_of
 from flowmx.ndarray.core import BaseArray
@@ -49,8 +46,6 @@ _SYNC = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
 _ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
 _PATIENCE = 10.0
 """Seconds after which the log is told what is waited for."""
-_SMALL = 64 << 10
-"""Bytes up to which a pushed gradient is copied, so that its array is free at once."""
 
 
 @registry.alias(*_SYNC, *_ASYNC)
@@ -78,6 +73,8 @@ class DistKVStore(KVStore):
         self._layout = Layout(session.servers)
         self._entries: dict[Key, Entry] = {}
         self._control = Variable("kvstore")
+        self._groups = Groups()
+        self._transfers = Transfers(session.submit)
         self._starts = 0
         self._fits = 0
         self._has_pushed = False
@@ -101,7 +98,7 @@ class DistKVStore(KVStore):
         """
         mode = _mode(name, **options)
         run_if_server()
-        return _of_process(cls, name, mode)
+        return of_process((name, mode), lambda: cls(name, _joined(mode)))
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -182,16 +179,22 @@ class DistKVStore(KVStore):
         with self._lock:
             self._session.check()
             self._has_pushed = True
-            found = [(slot, self._outgoing(slot, given, priority)) for slot, given in self._sources("push", key, value)]
+            found = self._sources("push", key, value)
             entries = [self._entries[slot.key] for slot, _ in found]
-            exchange = Exchange(sum(len(entry.shards) for entry in entries))
+            sources = [self._outgoing(slot, given, priority) for slot, given in found]
+            alone, groups = self._groups.divide(entries, map(_may_join, entries, sources))
+            exchange = Exchange(sum(len(entries[at].shards) for at in alone) + len(groups))
             held: list[Variable] = [entry.order for entry in entries]
-            for entry, (_, source) in zip(entries, found, strict=True):
-                arguments = (entry, source, exchange, priority)
-                light = _nbytes(source) <= _SMALL
-                self._operate(
-                    "kvstore push", self._issue, arguments, (source.variable,), (entry.order,), priority, light
-                )
+            for group, places in groups:
+                given = [sources[at] for at in places]
+                reads, writes = _variables(given), tuple(entry.order for entry in group.entries)
+                arguments: tuple[Any, ...] = (group, given, exchange, priority)
+                light = group.shard.nbytes <= SMALL
+                self._operate("kvstore push", self._transfers.push_group, arguments, reads, writes, priority, light)
+            for entry, source in ((entries[at], sources[at]) for at in alone):
+                arguments, reads = (entry, source, exchange, priority), (source.variable,)
+                light = nbytes_of(source) <= SMALL
+                self._operate("kvstore push", self._transfers.push, arguments, reads, (entry.order,), priority, light)
                 if not light:
                     held.append(source.variable)
             # The gradients stay as they are until they have arrived: they may have to be sent again.
@@ -200,8 +203,16 @@ class DistKVStore(KVStore):
     def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
         with self._lock:
             self._session.check()
-            for slot, targets in self._targets("pull", key, out):
-                self._pull(slot, targets, priority)
+            found = self._targets("pull", key, out)
+            entries, targets = [self._entries[slot.key] for slot, _ in found], [each for _, each in found]
+            alone, groups = self._groups.divide(entries, map(_are_here, targets))
+            for group, places in groups:
+                orders, taken = tuple(entry.order for entry in group.entries), [targets[at] for at in places]
+                reads, writes = (*orders, *_parts_of_others(taken)), _written_by(taken)
+                arguments = (group, taken, priority)
+                self._operate("kvstore pull", self._transfers.pull_group, arguments, reads, writes, priority)
+            for at in alone:
+                self._pull(*found[at], priority)
 
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         with self._lock:
@@ -209,13 +220,18 @@ class DistKVStore(KVStore):
             self._has_pushed = True
             pushed = self._sources("pushpull", key, value)
             pulled = self._targets("pushpull", key, value if out is None else out)
-            for (slot, given), (_, targets) in zip(pushed, pulled, strict=True):
-                entry = self._entries[slot.key]
-                source, target = self._outgoing(slot, given, priority), self._arrives(slot, targets)
-                arguments = (entry, source, target, priority)
-                writes = (entry.order, target._storage)
-                self._operate("kvstore pushpull", self._begin_pushpull, arguments, (source.variable,), writes, priority)
-                self._hand_on(target, targets, priority)
+            entries, targets = [self._entries[slot.key] for slot, _ in pushed], [each for _, each in pulled]
+            sources = [self._outgoing(slot, given, priority) for slot, given in pushed]
+            fits = (_may_join(*each) and _are_here(to) for *each, to in zip(entries, sources, targets, strict=True))
+            alone, groups = self._groups.divide(entries, fits)
+            for group, places in groups:
+                given, taken = [sources[at] for at in places], [targets[at] for at in places]
+                reads = (*_variables(given), *_parts_of_others(taken))
+                writes = (*(entry.order for entry in group.entries), *_written_by(taken))
+                arguments: tuple[Any, ...] = (group, given, taken, priority)
+                self._operate("kvstore pushpull", self._transfers.pushpull_group, arguments, reads, writes, priority)
+            for at in alone:
+                self._pushpull(pulled[at][0], sources[at], targets[at], priority)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         if row_ids is None:
@@ -256,8 +272,8 @@ class DistKVStore(KVStore):
         split = [entry.key for entry in self._entries.values() if len(entry.shards) > 1]
         if split and optimizer.whole_array:
             raise KVStoreError(
-                f"set_optimizer: {type(optimizer).__name__} needs whole arrays, and the keys {split[:5]} are split over "
-                "the servers: call set_optimizer before init, or set FLOWMX_KVSTORE_BIGARRAY_BOUND above their sizes"
+                f"set_optimizer: {type(optimizer).__name__} needs whole arrays, and the keys {split[:5]} are split "
+                "over the servers: call set_optimizer before init, or set FLOWMX_KVSTORE_BIGARRAY_BOUND above that"
             )
         with self._lock:
             self._session.check()
@@ -430,12 +446,21 @@ class DistKVStore(KVStore):
                 return
             log.warning("closing the store has waited %.0f s: %s", time.monotonic() - start, self._session.doing())
 
+    @property
+    def closed(self) -> bool:
+        """Whether it has left its job."""
+        return self._session.closed
+
+    def fail(self, error: BaseException) -> None:
+        """Tell the job, when leaving it, that this program has failed."""
+        self._session.failed = f"{type(error).__name__}: {error}"
+
     def __enter__(self) -> DistKVStore:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None:
-            self._session.failed = f"{type(error).__name__}: {error}"
+            self.fail(error)
         # A program that fails waits for nobody: others may wait for what it will not push.
         self.close(None if error is None else settings.get().exit_timeout)
 
@@ -474,16 +499,24 @@ class DistKVStore(KVStore):
             if each is not target:
                 copy_into(target, each, priority)
 
+    def _pushpull(self, slot: Slot, source: Any, targets: Sequence[NDArray], priority: int) -> None:
+        entry, target = self._entries[slot.key], self._arrives(slot, targets)
+        arguments, reads, writes = (entry, source, target, priority), (source.variable,), (entry.order, target._storage)
+        self._operate("kvstore pushpull", self._transfers.pushpull, arguments, reads, writes, priority)
+        self._hand_on(target, targets, priority)
+
     def _pull(self, slot: Slot, targets: Sequence[NDArray], priority: int) -> None:
         entry, target = self._entries[slot.key], self._arrives(slot, targets)
         arguments = (entry, target, priority)
-        self._operate("kvstore pull", self._begin_pull, arguments, (entry.order,), (target._storage,), priority)
+        self._operate("kvstore pull", self._transfers.pull, arguments, (entry.order,), (target._storage,), priority)
         self._hand_on(target, targets, priority)
 
     def _pull_rows(self, slot: Slot, target: NDArray, rows: NDArray, priority: int) -> None:
         entry, arrives = self._entries[slot.key], self._arrives(slot, [target])
         arguments, reads = (entry, arrives, rows, priority), (entry.order, rows._storage)
-        self._operate("kvstore row_sparse_pull", self._begin_rows, arguments, reads, (arrives._storage,), priority)
+        self._operate(
+            "kvstore row_sparse_pull", self._transfers.pull_rows, arguments, reads, (arrives._storage,), priority
+        )
         self._hand_on(arrives, [target], priority)
 
     def _operate(
@@ -506,94 +539,38 @@ class DistKVStore(KVStore):
         begin = lambda: session.spawn(lambda: work(*arguments))  # noqa: E731
         return self._operate(name, begin, (), (), (*orders, self._control))
 
-    # -- on the session's loop -------------------------------------------------------------------------
-
     def _begin_init(self, entries: list[Entry], arrays: list[NDArray], number: int) -> Deferred:
         values = [each._read() for each in arrays]
         return self._session.spawn(lambda: self._session.init(entries, values, f"init {number}"))
 
-    def _issue(self, entry: Entry, source: Any, exchange: Exchange, priority: int) -> None:
-        """Send a push; where it is run at once, on the thread that pushes."""
-        entry.advance()
-        tensors = _tensors(entry, source, np.array if _nbytes(source) <= _SMALL else np.asarray)
-        self._send("push", entry, exchange, priority, tensors, source)
 
-    def _begin_pushpull(self, entry: Entry, source: Any, target: BaseArray, priority: int) -> Exchange:
-        entry.advance()
-        exchange = Exchange(len(entry.shards))
-        tensors = _tensors(entry, source, np.asarray)
-        self._send("pushpull", entry, exchange, priority, tensors, source, entry.pieces(target._written()))
-        return exchange
-
-    def _begin_pull(self, entry: Entry, target: BaseArray, priority: int) -> Exchange:
-        exchange = Exchange(len(entry.shards))
-        self._send("pull", entry, exchange, priority, targets=entry.pieces(target._written()))
-        return exchange
-
-    def _begin_rows(self, entry: Entry, target: BaseArray, rows: BaseArray, priority: int) -> Exchange:
-        wanted = np.unique(rows._read().astype(np.int64))
-        count = entry.shape[0]
-        wrong = wanted[(wanted < 0) | (wanted >= count)]
-        if wrong.size:
-            raise IndexError(f"row_sparse_pull: row {int(wrong[0])} of key {entry.key!r}, which has {count} rows")
-        return self._send_rows(entry, target, wanted, priority)
-
-    def _send_rows(self, entry: Entry, target: BaseArray, wanted: Any, priority: int) -> Exchange:
-        result = target._written()
-        if not entry.has_rows:  # cut between rows: all of it comes
-            whole = np.empty(entry.shape, entry.dtype)
-            exchange = Exchange(len(entry.shards), lambda: _scatter(result, wanted, whole[wanted]))
-            self._send("pull", entry, exchange, priority, targets=entry.pieces(whole))
-            return exchange
-        chosen = np.empty((len(wanted), *entry.shape[1:]), entry.dtype)
-        items, exchange = [], Exchange(1, lambda: _scatter(result, wanted, chosen))
-        for shard, number in zip(entry.shards, entry.numbers, strict=True):
-            first, last = shard.start // max(entry.row, 1), shard.stop // max(entry.row, 1)
-            begin, end = np.searchsorted(wanted, [first, last])
-            if begin < end:
-                ids = Tensor.of(wanted[begin:end] - first)
-                item = Item("row_sparse_pull", shard, number, priority, [exchange], ids, None, chosen[begin:end])
-                items.append(item)
-        exchange.answered(1 - len(items))
-        if items:
-            self._session.submit(items)
-        return exchange
-
-    def _send(
-        self, operation: str, entry: Entry, exchange: Exchange, priority: int, tensors: Sequence[Tensor] = (),
-        source: Any = None, targets: Sequence[Any] = (),
-    ) -> None:  # fmt: skip
-        packing = getattr(source, "config", None)
-        self._session.submit(
-            [
-                Item(
-                    operation,
-                    shard,
-                    number,
-                    priority,
-                    [exchange],
-                    tensors[piece] if tensors else None,
-                    packing,
-                    targets[piece] if targets else None,
-                )
-                for piece, (shard, number) in enumerate(zip(entry.shards, entry.numbers, strict=True))
-            ]
-        )
+def _may_join(entry: Entry, source: Any) -> bool:
+    """Whether what is pushed may travel with that of other small keys."""
+    return isinstance(source, BaseArray) and source._dtype == entry.dtype
 
 
-def _nbytes(source: Any) -> int:
-    return source._dtype.itemsize * math.prod(source._shape) if isinstance(source, BaseArray) else 0
+def _are_here(targets: Sequence[BaseArray]) -> bool:
+    """Whether arrays may be written as they are, without a copy operation of a device's."""
+    return all(isinstance(each._storage.device, CPUDevice) for each in targets)
 
 
-def _tensors(entry: Entry, source: Any, taken: Callable[[Any], Any]) -> Sequence[Tensor]:
-    if not isinstance(source, BaseArray):
-        return source.tensors  # type: ignore[no-any-return]
-    return [Tensor.of(piece) for piece in entry.pieces(taken(source._read()))]
+def _variables(arrays: Sequence[BaseArray]) -> tuple[Variable, ...]:
+    return tuple(dict.fromkeys(each._storage for each in arrays))
 
 
-def _scatter(result: Any, rows: Any, chosen: Any) -> None:
-    result[...] = 0
-    result[rows] = chosen
+def _written_by(targets: Sequence[Sequence[BaseArray]]) -> tuple[Variable, ...]:
+    return tuple(dict.fromkeys(each._storage for arrays in targets for each in arrays))
+
+
+def _parts_of_others(targets: Sequence[Sequence[BaseArray]]) -> tuple[Variable, ...]:
+    """The memory of which only a part is written: what a view leaves out must survive."""
+    return tuple({each._storage: None for arrays in targets for each in arrays if each._view is not None})
+
+
+def _joined(mode: tuple[str, int | None]) -> Session:
+    session = Session.from_settings(mode)
+    session.start().result()
+    return session
 
 
 def _mode(name: str, max_staleness: int | None = None) -> tuple[str, int | None]:
@@ -606,53 +583,3 @@ def _mode(name: str, max_staleness: int | None = None) -> tuple[str, int | None]
             "whole number of at least 1 (none may get ahead in 'dist_sync')"
         )
     return "stale", max_staleness
-
-
-_lock = threading.Lock()
-_stores: dict[int, tuple[tuple[Any, ...], DistKVStore]] = {}
-"""By process: the child of a fork has none."""
-
-
-def _of_process(cls: type[DistKVStore], name: str, mode: tuple[str, int | None]) -> DistKVStore:
-    """The store of this process: a job knows each process once."""
-    with _lock:
-        wanted = (name, mode)
-        known = _stores.get(os.getpid())
-        if known is not None and not known[1]._session.closed:
-            if known[0] != wanted:
-                raise KVStoreError(
-                    f"create: this process has a store of type {known[1].type!r} already, expected {name!r} to be the "
-                    "same, with the same options: a process takes part in a job once (close() leaves it)"
-                )
-            return known[1]
-        session = Session.from_settings(mode)
-        session.start().result()
-        store = cls(name, session)
-        _stores[os.getpid()] = wanted, store
-        atexit.register(_at_exit, store)
-        leave_on_sigterm()
-        return store
-
-
-def leave_on_sigterm() -> None:
-    """Let SIGTERM end the program in order, if nothing else is arranged; does nothing beside the main thread."""
-    main = threading.current_thread() is threading.main_thread()
-    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end_program)
-
-
-_asked_to_end = threading.Event()
-
-
-def _end_program(number: int, frame: Any) -> None:
-    log.info("asked to end: this worker leaves the job")
-    _asked_to_end.set()
-    raise SystemExit(0)
-
-
-def _at_exit(store: DistKVStore) -> None:
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if error is not None:
-        store._session.failed = f"{type(error).__name__}: {error}"
-    in_haste = error is not None or _asked_to_end.is_set()  # others may wait for what a failed program will not push
-    store.close(settings.get().exit_timeout if in_haste else None)

@@ -1,0 +1,135 @@
+"""What operations on keys do when their turn comes: arrays become items that travel. On the session's loop."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.comm.frames import Tensor
+from flowmx.kvstore.worker.groups import Group
+from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.outbox import Exchange, Item
+from flowmx.ndarray.core import BaseArray
+
+__all__ = ["SMALL", "Transfers", "nbytes_of"]
+
+SMALL = 64 << 10
+"""Bytes up to which a pushed gradient is copied, so that its array is free at once."""
+
+Targets = Sequence[Sequence[BaseArray]]
+
+
+class Transfers:
+    """Makes items of arrays.
+
+    Args:
+        submit: sends items; from any thread.
+    """
+
+    def __init__(self, submit: Callable[[list[Item]], object]) -> None:
+        self._submit = submit
+
+    # -- one key ---------------------------------------------------------------------------------------
+
+    def push(self, entry: Entry, source: Any, exchange: Exchange, priority: int) -> None:
+        """Send a push; where it is run at once, on the thread that pushes."""
+        entry.advance()
+        tensors = _tensors(entry, source, np.array if nbytes_of(source) <= SMALL else np.asarray)
+        self._send("push", entry, exchange, priority, tensors, source)
+
+    def pushpull(self, entry: Entry, source: Any, target: BaseArray, priority: int) -> Exchange:
+        """Send a push, and receive the value into an array."""
+        entry.advance()
+        exchange = Exchange(len(entry.shards))
+        tensors = _tensors(entry, source, np.asarray)
+        self._send("pushpull", entry, exchange, priority, tensors, source, entry.pieces(target._written()))
+        return exchange
+
+    def pull(self, entry: Entry, target: BaseArray, priority: int) -> Exchange:
+        """Receive the value into an array."""
+        exchange = Exchange(len(entry.shards))
+        self._send("pull", entry, exchange, priority, targets=entry.pieces(target._written()))
+        return exchange
+
+    def pull_rows(self, entry: Entry, target: BaseArray, rows: BaseArray, priority: int) -> Exchange:
+        """Receive chosen rows into an array whose other rows become zeros."""
+        wanted = np.unique(rows._read().astype(np.int64))
+        count = entry.shape[0]
+        wrong = wanted[(wanted < 0) | (wanted >= count)]
+        if wrong.size:
+            raise IndexError(f"row_sparse_pull: row {int(wrong[0])} of key {entry.key!r}, which has {count} rows")
+        result = target._written()
+        if entry.has_rows:
+            return self._receive_rows(entry, result, wanted, priority)
+        whole = np.empty(entry.shape, entry.dtype)  # cut between rows: all of it comes
+        exchange = Exchange(len(entry.shards), lambda: _scatter(result, wanted, whole[wanted]))
+        self._send("pull", entry, exchange, priority, targets=entry.pieces(whole))
+        return exchange
+
+    def _receive_rows(self, entry: Entry, result: Any, wanted: Any, priority: int) -> Exchange:
+        chosen = np.empty((len(wanted), *entry.shape[1:]), entry.dtype)
+        items, exchange = [], Exchange(1, lambda: _scatter(result, wanted, chosen))
+        for shard, number in zip(entry.shards, entry.numbers, strict=True):
+            first, last = shard.start // max(entry.row, 1), shard.stop // max(entry.row, 1)
+            begin, end = np.searchsorted(wanted, [first, last])
+            if begin < end:
+                ids = Tensor.of(wanted[begin:end] - first)
+                item = Item("row_sparse_pull", shard, number, priority, [exchange], ids, None, chosen[begin:end])
+                items.append(item)
+        exchange.answered(1 - len(items))
+        if items:
+            self._submit(items)
+        return exchange
+
+    def _send(
+        self, operation: str, entry: Entry, exchange: Exchange, priority: int, tensors: Sequence[Tensor] = (),
+        source: Any = None, targets: Sequence[Any] = (),
+    ) -> None:  # fmt: skip
+        packing, items = getattr(source, "config", None), []
+        for piece, (shard, number) in enumerate(zip(entry.shards, entry.numbers, strict=True)):
+            tensor, target = tensors[piece] if tensors else None, targets[piece] if targets else None
+            items.append(Item(operation, shard, number, priority, [exchange], tensor, packing, target))
+        self._submit(items)
+
+    # -- many small keys -------------------------------------------------------------------------------
+
+    def push_group(self, group: Group, sources: Sequence[BaseArray], exchange: Exchange, priority: int) -> None:
+        """Send pushes of all keys of a group; copies, as :meth:`push` does."""
+        group.advance()
+        self._submit([group.item("push", exchange, priority, group.gathered(sources))])
+
+    def pushpull_group(self, group: Group, sources: Sequence[BaseArray], targets: Targets, priority: int) -> Exchange:
+        """Send pushes of all keys of a group, and receive their values, each into any number of arrays."""
+        group.advance()
+        return self._receive_group("pushpull", group, targets, priority, group.gathered(sources))
+
+    def pull_group(self, group: Group, targets: Targets, priority: int) -> Exchange:
+        """Receive the values of all keys of a group, each into any number of arrays."""
+        return self._receive_group("pull", group, targets, priority, None)
+
+    def _receive_group(
+        self, operation: str, group: Group, targets: Targets, priority: int, tensor: Tensor | None
+    ) -> Exchange:
+        values = np.empty(group.size, group.dtype)
+        exchange = Exchange(1, lambda: group.scatter(values, targets))
+        self._submit([group.item(operation, exchange, priority, tensor, values)])
+        return exchange
+
+
+def nbytes_of(source: Any) -> int:
+    """Bytes of an array that is pushed; 0 for one that was compressed, whose memory is nobody else's."""
+    return source._dtype.itemsize * math.prod(source._shape) if isinstance(source, BaseArray) else 0
+
+
+def _tensors(entry: Entry, source: Any, taken: Callable[[Any], Any]) -> Sequence[Tensor]:
+    if not isinstance(source, BaseArray):
+        return source.tensors  # type: ignore[no-any-return]
+    return [Tensor.of(piece) for piece in entry.pieces(taken(source._read()))]
+
+
+def _scatter(result: Any, rows: Any, chosen: Any) -> None:
+    result[...] = 0
+    result[rows] = chosen
