@@ -2,8 +2,12 @@
 
 import asyncio
 import functools
+import os
+import signal
+import sys
 import threading
 from contextlib import nullcontext as nothing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ from sklearn.datasets import load_digits
 
 import flowmx as mx
 from flowmx import autograd, gluon
+from flowmx.comm.launch.job import Launcher, Plan
 from flowmx.errors import KVStoreError
 from flowmx.gluon import nn
 from tests.jobs import job
@@ -501,6 +506,62 @@ def test_who_joins_late_is_told_which_of_a_programs_fits_the_others_are_at():
     assert seen[-1] == everything[-1] == (1, 1)
 
 
+PROGRAM = """
+import os, sys
+sys.path.insert(0, {root!r})
+import flowmx as mx
+from tests.test_kvstore_distributed_training import accuracy, at, batches, fit
+
+kv = mx.kv.create("dist_sync")
+killed, fifo = {killed!r}, {fifo!r}
+seen = []
+
+def look(param):
+    seen.append((param.epoch, param.nbatch))
+    print("at", param.epoch, param.nbatch, flush=True)
+    if kv.rank == 1 and os.path.exists(killed) and len(seen) == 1:
+        open(fifo, "w").close()
+    if kv.rank == 0 and seen[-1] == (2, 0):
+        open(fifo).close()  # waits for worker 1
+
+mod = fit(kv, batches(kv.rank, 2), 4, batch_end_callback=look)
+print("accuracy", accuracy(mod), "steps", kv.step, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="processes die with the launcher on Linux alone")
+async def test_a_worker_process_that_is_killed_is_started_again_and_goes_on(tmp_path):
+    program, killed, fifo = (tmp_path / name for name in ("train.py", "killed", "fifo"))
+    os.mkfifo(fifo)
+    root = str(Path(__file__).parent.parent)
+    program.write_text(PROGRAM.format(root=root, killed=str(killed), fifo=str(fifo)))
+    lines = []
+
+    def heard(name, line):
+        lines.append((name, line))
+        if (name, line) == ("worker 1", "at 1 5"):
+            killed.touch()
+            launcher._children["worker 1"].signal(signal.SIGKILL)
+
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLOWMX_", "DMLC_"))}
+    environ = {**kept, "FLOWMX_KVSTORE_HEARTBEAT": "0.2"}
+    launcher = Launcher(Plan([sys.executable, str(program)], 2, 2, "elastic", environ=environ), heard)
+    assert await launcher.run() == 0, lines
+    said = {rank: [line.split() for name, line in lines if name == f"worker {rank}"] for rank in (0, 1)}
+    places = [tuple(map(int, words[1:])) for words in said[1] if words[0] == "at"]
+    came = places.index((1, 5)) + 1
+    while places[came] == (places[came - 1][0], places[came - 1][1] + 1):
+        came += 1  # batches between the signal's line and its death
+    assert (1, 5) < places[came] <= (2, 1), "the second process begins where the first one's job is"
+    assert any("worker 1 is started again" in line for name, line in lines if name == "launch")
+    per_epoch = len(list(batches(0, 2)))
+    for rank in (0, 1):
+        word, reached, _, steps = said[rank][-1]
+        assert word == "accuracy"
+        assert float(reached) > 0.9
+        assert int(steps) == 4 * per_epoch
+
+
 # -- other kinds of stores ---------------------------------------------------------------------------------
 
 
@@ -516,15 +577,20 @@ def reached_by(name, params=None, epochs=6, workers=2, **options):
         return made.each(work, name, **options)[0]
 
 
+@functools.cache
+def synchronous(learning_rate, momentum=0.0):
+    """The accuracy that the others are measured against."""
+    return reached_by("dist_sync", {"optimizer_params": {"learning_rate": learning_rate, "momentum": momentum}})[0]
+
+
 ASYNC = {"optimizer_params": {"learning_rate": 0.05, "momentum": 0.9}}
 
 
 @pytest.mark.parametrize("bound", [None, 4])
 def test_asynchronous_training_is_within_a_point_of_synchronous(bound):
     options = {} if bound is None else {"max_staleness": bound}
-    sync, _ = reached_by("dist_sync")
     found, stats = reached_by("dist_async", ASYNC, **options)
-    assert found > sync - 0.01
+    assert found > synchronous(0.1, 0.9) - 0.01
     assert stats["largest_lag"] >= 0
     if bound is not None:
         assert stats["largest_lag"] <= bound
@@ -532,14 +598,15 @@ def test_asynchronous_training_is_within_a_point_of_synchronous(bound):
 
 @pytest.mark.parametrize("params", [{"type": "2bit", "threshold": 0.5}, {"type": "fp16"}, {"type": "bf16"}])
 def test_compressed_gradients_train_as_well(params):
-    sync, _ = reached_by("dist_sync")
+    # Without momentum: what two bits leave out comes late, and momentum amplifies that.
+    plain = {"optimizer_params": {"learning_rate": 0.3}}
 
     def work(kv):
         kv.set_gradient_compression(params)
-        return accuracy(fit(kv, batches(kv.rank, 2), 6))
+        return accuracy(fit(kv, batches(kv.rank, 2), 6, **plain))
 
     with job(2, 2) as made:
-        assert made.each(work)[0] > sync - 0.02
+        assert made.each(work)[0] > synchronous(0.3) - 0.02
 
 
 def test_updates_by_the_workers_are_refused_where_there_are_no_sums():
