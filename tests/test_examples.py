@@ -65,3 +65,16 @@ def test_gluon_learns_the_digits():
     last = done.stdout.splitlines()[-1]
     assert last.startswith("test accuracy: 0.")
     assert float(last.split()[-1]) > 0.9
+
+
+def test_distributed_training_matches_one_process():
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / "train_distributed.py"), "--epochs", "2"],
+        capture_output=True, text=True, timeout=110, check=False,
+        env={name: value for name, value in os.environ.items() if not name.startswith(("FLOWMX_", "DMLC_"))},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == ""
+    said = [line.removeprefix("[worker 0] ") for line in done.stdout.splitlines() if line.startswith("[worker 0] ")]
+    assert said[-2] == "largest difference from one process: 0.0"
+    assert float(said[-1].removeprefix("test accuracy: ")) > 0.9
