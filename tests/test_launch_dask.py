@@ -169,6 +169,7 @@ if __name__ == "__main__":
             os.close(handle)
 
 
+@pytest.mark.soak
 def test_more_processes_than_slots_run_too(client, program):
     result = launch(client, program, workers=6).result(60)
     assert result.ok, result.logs
@@ -189,6 +190,7 @@ async def test_an_asynchronous_client_awaits_a_function_with_the_jobs_secret(clu
     assert any(line.startswith("rank 0") and line.endswith("secret") for line in said(result, "worker 0"))
 
 
+@pytest.mark.soak
 def test_the_command_line_takes_a_cluster(cluster, program):
     command = [sys.executable, "-m", "flowmx", "launch", "--cluster", cluster.scheduler_address, "--servers", "0"]
     done = subprocess.run(

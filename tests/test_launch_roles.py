@@ -9,19 +9,15 @@ import sys
 import pytest
 
 PROGRAM = """
-import asyncio, sys
-from flowmx.comm.node import Node
-from flowmx.kvstore.roles import run_if_server
-
 print("the program begins", flush=True)
-run_if_server()
+import flowmx as mx
 
-async def main():
-    async with Node.from_settings() as node:
-        print("worker", node.rank, "with", len(node.view.servers), "servers")
-        await node.barrier("end")
-
-asyncio.run(main())
+kv = mx.kv.create("dist_sync")  # does not return in a server, nor in the scheduler
+kv.init("w", mx.nd.zeros(2))
+kv.push("w", mx.nd.ones(2))
+out = mx.nd.zeros(2)
+kv.pull("w", out=out)
+print("worker", kv.rank, "of", kv.num_workers, "pulled", out.asnumpy())
 """
 
 NAMES = {
@@ -50,7 +46,7 @@ def environ(names, role, port):
     return kept | found | {"FLOWMX_SCHEDULER": f"http://127.0.0.1:{port}"}
 
 
-@pytest.mark.parametrize("names", NAMES)
+@pytest.mark.parametrize("names", ["MXNet's", pytest.param("flowmx's", marks=pytest.mark.soak)])
 def test_one_program_started_in_each_role(names, tmp_path):
     path, port = tmp_path / "train.py", free_port()
     path.write_text(PROGRAM)
@@ -63,8 +59,8 @@ def test_one_program_started_in_each_role(names, tmp_path):
     assert [process.returncode for process in found] == [0, 0, 0, 0], outputs
     assert all("the program begins" in output for output in outputs)
     assert sorted(line for line in "".join(outputs).splitlines() if line.startswith("worker")) == [
-        "worker 0 with 1 servers",
-        "worker 1 with 1 servers",
+        "worker 0 of 2 pulled [2. 2.]",
+        "worker 1 of 2 pulled [2. 2.]",
     ]
     assert f"flowmx scheduler at http://127.0.0.1:{port}" in outputs[2]
 

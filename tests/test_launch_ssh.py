@@ -105,6 +105,7 @@ async def test_the_status_is_that_of_the_culprit_who_is_named_with_its_host(tmp_
     assert "because of worker 1" in run.launcher.failure
 
 
+@pytest.mark.soak
 async def test_a_host_that_does_not_answer(tmp_path):
     run = Run(program(tmp_path), local("alpha", "silent"), workers=2)
     assert await run.launcher.run() == 255, run.lines
@@ -133,6 +134,7 @@ async def test_a_process_dies_with_its_connection(tmp_path):
     os.close(handle[0])
 
 
+@pytest.mark.soak
 async def test_a_signal_reaches_the_workers(tmp_path):
     def heard(launcher, name, line):
         if line == "ready":
@@ -148,6 +150,7 @@ async def test_a_signal_reaches_the_workers(tmp_path):
     assert "draining" in run.said("worker 0")
 
 
+@pytest.mark.soak
 async def test_a_killed_server_comes_back_on_its_host_and_its_snapshots_go_with_the_job(tmp_path):
     def heard(launcher, name, line):
         if line.startswith("rank"):

@@ -69,11 +69,14 @@ class Launcher:
             signals: whether SIGINT, SIGTERM and SIGHUP end the job, the workers first.
         """
         with self._handling(FORWARDED if signals else ()):
-            async with self.site:
-                try:
-                    return await self._run()
-                finally:
-                    await self._end_all()
+            try:
+                async with self.site:
+                    try:
+                        return await self._run()
+                    finally:
+                        await self._end_all()
+            finally:
+                await self._gone_within(1.0)  # the site has killed what was left
 
     @contextlib.contextmanager
     def _handling(self, numbers: tuple[int, ...]) -> Iterator[None]:

@@ -178,7 +178,8 @@ class Reached:
         order = Order("clean", "", (), own=False, environ={}, scratch=self.scratch)
         child = await self.start(order, lambda name, line: None)
         await asyncio.wait({child.ended}, timeout=10.0)
-        child.signal(signal.SIGKILL)
+        Child.signal(child, signal.SIGKILL)  # the connection itself
+        await child.ended
 
     def _command(self) -> tuple[str, ...]:
         path = os.environ.get("PYTHONPATH")
