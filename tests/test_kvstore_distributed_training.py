@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import nullcontext as nothing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def by_trainer(kv, rank, workers, model, optimizer, steps=STEPS, **arguments):
     return {param.name: param.data().asnumpy() for param in net.collect_params().values()}
 
 
-WAYS = {"module": by_module, "trainer": by_trainer}
+WAYS: dict[str, Any] = {"module": by_module, "trainer": by_trainer}
 
 
 def farthest(found, wanted):
@@ -363,6 +364,51 @@ def test_uneven_data_is_told_where_workers_update_by_themselves():
         made.each(work)
 
 
+def script(name, prefix):
+    """What MXNet's example/image-classification does, with a store by name or by object."""
+    kv = mx.kvstore.create(name) if isinstance(name, str) else name
+    images, labels, test_images, test_labels = digits()
+    batch = 64 // kv.num_workers
+    train = mx.io.NDArrayIter(
+        images[kv.rank :: kv.num_workers], labels[kv.rank :: kv.num_workers], batch, last_batch_handle="discard"
+    )
+    steps = len(images) // 64
+    schedule = mx.lr_scheduler.MultiFactorScheduler(step=[steps, 2 * steps], factor=0.5)
+    model = mx.mod.Module(mlp(), context=mx.cpu())
+    asyncio.run(
+        model.fit(
+            train, begin_epoch=0, num_epoch=3, eval_data=mx.io.NDArrayIter(test_images, test_labels, 60),
+            eval_metric=["accuracy", mx.metric.create("top_k_accuracy", top_k=5)], kvstore=kv, optimizer="sgd",
+            optimizer_params={"learning_rate": 0.2, "wd": 1e-4, "momentum": 0.9, "lr_scheduler": schedule},
+            initializer=mx.init.Xavier(), arg_params=first_values(mlp()), allow_missing=True,
+            batch_end_callback=[mx.callback.Speedometer(batch, 10)],
+            epoch_end_callback=mx.callback.do_checkpoint(f"{prefix}-{kv.rank}"),
+        )
+    )  # fmt: skip
+    return numbers(model.get_params()[0])
+
+
+def test_a_script_of_mxnets_trains_over_machines_as_on_one(tmp_path):
+    wanted = script("local", str(tmp_path / "alone"))
+    with job(2, 2) as made:
+        found = made.each(lambda kv: script(kv, str(tmp_path / "job")))
+    assert farthest(found[0], found[1]) == 0
+    assert farthest(found[0], wanted) <= 1e-6
+    saved = [mx.nd.load(str(tmp_path / f"job-{rank}-0003.params")) for rank in (0, 1)]
+    for name, array in saved[0].items():
+        assert np.array_equal(array.asnumpy(), saved[1][name].asnumpy())
+
+
+def test_code_for_servers_is_refused():
+    def work(kv):
+        with pytest.raises(KVStoreError, match="run nothing that a worker sends"):
+            kv._send_command_to_servers(0, "")
+        return kv.type, kv.is_capable("optimizer"), kv.get_num_dead_node(), repr(kv)
+
+    with job(2, 1) as made:
+        assert made.each(work, "dist")[1][:3] == ("dist", True, 0)
+
+
 # -- workers that come and go ------------------------------------------------------------------------------
 
 
@@ -448,6 +494,8 @@ def test_a_worker_can_not_join_late_where_the_workers_update():
         began.wait(30)
         with pytest.raises(KVStoreError, match="can join late only where the kvstore updates them"):
             made.begin(again, rank=1).result(60)
+        with pytest.raises(KVStoreError):
+            mx.nd.waitall()  # the other keys are refused as well
         refused.set()
         survivor.result(60)
 

@@ -261,6 +261,17 @@ class DistKVStore(KVStore):
 
     _set_updater = set_updater
 
+    def _send_command_to_servers(self, head: int, body: str) -> None:
+        """MXNet's way to send servers anything at all; refused as :meth:`set_updater` is.
+
+        Raises:
+            KVStoreError: always.
+        """
+        raise KVStoreError(
+            "send_command_to_servers: servers run nothing that a worker sends them: use set_optimizer(), "
+            "set_gradient_compression() or what else the store offers by name"
+        )
+
     def set_optimizer(self, optimizer: opt.Optimizer) -> None:
         """Let the servers update values by an optimizer; all workers call it, and that of rank 0 counts.
 
