@@ -15,6 +15,7 @@ from flowmx.comm.view import Member, View
 from flowmx.errors import KVStoreError
 from flowmx.kvstore.shards import Layout, Shard
 from flowmx.kvstore.worker import states
+from flowmx.kvstore.worker.groups import Group, Groups, runs
 from flowmx.kvstore.worker.keys import Entry
 from flowmx.kvstore.worker.outbox import MOST, Exchange, Item, Outbox
 from flowmx.kvstore.worker.sender import UPLOADS, Sender
@@ -416,6 +417,70 @@ def test_states_of_another_model_are_refused():
     data = states_file.dumps({"v": None}, {"num_update": 0, "counts": []}, None)
     with pytest.raises(KVStoreError, match=r"no key 'w', only \['v'\]"):
         states.split([entry((4,), 1)], data)
+
+
+@given(st.lists(st.integers(1, 200 << 10), max_size=30))
+def test_runs_are_neighbours_of_little_size_and_leave_nobody_out(sizes):
+    found = runs(sizes)
+    assert [place for run in found for place in range(len(sizes))[run]] == list(range(len(sizes)))
+    for run in found:
+        assert run.stop - run.start == 1 or sum(sizes[run]) <= 64 << 10
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.booleans(), st.booleans()), min_size=1, max_size=30), st.integers(1, 3)
+)
+def test_keys_travel_alone_or_in_one_group_of_their_home_and_dtype(keys, count):
+    layout, entries = Layout(count, 3000), []
+    for place, (size, double, _) in enumerate(keys):
+        layout.add({place: (size,)}, 8 if double else 4)
+        entries.append(Entry(place, (size,), np.dtype("float64" if double else "float32"), layout[place]))
+    groups = Groups()
+    alone, joined = groups.divide(entries, [fits for _, _, fits in keys])
+    assert sorted(alone + [place for _, places in joined for place in places]) == list(range(len(keys)))
+    for group, places in joined:
+        assert len(places) > 1
+        assert {(entries[place].shards[0].home, entries[place].dtype) for place in places} == {
+            (group.home, group.dtype)
+        }
+        assert all(keys[place][2] and len(entries[place].shards) == 1 for place in places)
+    again = groups.divide(entries, [fits for _, _, fits in keys])[1]
+    assert [group.number for group, _ in again] == [group.number for group, _ in joined]
+
+
+def test_a_group_gathers_and_scatters_what_its_keys_hold():
+    layout = Layout(1, 1000)
+    layout.add({"a": (2, 3), "b": (4,)})
+    group = Group(
+        0, [Entry(key, shape, np.dtype("float32"), layout[key]) for key, shape in (("a", (2, 3)), ("b", (4,)))]
+    )
+    arrays = [mx.nd.array(np.arange(6).reshape(2, 3)), mx.nd.array([9, 8, 7, 6])]
+    tensor = group.gathered(arrays)
+    assert tensor.array().tolist() == [0, 1, 2, 3, 4, 5, 9, 8, 7, 6]
+    targets = [[mx.nd.zeros((2, 3))], [mx.nd.zeros(4, dtype="float64"), mx.nd.zeros(6)[1:5]]]
+    group.scatter(tensor.array(), targets)
+    assert [each.asnumpy().tolist() for each in targets[1]] == [[9, 8, 7, 6]] * 2
+    assert targets[0][0].asnumpy().tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+async def test_a_group_is_sent_by_its_number_and_with_its_keys_where_that_is_unknown(lines):
+    calls = servers(lines, 1)
+    calls.know(view(1, server(0)))
+    lines.answers["at 0.1"] = [Refused("which?", "unknown_group"), {"numbers": [1, 1]}, {"numbers": [2, 2]}]
+    layout, acknowledged = Layout(1), {}
+    layout.add({"a": (2,), "b": (3,)})
+    group = Group(7, [Entry(key, (size,), np.dtype("float32"), layout[key]) for key, size in (("a", 2), ("b", 3))])
+    sender = Sender(calls, acknowledged)
+    for _ in range(2):
+        group.advance()
+        sender.put([group.item("push", Exchange(1), 0, Tensor.of(np.zeros(5, np.float32)))])
+        await settled()
+    headers = [header for _, _, header in lines.calls]
+    assert [header.get("parts") for header in headers] == [None, group.parts, None]
+    assert [(header["group"], header["numbers"], header["acknowledged"]) for header in headers] == [
+        (7, 1, 0), (7, 1, 0), (7, 2, 1),
+    ]  # fmt: skip
+    assert acknowledged == {("a", 0): 2, ("b", 0): 2}
 
 
 # -- names -----------------------------------------------------------------------------------------------

@@ -209,17 +209,17 @@ class Trainer:
                 if index not in self._started:
                     self._started[index] = param.data(self._contexts[0])
                     store.broadcast(index, param.data(self._contexts[0]), out=param.list_data())
-                grads = [param.grad(ctx) for ctx in self._reached]
-                store.pushpull(index, grads, out=param.list_grad(), priority=-index)
+            grads = [[param.grad(ctx) for ctx in self._reached] for _, param in params]
+            store._exchange([index for index, _ in params], grads, [param.list_grad() for _, param in params])
 
     def _update_in_store(self, params: list[tuple[int, Parameter]]) -> None:
         store = self._kvstore
         assert store is not None
         store._refresh()
         self._share(params)
-        for index, param in params:
-            grads = [param.grad(ctx) for ctx in self._reached]
-            store.pushpull(index, grads, out=param.list_data(), priority=-index)
+        grads = [[param.grad(ctx) for ctx in self._reached] for _, param in params]
+        store._exchange([index for index, _ in params], grads, [param.list_data() for _, param in params])
+        for _, param in params:
             for ctx in self._contexts:
                 param._mark_used(ctx)
 

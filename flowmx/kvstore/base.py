@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from typing import Any, ClassVar, TypeVar
 
 from flowmx.ndarray import NDArray
@@ -103,6 +104,11 @@ class KVStoreBase:
 
     def _watch(self) -> None:
         """Arrange for signals to the main thread, where the store was made beside it."""
+
+    def _exchange(self, keys: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> None:
+        """:meth:`pushpull` of many keys, in the order in which a forward pass uses them: the first is most urgent."""
+        for place, (key, value, out) in enumerate(zip(keys, values, outs, strict=True)):
+            self.pushpull(key, value, out=out, priority=-place)
 
     def _refresh(self) -> None:
         """Let the store know what has changed of its optimizer (the learning rate, what gradients are divided by)."""

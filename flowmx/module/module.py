@@ -508,13 +508,11 @@ class Module(BaseModule):
         group, updater = self._executors("update"), self._installed("update")
         self._stale = True
         if self._update_on_kvstore:
-            self._store()._refresh()
+            self._update_in_store(group)
+            return
         for index, name in enumerate(self._param_names):
             grads, weights = group.gradients(name), group.on_devices(name)
             if grads[0] is None:
-                continue
-            if self._update_on_kvstore:
-                self._store().pushpull(name, grads, out=weights, priority=-index)
                 continue
             total = grads[0]
             if self._kvstore is not None:  # beside the gradients, which later passes may add to
@@ -523,6 +521,12 @@ class Module(BaseModule):
             updater(index, total, weights[0])
             for other in weights[1:]:
                 weights[0].copyto(other)
+
+    def _update_in_store(self, group: Any) -> None:
+        store = self._store()
+        store._refresh()
+        names = [name for name in self._param_names if group.gradients(name)[0] is not None]
+        store._exchange(names, list(map(group.gradients, names)), list(map(group.on_devices, names)))
 
     def _store(self) -> KVStoreBase:
         assert self._kvstore is not None

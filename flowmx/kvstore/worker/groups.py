@@ -13,13 +13,16 @@ from flowmx.kvstore.worker.keys import Entry
 from flowmx.kvstore.worker.outbox import MOST, Exchange, Item
 from flowmx.ndarray.core import BaseArray
 
-__all__ = ["Group", "Groups"]
+__all__ = ["Group", "Groups", "one_or_all", "runs"]
 
-_EACH = 0
+_EACH = 64 << 10
 """Bytes up to which a key is small."""
 
 _ALL = 1 << 20
 """Bytes of a group."""
+
+_RUN = 64 << 10
+"""Bytes of a network's parameters that travel together though their gradients come one after the other."""
 
 
 class Group:
@@ -112,6 +115,22 @@ class Groups:
         if keys not in self._known:
             self._known[keys] = Group(len(self._known), entries)
         return self._known[keys]
+
+
+def runs(sizes: Sequence[int]) -> list[slice]:
+    """Neighbours that may travel together although their gradients come one after the other.
+
+    Args:
+        sizes: bytes of the keys of a network, in the order of its layers.
+    """
+    found: list[slice] = []
+    start = filled = 0
+    for place, nbytes in enumerate(sizes):
+        if place > start and filled + nbytes > _RUN:
+            found.append(slice(start, place))
+            start, filled = place, 0
+        filled += nbytes
+    return [*found, slice(start, len(sizes))] if sizes else found
 
 
 def one_or_all(numbers: list[int]) -> int | tuple[int, ...]:

@@ -63,6 +63,11 @@ class Entry:
         return (shard.stop - shard.start,)
 
     @property
+    def nbytes(self) -> int:
+        """The size of its value."""
+        return sum(shard.nbytes for shard in self.shards)
+
+    @property
     def row(self) -> int:
         """Elements of a row."""
         return math.prod(self.shape[1:])

@@ -26,7 +26,7 @@ from flowmx.kvstore.roles import run_if_server
 from flowmx.kvstore.shards import Layout
 from flowmx.kvstore.worker import states
 from flowmx.kvstore.worker.actor import Deferred
-from flowmx.kvstore.worker.groups import Groups
+from flowmx.kvstore.worker.groups import Groups, runs
 from flowmx.kvstore.worker.keys import Entry
 from flowmx.kvstore.worker.outbox import Exchange
 from flowmx.kvstore.worker.packing import Packing
@@ -295,6 +295,11 @@ class DistKVStore(KVStore):
 
     def _watch(self) -> None:
         leave_on_sigterm()
+
+    def _exchange(self, keys: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> None:
+        sizes = [self._entries[key].nbytes for key in keys]
+        for run in runs(sizes):
+            self.pushpull(keys[run], values[run], out=outs[run], priority=-run.start)
 
     def _refresh(self) -> None:
         with self._lock:
