@@ -89,6 +89,8 @@ class Plan:
         role, _, rank = name.partition(" ")
         config = settings.get()
         found = {settings.TABLE[timing].variable: str(getattr(config, timing)) for timing in TIMING}
+        # Several processes share the cores: threads of kernels that wait busily take them from each other.
+        found["OMP_WAIT_POLICY"] = self.environ.get("OMP_WAIT_POLICY", "passive")
         found |= {key: value for key, value in self.environ.items() if self._is_forwarded(key)}
         found |= {
             "FLOWMX_ROLE": role,
