@@ -23,6 +23,7 @@ from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message
 from flowmx.comm.gone import NodeGone, SchedulerGone
 from flowmx.comm.members import rounds_from_wire
+from flowmx.comm.outage import Outage
 from flowmx.comm.scheduler import LIMITS
 from flowmx.comm.security import Security
 from flowmx.comm.view import Member, Role, View
@@ -141,6 +142,7 @@ class Node:
         self._drain = drain
         self._clock = clock or Clock()
         self._line: Line | None = None
+        self._outage = Outage()
         self._closing: set[asyncio.Task[None]] = set()
         self._view: View | None = None
         self._error: BaseException | None = None
@@ -511,15 +513,14 @@ class Node:
 
     async def _beat(self) -> None:
         """Give signs of life, and learn of changes, until this node is out of the job."""
-        lost: float | None = None
         while self._error is None:
             try:
                 self._take((await self._call("heartbeat", self._sign())).header)
-                lost = None
+                self._outage.over()
             except Refused as refused:
-                lost = await self._refused(refused, lost)
+                await self._refused(refused)
             except UNREACHED as error:
-                lost = await self._unreached(error, lost)
+                await self._unreached(error)
             except (
                 Exception
             ) as error:  # an answer that is none, or a callback of the user's: the node must not die of it
@@ -530,31 +531,29 @@ class Node:
         view = self.view
         return {"beat": self._next_beat(), "term": view.term, "epoch": view.epoch, "doing": self.activity}
 
-    async def _refused(self, refused: Refused, lost: float | None) -> float | None:
+    async def _refused(self, refused: Refused) -> None:
         if isinstance(refused, Busy):
-            return await self._unreached(refused, lost)
+            await self._unreached(refused)
+            return
+        self._outage.over()
         if refused.kind != "unregistered":
             self._out(NodeGone(f"{self.name} is out of the job: {refused}"))
-            return None
+            return
         try:
             await self._register()
             log.warning("the scheduler at %s started anew, and %s has registered again", self._scheduler, self.name)
         except (Refused, NodeGone) as error:
             self._out(error if isinstance(error, NodeGone) else NodeGone(f"{self.name} is out of the job: {error}"))
-        return None
 
-    async def _unreached(self, error: Exception, lost: float | None) -> float:
-        now = self._clock.now()
-        if lost is None:
-            lost = now
+    async def _unreached(self, error: Exception) -> None:
+        if not self._outage:
             log.warning(
                 "the scheduler at %s does not answer %s, which looks for it for %g s: %s",
                 self._scheduler, self.name, self.timing.reconnect, error,
             )  # fmt: skip
-        if now - lost > self.timing.reconnect:
+        if self._outage.failed(self._clock.now(), self.timing.timeout) > self.timing.reconnect:
             self._out(self._hopeless(error))
         await self._clock.sleep(self.timing.heartbeat / 4)
-        return lost
 
     def _out(self, error: BaseException) -> None:
         log.error("%s", error)

@@ -15,11 +15,21 @@ from flowmx.comm.frames import Message
 from flowmx.comm.gone import NodeGone, SchedulerGone
 from flowmx.comm.members import Job
 from flowmx.comm.node import Node, Timing
+from flowmx.comm.outage import Outage
 from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import Security
 from flowmx.comm.server import Caller
 
 TIMING = Timing(heartbeat=1.0, timeout=10.0, reconnect=30.0)
+
+
+def test_time_in_which_this_process_did_not_run_is_nobody_s_silence():
+    outage = Outage()
+    assert not outage
+    assert [outage.failed(now, 2.0) for now in (10.0, 11.0, 12.5, 60.0, 61.0)] == [0, 1, 2.5, 4.5, 5.5]
+    outage.over()
+    assert not outage
+    assert outage.failed(100.0, 2.0) == 0
 
 
 class ManualClock(Clock):

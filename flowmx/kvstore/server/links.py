@@ -11,6 +11,7 @@ from typing import Any, Protocol
 from flowmx import settings
 from flowmx.comm.errors import CommError
 from flowmx.comm.frames import Tensor
+from flowmx.comm.outage import Outage
 from flowmx.kvstore.server.wire import Packed
 
 __all__ = ["Caller", "Connect", "Links"]
@@ -127,7 +128,7 @@ class _Link:
     async def _deliver(self, batch: list[Packed]) -> None:
         header = {**self._sender, "messages": [[message, len(tensors)] for message, tensors in batch]}
         tensors = [tensor for _, tensors in batch for tensor in tensors]
-        delay, since = _FIRST_DELAY, asyncio.get_running_loop().time()
+        delay, outage = _FIRST_DELAY, Outage()
         seconds = settings.get().kvstore_timeout + sum(tensor.data.nbytes for tensor in tensors) / _RATE
         while True:
             try:
@@ -138,7 +139,8 @@ class _Link:
                 log.info("server %s did not take %d messages (%s): again", self._identity, len(batch), error)
                 if isinstance(error, TimeoutError):
                     seconds *= 2
-                if asyncio.get_running_loop().time() - since > settings.get().kvstore_reconnect:
+                lasted = outage.failed(asyncio.get_running_loop().time(), 2 * seconds)
+                if lasted > settings.get().kvstore_reconnect:
                     self._unreached(self._identity, str(error))
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
@@ -13,6 +14,7 @@ import numpy as np
 from flowmx.comm.bell import Bell
 from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message, Tensor
+from flowmx.comm.outage import Outage
 from flowmx.comm.view import Member, View
 from flowmx.errors import KVStoreError
 
@@ -125,7 +127,7 @@ class Servers:
         header = {**self._sender, **header}
         delay, seconds = _FIRST_DELAY, self._timeout
         sending = sum(tensor.data.nbytes for tensor in tensors) / _RATE
-        lost: dict[tuple[str, int], float] = {}
+        outages: defaultdict[tuple[str, int], Outage] = defaultdict(Outage)
         while True:
             member = await self._serving(home)
             try:
@@ -140,11 +142,15 @@ class Servers:
                 log.debug("%s refused %s: %s", member.name, operation, refused)
             except PeerGone as error:
                 log.info("%s did not answer %s (%s): again", member.name, operation, error)
-                await self._probe(lost, member, operation, error)
+                await self._probe(
+                    outages[member.id, member.incarnation], member, operation, 2 * (seconds + sending), error
+                )
             except TimeoutError as error:
                 log.info("%s has not answered %s (%s): again", member.name, operation, error)
                 seconds, sending = 2 * seconds, 2 * sending
-                await self._probe(lost, member, operation, error)
+                await self._probe(
+                    outages[member.id, member.incarnation], member, operation, 2 * (seconds + sending), error
+                )
             await self._heard(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
@@ -166,20 +172,19 @@ class Servers:
             del self._calls[call]
             self._close_retired()
 
-    async def _probe(
-        self, lost: dict[tuple[str, int], float], member: Member, operation: str, error: Exception
-    ) -> None:
+    async def _probe(self, outage: Outage, member: Member, operation: str, most: float, error: Exception) -> None:
         """See whether a server that has not answered can be reached at all, as it is alive for the scheduler.
 
         Raises:
             KVStoreError: it could not for too long.
         """
-        now, identity = asyncio.get_running_loop().time(), (member.id, member.incarnation)
         if await self._answers(member):
-            lost.clear()
-        elif now - lost.setdefault(identity, now) > self._patience:
+            outage.over()
+            return
+        lasted = outage.failed(asyncio.get_running_loop().time(), most + self._timeout)
+        if lasted > self._patience:
             raise KVStoreError(
-                f"{operation}: {member.name} at {member.address} has not been reached for {now - lost[identity]:.1f} s "
+                f"{operation}: {member.name} at {member.address} has not been reached for {lasted:.1f} s "
                 f"(FLOWMX_KVSTORE_RECONNECT), although the scheduler hears of it: {error}"
             ) from error
 
