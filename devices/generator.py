@@ -15,12 +15,19 @@ from flowmx import settings
 from flowmx.engine.scheduler import Variable
 
 _new_seed: int | None = None
+_seedings = 0
 
 
 def seed_new(seed: int | None) -> None:
     """Seed the generators of devices that are made later."""
-    global _new_seed
+    global _new_seed, _seedings
     _new_seed = seed
+    _seedings += 1
+
+
+def seeding() -> tuple[int, int | None]:
+    """How often all was seeded, and with what the last time: for streams of their own that follow the seed."""
+    return _seedings, _new_seed
 
 
 class Generator(Variable):

@@ -7,6 +7,7 @@ from flowmx import (
     engine,
     executor,
     gluon,
+    image,
     initializer,
     io,
     kvstore,
@@ -19,10 +20,12 @@ from flowmx import (
     operator,
     optimizer,
     random,
+    recordio,
     registry,
     symbol,
     visualization,
 )
+from flowmx import image as img
 from flowmx import initializer as init
 from flowmx import kvstore as kv
 from flowmx import module as mod
@@ -37,8 +40,8 @@ from flowmx.errors import MXNetError
 __version__ = "0.1.0"
 
 __all__ = [
-    "AttrScope", "Context", "MXNetError", "attribute", "autograd", "callback", "cpu", "cpu_pinned", "current_context",
-    "engine", "executor", "gluon", "gpu", "init", "initializer", "io", "kv", "kvstore", "lr_scheduler", "metric", "mod",
-    "model", "module", "name", "nd", "ndarray", "num_gpus", "operator", "optimizer", "random", "registry", "run", "sym",
-    "symbol", "visualization", "viz",
+    "AttrScope", "Context", "MXNetError", "attribute", "autograd", "callback", "cpu", "cpu_pinned",
+    "current_context", "engine", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "kv",
+    "kvstore", "lr_scheduler", "metric", "mod", "model", "module", "name", "nd", "ndarray", "num_gpus", "operator",
+    "optimizer", "random", "recordio", "registry", "run", "sym", "symbol", "visualization", "viz",
 ]  # fmt: skip

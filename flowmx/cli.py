@@ -26,6 +26,8 @@ PACKAGES = {
     "onednn-cpu-gomp": "convolutions, products and normalisations on the CPU",
     "llvmlite": "fused loops on the CPU",
     "threadpoolctl": "thread counts of BLAS",
+    "pillow": "image files",
+    "simplejpeg": "JPEG files, faster",
     "cupy-cuda12x": "arrays on GPUs",
 }
 
@@ -35,6 +37,7 @@ NODES = {
     "call": ("flowmx.kvstore.launching.call", "call a function of a module: call module:function"),
     "scheduler": ("flowmx.comm.launch.scheduler", "be the scheduler of a distributed job"),
     "server": ("flowmx.kvstore.server.main", "be a server of a distributed job"),
+    "im2rec": ("flowmx.im2rec", "make lists of images, and RecordIO files of them"),
 }
 
 

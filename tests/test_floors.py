@@ -36,6 +36,9 @@ FLOORS: list[set[str]] = [
     {"flowmx.cached_op"},
     {
         "flowmx.callback",
+        "flowmx.codecs",
+        "flowmx.im2rec",
+        "flowmx.image",
         "flowmx.initializer",
         "flowmx.io",
         "flowmx.kvstore",

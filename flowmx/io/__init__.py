@@ -1,10 +1,25 @@
 """Data iterators (``mx.io``): batches, one after the other.
 
-Every iterator works in a ``for`` loop and in an ``async for`` loop.
+Every iterator works in a ``for`` loop and in an ``async for`` loop, and says where it stands (``state()``), so that an
+epoch goes on in its middle (``set_state``). Those that read files share them among workers (``num_parts``,
+``part_index``).
 """
 
 from flowmx.io.base import DataBatch, DataDesc, DataIter
+from flowmx.io.images import (
+    ImageRecordInt8Iter,
+    ImageRecordIter,
+    ImageRecordIter_v1,
+    ImageRecordUInt8Iter,
+    ImageRecordUInt8Iter_v1,
+)
 from flowmx.io.memory import NDArrayIter
+from flowmx.io.mnist import MNISTIter
+from flowmx.io.text import CSVIter, LibSVMIter
 from flowmx.io.wrapping import PrefetchingIter, ResizeIter
 
-__all__ = ["DataBatch", "DataDesc", "DataIter", "NDArrayIter", "PrefetchingIter", "ResizeIter"]
+__all__ = [
+    "CSVIter", "DataBatch", "DataDesc", "DataIter", "ImageRecordInt8Iter", "ImageRecordIter", "ImageRecordIter_v1",
+    "ImageRecordUInt8Iter", "ImageRecordUInt8Iter_v1", "LibSVMIter", "MNISTIter", "NDArrayIter", "PrefetchingIter",
+    "ResizeIter",
+]  # fmt: skip

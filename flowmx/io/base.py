@@ -166,6 +166,24 @@ class DataIter:
         """How many instances at the current batch's end only fill it up."""
         return None
 
+    # -- the middle of an epoch ------------------------------------------------------------------------------
+
+    def state(self) -> Any:
+        """Where it stands, as plain data (numbers, texts, lists, dicts), for a checkpoint.
+
+        An iterator made with the same arguments, given this by :meth:`set_state`, goes on with the batch that would
+        come next here. May wait for what is fetched in the background, but takes nothing from it.
+        """
+        raise NotImplementedError(f"{type(self).__name__} does not say where it stands: it must implement state()")
+
+    def set_state(self, state: Any) -> None:
+        """Go on from where an iterator stood that was made with the same arguments.
+
+        Raises:
+            ValueError: the state was taken of one with other data or arguments.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement set_state(state)")
+
 
 def _next_or_none(iterator: DataIter) -> DataBatch | None:
     """The next batch, or None: a StopIteration can not leave a coroutine or a future."""

@@ -10,6 +10,7 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx import random
 from flowmx.io.base import DataBatch, DataDesc, DataIter
+from flowmx.io.course import check_state
 from flowmx.ndarray import NDArray
 
 _HANDLING = ("pad", "discard", "roll_over")
@@ -81,6 +82,8 @@ class NDArrayIter(DataIter):
         self.last_batch_handle = last_batch_handle
         self.idx: Any = np.arange(self.num_data)
         """The order of the instances; an array of ours where it is shuffled."""
+        self._order: list[int] | None = None
+        """The same as a list, once :meth:`state` was asked for it."""
         self.cursor = -batch_size
         self._rest: tuple[list[NDArray], list[NDArray]] | None = None
         """The instances that roll over into the next epoch."""
@@ -126,6 +129,7 @@ class NDArrayIter(DataIter):
         """Draw a new order: on the engine, since the generator may be busy, and nothing here may wait for it."""
         if self.shuffle:
             self.idx = random.shuffle(nd.array(np.arange(self.num_data), dtype=np.int64))
+            self._order = None
 
     def iter_next(self) -> bool:
         self.cursor += self.batch_size
@@ -159,6 +163,37 @@ class NDArrayIter(DataIter):
             return missing
         # As MXNet has it: what rolled over is called padding too.
         return -self.cursor if self.last_batch_handle == "roll_over" and self.cursor < 0 else 0
+
+    def state(self) -> dict[str, Any]:
+        """Where it stands; waits for the shuffled order, and for instances that roll over.
+
+        The order of later epochs comes from the generator that ``mx.random.seed`` seeds, which is not in the state.
+        """
+        rest = None if self._rest is None else [[array.asnumpy().tolist() for array in part] for part in self._rest]
+        if self.shuffle and self._order is None:  # once an epoch: it is long
+            self._order = self.idx.asnumpy().tolist()
+        return {
+            "num_data": self.num_data, "batch_size": self.batch_size, "last_batch_handle": self.last_batch_handle,
+            "cursor": self.cursor, "order": self._order, "rest": rest,
+        }  # fmt: skip
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        names = ("num_data", "batch_size", "last_batch_handle")
+        check_state(state, {name: getattr(self, name) for name in names})
+        if (state["order"] is not None) != self.shuffle:
+            raise ValueError("NDArrayIter: of the state's iterator and this one only one is shuffled")
+        self.cursor = int(state["cursor"])
+        if self.shuffle:
+            self._order = list(state["order"])
+            self.idx = nd.array(np.asarray(self._order), dtype=np.int64)
+        self._rest = None if state["rest"] is None else self._rest_of(state["rest"])
+
+    def _rest_of(self, values: list[list[Any]]) -> tuple[list[NDArray], list[NDArray]]:
+        data, label = (
+            [nd.array(value, dtype=array.dtype) for value, (_, array) in zip(part, source, strict=True)]
+            for part, source in zip(values, (self.data, self.label), strict=True)
+        )
+        return data, label
 
     def _batch(self, source: list[tuple[str, NDArray]], part: int) -> list[NDArray]:
         end = self.cursor + self.batch_size

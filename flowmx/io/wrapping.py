@@ -8,6 +8,7 @@ from typing import Any
 
 from flowmx import engine
 from flowmx.io.base import DataBatch, DataDesc, DataIter, _next_or_none
+from flowmx.io.course import check_state
 
 
 class ResizeIter(DataIter):
@@ -56,6 +57,14 @@ class ResizeIter(DataIter):
         self.cur += 1
         return True
 
+    def state(self) -> dict[str, Any]:
+        return {"cur": self.cur, "size": self.size, "data_iter": self.data_iter.state()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        check_state(state, {"size": self.size})
+        self.data_iter.set_state(state["data_iter"])
+        self.cur = int(state["cur"])
+
 
 class PrefetchingIter(DataIter):
     """Other iterators, whose next batch is always fetched in the background; their batches are put together.
@@ -88,7 +97,7 @@ class PrefetchingIter(DataIter):
 
     def _fetch(self) -> list[engine.Handle]:
         return [
-            engine.push(_aside(_next_or_none, each), writes=[variable], name="prefetch")
+            engine.push(_aside(_next_and_state, each), writes=[variable], name="prefetch")
             for each, variable in zip(self.iters, self._variables, strict=True)
         ]
 
@@ -108,10 +117,33 @@ class PrefetchingIter(DataIter):
         self._ahead = self._fetch()
 
     def next(self) -> DataBatch:
-        return self._put_together([handle.wait() for handle in self._ahead], StopIteration)
+        return self._put_together([handle.wait()[0] for handle in self._ahead], StopIteration)
 
     async def __anext__(self) -> DataBatch:
-        return self._put_together([await handle for handle in self._ahead], StopAsyncIteration)
+        return self._put_together([(await handle)[0] for handle in self._ahead], StopAsyncIteration)
+
+    def state(self) -> list[Any]:
+        """Where the iterators stood before the batch that comes next; waits for that batch.
+
+        Raises:
+            NotImplementedError: one of them does not say where it stands.
+        """
+        found = [handle.wait()[1] for handle in self._ahead]
+        for state in found:
+            if isinstance(state, NotImplementedError):
+                raise state
+        return found
+
+    def set_state(self, state: list[Any]) -> None:
+        if len(state) != len(self.iters):
+            raise ValueError(f"PrefetchingIter: the state is of {len(state)} iterators, expected {len(self.iters)}")
+        pushed = [
+            engine.push(_aside(each.set_state, own), writes=[variable], name="set_state")
+            for each, variable, own in zip(self.iters, self._variables, state, strict=True)
+        ]
+        for handle in pushed:
+            handle.wait()
+        self._ahead = self._fetch()
 
     def iter_next(self) -> bool:
         try:
@@ -145,6 +177,15 @@ class PrefetchingIter(DataIter):
             found[0].pad, found[0].index, provide_data=self.provide_data, provide_label=self.provide_label,
         )  # fmt: skip
         return self.current_batch
+
+
+def _next_and_state(iterator: DataIter) -> tuple[DataBatch | None, Any]:
+    """The next batch, and where the iterator stood before."""
+    try:
+        state = iterator.state()
+    except NotImplementedError as error:
+        state = error
+    return _next_or_none(iterator), state
 
 
 def _aside(function: Any, *args: Any) -> Any:

@@ -1,0 +1,37 @@
+"""Where the random augmentations draw from: one stream, which `mx.random.seed` starts anew.
+
+MXNet draws from Python's `random` and NumPy's, which `mx.random.seed` leaves alone: its runs repeat only for who seeds
+all three.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from flowmx.devices import generator
+
+_stream = random.Random()
+_seeding: tuple[int, int | None] = (0, None)
+
+
+def stream() -> random.Random:
+    """The stream, seeded anew where `mx.random.seed` was called since."""
+    global _seeding
+    now = generator.seeding()
+    if now != _seeding:
+        _seeding = now
+        _stream.seed(None if now[1] is None else f"flowmx image {now[1]}")
+    return _stream
+
+
+def state() -> list[Any]:
+    """Where the stream stands, as plain data."""
+    version, numbers, normal = stream().getstate()
+    return [version, list(numbers), normal]
+
+
+def set_state(state: list[Any]) -> None:
+    """Let the stream go on from where it stood."""
+    version, numbers, normal = state
+    stream().setstate((version, tuple(numbers), normal))

@@ -1,0 +1,129 @@
+"""From an image's bytes into a batch: mirrored, normalized, channels in front, in one pass over memory."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowmx.ops.kernels.loops.program import Program
+
+Image = np.ndarray[Any, np.dtype[np.uint8]]
+
+_pack = struct.Struct("9q9d").pack
+_LANES = 16
+
+
+class Scaling(NamedTuple):
+    """``(value - mean) * factor + shift``, a float32 each for every channel; the mean may be an image (c, h, w)."""
+
+    mean: Any
+    factor: Any
+    shift: Any
+
+
+def into(out: Any, image: Image, mirrored: bool, scaling: Scaling | None) -> None:
+    """Put an image into its place in a batch.
+
+    Args:
+        out: (channels, height, width): floats, or bytes with or without a sign.
+        image: (height, width, channels); may be a part of another.
+        mirrored: left and right exchanged.
+        scaling: what becomes of the numbers; None leaves them.
+    """
+    if scaling is not None and out.dtype == np.float32 and _fused(out, image, mirrored, scaling):
+        return
+    turned = image.transpose(2, 0, 1)
+    if scaling is not None:
+        mean = scaling.mean if scaling.mean.ndim == 3 else scaling.mean[:, None, None]
+        if out.dtype == np.int8:  # MXNet takes the mean off and no more
+            turned = np.clip(turned.astype(np.int16) - _rounded(mean), -128, 127)
+        else:
+            turned = (turned.astype(np.float32) - mean) * scaling.factor[:, None, None] + scaling.shift[:, None, None]
+    out[...] = turned[:, :, ::-1] if mirrored else turned
+
+
+def _rounded(mean: Any) -> Any:
+    """Whole numbers, halves away from zero, as C rounds."""
+    return (np.sign(mean) * np.floor(np.abs(mean) + 0.5)).astype(np.int16)
+
+
+def _fused(out: Any, image: Image, mirrored: bool, scaling: Scaling) -> bool:
+    """The same by a compiled function, where it takes such an image."""
+    height, width, channels = image.shape
+    suits = channels == 3 and width >= _LANES and image.strides[1:] == (3, 1) and out.flags.c_contiguous
+    if not suits or scaling.mean.ndim != 1:
+        return False
+    compiled = _program.get()
+    if compiled is None:
+        return False
+    source, target = image.__array_interface__["data"][0], out.__array_interface__["data"][0]
+    numbers = [*map(float, scaling.mean), *map(float, scaling.factor), *map(float, scaling.shift)]
+    compiled.call(
+        _pack(0, 1, source, image.strides[0], target, height, width, height * width, int(mirrored), *numbers)
+    )  # fmt: skip
+    return True
+
+
+def _text(features: frozenset[str]) -> str:
+    """The function: row by row, 16 pixels at a time; the last 16 of a row may overlap those before."""
+    wide = ' "min-legal-vector-width"="512"' if "avx512f" in features else ""
+    lines = [f"define void @kernel(ptr noalias %data) nounwind{wide} {{", "entry:"]
+    for at, name in enumerate(("source", "stride", "target", "height", "width", "plane", "mirrored"), 2):
+        lines += [f"%p{at} = getelementptr i64, ptr %data, i64 {at}", f"%{name} = load i64, ptr %p{at}"]
+    lines += ["%from = inttoptr i64 %source to ptr", "%to = inttoptr i64 %target to ptr"]
+    lines += [line for at in range(9) for line in _constant(at)]
+    lines += [
+        "%flips = icmp ne i64 %mirrored, 0", f"%last = sub i64 %width, {_LANES}", "br label %row",
+        "row:", "%y = phi i64 [0, %entry], [%next_y, %row_done]",
+        "%row_at = mul i64 %y, %stride", "%row_from = getelementptr i8, ptr %from, i64 %row_at",
+        "%line = mul i64 %y, %width", "%row_to = getelementptr float, ptr %to, i64 %line",
+        "br label %column",
+        "column:", "%begin = phi i64 [0, %row], [%next_x, %column]",
+        "%x = call i64 @llvm.smin.i64(i64 %begin, i64 %last)",
+        "%x3 = mul i64 %x, 3", "%pixels = getelementptr i8, ptr %row_from, i64 %x3",
+        "%bytes = load <48 x i8>, ptr %pixels, align 1",
+        "%other = sub i64 %last, %x", "%place = select i1 %flips, i64 %other, i64 %x",
+        "%out0 = getelementptr float, ptr %row_to, i64 %place",
+        "%out1 = getelementptr float, ptr %out0, i64 %plane", "%out2 = getelementptr float, ptr %out1, i64 %plane",
+        *[line for channel in range(3) for line in _channel(channel)],
+        f"%next_x = add i64 %begin, {_LANES}", "%more = icmp slt i64 %next_x, %width",
+        "br i1 %more, label %column, label %row_done",
+        "row_done:", "%next_y = add i64 %y, 1", "%rows = icmp slt i64 %next_y, %height",
+        "br i1 %rows, label %row, label %done",
+        "done:", "ret void", "}", "declare i64 @llvm.smin.i64(i64, i64)",
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _constant(at: int) -> list[str]:
+    """The lines that spread one of the nine numbers over a vector."""
+    vector = f"<{_LANES} x float>"
+    return [
+        f"%q{at} = getelementptr i64, ptr %data, i64 {9 + at}",
+        f"%d{at} = load double, ptr %q{at}",
+        f"%f{at} = fptrunc double %d{at} to float",
+        f"%i{at} = insertelement {vector} poison, float %f{at}, i64 0",
+        f"%n{at} = shufflevector {vector} %i{at}, {vector} poison, <{_LANES} x i32> zeroinitializer",
+    ]
+
+
+def _channel(channel: int) -> list[str]:
+    """The lines for one channel of 16 pixels."""
+    vector = f"<{_LANES} x float>"
+    picked = ", ".join(f"i32 {channel + 3 * lane}" for lane in range(_LANES))
+    backwards = ", ".join(f"i32 {_LANES - 1 - lane}" for lane in range(_LANES))
+    return [
+        f"%b{channel} = shufflevector <48 x i8> %bytes, <48 x i8> poison, <{_LANES} x i32> <{picked}>",
+        f"%v{channel} = uitofp <{_LANES} x i8> %b{channel} to {vector}",
+        f"%c{channel} = fsub {vector} %v{channel}, %n{channel}",
+        f"%m{channel} = fmul {vector} %c{channel}, %n{3 + channel}",
+        f"%s{channel} = fadd {vector} %m{channel}, %n{6 + channel}",
+        f"%r{channel} = shufflevector {vector} %s{channel}, {vector} poison, <{_LANES} x i32> <{backwards}>",
+        f"%w{channel} = select i1 %flips, {vector} %r{channel}, {vector} %s{channel}",
+        f"store {vector} %w{channel}, ptr %out{channel}, align 4",
+    ]
+
+
+_program = Program(_text)

@@ -1,0 +1,120 @@
+"""MNIST's files, and others in their format (IDX)."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowmx.io.rows import RowsIter, dtype_of, share
+
+_GZIP = b"\x1f\x8b"
+_BYTES = 8
+"""IDX's number of the element type uint8."""
+
+
+def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """The array of bytes in an IDX file, compressed with gzip or not.
+
+    Args:
+        path: the file; where it is missing and one with ``.gz`` behind its name is there, that.
+        axes: how many axes the array must have.
+
+    Raises:
+        OSError: it can not be read.
+        ValueError: it is in another format, damaged or cut off.
+    """
+    found = Path(path)
+    compressed = found.with_name(found.name + ".gz")
+    raw = (compressed if not found.exists() and compressed.exists() else found).read_bytes()
+    try:
+        if raw[:2] == _GZIP:
+            raw = gzip.decompress(raw)
+        zero, kind, count = struct.unpack_from(">HBB", raw)
+        shape = struct.unpack_from(f">{count}I", raw, 4)
+    except (struct.error, EOFError, gzip.BadGzipFile) as error:
+        raise ValueError(f"{str(found)!r} is cut off, or no IDX file: {error}") from error
+    if zero or kind != _BYTES or count != axes:
+        raise ValueError(
+            f"{str(found)!r} begins with {raw[:4].hex()}, expected 000008{axes:02x}: an IDX file of bytes with {axes} "
+            "axes"
+        )
+    size, start = int(np.prod(shape, dtype=np.int64)), 4 + 4 * count
+    if len(raw) - start < size:
+        raise ValueError(
+            f"{str(found)!r} has {len(raw) - start} bytes of content, expected {size} for {shape}: cut off"
+        )
+    return np.frombuffer(raw, np.uint8, size, start).reshape(shape)
+
+
+class MNISTIter(RowsIter):
+    """Batches of MNIST's digits, as numbers from 0 to 1.
+
+    Instances that fill no batch are left out.
+
+    Args:
+        image: the images' file (IDX; compressed with gzip too).
+        label: the labels' file.
+        batch_size: instances in a batch.
+        shuffle: in a random order, drawn once, as MXNet does.
+        flat: images as rows of numbers, (batch, 784), instead of (batch, 1, 28, 28).
+        seed: what the order follows from.
+        silent: kept for MXNet's scripts.
+        num_parts: how many workers share the instances.
+        part_index: which share this one reads.
+        prefetch_buffer: kept for MXNet's scripts: all is in memory.
+        ctx: kept for MXNet's scripts.
+        dtype: the element type, float32 by default.
+        data_name: the name of the input.
+        label_name: the name of the label.
+
+    Raises:
+        OSError: a file can not be read.
+        ValueError: a file in another format, or fewer instances than a batch.
+    """
+
+    def __init__(
+        self,
+        image: str | os.PathLike[str] = "./train-images-idx3-ubyte",
+        label: str | os.PathLike[str] = "./train-labels-idx1-ubyte",
+        batch_size: int = 128,
+        shuffle: bool = True,
+        flat: bool = False,
+        seed: int = 0,
+        silent: bool = False,
+        num_parts: int = 1,
+        part_index: int = 0,
+        prefetch_buffer: int = 4,
+        ctx: str = "cpu",
+        dtype: Any = None,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+    ) -> None:
+        kind = dtype_of("MNISTIter", dtype)
+        images, labels = read_idx(image, 3), read_idx(label, 1)
+        if len(images) != len(labels):
+            raise ValueError(
+                f"MNISTIter: {os.fspath(image)!r} has {len(images)} images and {os.fspath(label)!r} {len(labels)} "
+                "labels"
+            )
+        part = share(len(images), part_index, num_parts)
+        images, labels = images[part], labels[part]
+        if shuffle:
+            order = np.random.Generator(np.random.PCG64(seed % 2**64)).permutation(len(images))
+            images, labels = images[order], labels[order]
+        images = images.reshape(len(images), -1) if flat else images[:, None]
+        self._scale = np.float32(1 / 256)
+        self._kind = kind
+        super().__init__(
+            images, labels.astype(kind), batch_size, "discard", data_name=data_name, label_name=label_name
+        )  # fmt: skip
+        self.provide_data[0].dtype = kind.type
+
+    def _taken(self, source: np.ndarray[Any, Any], rows: Any) -> Any:
+        if source is self._data:
+            source, rows = (source[rows] * self._scale).astype(self._kind), slice(None)
+        return super()._taken(source, rows)

@@ -1,0 +1,110 @@
+"""Batches of rows that were read from a file into memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flowmx import ndarray as nd
+from flowmx.io.base import DataBatch, DataDesc, DataIter
+from flowmx.io.course import Course, End
+from flowmx.ndarray import NDArray
+from flowmx.recordio.source import check_part
+
+DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
+
+
+class RowsIter(DataIter):
+    """Batches of instances in memory.
+
+    Args:
+        data: the inputs, instances first.
+        label: the labels, likewise.
+        batch_size: instances in a batch.
+        end: what becomes of those that fill no batch (see :class:`~flowmx.io.course.Course`).
+        shuffle: in a random order.
+        seed: what that follows from.
+        data_name: the name of the input.
+        label_name: the name of the label.
+    """
+
+    is_instant = True
+
+    def __init__(
+        self,
+        data: np.ndarray[Any, Any],
+        label: np.ndarray[Any, Any],
+        batch_size: int,
+        end: End = "wrap",
+        shuffle: bool = False,
+        seed: int = 0,
+        data_name: str = "data",
+        label_name: str = "softmax_label",
+    ) -> None:
+        super().__init__(batch_size)
+        self._data, self._label = data, label
+        self._course = Course(len(data), batch_size, end, shuffle, seed)
+        self.provide_data = [DataDesc(data_name, (batch_size, *data.shape[1:]), data.dtype.type)]
+        self.provide_label = [DataDesc(label_name, (batch_size, *label.shape[1:]), label.dtype.type)]
+        self._current: DataBatch | None = None
+
+    def reset(self) -> None:
+        self._course.reset()
+
+    def iter_next(self) -> bool:
+        batch = self._course.take()
+        if batch is None:
+            return False
+        data, label = self._taken(self._data, batch.rows), self._taken(self._label, batch.rows)
+        self._current = DataBatch([data], [label], batch.pad, batch.rows.astype(np.uint64))
+        return True
+
+    def next(self) -> DataBatch:
+        if not self.iter_next():
+            raise StopIteration
+        assert self._current is not None
+        return self._current
+
+    def _taken(self, source: np.ndarray[Any, Any], rows: Any) -> NDArray:
+        return nd.from_numpy(np.ascontiguousarray(source[rows]))
+
+    def getdata(self) -> Any:
+        return self._current and self._current.data and self._current.data[0]
+
+    def getlabel(self) -> Any:
+        return self._current and self._current.label and self._current.label[0]
+
+    def getpad(self) -> int | None:
+        return self._current.pad if self._current else None
+
+    def getindex(self) -> Any:
+        return self._current.index if self._current else None
+
+    def state(self) -> dict[str, Any]:
+        return self._course.state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._course.set_state(state)
+
+
+def dtype_of(name: str, dtype: Any) -> np.dtype[Any]:
+    """The element type that an iterator was asked for; float32 for None.
+
+    Raises:
+        ValueError: it is none that iterators give.
+    """
+    found = np.dtype(np.float32 if dtype is None or dtype == "None" else dtype)
+    if found.name not in DTYPES:
+        raise ValueError(f"{name}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
+    return found
+
+
+def share(count: int, part_index: int, num_parts: int) -> slice:
+    """The instances that one of several workers reads: shares as equal as they can be, in order.
+
+    Raises:
+        ValueError: there is no such part.
+    """
+    check_part(part_index, num_parts)
+    return slice(count * part_index // num_parts, count * (part_index + 1) // num_parts)

@@ -1,0 +1,399 @@
+"""ImageRecordIter: MXNet's batches, orders, seeds, resuming, errors; what it leaves behind."""
+
+import asyncio
+import gc
+import json
+import threading
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import codecs
+from flowmx.io.course import Course
+from flowmx.io.images import normalize
+from flowmx.io.images.colours import from_hls, to_hls
+from tests.fixtures import record_images as recorded
+
+TOLD = json.loads((recorded.FOLDER / "recorded.json").read_text())
+REC, IDX = str(recorded.FOLDER / "small.rec"), str(recorded.FOLDER / "small.idx")
+RANDOM = {
+    "data_shape": (3, 24, 20), "batch_size": 3, "rand_crop": True, "rand_mirror": True, "shuffle": True, "seed": 5,
+}  # fmt: skip
+
+
+def images(**arguments):
+    return mx.io.ImageRecordIter(**{"path_imgrec": REC, "data_shape": (3, 24, 20), "batch_size": 3, **arguments})
+
+
+def epoch(iterator):
+    return [(batch.data[0].asnumpy(), batch.label[0].asnumpy(), batch.pad, batch.index.tolist()) for batch in iterator]
+
+
+def same(first, second):
+    assert len(first) == len(second)
+    for one, other in zip(first, second, strict=True):
+        assert (one[0] == other[0]).all() and (one[1] == other[1]).all() and one[2:] == other[2:]
+
+
+@pytest.mark.parametrize("name", [name for name in recorded.FIXED if name not in recorded.WARPED])
+def test_gives_mxnets_numbers(name):
+    iterator = images(**{**recorded.FIXED[name], "batch_size": recorded.IMAGES})
+    data = iterator.next().data[0].asnumpy()
+    shape, dtype, digest, mean = TOLD["fixed"][name]
+    assert list(data.shape) == shape and str(data.dtype) == dtype
+    assert data.astype(np.float64).mean() == pytest.approx(mean, abs=1e-9)
+    assert recorded.digest(data) == digest
+
+
+@pytest.mark.parametrize("name", recorded.WARPED)
+def test_warps_nearly_as_mxnet_does(name):
+    iterator = images(**{**recorded.FIXED[name], "batch_size": recorded.IMAGES})
+    data = iterator.next().data[0].asnumpy()
+    difference = np.abs(data - np.load(recorded.FOLDER / "warped.npz")[name])
+    assert difference.mean() < 0.6 and np.quantile(difference, 0.99) <= 4
+
+
+@pytest.mark.parametrize("arguments", recorded.ORDERS, ids=str)
+def test_gives_mxnets_batches(arguments):
+    told = TOLD["orders"][recorded.ORDERS.index(arguments)]
+    iterator = mx.io.ImageRecordIter(**recorded.paths(arguments, recorded.FOLDER), data_shape=(3, 8, 8), batch_size=3)
+    for expected in told:
+        assert [[data[:, 0, 0, 0].tolist(), pad] for data, _, pad, _ in epoch(iterator)] == expected
+        iterator.reset()
+
+
+@pytest.mark.parametrize("index", [None, IDX])
+def test_parts_cover_all_images_once(index):
+    for parts in (1, 2, 3):
+        seen = []
+        for part in range(parts):
+            iterator = images(path_imgidx=index, num_parts=parts, part_index=part, batch_size=1)
+            seen += [number for *_, numbers in epoch(iterator) for number in numbers]
+        assert seen == list(range(recorded.IMAGES))
+
+
+def test_describes_what_it_gives():
+    iterator = images(data_name="x", label_name="y", batch_size=2)
+    assert [tuple(each) for each in iterator.provide_data] == [("x", (2, 3, 24, 20))]
+    assert [tuple(each) for each in iterator.provide_label] == [("y", (2,))]
+    assert iterator.iter_next() and iterator.getdata().shape == (2, 3, 24, 20) and iterator.getpad() == 0
+    assert iterator.getlabel().shape == (2,)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("ahead", [1, 5])
+def test_the_seed_decides_whatever_the_threads(threads, ahead):
+    first, second = images(**RANDOM), images(**RANDOM, preprocess_threads=threads, prefetch_buffer=ahead)
+    for _ in range(2):
+        same(epoch(first), epoch(second))
+        first.reset(), second.reset()
+
+
+def test_seeds_and_epochs_differ():
+    iterator = images(**RANDOM)
+    first = epoch(iterator)
+    iterator.reset()
+    again, other = epoch(iterator), epoch(images(**{**RANDOM, "seed": 6}))
+    for found in (again, other):
+        assert [each[3] for each in found] != [each[3] for each in first]
+    augmented = epoch(images(**{**RANDOM, "seed_aug": 1}))
+    assert [each[3] for each in augmented] == [each[3] for each in first]
+    assert any((a[0] != b[0]).any() for a, b in zip(augmented, first, strict=True))
+
+
+@pytest.mark.parametrize("taken", range(6))
+@pytest.mark.parametrize("round_batch", [True, False])
+def test_goes_on_from_a_state(taken, round_batch):
+    whole = images(**RANDOM, round_batch=round_batch)
+    begun = images(**RANDOM, round_batch=round_batch, preprocess_threads=1)
+    told, seen = [], []
+    for _ in range(3):
+        told += epoch(whole)
+        whole.reset()
+    for _ in range(3):
+        for batch in begun:
+            if len(seen) == taken:
+                break
+            seen.append(batch)
+        else:
+            begun.reset()
+            continue
+        break
+    # The batch that was taken and not trained on is made again: a state is taken before it.
+    resumed = images(**RANDOM, round_batch=round_batch)
+    state = _state_after(resumed, taken)
+    resumed = images(**RANDOM, round_batch=round_batch)
+    resumed.set_state(json.loads(json.dumps(state)))
+    found = list(epoch(resumed))
+    while len(found) < len(told) - taken:
+        resumed.reset()
+        found += epoch(resumed)
+    same(told[taken:], found)
+
+
+def _state_after(iterator, taken):
+    """The state after so many batches; at the end of an epoch, before the next is begun."""
+    for _ in range(taken):
+        try:
+            iterator.next()
+        except StopIteration:
+            iterator.reset()
+            iterator.next()
+    return iterator.state()
+
+
+def test_refuses_states_of_others():
+    state = images(**RANDOM).state()
+    with pytest.raises(ValueError, match="batch_size = 3, but this iterator has 2"):
+        images(**{**RANDOM, "batch_size": 2}).set_state(state)
+    with pytest.raises(ValueError, match="seed = 5, but this iterator has 6"):
+        images(**{**RANDOM, "seed": 6}).set_state(state)
+
+
+def test_a_reset_in_the_middle_begins_anew():
+    iterator = images()
+    first = iterator.next().index.tolist()
+    iterator.reset()
+    assert iterator.next().index.tolist() == first
+
+
+async def test_is_awaited():
+    seen = [batch.pad async for batch in images()]
+    assert seen == [0, 0, 2]
+
+
+async def test_a_loop_that_is_broken_off_waits_for_nothing():
+    async for _ in images(prefetch_buffer=8, batch_size=1):
+        break
+    await asyncio.sleep(0)
+
+
+def test_leaves_no_thread_behind():
+    iterator = images(preprocess_threads=2)
+    epoch(iterator)
+    workers = [thread for thread in threading.enumerate() if thread.name.startswith("flowmx-decode")]
+    assert workers
+    del iterator
+    gc.collect()
+    for thread in workers:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+# -- labels ------------------------------------------------------------------------------------------------
+
+
+def pack_file(tmp_path, labels):
+    with mx.recordio.MXIndexedRecordIO(IDX, REC, "r") as source, mx.recordio.MXRecordIO(tmp_path / "a.rec", "w") as out:
+        for key, label in zip(source.keys, labels, strict=False):
+            _, raw = mx.recordio.unpack(source.read_idx(key))
+            out.write(mx.recordio.pack((0, label, key, 0), raw))
+    return str(tmp_path / "a.rec")
+
+
+def test_several_labels(tmp_path):
+    path = pack_file(tmp_path, [[1, 2], [3, 4], [5, 6]])
+    (batch,) = images(path_imgrec=path, label_width=2)
+    assert batch.label[0].asnumpy().tolist() == [[1, 2], [3, 4], [5, 6]]
+    with pytest.raises(ValueError, match=r"record 0 of .* at offset 0: it has 2 label\(s\), but label_width is 1"):
+        images(path_imgrec=path).next()
+
+
+def test_labels_of_a_list(tmp_path):
+    (tmp_path / "a.lst").write_text("".join(f"{k}\t{k * 10}\t{k}\t{k}.jpg\n" for k in range(6)))
+    batches = epoch(images(path_imglist=str(tmp_path / "a.lst"), label_width=2, num_parts=2, part_index=0))
+    assert batches[0][1].tolist() == [[0, 0], [10, 1], [20, 2]]
+    with pytest.raises(ValueError, match=r"its image has the number 6, which .*a.lst' has no labels for"):
+        epoch(images(path_imglist=str(tmp_path / "a.lst"), label_width=2))
+    (tmp_path / "a.lst").write_text("0\t0\t0.jpg\n1\tnone\t1.jpg\n")
+    with pytest.raises(ValueError, match=r"line 2 of .* is '1\\tnone"):
+        images(path_imglist=str(tmp_path / "a.lst"))
+
+
+# -- what is done to images --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"random_resized_crop": True, "min_random_area": 0.3, "max_aspect_ratio": 0.3},
+        {"max_crop_size": 30, "min_crop_size": 25, "rand_crop": True},
+        {"max_rotate_angle": 20, "max_shear_ratio": 0.1, "min_img_size": 24, "inter_method": 10},
+        {"brightness": 0.3, "contrast": 0.3, "saturation": 0.3, "pca_noise": 0.1},
+        {"random_h": 30, "random_s": 40, "random_l": 50},
+        {"max_random_contrast": 0.3, "max_random_illumination": 20, "scale": 1 / 255},
+        {"rotate_list": (90, 180), "max_random_scale": 2, "min_random_scale": 1.5},
+    ],
+    ids=str,
+)
+def test_random_changes_repeat_and_stay_images(arguments):
+    first, second = epoch(images(**arguments)), epoch(images(**arguments))
+    same(first, second)
+    plain = epoch(images())
+    for (data, *_), (before, *_) in zip(first, plain, strict=True):
+        assert data.shape == before.shape and np.isfinite(data).all() and (data != before).any()
+        assert abs(data.mean() / arguments.get("scale", 1) - before.mean()) < 60
+
+
+def test_takes_the_middle_where_no_part_of_such_proportions_fits():
+    wide = {"random_resized_crop": True, "min_random_area": 0.9, "min_aspect_ratio": 3, "max_aspect_ratio": 4}
+    same(epoch(images(**wide)), epoch(images()))
+
+
+def test_mirrors_about_half_of_the_images():
+    iterator = images(rand_mirror=True, batch_size=7)
+    plain = images(batch_size=7).next().data[0].asnumpy()
+    mirrored = []
+    for _ in range(30):
+        (batch,) = epoch(iterator)
+        for image, before in zip(batch[0], plain, strict=True):
+            turned = (image == before[:, :, ::-1]).all()
+            assert turned or (image == before).all()
+            mirrored.append(bool(turned))
+        iterator.reset()
+    assert 0.35 < np.mean(mirrored) < 0.65
+
+
+def test_random_crops_reach_every_corner():
+    iterator = images(data_shape=(3, 33, 33), rand_crop=True, batch_size=7)
+    whole = {k: codecs.decode((recorded.FOLDER / "files" / f"{k}.jpg").read_bytes()) for k in range(7)}
+    rows = set()
+    for _ in range(12):
+        ((data, _, _, numbers),) = epoch(iterator)
+        for image, number in zip(data, numbers, strict=True):
+            original = whole[number].transpose(2, 0, 1)
+            height, width = original.shape[1:]
+            found = [
+                (y, x) for y in range(height - 32) for x in range(width - 32)
+                if (original[:, y : y + 33, x : x + 33] == image).all()
+            ]  # fmt: skip
+            assert found
+            rows.add((found[0][0] / (height - 33), found[0][1] / (width - 33)))
+        iterator.reset()
+    corners = np.array(sorted(rows))
+    assert corners.min(0).tolist() == [0, 0] and corners.max(0).tolist() == [1, 1]
+
+
+def test_a_mean_image_is_made_then_used(tmp_path):
+    path = str(tmp_path / "mean.nd")
+    made = epoch(images(mean_img=path, batch_size=7))[0][0]
+    plain = epoch(images(batch_size=7))[0][0]
+    assert np.allclose(made, plain - plain.mean(0), atol=1e-3)
+    assert (epoch(images(mean_img=path, batch_size=7))[0][0] == made).all()
+    with pytest.raises(ValueError, match="holds an array of shape"):
+        images(mean_img=path, data_shape=(3, 8, 8))
+
+
+def test_colours_go_there_and_back():
+    image = np.random.default_rng(0).integers(0, 256, (16, 16, 3), np.uint8)
+    back = from_hls(to_hls(image)).astype(int)
+    assert np.abs(back - image).max() <= 6 and np.abs(back - image).mean() < 1.5
+    assert to_hls(np.array([[[255, 0, 0], [0, 255, 0], [0, 0, 255], [9, 9, 9]]], np.uint8)).tolist() == [
+        [[0, 128, 255], [60, 128, 255], [120, 128, 255], [0, 9, 0]]
+    ]
+
+
+@pytest.mark.parametrize("mirrored", [False, True])
+@pytest.mark.parametrize("width", [16, 17, 31, 48])
+def test_the_fused_loop_gives_the_plain_numbers(mirrored, width):
+    image = np.random.default_rng(1).integers(0, 256, (9, width + 5, 3), np.uint8)[2:, 3 : 3 + width]
+    scaling = normalize.Scaling(*(np.array(v, np.float32) for v in ([1.5, 2, 3], [0.1, 0.2, 0.3], [7, 8, 9])))
+    fused, plain = np.empty((3, 7, width), np.float32), np.empty((3, 7, width))
+    normalize.into(fused, image, mirrored, scaling)
+    normalize.into(plain, image, mirrored, scaling)  # float64 goes the other way
+    assert (fused == plain.astype(np.float32)).all()
+
+
+# -- errors ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"path_imgrec": ""}, "path_imgrec is missing"),
+        ({"data_shape": (3, 24)}, r"data_shape is \(3, 24\), expected \(channels, height, width\)"),
+        ({"data_shape": "none"}, "data_shape is 'none', expected"),
+        ({"batch_size": 0}, "batch_size is 0, expected at least 1"),
+        ({"dtype": "int32"}, "dtype is 'int32', expected one of float32"),
+        ({"inter_method": 7}, "inter_method is 7, expected 0 to 4, 9 or 10"),
+        ({"random_resized_crop": True, "rand_crop": True}, "random_resized_crop=True conflicts with rand_crop"),
+        ({"min_random_scale": 2}, "min_random_scale is 2.0, more than max_random_scale"),
+        ({"num_parts": 2, "part_index": 2}, "part_index is 2 and num_parts 2"),
+        ({"num_parts": 9, "part_index": 8, "path_imgidx": IDX}, "there are no instances"),
+        ({"std_r": 0}, "std_r is 0"),
+    ],
+)
+def test_refuses_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        images(**arguments)
+
+
+def test_warns_of_an_unknown_argument():
+    with pytest.warns(UserWarning, match=r"unknown argument 'rand_crops' is ignored; did you mean rand_crop\?"):
+        images(rand_crops=True)
+
+
+def test_takes_texts_as_mxnet_does():
+    same(epoch(images(data_shape="(3,24,20)", batch_size="3", mirror="True", shuffle="0")), epoch(images(mirror=1)))
+
+
+def test_says_which_record_is_damaged(tmp_path):
+    path = pack_file(tmp_path, [0, 1, 2])
+    raw = bytearray((tmp_path / "a.rec").read_bytes())
+    second = list(mx.recordio.files.Source(path).offsets())[1]
+    raw[second + 8 + 24 : second + 8 + 40] = bytes(16)
+    (tmp_path / "a.rec").write_bytes(raw)
+    iterator = images(path_imgrec=path, batch_size=1)
+    iterator.next()
+    with pytest.raises(ValueError, match=rf"record 1 of .* at offset {second}: imdecode: .* no image"):
+        iterator.next()
+    assert iterator.next().index.tolist() == [2]  # and goes on
+
+
+def test_says_that_an_image_is_too_small():
+    with pytest.raises(
+        ValueError, match=r"the image is \d+ high and \d+ wide when it is cut, smaller than max_crop_size"
+    ):
+        images(max_crop_size=64, min_crop_size=20).next()
+
+
+# -- courses -----------------------------------------------------------------------------------------------
+
+
+def test_an_epoch_shorter_than_a_batch_goes_round():
+    course = Course(2, 5)
+    batch = course.take()
+    assert batch.rows.tolist() == [0, 1, 0, 1, 0] and batch.pad == 3
+    assert course.take() is None
+    course.reset()
+    assert course.take().rows.tolist() == [1, 0, 1, 0, 1]
+
+
+def test_what_fills_no_batch_is_dropped():
+    course = Course(7, 3, "discard")
+    assert [course.take().rows.tolist(), course.take().rows.tolist(), course.take()] == [[0, 1, 2], [3, 4, 5], None]
+    course.reset()
+    assert course.take().rows.tolist() == [0, 1, 2]
+    with pytest.raises(ValueError, match="only 2 instances"):
+        Course(2, 3, "discard")
+
+
+@pytest.mark.parametrize("end", ["wrap", "repeat", "discard"])
+def test_every_state_leads_to_the_same_batches(end):
+    def batches(course, count):
+        found = []
+        while len(found) < count:
+            batch = course.take()
+            if batch is None:
+                course.reset()
+            else:
+                found.append((batch.rows.tolist(), batch.pad, batch.number))
+        return found
+
+    told = batches(Course(11, 4, end, True, 3), 12)
+    for taken in range(12):
+        course, other = Course(11, 4, end, True, 3), Course(11, 4, end, True, 3)
+        batches(course, taken)
+        other.set_state(json.loads(json.dumps(course.state())))
+        assert batches(other, 12 - taken) == told[taken:]
