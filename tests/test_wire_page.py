@@ -13,8 +13,8 @@ from flowmx.comm.limits import DEFAULT
 from flowmx.comm.members import Code
 from flowmx.comm.view import PHASES, Member, View
 from flowmx.kvstore import compression
+from flowmx.kvstore.server import joined, wire
 from flowmx.kvstore.server import protocol as p
-from flowmx.kvstore.server import wire
 from flowmx.kvstore.server.callers import OPERATIONS
 from flowmx.kvstore.server.core import MOST_AHEAD
 from flowmx.kvstore.server.store import Value
@@ -94,7 +94,7 @@ def test_every_kind_of_refusal():
     shown = {next(iter(names(row[0]))) for row in tables(section("### The scheduler's operations")) if len(row) == 3}
     assert shown >= set(get_args(Code))
     shown = {next(iter(names(row[0]))) for row in tables(section("### The servers' operations")) if len(row) == 3}
-    assert shown == {*get_args(get_type_hints(p.Refused)["kind"]), "not_member"}
+    assert shown == {*get_args(get_type_hints(p.Refused)["kind"]), "not_member", "unknown_group"}
 
 
 def messages():
@@ -131,12 +131,19 @@ def test_numbers():
         DEFAULT.peers,
         DEFAULT.tensors,
         MOST_AHEAD,
+        joined.MOST_GROUPS,
+        joined.MOST_PARTS,
     ):
         assert re.search(rf"\b{number}\b", text), number
     assert f"at most {wire.LONGEST} characters" in text
     assert {next(iter(names(row[0]))) for row in tables(section("### Gradients in fewer bits"))} == set(
         compression._MAKERS
     )
+
+
+def test_joined_requests():
+    (text,) = (each for each in section("### The servers' operations").split("\n\n") if each.startswith("*Many small"))
+    assert names(text) >= {"joined", *joined._FIELDS} - TRANSPORT
 
 
 def test_the_checks_see_what_is_missing():

@@ -1,4 +1,7 @@
-"""Requests that wait for the state machine: a call for each part, and one wake-up for all of them."""
+"""Requests that wait for the state machine: a call for each part, and one wake-up for all of them.
+
+A joined request is one call: what the machine knows its parts by are pairs of it and their positions.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,16 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from flowmx.comm.errors import Refused
-from flowmx.kvstore.server import protocol as p
-from flowmx.kvstore.server.store import Value
+import numpy as np
 
-__all__ = ["Answers", "Call", "Read"]
+from flowmx.comm.buffers import fresh
+from flowmx.comm.errors import Refused
+from flowmx.comm.frames import Message, Tensor
+from flowmx.kvstore.server import protocol as p
+from flowmx.kvstore.server.joined import Layout
+from flowmx.kvstore.server.store import Array, Value
+
+__all__ = ["Answers", "Call", "JoinedCall", "Read"]
 
 Read = Callable[[Value], Any]
 
@@ -67,3 +75,84 @@ class Answers:
         """Nobody waits any more: a refusal that came as well is not told."""
         if self._all.done() and not self._all.cancelled():
             self._all.exception()
+
+
+class JoinedCall:
+    """A joined request that waits for its answers; values are copied into one tensor as they come.
+
+    Args:
+        layout: of that tensor.
+        values: whether values are asked for.
+
+    Attributes:
+        requests: what the machine knows each of its parts by.
+    """
+
+    __slots__ = ("_answers", "_at", "_copied", "_done", "_from", "_layout", "_numbers", "_tensor", "_to", "requests")
+
+    def __init__(self, layout: Layout, values: bool) -> None:
+        parts = len(layout.starts)
+        self.requests = [(self, position) for position in range(parts)]
+        self._answers = Answers(parts)
+        self._layout = layout
+        self._tensor = _memory(layout) if values else None
+        self._numbers = [0] * parts
+        self._done = bytearray(parts)
+        self._from: Array | None = None  # what is to be copied: from where, the first of it and the end of it
+        self._at = self._copied = self._to = 0
+
+    def take(self, position: int, answer: p.Answer) -> None:
+        """Take the answer for one part, and copy its value: later it may be another."""
+        self.put(position, answer)
+        self.flush()
+
+    def put(self, position: int, answer: p.Answer) -> None:
+        """Take the answer for one part; :meth:`flush` is called before its value changes.
+
+        Values that lie side by side, here and there, are copied at once.
+        """
+        if self._done[position]:
+            return
+        self._done[position] = 1
+        if isinstance(answer, p.Refused):
+            self._answers.fail(Refused(answer.text, answer.kind))
+            return
+        if isinstance(answer, p.Content):
+            self._numbers[position] = answer.round
+            self._copy(position, answer.value)
+        else:
+            self._numbers[position] = answer.number
+        self._answers.count()
+
+    def flush(self) -> None:
+        """Copy what is to be copied."""
+        base, self._from = self._from, None
+        if base is not None and self._tensor is not None:
+            length = self._to - self._copied
+            self._tensor[self._copied : self._to] = base[self._at : self._at + length]
+
+    async def answer(self) -> Message:
+        """The answer, once that of each part is there.
+
+        Raises:
+            Refused: one of them is a refusal. What else was asked for may be done or not: who asks again is recognised.
+        """
+        await self._answers.all()
+        return Message({"numbers": self._numbers}, [] if self._tensor is None else [Tensor.of(self._tensor)])
+
+    def end(self) -> list[int]:
+        """Nobody waits any more; returns the positions of parts without an answer."""
+        self._answers.end()
+        return [position for position, done in enumerate(self._done) if not done]
+
+    def _copy(self, position: int, value: Value) -> None:
+        base, begin = value.place()
+        start = self._layout.starts[position]
+        if base is not self._from or start != self._to or begin - self._at != start - self._copied:
+            self.flush()
+            self._from, self._at, self._copied = base, begin, start
+        self._to = self._layout.stops[position]
+
+
+def _memory(layout: Layout) -> Array:
+    return np.frombuffer(fresh(layout.size * layout.dtype.itemsize), np.uint8).view(layout.dtype)

@@ -140,7 +140,9 @@ class Core:
     def is_settled(self, home: int) -> bool:
         """Whether it is known who answers for a home, and if it is this server, it does: nothing is put off."""
         view = self.desk.view
-        return view is not None and (home in self.desk.active or view.primary(home) != self.desk.me)
+        if view is None or home in self.desk.active:
+            return view is not None
+        return home >= len(view.servers) or view.primary(home) != self.desk.me
 
     def view(self, view: View) -> list[Effect]:
         """The newest view. Older ones, and the same again, are ignored."""

@@ -27,12 +27,13 @@ from flowmx.comm.view import View
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server import snapshot
 from flowmx.kvstore.server.callers import OPERATIONS, Callers, identity
-from flowmx.kvstore.server.calls import Answers, Call, Read
+from flowmx.kvstore.server.calls import Answers, Call, JoinedCall, Read
 from flowmx.kvstore.server.core import Core
+from flowmx.kvstore.server.joined import Groups, Joined, Layout, lay_out
 from flowmx.kvstore.server.links import Connect, Links
 from flowmx.kvstore.server.modes import Sync
 from flowmx.kvstore.server.requests import Item, items_of, mode_of, uncompressed
-from flowmx.kvstore.server.store import States, Store, Value, check_optimizer, name_of
+from flowmx.kvstore.server.store import Array, States, Store, Value, as_array, check_optimizer, name_of
 from flowmx.kvstore.server.wire import pack, unpack
 
 __all__ = ["KVServer", "identity"]
@@ -77,6 +78,7 @@ class KVServer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._captures: dict[p.Part, list[asyncio.Future[snapshot.Captured | None]]] = {}
         self.callers = Callers()
+        self.groups = Groups()
         for name, role in OPERATIONS.items():
             service.operation(name, self.callers.only(role, getattr(self, f"_{name}")))
         self._measure(service)
@@ -95,6 +97,7 @@ class KVServer:
                 addresses[name] = member.address
         self.links.know(addresses)
         workers = frozenset(identity(member.id, member.incarnation) for member in view.alive("worker"))
+        self.groups.keep(workers)
         self._do(self.core.view(p.View(view.epoch, tuple(servers), workers, self.replicas)))
 
     async def save(self, path: str | os.PathLike[str]) -> None:
@@ -185,14 +188,21 @@ class KVServer:
         return await self._ask(items, lambda call, item: self.core.rest(call, _worker(caller), turn, item.part))
 
     async def _push(self, caller: Caller, message: Message) -> Message:
-        items = await self._settled(items_of(message))
+        if message.header.get("joined"):
+            return await self._push_joined(_worker(caller), message, pulls=False)
+        items = await self._settled(items_of(message, {"joined": bool}))
         return await self._ask(items, partial(self._push_one, self.core.push, _worker(caller)))
 
     async def _pull(self, caller: Caller, message: Message) -> Message:
-        return await self._ask(items_of(message, tensors=False), partial(self._pull_one, _worker(caller)))
+        if message.header.get("joined"):
+            return await self._pull_joined(_worker(caller), message)
+        items = items_of(message, {"joined": bool}, tensors=False)
+        return await self._ask(items, partial(self._pull_one, _worker(caller)))
 
     async def _pushpull(self, caller: Caller, message: Message) -> Message:
-        items = await self._settled(items_of(message))
+        if message.header.get("joined"):
+            return await self._push_joined(_worker(caller), message, pulls=True)
+        items = await self._settled(items_of(message, {"joined": bool}))
         return await self._ask(items, partial(self._push_one, self.core.pushpull, _worker(caller)))
 
     async def _row_sparse_pull(self, caller: Caller, message: Message) -> Message:
@@ -247,24 +257,28 @@ class KVServer:
         if slot is not None and slot.value is not None:
             array = slot.value.array
             gradient = uncompressed(item, array.shape, name_of(array.dtype))
-        if self.core.desk.mode.name != "sync" and not self.store.updates:
-            text = "without an optimizer each push would replace the value: call set_optimizer first, or use dist_sync"
-            raise Refused(text, "invalid")
+        self._check_updates()
         return ask(call, worker, item.part, item.number, gradient, item.acknowledged)
 
     def _pull_one(self, worker: str, call: Call, item: Item) -> list[p.Effect]:
         return self.core.pull(call, worker, item.part, item.number, item.acknowledged)
 
+    def _check_updates(self) -> None:
+        if self.core.desk.mode.name != "sync" and not self.store.updates:
+            text = "without an optimizer each push would replace the value: call set_optimizer first, or use dist_sync"
+            raise Refused(text, "invalid")
+
     async def _settled(self, items: list[Item]) -> list[Item]:
         """Wait until this server knows what it has of the parts, so that gradients can be compared with it."""
-        homes = {item.part.home for item in items}
-        while not all(map(self.core.is_settled, homes)):
-            await self._bell.heard()
+        await self._settle({item.part.home for item in items})
         return items
 
     async def _recovered(self) -> None:
         """Wait until this server knows the others' configuration."""
-        while not all(map(self.core.is_settled, range(self.servers))):
+        await self._settle(range(self.servers))
+
+    async def _settle(self, homes: Iterable[int]) -> None:
+        while not all(map(self.core.is_settled, homes)):
             await self._bell.heard()
 
     def _check_exist(self, items: list[Item]) -> None:
@@ -311,6 +325,55 @@ class KVServer:
                 if not call.done:
                     self._do(self.core.cancel(call, item.part))
 
+    # -- joined requests -------------------------------------------------------------------------------
+
+    async def _push_joined(self, worker: str, message: Message, pulls: bool) -> Message:
+        found = self.groups.read(worker, message, tensors=1)
+        layout = await self._layout(worker, found)
+        assert found.tensor is not None
+        gradients = layout.stretches(found.tensor)
+        self._check_updates()
+        call = JoinedCall(layout, values=pulls)
+        ask = self.core.pushpull if pulls else self.core.push
+        requests = zip(call.requests, found.group.parts, found.numbers, gradients, found.acknowledged, strict=True)
+        asked = (
+            ask(request, worker, part, number, gradient, told) for request, part, number, gradient, told in requests
+        )
+        return await self._answer_joined(call, found, asked)
+
+    async def _pull_joined(self, worker: str, message: Message) -> Message:
+        found = self.groups.read(worker, message, tensors=0)
+        call = JoinedCall(await self._layout(worker, found), values=True)
+        requests = zip(call.requests, found.group.parts, found.numbers, found.acknowledged, strict=True)
+        asked = (self.core.pull(request, worker, part, number, told) for request, part, number, told in requests)
+        return await self._answer_joined(call, found, asked)
+
+    async def _layout(self, worker: str, found: Joined) -> Layout:
+        """How the values of a request's parts lie in a tensor.
+
+        Raises:
+            Refused: this server does not have them all, or they are of more than one dtype.
+        """
+        group, desk = found.group, self.core.desk
+        await self._settle(group.homes)
+        if group.layout is None or group.epoch != desk.epoch:
+            slots = [desk.slots.get(part) for part in group.parts]
+            missing = [i for i, slot in enumerate(slots) if slot is None or slot.value is None]
+            items = [Item(group.parts[i], acknowledged=found.acknowledged[i]) for i in missing]
+            await self._ask(items, partial(self._pull_one, worker))  # which is refused, if there are any
+            group.layout = lay_out(group.parts, [slot.value.array for slot in slots if slot is not None])
+            group.epoch = desk.epoch
+        return group.layout
+
+    async def _answer_joined(self, call: JoinedCall, found: Joined, asked: Iterable[list[p.Effect]]) -> Message:
+        try:
+            for effects in asked:
+                self._do(effects)
+            return await call.answer()
+        finally:
+            for position in call.end():
+                self._do(self.core.cancel(call.requests[position], found.group.parts[position]))
+
     # -- effects ---------------------------------------------------------------------------------------
 
     def _do(self, effects: Iterable[p.Effect]) -> None:
@@ -329,8 +392,11 @@ class KVServer:
 
     def _reply(self, effect: p.Reply) -> None:
         call = effect.request
-        assert isinstance(call, Call)
-        call.take(effect.answer)
+        if isinstance(call, Call):
+            call.take(effect.answer)
+        elif isinstance(call, tuple):
+            joined, position = call
+            joined.take(position, effect.answer)
 
     def _send(self, effect: p.Send) -> None:
         self.links.send(effect.to, pack(effect.message))
@@ -339,14 +405,15 @@ class KVServer:
         self.store.use((effect.config or {}).get("optimizer"))
 
     def _merge(self, effect: p.Merge) -> None:
-        if self.store.is_small(effect.gradients):
-            merged = self.store.merge_now(effect.gradients)
+        gradients = [as_array(each) for each in effect.gradients]
+        if self.store.is_small(gradients):
+            merged = self.store.merge_now(gradients)
             self._do(self.core.merged(effect.part, effect.ticket, merged))
         else:
-            self._start(self._merge_beside(effect), effect)
+            self._start(self._merge_beside(effect, gradients), effect)
 
-    async def _merge_beside(self, effect: p.Merge) -> None:
-        merged = await self.store.merge(effect.gradients)
+    async def _merge_beside(self, effect: p.Merge, gradients: list[Array]) -> None:
+        merged = await self.store.merge(gradients)
         self._do(self.core.merged(effect.part, effect.ticket, merged))
 
     def _update(self, effect: p.Update) -> None:

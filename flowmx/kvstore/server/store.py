@@ -28,9 +28,21 @@ from flowmx.optimizer import states as states_file
 from flowmx.optimizer.base import from_config
 from flowmx.optimizer.updater import Updater, arrays_in
 
-__all__ = ["SMALL", "States", "Store", "Value", "name_of"]
+__all__ = ["SMALL", "Array", "States", "Store", "Stretch", "Value", "as_array", "name_of"]
 
 Array: TypeAlias = npt.NDArray[Any]
+
+Stretch: TypeAlias = tuple[Array, int, int, tuple[int, ...]]
+"""An array within a longer one of one dimension: that, where it begins and ends there, and its shape."""
+
+
+def as_array(found: Array | Stretch) -> Array:
+    """The array that a stretch stands for; any other is itself."""
+    if isinstance(found, tuple):
+        base, start, stop, shape = found
+        return base[start:stop].reshape(shape)
+    return found
+
 
 SMALL = 64 << 10
 """Bytes up to which a sum is made at once, on the event loop: it takes less than a hop to a thread."""
@@ -69,6 +81,7 @@ class Value:
         weight: the array as the optimizer takes it.
         states: those that wait for the updater to be made.
         read: what everybody holds who reads the array's memory.
+        lies: the array of one dimension that it is part of, if it is, and where it begins there.
     """
 
     array: Array
@@ -77,6 +90,13 @@ class Value:
     weight: NDArray | None = None
     states: States = States()
     read: weakref.ref[Array] | None = None
+    lies: tuple[Array, int] | None = None
+
+    def place(self) -> tuple[Array, int]:
+        """An array of one dimension that has the value, and where it begins there."""
+        if self.lies is None:
+            self.lies = self.array.reshape(-1), 0
+        return self.lies
 
     def lease(self) -> Tensor:
         """The array as a tensor that keeps its content, whatever comes, for as long as somebody holds it."""
