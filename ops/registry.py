@@ -306,6 +306,13 @@ class Operator:
         shape = same_shape(self, shapes)
         return [shape] * len(shapes), [shape] * len(self.outputs())
 
+    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
+        """Complete the inputs' shapes by what is known of the first output's. Default: nothing follows from it.
+
+        For operators through which the shape of a parameter is found behind its users.
+        """
+        return shapes
+
     def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
         """Complete the dtypes, as :meth:`infer_shape` does the shapes. Default: all are the same.
 

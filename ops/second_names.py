@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from flowmx.errors import ParameterError
 from flowmx.ops.indexing import Embedding
-from flowmx.ops.registry import Array, Operator, Run, lookup, operator, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, lookup, operator, required
 from flowmx.ops.shape import Concat
 
 _SCATTER = "For MXNet's sparse arrays, on their stored elements; for dense arrays "
@@ -46,6 +46,16 @@ class SparseEmbedding(Embedding):
 @operator("_rnn_param_concat")
 class RNNParamConcat(Concat):
     """The parameters of a recurrent layer, joined along an axis."""
+
+    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
+        # The weights for the layer's input are what is not known: one for each direction, all of one size.
+        unknown = [at for at, shape in enumerate(shapes) if shape is None or -1 in shape]
+        if not unknown or output is None or len(output) != 1 or -1 in output:
+            return shapes
+        rest = output[0] - sum(shape[0] for at, shape in enumerate(shapes) if shape and at not in unknown)
+        if rest <= 0 or rest % len(unknown):
+            return shapes
+        return [(rest // len(unknown),) if at in unknown else shape for at, shape in enumerate(shapes)]
 
 
 @operator("_identity_with_attr_like_rhs")

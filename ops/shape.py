@@ -63,6 +63,15 @@ class Reshape(View):
             return shapes, [tuple(code or -1 for code in codes)]
         return shapes, [resolve_reshape(given, codes, self.reverse)]
 
+    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
+        given = shapes[0]
+        if given is None or given.count(-1) != 1 or output is None or -1 in output:
+            return shapes
+        rest = math.prod(length for length in given if length != -1)
+        if not rest or math.prod(output) % rest:
+            return shapes
+        return [tuple(math.prod(output) // rest if length == -1 else length for length in given)]
+
 
 @operator("Flatten", "flatten")
 class Flatten(View):

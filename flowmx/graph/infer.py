@@ -87,6 +87,8 @@ def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone]) -> bool:
         if _is_plain(op):
             # What the output's users know of it holds for the inputs too.
             given = [merge_or_raise(each, shapes[outputs[0]], op) for each in given]
+        elif type(op).infer_back is not Operator.infer_back:
+            given = op.infer_back(given, shapes[outputs[0]])
         inputs, results = op.infer_shape(list(given))
         for position, (before, after) in enumerate(zip(given, inputs, strict=True)):
             inputs[position] = merge_or_raise(before, after, op, (*op.inputs(), *op.auxiliary)[position])
