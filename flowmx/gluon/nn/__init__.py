@@ -3,7 +3,6 @@
 from flowmx.gluon.block import Block, HybridBlock, SymbolBlock
 from flowmx.gluon.nn.activations import ELU, GELU, SELU, Activation, LeakyReLU, PReLU, Swish
 from flowmx.gluon.nn.basic_layers import (
-    BatchNorm,
     Dense,
     Dropout,
     Embedding,
@@ -11,7 +10,6 @@ from flowmx.gluon.nn.basic_layers import (
     HybridLambda,
     HybridSequential,
     Lambda,
-    LayerNorm,
     Sequential,
 )
 from flowmx.gluon.nn.conv_layers import (
@@ -33,12 +31,15 @@ from flowmx.gluon.nn.conv_layers import (
     MaxPool1D,
     MaxPool2D,
     MaxPool3D,
+    ReflectionPad2D,
 )
+from flowmx.gluon.nn.norm_layers import BatchNorm, BatchNormReLU, GroupNorm, InstanceNorm, LayerNorm
 
 __all__ = [
-    "ELU", "GELU", "SELU", "Activation", "AvgPool1D", "AvgPool2D", "AvgPool3D", "BatchNorm", "Block", "Conv1D",
-    "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose", "Dense", "Dropout", "Embedding",
-    "Flatten", "GlobalAvgPool1D", "GlobalAvgPool2D", "GlobalAvgPool3D", "GlobalMaxPool1D", "GlobalMaxPool2D",
-    "GlobalMaxPool3D", "HybridBlock", "HybridLambda", "HybridSequential", "Lambda", "LayerNorm", "LeakyReLU",
-    "MaxPool1D", "MaxPool2D", "MaxPool3D", "PReLU", "Sequential", "Swish", "SymbolBlock",
+    "ELU", "GELU", "SELU", "Activation", "AvgPool1D", "AvgPool2D", "AvgPool3D", "BatchNorm", "BatchNormReLU", "Block",
+    "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D", "Conv3DTranspose", "Dense", "Dropout",
+    "Embedding", "Flatten", "GlobalAvgPool1D", "GlobalAvgPool2D", "GlobalAvgPool3D", "GlobalMaxPool1D",
+    "GlobalMaxPool2D", "GlobalMaxPool3D", "GroupNorm", "HybridBlock", "HybridLambda", "HybridSequential",
+    "InstanceNorm", "Lambda", "LayerNorm", "LeakyReLU", "MaxPool1D", "MaxPool2D", "MaxPool3D", "PReLU",
+    "ReflectionPad2D", "Sequential", "Swish", "SymbolBlock",
 ]  # fmt: skip

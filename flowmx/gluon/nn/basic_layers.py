@@ -1,4 +1,4 @@
-"""Containers, and the layers that are no convolutions."""
+"""Containers, and the layers that neither convolve nor normalize."""
 
 from __future__ import annotations
 
@@ -6,19 +6,13 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.gluon.base import Block
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn.activations import Activation
-from flowmx.ops.dtypes import as_dtype
 
-__all__ = [
-    "BatchNorm", "Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSequential", "Lambda", "LayerNorm",
-    "Sequential",
-]  # fmt: skip
+__all__ = ["Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSequential", "Lambda", "Sequential"]
 
 
 class _Stack(Block):
@@ -158,88 +152,6 @@ class Dropout(HybridBlock):
         return f"{type(self).__name__}(p = {self._rate}, axes={self._axes})"
 
 
-class BatchNorm(HybridBlock):
-    """Normalizes over the batch in training, and by running statistics in prediction.
-
-    Ioffe and Szegedy, Batch Normalization, ICML 2015.
-
-    Args:
-        axis: that of the channels.
-        momentum: of the running statistics.
-        epsilon: is added to the variance.
-        center: learn an offset (beta).
-        scale: learn a factor (gamma).
-        use_global_stats: use the running statistics in training too.
-        beta_initializer: of the offset.
-        gamma_initializer: of the factor.
-        running_mean_initializer: of the running mean.
-        running_variance_initializer: of the running variance.
-        in_channels: the number of channels (default: seen at the first call).
-        **kwargs: ``prefix`` and ``params``.
-    """
-
-    def __init__(
-        self, axis: int = 1, momentum: float = 0.9, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
-        use_global_stats: bool = False, beta_initializer: Any = "zeros", gamma_initializer: Any = "ones",
-        running_mean_initializer: Any = "zeros", running_variance_initializer: Any = "ones", in_channels: int = 0,
-        **kwargs: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(**kwargs)
-        self._kwargs = {
-            "axis": axis, "eps": epsilon, "momentum": momentum, "fix_gamma": not scale,
-            "use_global_stats": use_global_stats,
-        }  # fmt: skip
-        if in_channels:
-            self.in_channels = in_channels
-        self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
-        self.beta = _vector(self, "beta", in_channels, beta_initializer, center)
-        self.running_mean = _vector(self, "running_mean", in_channels, running_mean_initializer, False)
-        self.running_var = _vector(self, "running_var", in_channels, running_variance_initializer, False)
-
-    def cast(self, dtype: Any) -> None:
-        """Change the element type of its parameters; beside float16 inputs they stay float32."""
-        super().cast("float32" if as_dtype(dtype) == np.float16 else dtype)
-
-    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
-        return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
-
-    def __repr__(self) -> str:
-        return _norm_text(self, self._kwargs)
-
-
-class LayerNorm(HybridBlock):
-    """Normalizes each instance over one axis (Ba et al., Layer Normalization, 2016).
-
-    Args:
-        axis: over which.
-        epsilon: is added to the variance.
-        center: learn an offset (beta).
-        scale: learn a factor (gamma).
-        beta_initializer: of the offset.
-        gamma_initializer: of the factor.
-        in_channels: the length of the axis (default: seen at the first call).
-        prefix: as for ``Block``.
-        params: as for ``Block``.
-    """
-
-    def __init__(
-        self, axis: int = -1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
-        beta_initializer: Any = "zeros", gamma_initializer: Any = "ones", in_channels: int = 0,
-        prefix: str | None = None, params: Any = None,
-    ) -> None:  # fmt: skip
-        super().__init__(prefix=prefix, params=params)
-        self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
-        self._axis, self._epsilon = axis, epsilon
-        self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
-        self.beta = _vector(self, "beta", in_channels, beta_initializer, center)
-
-    def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
-        return F.LayerNorm(data, gamma=gamma, beta=beta, axis=self._axis, eps=self._epsilon)
-
-    def __repr__(self) -> str:
-        return _norm_text(self, self._kwargs)
-
-
 class Embedding(HybridBlock):
     """Rows of a table, by index.
 
@@ -335,16 +247,3 @@ def _named_function(module: Any, function: str | Callable[..., Any]) -> Callable
     if not callable(found):
         raise ValueError(f"Lambda: {function!r} is neither a function nor the name of one in {module.__name__}")
     return found
-
-
-def _vector(block: HybridBlock, name: str, length: int, init: Any, learned: bool) -> Any:
-    """A parameter of one axis, with a gradient where it is learned."""
-    return block.params.get(
-        name, grad_req="write" if learned else "null", shape=(length,), init=init, allow_deferred_init=True,
-        differentiable=learned,
-    )  # fmt: skip
-
-
-def _norm_text(block: Any, parameters: dict[str, Any]) -> str:
-    shown = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
-    return f"{type(block).__name__}({shown}, in_channels={block.gamma.shape[0] or None})"

@@ -17,7 +17,7 @@ from flowmx.gluon.nn.activations import Activation
 __all__ = [
     "AvgPool1D", "AvgPool2D", "AvgPool3D", "Conv1D", "Conv1DTranspose", "Conv2D", "Conv2DTranspose", "Conv3D",
     "Conv3DTranspose", "GlobalAvgPool1D", "GlobalAvgPool2D", "GlobalAvgPool3D", "GlobalMaxPool1D", "GlobalMaxPool2D",
-    "GlobalMaxPool3D", "MaxPool1D", "MaxPool2D", "MaxPool3D",
+    "GlobalMaxPool3D", "MaxPool1D", "MaxPool2D", "MaxPool3D", "ReflectionPad2D",
 ]  # fmt: skip
 
 Lengths = int | Sequence[int]
@@ -307,3 +307,26 @@ class GlobalAvgPool3D(_GlobalPool):
     """The mean along three axes."""
 
     axes, layouts, pool_type = 3, ("NCDHW", "NDHWC"), "avg"
+
+
+class ReflectionPad2D(HybridBlock):
+    """Puts mirrored pixels around images, (batch, channels, height, width).
+
+    Args:
+        padding: how many at each side, or before and after for each of the four axes, eight numbers.
+        **kwargs: ``prefix`` and ``params``.
+
+    Raises:
+        ValueError: neither one number nor eight.
+    """
+
+    def __init__(self, padding: int | tuple[int, ...] = 0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if isinstance(padding, int):
+            padding = (0, 0, 0, 0, padding, padding, padding, padding)
+        if len(padding) != 8:
+            raise ValueError(f"ReflectionPad2D: padding is {padding}, expected one number or eight")
+        self._padding = padding
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.pad(x, mode="reflect", pad_width=self._padding)

@@ -1,10 +1,15 @@
-"""Recurrent cells: ``mx.gluon.rnn``."""
+"""Recurrent cells and layers: ``mx.gluon.rnn``."""
 
+from flowmx.gluon.rnn import rnn_cell, rnn_layer
+from flowmx.gluon.rnn.bidirectional import BidirectionalCell
 from flowmx.gluon.rnn.cells import GRUCell, LSTMCell, RNNCell
+from flowmx.gluon.rnn.layers import GRU, LSTM, RNN
+from flowmx.gluon.rnn.modifiers import DropoutCell, ModifierCell, ResidualCell, ZoneoutCell
 from flowmx.gluon.rnn.recurrent import HybridRecurrentCell, RecurrentCell
 from flowmx.gluon.rnn.stacks import HybridSequentialRNNCell, SequentialRNNCell
 
 __all__ = [
-    "GRUCell", "HybridRecurrentCell", "HybridSequentialRNNCell", "LSTMCell", "RNNCell", "RecurrentCell",
-    "SequentialRNNCell",
+    "GRU", "LSTM", "RNN", "BidirectionalCell", "DropoutCell", "GRUCell", "HybridRecurrentCell",
+    "HybridSequentialRNNCell", "LSTMCell", "ModifierCell", "RNNCell", "RecurrentCell", "ResidualCell",
+    "SequentialRNNCell", "ZoneoutCell", "rnn_cell", "rnn_layer",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ class RecurrentCell(Block):
 
     def __init__(self, prefix: str | None = None, params: Any = None) -> None:
         super().__init__(prefix=prefix, params=params)
+        self._modified = False
         self.reset()
 
     def reset(self) -> None:
@@ -48,13 +49,23 @@ class RecurrentCell(Block):
             batch_size: the number of instances.
             func: makes an array or a symbol of a shape, such as ``mx.nd.zeros`` or ``mx.sym.zeros``.
             **kwargs: further arguments of it, such as ``ctx``.
+
+        Raises:
+            RuntimeError: the cell is inside another one that modifies it, and which is to be asked.
         """
+        self._refuse_modified()
         states = []
         for info in self.state_info(batch_size):
             self._init_counter += 1
-            named = {"name": f"{self._prefix}begin_state_{self._init_counter}", **info, **kwargs}
-            states.append(func(**_accepted(func, named, kwargs)))
+            states.append(make_state(func, f"{self._prefix}begin_state_{self._init_counter}", info, kwargs))
         return states
+
+    def _refuse_modified(self) -> None:
+        if self._modified:
+            raise RuntimeError(
+                f"begin_state: the cell {self.name!r} is inside a cell that modifies it, such as a ZoneoutCell: call "
+                "that one instead"
+            )
 
     def forward(self, inputs: Any, states: Any) -> Any:
         """One step: the output and the next states."""
@@ -84,7 +95,7 @@ class RecurrentCell(Block):
         """
         self.reset()
         each = sequences.steps(inputs, length, layout)
-        states = sequences.zero_states(self.begin_state, each[0]) if begin_state is None else begin_state
+        states = sequences.zero_states(self.begin_state, each) if begin_state is None else begin_state
         outputs, history = [], []
         for step in each:
             output, states = self(step, states)
@@ -110,6 +121,11 @@ class RecurrentCell(Block):
 
 class HybridRecurrentCell(RecurrentCell, HybridBlock):
     """A recurrent cell that can be hybridized."""
+
+
+def make_state(func: Callable[..., Any], name: str, info: dict[str, Any], kwargs: dict[str, Any]) -> Any:
+    """One of the first states, of what ``state_info`` and the caller say of it."""
+    return func(**_accepted(func, {"name": name, **info, **kwargs}, kwargs))
 
 
 def _accepted(func: Callable[..., Any], given: dict[str, Any], always: dict[str, Any]) -> dict[str, Any]:

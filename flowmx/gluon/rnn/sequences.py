@@ -68,11 +68,25 @@ def last_valid(states: Sequence[Sequence[Any]], valid_length: Any) -> list[Any]:
     ]
 
 
-def zero_states(begin_state: Callable[..., list[Any]], first: Any) -> list[Any]:
-    """First states of zeros, for a batch as long as that of a step's input."""
+def reversed_in_time(inputs: Sequence[Any], valid_length: Any) -> list[Any]:
+    """Steps from the last to the first; with lengths, each instance from its own last step, what follows as it is."""
+    if valid_length is None:
+        return list(inputs)[::-1]
+    F = namespace(inputs)
+    turned = F.SequenceReverse(F.stack(*inputs, axis=0), sequence_length=valid_length, use_sequence_length=True)
+    return steps(turned, len(inputs), "TNC")
+
+
+def zero_states(begin_state: Callable[..., list[Any]], inputs: Any, layout: str = "NTC") -> list[Any]:
+    """First states of zeros, for a batch as long as that of the inputs, which are steps or one array."""
+    whole = isinstance(inputs, Leaf)
+    first = inputs if whole else inputs[0]
+    batch_axis = layout.index("N") if whole else 0
     if isinstance(first, NDArray):
         with first.context:
-            return begin_state(batch_size=first.shape[0])
+            return begin_state(batch_size=first.shape[batch_axis], func=nd.zeros)
+    if batch_axis:
+        first = sym.swapaxes(first, 0, batch_axis)
 
     def zeros(shape: Sequence[int], **kwargs: Any) -> Symbol:
         # A symbol knows no batch size: it comes from one column of the input.

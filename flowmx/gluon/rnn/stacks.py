@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flowmx import ndarray as nd
-from flowmx.gluon.base import Block
 from flowmx.gluon.rnn import sequences
 from flowmx.gluon.rnn.recurrent import HybridRecurrentCell, RecurrentCell
+from flowmx.gluon.utils import indented
 
 __all__ = ["HybridSequentialRNNCell", "SequentialRNNCell"]
 
@@ -23,8 +23,9 @@ class _CellStack(RecurrentCell):
     def _cells(self) -> list[Any]:
         return list(self._children.values())
 
-    def _shown(self) -> Iterator[tuple[str, Block]]:
-        return iter(self._children.items())
+    def __repr__(self) -> str:
+        inner = "\n".join(f"({key}): {indented(repr(cell), 2)}" for key, cell in self._children.items())
+        return f"{type(self).__name__}(\n{inner}\n)"
 
     def __getitem__(self, index: int) -> Any:
         return self._cells()[index]
@@ -38,6 +39,7 @@ class _CellStack(RecurrentCell):
 
     def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
         """The first states of all cells; the arguments are those of ``RecurrentCell.begin_state``."""
+        self._refuse_modified()
         return [state for cell in self._cells() for state in cell.begin_state(batch_size, func, **kwargs)]
 
     def _each(self, states: Any) -> Iterator[tuple[Any, Any]]:
@@ -49,6 +51,7 @@ class _CellStack(RecurrentCell):
             start = end
 
     def _step(self, inputs: Any, states: Any) -> tuple[Any, list[Any]]:
+        """Each cell computes from the output of the one before."""
         following: list[Any] = []
         for cell, own in self._each(states):
             inputs, own = cell(inputs, own)
@@ -61,9 +64,8 @@ class _CellStack(RecurrentCell):
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Unroll one cell after another; see ``RecurrentCell.unroll``."""
         self.reset()
-        each = sequences.steps(inputs, length, layout)
-        states = sequences.zero_states(self.begin_state, each[0]) if begin_state is None else begin_state
-        outputs: Any = each
+        states = sequences.zero_states(self.begin_state, inputs, layout) if begin_state is None else begin_state
+        outputs = inputs
         following: list[Any] = []
         for number, (cell, own) in enumerate(self._each(states), 1):
             merge = merge_outputs if number == len(self) else None

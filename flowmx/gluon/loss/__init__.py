@@ -1,0 +1,22 @@
+"""Losses: one number for each instance of a batch."""
+
+from flowmx.gluon.loss.base import Loss
+from flowmx.gluon.loss.classification import (
+    HingeLoss,
+    KLDivLoss,
+    LogisticLoss,
+    SigmoidBCELoss,
+    SigmoidBinaryCrossEntropyLoss,
+    SoftmaxCELoss,
+    SoftmaxCrossEntropyLoss,
+    SquaredHingeLoss,
+)
+from flowmx.gluon.loss.ctc import CTCLoss
+from flowmx.gluon.loss.regression import HuberLoss, L1Loss, L2Loss, PoissonNLLLoss
+from flowmx.gluon.loss.similarity import CosineEmbeddingLoss, SDMLLoss, TripletLoss
+
+__all__ = [
+    "CTCLoss", "CosineEmbeddingLoss", "HingeLoss", "HuberLoss", "KLDivLoss", "L1Loss", "L2Loss", "LogisticLoss", "Loss",
+    "PoissonNLLLoss", "SDMLLoss", "SigmoidBCELoss", "SigmoidBinaryCrossEntropyLoss", "SoftmaxCELoss",
+    "SoftmaxCrossEntropyLoss", "SquaredHingeLoss", "TripletLoss",
+]  # fmt: skip

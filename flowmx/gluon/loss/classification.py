@@ -1,0 +1,161 @@
+"""Losses of predicted classes and distributions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx.gluon.loss.base import Loss
+
+__all__ = [
+    "HingeLoss", "KLDivLoss", "LogisticLoss", "SigmoidBCELoss", "SigmoidBinaryCrossEntropyLoss", "SoftmaxCELoss",
+    "SoftmaxCrossEntropyLoss", "SquaredHingeLoss",
+]  # fmt: skip
+
+
+class SigmoidBinaryCrossEntropyLoss(Loss):
+    """The cross-entropy of independent yes/no decisions, the mean of each instance.
+
+    Args:
+        from_sigmoid: the predictions are probabilities; otherwise a sigmoid makes them such.
+        weight: a factor.
+        batch_axis: that of the instances.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, from_sigmoid: bool = False, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(weight, batch_axis, **kwargs)
+        self._from_sigmoid = from_sigmoid
+
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None, pos_weight: Any = None) -> Any:
+        label = F.reshape_like(label, pred)
+        entropy = self._of_probabilities if self._from_sigmoid else self._of_logits
+        return self._mean(F, entropy(F, pred, label, pos_weight), sample_weight)
+
+    def _of_logits(self, F: Any, pred: Any, label: Any, pos_weight: Any) -> Any:
+        tail = F.Activation(-F.abs(pred), act_type="softrelu")  # log(1 + exp(-|x|)) can not overflow
+        if pos_weight is None:
+            return F.relu(pred) - pred * label + tail
+        factor = 1 + F.broadcast_mul(label, pos_weight - 1)
+        return pred - pred * label + factor * (tail + F.relu(-pred))
+
+    def _of_probabilities(self, F: Any, pred: Any, label: Any, pos_weight: Any) -> Any:
+        yes = F.log(pred + 1e-12) * label
+        if pos_weight is not None:
+            yes = F.broadcast_mul(yes, pos_weight)
+        return -(yes + F.log(1.0 - pred + 1e-12) * (1.0 - label))
+
+
+class SoftmaxCrossEntropyLoss(Loss):
+    """The cross-entropy of one class among several, the mean of each instance.
+
+    Args:
+        axis: that of the classes.
+        sparse_label: labels are numbers of classes; otherwise probabilities of all classes.
+        from_logits: the predictions are logarithms of probabilities; otherwise a log-softmax makes them such.
+        weight: a factor.
+        batch_axis: that of the instances.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, axis: int = -1, sparse_label: bool = True, from_logits: bool = False, weight: float | None = None,
+        batch_axis: int = 0, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(weight, batch_axis, **kwargs)
+        self._axis, self._sparse_label, self._from_logits = axis, sparse_label, from_logits
+
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+        if not self._from_logits:
+            pred = F.log_softmax(pred, axis=self._axis)
+        if self._sparse_label:
+            loss = -F.pick(pred, label, axis=self._axis, keepdims=True)
+        else:
+            loss = -F.sum(pred * F.reshape_like(label, pred), axis=self._axis, keepdims=True)
+        return self._mean(F, loss, sample_weight)
+
+
+class KLDivLoss(Loss):
+    """The Kullback-Leibler divergence of predicted from given distributions, the sum of each instance.
+
+    Args:
+        from_logits: the predictions are logarithms of probabilities; otherwise a log-softmax makes them such.
+        axis: that of the classes.
+        weight: a factor.
+        batch_axis: that of the instances.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, from_logits: bool = True, axis: int = -1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any
+    ) -> None:
+        super().__init__(weight, batch_axis, **kwargs)
+        self._from_logits, self._axis = from_logits, axis
+
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+        if not self._from_logits:
+            pred = F.log_softmax(pred, axis=self._axis)
+        loss = self._weighted(F, label * (F.log(label + 1e-12) - pred), sample_weight)
+        return F.sum(loss, axis=self._batch_axis, exclude=True)
+
+
+class HingeLoss(Loss):
+    """``max(0, margin - pred * label)`` for labels -1 and 1, the mean of each instance.
+
+    Args:
+        margin: up to where a right prediction costs.
+        weight: a factor.
+        batch_axis: that of the instances.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(self, margin: float = 1, weight: float | None = None, batch_axis: int = 0, **kwargs: Any) -> None:
+        super().__init__(weight, batch_axis, **kwargs)
+        self._margin = margin
+
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+        return self._mean(F, self._cost(F, F.relu(self._margin - pred * F.reshape_like(label, pred))), sample_weight)
+
+    def _cost(self, F: Any, missing: Any) -> Any:
+        return missing
+
+
+class SquaredHingeLoss(HingeLoss):
+    """The square of :class:`HingeLoss` (before the mean); the arguments are the same."""
+
+    def _cost(self, F: Any, missing: Any) -> Any:
+        return F.square(missing)
+
+
+class LogisticLoss(Loss):
+    """``log(1 + exp(-pred * label))``, the mean of each instance.
+
+    Args:
+        weight: a factor.
+        batch_axis: that of the instances.
+        label_format: ``"signed"`` for labels -1 and 1, ``"binary"`` for 0 and 1.
+        **kwargs: ``prefix`` and ``params``.
+
+    Raises:
+        ValueError: another label format.
+    """
+
+    def __init__(
+        self, weight: float | None = None, batch_axis: int = 0, label_format: str = "signed", **kwargs: Any
+    ) -> None:
+        super().__init__(weight, batch_axis, **kwargs)
+        if label_format not in ("signed", "binary"):
+            raise ValueError(f"LogisticLoss: label_format is {label_format!r}, expected 'signed' or 'binary'")
+        self._label_format = label_format
+
+    def hybrid_forward(self, F: Any, pred: Any, label: Any, sample_weight: Any = None) -> Any:
+        label = F.reshape_like(label, pred)
+        if self._label_format == "signed":
+            label = (label + 1.0) / 2.0
+        tail = F.Activation(-F.abs(pred), act_type="softrelu")
+        return self._mean(F, F.relu(pred) - pred * label + tail, sample_weight)
+
+
+SigmoidBCELoss = SigmoidBinaryCrossEntropyLoss
+SoftmaxCELoss = SoftmaxCrossEntropyLoss

@@ -1,0 +1,181 @@
+"""Layers that normalize: over the batch, over each instance, over groups of channels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flowmx.gluon.hybrid import HybridBlock
+from flowmx.ops.dtypes import as_dtype
+
+__all__ = ["BatchNorm", "BatchNormReLU", "GroupNorm", "InstanceNorm", "LayerNorm"]
+
+
+class BatchNorm(HybridBlock):
+    """Normalizes over the batch in training, and by running statistics in prediction.
+
+    Ioffe and Szegedy, Batch Normalization, ICML 2015.
+
+    Args:
+        axis: that of the channels.
+        momentum: of the running statistics.
+        epsilon: is added to the variance.
+        center: learn an offset (beta).
+        scale: learn a factor (gamma).
+        use_global_stats: use the running statistics in training too.
+        beta_initializer: of the offset.
+        gamma_initializer: of the factor.
+        running_mean_initializer: of the running mean.
+        running_variance_initializer: of the running variance.
+        in_channels: the number of channels (default: seen at the first call).
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, axis: int = 1, momentum: float = 0.9, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
+        use_global_stats: bool = False, beta_initializer: Any = "zeros", gamma_initializer: Any = "ones",
+        running_mean_initializer: Any = "zeros", running_variance_initializer: Any = "ones", in_channels: int = 0,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self._kwargs = {
+            "axis": axis, "eps": epsilon, "momentum": momentum, "fix_gamma": not scale,
+            "use_global_stats": use_global_stats,
+        }  # fmt: skip
+        if in_channels:
+            self.in_channels = in_channels
+        self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
+        self.beta = _vector(self, "beta", in_channels, beta_initializer, center)
+        self.running_mean = _vector(self, "running_mean", in_channels, running_mean_initializer, False)
+        self.running_var = _vector(self, "running_var", in_channels, running_variance_initializer, False)
+
+    def cast(self, dtype: Any) -> None:
+        """Change the element type of its parameters; beside float16 inputs they stay float32."""
+        super().cast("float32" if as_dtype(dtype) == np.float16 else dtype)
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        return F.BatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+
+    def __repr__(self) -> str:
+        return _norm_text(self, self._kwargs)
+
+
+class BatchNormReLU(BatchNorm):
+    """A :class:`BatchNorm` and a ReLU in one operator; its arguments are those of BatchNorm."""
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        return F.contrib.BatchNormWithReLU(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+
+
+class LayerNorm(HybridBlock):
+    """Normalizes each instance over one axis (Ba et al., Layer Normalization, 2016).
+
+    Args:
+        axis: over which.
+        epsilon: is added to the variance.
+        center: learn an offset (beta).
+        scale: learn a factor (gamma).
+        beta_initializer: of the offset.
+        gamma_initializer: of the factor.
+        in_channels: the length of the axis (default: seen at the first call).
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+    """
+
+    def __init__(
+        self, axis: int = -1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
+        beta_initializer: Any = "zeros", gamma_initializer: Any = "ones", in_channels: int = 0,
+        prefix: str | None = None, params: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(prefix=prefix, params=params)
+        self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
+        self._axis, self._epsilon = axis, epsilon
+        self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
+        self.beta = _vector(self, "beta", in_channels, beta_initializer, center)
+
+    def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
+        return F.LayerNorm(data, gamma=gamma, beta=beta, axis=self._axis, eps=self._epsilon)
+
+    def __repr__(self) -> str:
+        return _norm_text(self, self._kwargs)
+
+
+class InstanceNorm(HybridBlock):
+    """Normalizes each channel of each instance (Ulyanov et al., Instance Normalization, 2016).
+
+    Args:
+        axis: that of the channels.
+        epsilon: is added to the variance.
+        center: learn an offset (beta).
+        scale: learn a factor (gamma).
+        beta_initializer: of the offset.
+        gamma_initializer: of the factor.
+        in_channels: the number of channels (default: seen at the first call).
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, axis: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = False,
+        beta_initializer: Any = "zeros", gamma_initializer: Any = "ones", in_channels: int = 0, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        self._kwargs = {"eps": epsilon, "axis": axis, "center": center, "scale": scale}
+        self._axis, self._epsilon = axis, epsilon
+        self.gamma = _vector(self, "gamma", in_channels, gamma_initializer, scale)
+        self.beta = _vector(self, "beta", in_channels, beta_initializer, center)
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any) -> Any:
+        if self._axis == 1:
+            return F.InstanceNorm(x, gamma, beta, name="fwd", eps=self._epsilon)
+        out = F.InstanceNorm(F.swapaxes(x, 1, self._axis), gamma, beta, name="fwd", eps=self._epsilon)
+        return F.swapaxes(out, 1, self._axis)
+
+    def __repr__(self) -> str:
+        return _norm_text(self, self._kwargs)
+
+
+class GroupNorm(HybridBlock):
+    """Normalizes groups of channels of each instance (Wu and He, Group Normalization, ECCV 2018).
+
+    Args:
+        num_groups: into how many groups the channels are split.
+        epsilon: is added to the variance.
+        center: learn an offset (beta), one for each group.
+        scale: learn a factor (gamma), likewise.
+        beta_initializer: of the offset.
+        gamma_initializer: of the factor.
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+    """
+
+    def __init__(
+        self, num_groups: int = 1, epsilon: float = 1e-5, center: bool = True, scale: bool = True,
+        beta_initializer: Any = "zeros", gamma_initializer: Any = "ones", prefix: str | None = None,
+        params: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(prefix=prefix, params=params)
+        self._kwargs = {"eps": epsilon, "num_groups": num_groups, "center": center, "scale": scale}
+        self.gamma = _vector(self, "gamma", num_groups, gamma_initializer, scale)
+        self.beta = _vector(self, "beta", num_groups, beta_initializer, center)
+
+    def hybrid_forward(self, F: Any, data: Any, gamma: Any, beta: Any) -> Any:
+        given = self._kwargs
+        return F.GroupNorm(data, gamma=gamma, beta=beta, num_groups=given["num_groups"], eps=given["eps"])
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{key}={value!r}" for key, value in self._kwargs.items())
+        return f"{type(self).__name__}({shown})"
+
+
+def _vector(block: HybridBlock, name: str, length: int, init: Any, learned: bool) -> Any:
+    """A parameter of one axis, with a gradient where it is learned."""
+    return block.params.get(
+        name, grad_req="write" if learned else "null", shape=(length,), init=init, allow_deferred_init=True,
+        differentiable=learned,
+    )  # fmt: skip
+
+
+def _norm_text(block: Any, parameters: dict[str, Any]) -> str:
+    shown = ", ".join(f"{key}={value!r}" for key, value in parameters.items())
+    return f"{type(block).__name__}({shown}, in_channels={block.gamma.shape[0] or None})"
