@@ -104,6 +104,13 @@ class HybridBlock(Block):
     def _clear_cached_op(self) -> None:
         self._compiled = {}
 
+    @property
+    def _cached_graph(self) -> tuple[list[str], Symbol] | tuple[()]:
+        """The names of the inputs and the graph of the first call, as MXNet's scripts look for them; or nothing."""
+        for compiled in self._compiled.values():
+            return compiled.traced.inputs, compiled.traced.symbol
+        return ()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_compiled": {}}  # a copy compiles for itself
 

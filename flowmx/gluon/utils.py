@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 from flowmx import ndarray as nd
 from flowmx.devices import Context
 from flowmx.ndarray import NDArray
 
-__all__ = ["HookHandle", "clip_global_norm", "split_and_load", "split_data"]
+__all__ = [
+    "HookHandle", "check_sha1", "clip_global_norm", "download", "replace_file", "shape_is_known", "split_and_load",
+    "split_data",
+]  # fmt: skip
 
 Hooks = MutableMapping[int, Callable[..., Any]]
 
@@ -82,6 +88,38 @@ def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite:
     for each in arrays:
         each *= scale.as_in_context(each.context).astype(each.dtype)
     return number if check_isfinite else norm
+
+
+def check_sha1(filename: str | os.PathLike[str], sha1_hash: str) -> bool:
+    """Whether a file has this SHA-1, in hexadecimal digits."""
+    with Path(filename).open("rb") as file:
+        return hashlib.file_digest(file, "sha1").hexdigest() == sha1_hash
+
+
+def replace_file(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> None:
+    """Move a file over another one, in one step.
+
+    Raises:
+        OSError: it can not be done; the file is then where it was.
+    """
+    Path(src).replace(dst)
+
+
+def download(url: str, path: str | None = None, *args: Any, **kwargs: Any) -> NoReturn:
+    """Refuse: flowmx downloads nothing.
+
+    Raises:
+        NotImplementedError: always; says what to do.
+    """
+    raise NotImplementedError(
+        f"download: flowmx loads nothing from the network. Fetch {url} yourself, and put it at {path or 'a path'}: "
+        "the model zoo looks for weights in its root (see mx.gluon.model_zoo.model_store)"
+    )
+
+
+def shape_is_known(shape: Sequence[int] | None) -> bool:
+    """Whether every length of a shape is known: none of them 0 or -1."""
+    return bool(shape) and all(length > 0 for length in shape or ())
 
 
 class HookHandle:

@@ -1,0 +1,26 @@
+"""Training of Gluon models without a loop of one's own: ``mx.gluon.contrib.estimator``."""
+
+from flowmx.gluon.contrib.estimator import batch_processor, estimator, event_handler, utils
+from flowmx.gluon.contrib.estimator.batch_processor import BatchProcessor
+from flowmx.gluon.contrib.estimator.estimator import Estimator
+from flowmx.gluon.contrib.estimator.event_handler import (
+    BatchBegin,
+    BatchEnd,
+    CheckpointHandler,
+    EarlyStoppingHandler,
+    EpochBegin,
+    EpochEnd,
+    GradientUpdateHandler,
+    LoggingHandler,
+    MetricHandler,
+    StoppingHandler,
+    TrainBegin,
+    TrainEnd,
+    ValidationHandler,
+)
+
+__all__ = [
+    "BatchBegin", "BatchEnd", "BatchProcessor", "CheckpointHandler", "EarlyStoppingHandler", "EpochBegin", "EpochEnd",
+    "Estimator", "GradientUpdateHandler", "LoggingHandler", "MetricHandler", "StoppingHandler", "TrainBegin",
+    "TrainEnd", "ValidationHandler", "batch_processor", "estimator", "event_handler", "utils",
+]  # fmt: skip

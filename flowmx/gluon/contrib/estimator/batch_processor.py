@@ -1,0 +1,40 @@
+"""How an estimator computes a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx import autograd
+from flowmx.devices import Context
+from flowmx.gluon.utils import split_and_load
+
+__all__ = ["BatchProcessor"]
+
+Parts = list[Any]
+
+
+class BatchProcessor:
+    """Computes batches of data and labels, split over the devices; override its methods for others."""
+
+    def _get_data_and_label(self, batch: Any, ctx: Sequence[Context], batch_axis: int = 0) -> tuple[Parts, Parts]:
+        if hasattr(batch, "label"):  # of a mx.io.DataIter
+            batch = (batch.data[0], batch.label[0])
+        data, label = (split_and_load(part, ctx, batch_axis) for part in (batch[0], batch[1]))
+        return data, label
+
+    def evaluate_batch(self, estimator: Any, val_batch: Any, batch_axis: int = 0) -> tuple[Parts, Parts, Parts, Parts]:
+        """Predict a batch: the data, labels, predictions and losses on each device."""
+        data, label = self._get_data_and_label(val_batch, estimator.context, batch_axis)
+        pred = [estimator.val_net(x) for x in data]
+        loss = [estimator.val_loss(y_hat, y) for y_hat, y in zip(pred, label, strict=True)]
+        return data, label, pred, loss
+
+    def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> tuple[Parts, Parts, Parts, Parts]:
+        """Compute a batch and its gradients: the data, labels, predictions and losses on each device."""
+        data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
+        with autograd.record():
+            pred = [estimator.net(x) for x in data]
+            loss = [estimator.loss(y_hat, y) for y_hat, y in zip(pred, label, strict=True)]
+        autograd.backward(loss)
+        return data, label, pred, loss

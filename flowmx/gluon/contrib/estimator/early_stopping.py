@@ -1,0 +1,71 @@
+"""The end of a training that gets no better."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+from flowmx.gluon.contrib.estimator.events import EpochEnd, TrainBegin, TrainEnd
+from flowmx.gluon.contrib.estimator.utils import better
+from flowmx.metric import CompositeEvalMetric, EvalMetric
+
+__all__ = ["EarlyStoppingHandler"]
+
+
+class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
+    """Ends the training where a metric has not become better for some epochs.
+
+    Args:
+        monitor: a metric of the estimator.
+        min_delta: how much better counts.
+        patience: for how many epochs to go on.
+        mode: ``"max"``: more is better; ``"min"``: less is; ``"auto"``: by the metric's name. (MXNet 1.9 takes more for
+            better in "auto" whatever the metric, against its documentation.)
+        baseline: the value that is to be exceeded first.
+
+    Raises:
+        ValueError: the monitor is no single metric, or the mode is unknown.
+    """
+
+    def __init__(
+        self, monitor: EvalMetric, min_delta: float = 0, patience: int = 0, mode: str = "auto",
+        baseline: float | None = None,
+    ) -> None:  # fmt: skip
+        if not isinstance(monitor, EvalMetric) or isinstance(monitor, CompositeEvalMetric):
+            raise ValueError(f"EarlyStoppingHandler: monitor is {monitor!r}, expected one metric of the estimator")
+        self.monitor, self.baseline, self.patience = monitor, baseline, patience
+        self.monitor_op, self._worst = better(mode, monitor)
+        self.min_delta = math.copysign(min_delta, -self._worst)
+        self._restart()
+
+    def _restart(self) -> None:
+        self.wait = self.stopped_epoch = self.current_epoch = 0
+        self.stop_training = False
+        self.best = self._worst if self.baseline is None else self.baseline
+
+    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Begin anew."""
+        self._restart()
+
+    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
+        """Whether it is time to end."""
+        name, value = self.monitor.get()
+        if math.isnan(value):
+            warnings.warn(
+                f"EarlyStoppingHandler: nothing updates the metric {name!r}: is it the estimator's?", stacklevel=2
+            )
+        elif self.monitor_op(float(value - self.min_delta), float(self.best)):
+            self.best, self.wait = value, 0
+        else:
+            self.wait += 1
+            self.stop_training = self.wait >= self.patience
+            self.stopped_epoch = self.current_epoch if self.stop_training else 0
+        self.current_epoch += 1
+        return self.stop_training
+
+    def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Say why it ended."""
+        if self.stopped_epoch > 0:
+            name = self.monitor.get()[0]
+            estimator.logger.info("[Epoch %d] early stopping, since %s did not improve", self.stopped_epoch, name)

@@ -1,0 +1,184 @@
+"""Blocks beside each other, pixel shuffles, and variants of other layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from flowmx import ndarray as nd
+from flowmx.devices import num_gpus
+from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.nn import BatchNorm, Embedding, HybridSequential, Sequential
+
+__all__ = [
+    "Concurrent", "HybridConcurrent", "Identity", "PixelShuffle1D", "PixelShuffle2D", "PixelShuffle3D",
+    "SparseEmbedding", "SyncBatchNorm",
+]  # fmt: skip
+
+
+class Concurrent(Sequential):
+    """Blocks that all compute from the same input; their outputs are joined.
+
+    Args:
+        axis: along which to join.
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+    """
+
+    def __init__(self, axis: int = -1, prefix: str | None = None, params: Any = None) -> None:
+        super().__init__(prefix=prefix, params=params)
+        self.axis = axis
+
+    def forward(self, x: Any, *args: Any) -> Any:
+        """The joined outputs."""
+        return nd.concat(*(block(x, *args) for block in self._children.values()), dim=self.axis)
+
+
+class HybridConcurrent(HybridSequential):
+    """HybridBlocks that all compute from the same input; their outputs are joined.
+
+    Args:
+        axis: along which to join.
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+    """
+
+    def __init__(self, axis: int = -1, prefix: str | None = None, params: Any = None) -> None:
+        super().__init__(prefix=prefix, params=params)
+        self.axis = axis
+
+    def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
+        return F.concat(*(block(x, *args) for block in self._children.values()), dim=self.axis)
+
+
+class Identity(HybridBlock):
+    """Gives its input back; beside other blocks in a :class:`HybridConcurrent` it makes a shortcut.
+
+    Args:
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+    """
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return x
+
+
+class SparseEmbedding(Embedding):
+    """Rows of a table, by index: an ``Embedding``, since all arrays, and so its gradient, are dense here.
+
+    Args:
+        input_dim: the number of rows.
+        output_dim: their length.
+        dtype: of the table.
+        weight_initializer: of the table.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, input_dim: int, output_dim: int, dtype: Any = "float32", weight_initializer: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__(input_dim, output_dim, dtype, weight_initializer, **kwargs)
+
+
+class SyncBatchNorm(BatchNorm):
+    """BatchNorm over the batches of several devices together.
+
+    Zhang et al., Context Encoding for Semantic Segmentation, CVPR 2018.
+
+    Args:
+        in_channels: the number of channels (default: seen at the first call).
+        num_devices: over how many devices a batch is split (default: the number of GPUs, at least 1).
+        momentum: of the running statistics.
+        epsilon: is added to the variance.
+        center: learn an offset (beta).
+        scale: learn a factor (gamma).
+        use_global_stats: use the running statistics in training too.
+        beta_initializer: of the offset.
+        gamma_initializer: of the factor.
+        running_mean_initializer: of the running mean.
+        running_variance_initializer: of the running variance.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, in_channels: int = 0, num_devices: int | None = None, momentum: float = 0.9, epsilon: float = 1e-5,
+        center: bool = True, scale: bool = True, use_global_stats: bool = False, beta_initializer: Any = "zeros",
+        gamma_initializer: Any = "ones", running_mean_initializer: Any = "zeros",
+        running_variance_initializer: Any = "ones", **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            1, momentum, epsilon, center, scale, use_global_stats, beta_initializer, gamma_initializer,
+            running_mean_initializer, running_variance_initializer, in_channels, **kwargs,
+        )  # fmt: skip
+        devices = max(1, num_gpus()) if num_devices is None else num_devices
+        del self._kwargs["axis"]
+        self._kwargs |= {"ndev": devices, "key": self.prefix}
+
+    def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        return F.contrib.SyncBatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+
+
+class _PixelShuffle(HybridBlock):
+    """Turns channels into pixels, by a factor for each axis."""
+
+    axes: ClassVar[int]
+
+    def __init__(self, factor: int | Sequence[int]) -> None:
+        super().__init__()
+        self._factors = (factor,) * self.axes if isinstance(factor, int) else tuple(int(each) for each in factor)
+        if len(self._factors) != self.axes:
+            raise ValueError(f"{type(self).__name__}: factor is {factor!r}, expected a number or {self.axes} of them")
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        # (n, c * f1 * f2, h, w) -> (n, c, f1, f2, h, w) -> (n, c, h, f1, w, f2) -> (n, c, h * f1, w * f2)
+        every = F.reshape(x, shape=(0, -4, -1, self._product, *(0,) * self.axes))
+        for split in range(1, self.axes):
+            first, rest = self._factors[split - 1], self._product_from(split)
+            every = F.reshape(every, shape=(*(0,) * (split + 1), -4, first, rest, *(0,) * self.axes))
+        pairs = [axis for at in range(self.axes) for axis in (2 + self.axes + at, 2 + at)]
+        return F.reshape(F.transpose(every, axes=(0, 1, *pairs)), shape=(0, 0, *(-3,) * self.axes))
+
+    @property
+    def _product(self) -> int:
+        return self._product_from(0)
+
+    def _product_from(self, start: int) -> int:
+        product = 1
+        for factor in self._factors[start:]:
+            product *= factor
+        return product
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._factors if self.axes > 1 else self._factors[0]})"
+
+
+class PixelShuffle1D(_PixelShuffle):
+    """(batch, channels * factor, width) becomes (batch, channels, width * factor).
+
+    Shi et al., Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel CNN, CVPR 2016.
+
+    Args:
+        factor: how much longer the axis becomes.
+    """
+
+    axes = 1
+
+
+class PixelShuffle2D(_PixelShuffle):
+    """(batch, channels * f1 * f2, height, width) becomes (batch, channels, height * f1, width * f2).
+
+    Args:
+        factor: how much longer the axes become, one number or two.
+    """
+
+    axes = 2
+
+
+class PixelShuffle3D(_PixelShuffle):
+    """(batch, channels * f1 * f2 * f3, depth, height, width) becomes (batch, channels, depth * f1, ...).
+
+    Args:
+        factor: how much longer the axes become, one number or three.
+    """
+
+    axes = 3

@@ -1,0 +1,231 @@
+"""Recurrent cells that convolve: over sequences of images, or of lines or volumes.
+
+A kind of cell says how gates become outputs, and is made for one, two and three axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from flowmx.gluon.rnn import HybridRecurrentCell
+
+__all__ = [
+    "Conv1DGRUCell", "Conv1DLSTMCell", "Conv1DRNNCell", "Conv2DGRUCell", "Conv2DLSTMCell", "Conv2DRNNCell",
+    "Conv3DGRUCell", "Conv3DLSTMCell", "Conv3DRNNCell",
+]  # fmt: skip
+
+Lengths = int | Sequence[int]
+_LAYOUTS = {1: ("NCW", "NWC"), 2: ("NCHW", "NHWC"), 3: ("NCDHW", "NDHWC")}
+
+
+class _ConvCell(HybridRecurrentCell):
+    """A cell whose input and state are convolved into all gates.
+
+    Args:
+        input_shape: of one step of one instance, such as (channels, height, width).
+        hidden_channels: the number of channels of outputs and states.
+        i2h_kernel: the lengths of the kernel for the input, one number or one for each axis.
+        h2h_kernel: that for the state, odd lengths.
+        i2h_pad: zeros added at each side of the input. States are padded so that their lengths stay.
+        i2h_dilate: the distance of the elements of the kernel for the input.
+        h2h_dilate: that of the one for the state.
+        i2h_weight_initializer: of the weight for the input.
+        h2h_weight_initializer: of the weight for the state.
+        i2h_bias_initializer: of the bias for the input.
+        h2h_bias_initializer: of the bias for the state.
+        conv_layout: what the axes mean (default: channels after the batch).
+        activation: that of the output, a name or a block.
+        prefix: as for ``Block``.
+        params: as for ``Block``.
+
+    Raises:
+        ValueError: lengths or a layout that do not fit.
+    """
+
+    axes: ClassVar[int]
+    gates: ClassVar[int]
+    states: ClassVar[int] = 1
+
+    def __init__(
+        self, input_shape: Sequence[int], hidden_channels: int, i2h_kernel: Lengths, h2h_kernel: Lengths,
+        i2h_pad: Lengths = 0, i2h_dilate: Lengths = 1, h2h_dilate: Lengths = 1, i2h_weight_initializer: Any = None,
+        h2h_weight_initializer: Any = None, i2h_bias_initializer: Any = "zeros", h2h_bias_initializer: Any = "zeros",
+        conv_layout: str | None = None, activation: Any = "tanh", prefix: str | None = None, params: Any = None,
+    ) -> None:  # fmt: skip
+        super().__init__(prefix=prefix, params=params)
+        layout = _LAYOUTS[self.axes][0] if conv_layout is None else conv_layout
+        if layout not in _LAYOUTS[self.axes]:
+            raise ValueError(f"{type(self).__name__}: conv_layout is {layout!r}, expected {_LAYOUTS[self.axes]}")
+        self._hidden_channels, self._conv_layout, self._activation = hidden_channels, layout, activation
+        self._channel_axis = layout.index("C")
+        self._i2h = self._geometry("i2h", i2h_kernel, i2h_dilate, i2h_pad)
+        self._h2h = self._geometry("h2h", h2h_kernel, h2h_dilate, None)
+        *lengths, channels = self._last(tuple(input_shape))
+        self._state_shape = self._first((*self._lengths_after(lengths), hidden_channels))
+        rows = self.gates * hidden_channels
+
+        def get(name: str, shape: tuple[int, ...], init: Any) -> Any:
+            return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
+
+        i2h_shape = (rows, *self._first((*self._i2h["kernel"], channels)))
+        h2h_shape = (rows, *self._first((*self._h2h["kernel"], hidden_channels)))
+        self.i2h_weight = get("i2h_weight", i2h_shape, i2h_weight_initializer)
+        self.h2h_weight = get("h2h_weight", h2h_shape, h2h_weight_initializer)
+        self.i2h_bias = get("i2h_bias", (rows,), i2h_bias_initializer)
+        self.h2h_bias = get("h2h_bias", (rows,), h2h_bias_initializer)
+
+    def _geometry(self, which: str, kernel: Lengths, dilate: Lengths, pad: Lengths | None) -> dict[str, Any]:
+        """The parameters of a convolution; without padding, such that lengths stay."""
+        kernels, dilates = self._each(f"{which}_kernel", kernel), self._each(f"{which}_dilate", dilate)
+        if pad is None and not all(length % 2 for length in kernels):
+            raise ValueError(f"{type(self).__name__}: {which}_kernel is {kernels}, expected odd lengths")
+        kept = tuple(d * (k - 1) // 2 for d, k in zip(dilates, kernels, strict=True))
+        pads = kept if pad is None else self._each(f"{which}_pad", pad)
+        return {"kernel": kernels, "stride": (1,) * self.axes, "pad": pads, "dilate": dilates}
+
+    def _each(self, name: str, value: Lengths) -> tuple[int, ...]:
+        made = (value,) * self.axes if isinstance(value, int) else tuple(value)
+        if len(made) != self.axes:
+            raise ValueError(f"{type(self).__name__}: {name} is {value!r}, expected a number or {self.axes} of them")
+        return made
+
+    def _lengths_after(self, lengths: Sequence[int]) -> list[int]:
+        given = self._i2h
+        parts = zip(lengths, given["kernel"], given["pad"], given["dilate"], strict=True)
+        return [n + 2 * pad - dilate * (kernel - 1) if n else 0 for n, kernel, pad, dilate in parts]
+
+    def _last(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape of one instance with the channels at the end."""
+        return (*shape[1:], shape[0]) if self._channel_axis == 1 else shape
+
+    def _first(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """One with the channels at the end, as the layout has it."""
+        return (shape[-1], *shape[:-1]) if self._channel_axis == 1 else shape
+
+    def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
+        """The shape and layout of each state."""
+        info = {"shape": (batch_size, *self._state_shape), "__layout__": self._conv_layout}
+        return [dict(info) for _ in range(self.states)]
+
+    def __repr__(self) -> str:
+        shape = self.i2h_weight.shape
+        inputs = shape[1 if self._channel_axis == 1 else -1]
+        return f"{type(self).__name__}({inputs or None} -> {shape[0]}, {self._activation}, {self._conv_layout})"
+
+    def _convolved(self, F: Any, t: str, inputs: Any, hidden: Any, weights: dict[str, Any]) -> tuple[Any, Any]:
+        """The input and the hidden state, each convolved into all gates."""
+        rows, layout = self.gates * self._hidden_channels, self._conv_layout
+        i2h = F.Convolution(
+            inputs, weights["i2h_weight"], weights["i2h_bias"], num_filter=rows, layout=layout, name=t + "i2h",
+            **self._i2h,
+        )  # fmt: skip
+        h2h = F.Convolution(
+            hidden, weights["h2h_weight"], weights["h2h_bias"], num_filter=rows, layout=layout, name=t + "h2h",
+            **self._h2h,
+        )  # fmt: skip
+        return i2h, h2h
+
+
+class _ConvRNN(_ConvCell):
+    gates = 1
+
+    def _alias(self) -> str:
+        return "conv_rnn"
+
+    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
+        t = f"t{self._counter}_"
+        i2h, h2h = self._convolved(F, t, inputs, states[0], weights)
+        output = self._get_activation(F, i2h + h2h, self._activation, name=t + "out")
+        return output, [output]
+
+
+class _ConvLSTM(_ConvCell):
+    gates, states = 4, 2
+
+    def _alias(self) -> str:
+        return "conv_lstm"
+
+    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
+        t = f"t{self._counter}_"
+        i2h, h2h = self._convolved(F, t, inputs, states[0], weights)
+        gates = F.SliceChannel(i2h + h2h, num_outputs=4, axis=self._channel_axis, name=t + "slice")
+        in_gate = F.Activation(gates[0], act_type="sigmoid", name=t + "i")
+        forget_gate = F.Activation(gates[1], act_type="sigmoid", name=t + "f")
+        in_transform = self._get_activation(F, gates[2], self._activation, name=t + "c")
+        out_gate = F.Activation(gates[3], act_type="sigmoid", name=t + "o")
+        next_c = F.elemwise_add(forget_gate * states[1], in_gate * in_transform, name=t + "state")
+        next_h = F.elemwise_mul(out_gate, self._get_activation(F, next_c, self._activation), name=t + "out")
+        return next_h, [next_h, next_c]
+
+
+class _ConvGRU(_ConvCell):
+    gates = 3
+
+    def _alias(self) -> str:
+        return "conv_gru"
+
+    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
+        t, axis = f"t{self._counter}_", self._channel_axis
+        i2h, h2h = self._convolved(F, t, inputs, states[0], weights)
+        i2h_r, i2h_z, i2h = F.SliceChannel(i2h, num_outputs=3, axis=axis, name=t + "i2h_slice")
+        h2h_r, h2h_z, h2h = F.SliceChannel(h2h, num_outputs=3, axis=axis, name=t + "h2h_slice")
+        reset = F.Activation(i2h_r + h2h_r, act_type="sigmoid", name=t + "r_act")
+        update = F.Activation(i2h_z + h2h_z, act_type="sigmoid", name=t + "z_act")
+        new = self._get_activation(F, i2h + reset * h2h, self._activation, name=t + "h_act")
+        next_h = F.elemwise_add((1.0 - update) * new, update * states[0], name=t + "out")
+        return next_h, [next_h]
+
+
+class Conv1DRNNCell(_ConvRNN):
+    """Elman's cell with convolutions over one axis; the arguments are those of all cells here."""
+
+    axes = 1
+
+
+class Conv2DRNNCell(_ConvRNN):
+    """Elman's cell with convolutions over two axes."""
+
+    axes = 2
+
+
+class Conv3DRNNCell(_ConvRNN):
+    """Elman's cell with convolutions over three axes."""
+
+    axes = 3
+
+
+class Conv1DLSTMCell(_ConvLSTM):
+    """An LSTM with convolutions over one axis (Shi et al., Convolutional LSTM Network, NIPS 2015)."""
+
+    axes = 1
+
+
+class Conv2DLSTMCell(_ConvLSTM):
+    """An LSTM with convolutions over two axes."""
+
+    axes = 2
+
+
+class Conv3DLSTMCell(_ConvLSTM):
+    """An LSTM with convolutions over three axes."""
+
+    axes = 3
+
+
+class Conv1DGRUCell(_ConvGRU):
+    """A gated recurrent unit with convolutions over one axis."""
+
+    axes = 1
+
+
+class Conv2DGRUCell(_ConvGRU):
+    """A gated recurrent unit with convolutions over two axes."""
+
+    axes = 2
+
+
+class Conv3DGRUCell(_ConvGRU):
+    """A gated recurrent unit with convolutions over three axes."""
+
+    axes = 3

@@ -1,0 +1,17 @@
+"""What all models of images are: features, and an output computed from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx.gluon.hybrid import HybridBlock
+
+
+class Classifier(HybridBlock):
+    """A model with the children ``features`` and ``output``, for images of shape (batch, 3, height, width)."""
+
+    features: HybridBlock
+    output: HybridBlock
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return self.output(self.features(x))

@@ -1,0 +1,111 @@
+"""DenseNet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.gluon import nn
+from flowmx.gluon.contrib.nn import HybridConcurrent, Identity
+from flowmx.gluon.model_zoo.model_store import ROOT, Folder
+from flowmx.gluon.model_zoo.vision.classifier import Classifier
+from flowmx.gluon.model_zoo.vision.making import filled, maker
+from flowmx.gluon.parameter import Contexts
+
+__all__ = ["DenseNet", "densenet121", "densenet161", "densenet169", "densenet201", "get_densenet"]
+
+densenet_spec = {
+    121: (64, 32, [6, 12, 24, 16]),
+    161: (96, 48, [6, 12, 36, 24]),
+    169: (64, 32, [6, 12, 32, 32]),
+    201: (64, 32, [6, 12, 48, 32]),
+}
+"""For each number of layers: the first channels, how many each layer adds, and the layers of each block."""
+
+
+class DenseNet(Classifier):
+    """DenseNet-BC (Huang et al., Densely Connected Convolutional Networks, CVPR 2017).
+
+    Args:
+        num_init_features: the channels of the first convolution.
+        growth_rate: how many channels each layer adds.
+        block_config: the number of layers of each block.
+        bn_size: the channels between the two convolutions of a layer, as a multiple of the growth rate.
+        dropout: the part of a layer's outputs that becomes zero in training.
+        classes: the number of classes.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(
+        self, num_init_features: int, growth_rate: int, block_config: Sequence[int], bn_size: int = 4,
+        dropout: float = 0, classes: int = 1000, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(**kwargs)
+        with self.name_scope():
+            self.features = nn.HybridSequential(prefix="")
+            self.features.add(nn.Conv2D(num_init_features, kernel_size=7, strides=2, padding=3, use_bias=False))
+            self.features.add(nn.BatchNorm(), nn.Activation("relu"), nn.MaxPool2D(3, 2, 1))
+            channels = num_init_features
+            for stage, layers in enumerate(block_config, 1):
+                self.features.add(_block(layers, bn_size, growth_rate, dropout, stage))
+                channels += layers * growth_rate
+                if stage < len(block_config):
+                    channels //= 2
+                    self.features.add(_transition(channels))
+            self.features.add(nn.BatchNorm(), nn.Activation("relu"), nn.AvgPool2D(pool_size=7), nn.Flatten())
+            self.output = nn.Dense(classes)
+
+
+def _block(layers: int, bn_size: int, growth_rate: int, dropout: float, stage: int) -> nn.HybridSequential:
+    out = nn.HybridSequential(prefix=f"stage{stage}_")
+    with out.name_scope():
+        for _ in range(layers):
+            out.add(_layer(growth_rate, bn_size, dropout))
+    return out
+
+
+def _normalized(channels: int, **convolution: Any) -> list[nn.HybridBlock]:
+    """A convolution of what is normalized and rectified before."""
+    return [nn.BatchNorm(), nn.Activation("relu"), nn.Conv2D(channels, use_bias=False, **convolution)]
+
+
+def _layer(growth_rate: int, bn_size: int, dropout: float) -> HybridConcurrent:
+    added = nn.HybridSequential(prefix="")
+    added.add(*_normalized(bn_size * growth_rate, kernel_size=1), *_normalized(growth_rate, kernel_size=3, padding=1))
+    if dropout:
+        added.add(nn.Dropout(dropout))
+    out = HybridConcurrent(axis=1, prefix="")
+    out.add(Identity(), added)
+    return out
+
+
+def _transition(channels: int) -> nn.HybridSequential:
+    out = nn.HybridSequential(prefix="")
+    out.add(*_normalized(channels, kernel_size=1), nn.AvgPool2D(pool_size=2, strides=2))
+    return out
+
+
+def get_densenet(
+    num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any
+) -> DenseNet:
+    """DenseNet of a number of layers.
+
+    Args:
+        num_layers: 121, 161, 169 or 201.
+        pretrained: load the weights from a local file.
+        ctx: their device or devices (default: the CPU).
+        root: the folder of the file; see ``model_store.get_model_file``.
+        **kwargs: arguments of :class:`DenseNet`.
+
+    Raises:
+        ValueError: another number of layers.
+    """
+    if num_layers not in densenet_spec:
+        raise ValueError(f"get_densenet: num_layers is {num_layers}, expected one of {list(densenet_spec)}")
+    net = DenseNet(*densenet_spec[num_layers], **kwargs)
+    return filled(net, f"densenet{num_layers}", pretrained, ctx, root)
+
+
+densenet121, densenet161, densenet169, densenet201 = (
+    maker(f"densenet{layers}", get_densenet, layers, doc=f"DenseNet with {layers} layers.") for layers in densenet_spec
+)

@@ -1,0 +1,54 @@
+"""How the functions of the zoo make a model, and fill in weights from a local file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flowmx.devices import Context
+from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.model_zoo.model_store import ROOT, Folder, get_model_file
+from flowmx.gluon.parameter import Contexts
+
+Maker = Callable[..., HybridBlock]
+
+
+def filled(net: HybridBlock, name: str, pretrained: bool, ctx: Contexts = None, root: Folder = ROOT) -> HybridBlock:
+    """A network, with the weights from the file of that name if it is to be ``pretrained``.
+
+    Args:
+        net: the network.
+        name: its name in the zoo.
+        pretrained: whether to load weights.
+        ctx: the device or devices of the weights (default: the CPU).
+        root: the folder of the file; see ``model_store.get_model_file``.
+    """
+    if pretrained:
+        net.load_parameters(get_model_file(name, root), ctx=Context("cpu", 0) if ctx is None else ctx)
+    return net
+
+
+def maker(function_name: str, make: Maker, *sizes: Any, doc: str, **fixed: Any) -> Maker:
+    """A function of the zoo: ``make`` with its sizes.
+
+    Args:
+        function_name: what the function is called.
+        make: takes the sizes, and ``pretrained``, ``ctx``, ``root`` and arguments of the model.
+        *sizes: its first arguments.
+        doc: the first line of the docstring.
+        **fixed: further arguments of it.
+    """
+
+    def function(**kwargs: Any) -> HybridBlock:
+        return make(*sizes, **{**kwargs, **fixed})
+
+    function.__name__ = function.__qualname__ = function_name
+    function.__module__ = make.__module__
+    function.__doc__ = f"""{doc}
+
+    Args:
+        **kwargs: ``pretrained``: load the weights from a local file (default: False); ``ctx``: their device or
+            devices; ``root``: the folder of the file (default: ``~/.mxnet/models``); and arguments of the model,
+            such as ``classes``.
+    """
+    return function

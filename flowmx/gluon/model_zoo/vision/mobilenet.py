@@ -1,0 +1,172 @@
+"""MobileNet, versions 1 and 2."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx.gluon import nn
+from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.model_zoo.model_store import ROOT, Folder
+from flowmx.gluon.model_zoo.vision.classifier import Classifier
+from flowmx.gluon.model_zoo.vision.making import filled, maker
+from flowmx.gluon.parameter import Contexts
+
+__all__ = [
+    "MobileNet",
+    "MobileNetV2",
+    "get_mobilenet",
+    "get_mobilenet_v2",
+    "mobilenet0_5",
+    "mobilenet0_25",
+    "mobilenet0_75",
+    "mobilenet1_0",
+    "mobilenet_v2_0_5",
+    "mobilenet_v2_0_25",
+    "mobilenet_v2_0_75",
+    "mobilenet_v2_1_0",
+]  # fmt: skip
+
+
+class RELU6(HybridBlock):
+    """The input, held between 0 and 6."""
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        return F.clip(x, 0, 6, name="relu6")
+
+
+class _Row(nn.HybridSequential):
+    """Convolutions in a row, each normalized and, unless it is ``linear``, rectified."""
+
+    def convolve(
+        self, channels: int, kernel: int = 1, stride: int = 1, pad: int = 0, groups: int = 1, linear: bool = False,
+        six: bool = False,
+    ) -> None:  # fmt: skip
+        """Add one; ``six`` bounds what is rectified."""
+        self.add(nn.Conv2D(channels, kernel, stride, pad, groups=groups, use_bias=False), nn.BatchNorm())
+        if not linear:
+            self.add(RELU6() if six else nn.Activation("relu"))
+
+    def _alias(self) -> str:
+        return "hybridsequential"
+
+
+class LinearBottleneck(HybridBlock):
+    """A block of MobileNet v2: channels are widened, convolved one by one, and narrowed without an activation.
+
+    Args:
+        in_channels: the number of input channels.
+        channels: the number of output channels.
+        t: how many times as many are between.
+        stride: the steps.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    def __init__(self, in_channels: int, channels: int, t: int, stride: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.use_shortcut = stride == 1 and in_channels == channels
+        wide = in_channels * t
+        with self.name_scope():
+            self.out = _Row()
+            self.out.convolve(wide, six=True)
+            self.out.convolve(wide, kernel=3, stride=stride, pad=1, groups=wide, six=True)
+            self.out.convolve(channels, linear=True)
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        out = self.out(x)
+        return F.elemwise_add(out, x) if self.use_shortcut else out
+
+
+class MobileNet(Classifier):
+    """MobileNet (Howard et al., Efficient Convolutional Neural Networks for Mobile Vision Applications, 2017).
+
+    Args:
+        multiplier: of the channels.
+        classes: the number of classes.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    widths = (32, 64, 128, 128, 256, 256, *(512,) * 6, 1024, 1024)
+    strides = (1, 2, 1, 2, 1, 2, 1, 1, 1, 1, 1, 2, 1)
+
+    def __init__(self, multiplier: float = 1.0, classes: int = 1000, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        widths = [int(width * multiplier) for width in self.widths]
+        with self.name_scope():
+            self.features = _Row(prefix="")
+            with self.features.name_scope():
+                self.features.convolve(widths[0], kernel=3, pad=1, stride=2)
+                for before, after, stride in zip(widths, widths[1:], self.strides, strict=False):
+                    self.features.convolve(before, kernel=3, stride=stride, pad=1, groups=before)
+                    self.features.convolve(after)
+                self.features.add(nn.GlobalAvgPool2D(), nn.Flatten())
+            self.output = nn.Dense(classes)
+
+
+class MobileNetV2(Classifier):
+    """MobileNet v2 (Sandler et al., Inverted Residuals and Linear Bottlenecks, CVPR 2018).
+
+    Args:
+        multiplier: of the channels.
+        classes: the number of classes.
+        **kwargs: ``prefix`` and ``params``.
+    """
+
+    widths = (32, 16, *(24,) * 2, *(32,) * 3, *(64,) * 4, *(96,) * 3, *(160,) * 3, 320)
+    strides = (1, 2, 1, 2, 1, 1, 2, *(1,) * 6, 2, 1, 1, 1)
+
+    def __init__(self, multiplier: float = 1.0, classes: int = 1000, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        widths = [int(width * multiplier) for width in self.widths]
+        with self.name_scope():
+            self.features = _Row(prefix="features_")
+            with self.features.name_scope():
+                self.features.convolve(widths[0], kernel=3, stride=2, pad=1, six=True)
+                for at, (before, after, stride) in enumerate(zip(widths, widths[1:], self.strides, strict=False)):
+                    self.features.add(LinearBottleneck(before, after, 6 if at else 1, stride))
+                self.features.convolve(int(1280 * multiplier) if multiplier > 1.0 else 1280, six=True)
+                self.features.add(nn.GlobalAvgPool2D())
+            self.output = nn.HybridSequential(prefix="output_")
+            with self.output.name_scope():
+                self.output.add(nn.Conv2D(classes, 1, use_bias=False, prefix="pred_"), nn.Flatten())
+
+
+def _version(multiplier: float) -> str:
+    """How names of files have it: 1.0, 0.75, 0.5, 0.25."""
+    text = f"{multiplier:.2f}"
+    return text[:-1] if text in ("1.00", "0.50") else text
+
+
+def get_mobilenet(
+    multiplier: float, pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any
+) -> MobileNet:
+    """MobileNet of a width.
+
+    Args:
+        multiplier: of the channels; weights are published for 1.0, 0.75, 0.5 and 0.25.
+        pretrained: load the weights from a local file.
+        ctx: their device or devices (default: the CPU).
+        root: the folder of the file; see ``model_store.get_model_file``.
+        **kwargs: arguments of :class:`MobileNet`.
+    """
+    return filled(MobileNet(multiplier, **kwargs), f"mobilenet{_version(multiplier)}", pretrained, ctx, root)
+
+
+def get_mobilenet_v2(
+    multiplier: float, pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any
+) -> MobileNetV2:
+    """MobileNet v2 of a width; the arguments are those of :func:`get_mobilenet`."""
+    return filled(MobileNetV2(multiplier, **kwargs), f"mobilenetv2_{_version(multiplier)}", pretrained, ctx, root)
+
+
+_WIDTHS = (1.0, 0.75, 0.5, 0.25)
+mobilenet1_0, mobilenet0_75, mobilenet0_5, mobilenet0_25 = (
+    maker(f"mobilenet{_version(width).replace('.', '_')}", get_mobilenet, width, doc=f"MobileNet of width {width}.")
+    for width in _WIDTHS
+)
+mobilenet_v2_1_0, mobilenet_v2_0_75, mobilenet_v2_0_5, mobilenet_v2_0_25 = (
+    maker(
+        f"mobilenet_v2_{_version(width).replace('.', '_')}", get_mobilenet_v2, width,
+        doc=f"MobileNet v2 of width {width}.",
+    )
+    for width in _WIDTHS
+)  # fmt: skip
