@@ -1,0 +1,297 @@
+"""The estimator: training and evaluation, plain and in a coroutine; its handlers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import gluon
+from flowmx.gluon.contrib import estimator as est
+
+RNG = np.random.default_rng(3)
+X = RNG.standard_normal((48, 5)).astype("float32")
+Y = (X.sum(1) > 0).astype("float32")
+BATCHES = [(mx.nd.array(X[i : i + 16]), mx.nd.array(Y[i : i + 16])) for i in range(0, 48, 16)]
+
+
+def network():
+    mx.random.seed(1)
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(8, activation="relu", in_units=5), gluon.nn.Dense(2, in_units=8))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def made(net=None, **kwargs):
+    """An estimator whose log is a list of lines."""
+    net = network() if net is None else net
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05})
+    given = {"trainer": trainer, "context": mx.cpu(), **kwargs}
+    estimator = est.Estimator(net, gluon.loss.SoftmaxCrossEntropyLoss(), **given)
+    estimator.logger.handlers.clear()
+    estimator.lines = lines = []
+    estimator.logger.addFilter(lambda record: lines.append(record.getMessage()))
+    return estimator
+
+
+def weights(estimator):
+    return [param.data().asnumpy() for param in estimator.net.collect_params().values()]
+
+
+def by_hand(epochs, net=None):
+    """What a loop of one's own makes of the parameters."""
+    net = network() if net is None else net
+    trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05})
+    for _ in range(epochs):
+        for x, y in BATCHES:
+            with mx.autograd.record():
+                loss = gluon.loss.SoftmaxCrossEntropyLoss()(net(x), y)
+            loss.backward()
+            trainer.step(len(x))
+    return [param.data().asnumpy() for param in net.collect_params().values()]
+
+
+class Events(est.TrainBegin, est.TrainEnd, est.EpochBegin, est.EpochEnd, est.BatchBegin, est.BatchEnd):
+    """Writes down what it hears."""
+
+    def __init__(self):
+        self.heard = []
+
+    def __getattribute__(self, name):
+        if name in ("train_begin", "train_end", "epoch_begin", "epoch_end", "batch_begin", "batch_end"):
+            return lambda estimator, **kwargs: self.heard.append((name, *sorted(kwargs)))
+        return super().__getattribute__(name)
+
+
+def test_fit_trains_as_a_loop_does():
+    estimator = made()
+    estimator.fit(BATCHES, epochs=4)
+    for ours, expected in zip(weights(estimator), by_hand(4), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    accuracy, loss = estimator.train_metrics
+    assert (accuracy.name, loss.name) == ("training accuracy", "training softmaxcrossentropyloss")
+    assert accuracy.get()[1] > 0.8
+
+
+async def test_fit_in_a_coroutine_is_the_same_and_gives_way():
+    estimator, turns = made(), 0
+
+    async def neighbour():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(neighbour())
+    await estimator.fit_async(BATCHES, BATCHES, epochs=4)
+    task.cancel()
+    assert turns > 4
+    for ours, expected in zip(weights(estimator), await asyncio.to_thread(by_hand, 4), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    assert estimator.val_metrics[0].get()[1] > 0.8
+
+
+async def test_a_coroutine_takes_data_that_is_awaited():
+    async def batches():
+        for batch in BATCHES:
+            await asyncio.sleep(0)
+            yield batch
+
+    class Loader:
+        def __aiter__(self):
+            return batches()
+
+    estimator = made()
+    await estimator.fit_async(Loader(), epochs=2)
+    for ours, expected in zip(weights(estimator), await asyncio.to_thread(by_hand, 2), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_an_iterator_of_io_begins_anew_each_epoch():
+    estimator = made()
+    estimator.fit(mx.io.NDArrayIter(X, Y, 16), epochs=3)
+    for ours, expected in zip(weights(estimator), by_hand(3), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_several_devices_share_a_batch():
+    net = network()
+    net.collect_params().reset_ctx([mx.cpu(0), mx.cpu(1)])
+    estimator = made(net, context=[mx.cpu(0), mx.cpu(1)])
+    estimator.fit(BATCHES, epochs=2)
+    expected = by_hand(2)
+    for param, each in zip(net.collect_params().values(), expected, strict=True):
+        for copy in param.list_data():
+            np.testing.assert_allclose(copy.asnumpy(), each, rtol=1e-4, atol=1e-6)
+
+
+def test_events_come_in_order():
+    handler, estimator = Events(), made()
+    estimator.fit(BATCHES[:2], epochs=1, event_handlers=handler)
+    told = ("batch_end", "batch", "label", "loss", "pred")
+    assert handler.heard == [
+        ("train_begin",), ("epoch_begin",), ("batch_begin", "batch"), told, ("batch_begin", "batch"), told,
+        ("epoch_end",), ("train_end",),
+    ]  # fmt: skip
+
+
+def test_batches_end_within_an_epoch():
+    handler, estimator = Events(), made()
+    estimator.fit(BATCHES, batches=5, event_handlers=[handler])
+    assert sum(event[0] == "batch_end" for event in handler.heard) == 5
+    assert sum(event[0] == "epoch_end" for event in handler.heard) == 2
+
+
+def test_handlers_are_called_by_priority_and_may_be_awaitable():
+    order = []
+
+    def handler(name, priority):
+        class Made(est.BatchEnd):
+            def batch_end(self, estimator, *args, **kwargs):
+                async def later():
+                    order.append(name)
+
+                return later()
+
+        made_ = Made()
+        made_.priority = priority
+        return made_
+
+    handlers = [handler("last", 5), handler("first", -3000)]
+    made().fit(BATCHES[:1], epochs=1, event_handlers=handlers)
+    mx.run(made().fit_async(BATCHES[:1], epochs=1, event_handlers=handlers))
+    assert order == ["first", "last"] * 2
+
+
+def test_the_log_says_how_it_goes():
+    estimator = made()
+    estimator.fit(BATCHES, BATCHES, epochs=1, event_handlers=est.LoggingHandler(2, estimator.train_metrics))
+    shown = [re.sub(r"\d+\.\d+", "#", line) for line in estimator.lines]
+    metrics = "accuracy: #, {} softmaxcrossentropyloss: #"
+    training = "training " + metrics.format("training")
+    assert shown == [
+        "Training begin: using optimizer Adam with current learning rate # ",
+        "Train for 1 epochs.",
+        "[Epoch 0] Begin, current learning rate: #",
+        f"[Epoch 0][Batch 0][Samples 16] time/interval: #s {training}",
+        f"[Epoch 0][Batch 2][Samples 48] time/interval: #s {training}",
+        "Validation Begin",
+        "[Epoch 0] Finished in #s, validation " + metrics.format("validation"),
+        f"[Epoch 0] Finished in #s, {training}",
+        f"Train finished using total 0s with 1 epochs. {training}",
+    ]
+
+
+class Falling(mx.metric.EvalMetric):
+    """A metric that is what a test says."""
+
+    def __init__(self, values, name="loss"):
+        super().__init__(name)
+        self.values = iter(values)
+
+    def get(self):
+        return self.name, next(self.values, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "values", "epochs"),
+    [
+        ("loss", "auto", [0, 3, 2, 2, 2, 1], 4),  # the first is looked at when the handler is made
+        ("accuracy", "auto", [0, 0.3, 0.4, 0.4, 0.4, 0.9], 4),
+        ("loss", "max", [3, 4, 4, 4, 5], 3),
+        ("accuracy", "min", [3, 4, 4, 4, 5], 3),
+    ],
+)
+def test_stops_early_where_nothing_gets_better(name, mode, values, epochs):
+    metric, heard = Falling(values, name), Events()
+    handler = est.EarlyStoppingHandler(metric, patience=2, mode=mode)
+    made().fit(BATCHES[:1], epochs=20, event_handlers=[handler, heard])
+    assert sum(event[0] == "epoch_end" for event in heard.heard) == epochs
+
+
+async def fitted(asynchronous, estimator, *args, **kwargs):
+    if asynchronous:
+        await estimator.fit_async(*args, **kwargs)
+    else:
+        await asyncio.to_thread(estimator.fit, *args, **kwargs)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+async def test_a_training_goes_on_from_its_checkpoint(tmp_path, asynchronous):
+    whole = made()
+    await fitted(asynchronous, whole, BATCHES, epochs=4)
+    first = made()
+    await fitted(asynchronous, first, BATCHES, epochs=2, event_handlers=est.CheckpointHandler(tmp_path))
+    second = made()
+    handler = est.CheckpointHandler(tmp_path, resume_from_checkpoint=True)
+    await fitted(asynchronous, second, BATCHES, epochs=4, event_handlers=[handler])
+    for ours, expected in zip(weights(second), weights(whole), strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    assert sorted(path.name for path in tmp_path.glob("*.params")) == [
+        "model-epoch0batch3.params", "model-epoch1batch6.params", "model-epoch2batch9.params",
+        "model-epoch3batch12.params",
+    ]  # fmt: skip
+
+
+def test_the_last_and_the_best_checkpoints_are_kept(tmp_path):
+    net = network()
+    net.hybridize()
+    estimator = made(net)
+    best = Falling([0, 5, 3, 4, 6])
+    handler = est.CheckpointHandler(tmp_path, "net", best, save_best=True, max_checkpoints=2, verbose=1)
+    estimator.fit(BATCHES[:1], epochs=4, event_handlers=[handler])
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "net-best.params", "net-best.states", "net-epoch2batch3.params", "net-epoch2batch3.states",
+        "net-epoch3batch4.params", "net-epoch3batch4.states", "net-symbol.json",
+    ]  # fmt: skip
+    second = mx.nd.load(str(tmp_path / "net-best.params"))
+    third = mx.nd.load(str(tmp_path / "net-epoch3batch4.params"))
+    assert not np.array_equal(second["0.weight"].asnumpy(), third["0.weight"].asnumpy())
+    assert any("improved from 5.00000 to 3.00000" in line for line in estimator.lines)
+
+
+def test_a_training_that_is_done_does_not_go_on(tmp_path):
+    made().fit(BATCHES, epochs=2, event_handlers=est.CheckpointHandler(tmp_path))
+    with pytest.raises(ValueError, match="has 2 of 2 epochs already"):
+        made().fit(BATCHES, epochs=2, event_handlers=est.CheckpointHandler(tmp_path, resume_from_checkpoint=True))
+    with pytest.raises(ValueError, match="made by batches alone"):
+        made().fit(BATCHES, batches=2, event_handlers=est.CheckpointHandler(tmp_path, resume_from_checkpoint=True))
+
+
+def test_bad_arguments_are_refused():
+    loss, net = gluon.loss.L2Loss(), network()
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    for kwargs, message in [
+        ({"loss": 3}, "loss is 3"), ({"trainer": 3}, "trainer is 3"), ({"context": "cpu"}, "context is 'cpu'"),
+        ({"train_metrics": [3]}, "metrics holds 3"), ({"batch_processor": 3}, "no methods fit_batch"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            est.Estimator(**{"net": net, "loss": loss, "trainer": trainer, **kwargs})
+    estimator = made()
+    for kwargs, message in [
+        ({}, "expected one of them"), ({"epochs": 1, "batches": 1}, "expected one of them"),
+        ({"epochs": 1, "event_handlers": [3]}, "event_handlers holds 3"),
+        ({"epochs": 1, "train_data": 3}, "can not be iterated"),
+        ({"epochs": 1, "event_handlers": est.MetricHandler([mx.metric.Accuracy()])}, "does not update"),
+    ]:  # fmt: skip
+        with pytest.raises(ValueError, match=message):
+            estimator.fit(**{"train_data": BATCHES, **kwargs})
+    with pytest.raises(ValueError, match="expected 'auto', 'min' or 'max'"):
+        est.EarlyStoppingHandler(mx.metric.Accuracy(), mode="best")
+    with pytest.raises(ValueError, match="to know the best by"):
+        est.CheckpointHandler("unused", save_best=True)
+
+
+def test_a_net_is_initialized_and_has_a_trainer_by_default():
+    net = gluon.nn.Dense(2)
+    with pytest.warns(UserWarning, match=r"SGD with a learning rate of 0.001"):
+        estimator = est.Estimator(net, gluon.loss.L2Loss())
+    estimator.logger.handlers.clear()
+    estimator.fit([(mx.nd.ones((2, 3)), mx.nd.ones((2, 2)))], batches=1)
+    assert [metric.name for metric in estimator.train_metrics] == ["training l2loss"]
+    with pytest.warns(UserWarning, match="initialized already"):
+        est.Estimator(net, gluon.loss.L2Loss(), initializer=mx.init.Xavier(), trainer=estimator.trainer)
