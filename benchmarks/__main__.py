@@ -123,6 +123,16 @@ def hybrid(rounds: int) -> None:
         )
 
 
+def gluon(rounds: int) -> None:
+    """Gluon training steps with their updates: ResNet-18 and an LSTM hybridized, an MLP and LSTM cells imperative."""
+    for name in ("resnet", "lstm", "mlp", "cells"):
+        turns.report(
+            f"{name} (milliseconds a Gluon training step)",
+            turns.compare("gluon_steps", ["mxnet", "torch"], rounds, [name], min),
+            {"train_ms": [("mxnet", 0.9), ("torch", 1.05)]},
+        )
+
+
 def shapes(rounds: int) -> None:
     """Megabytes that a thousand random shapes through one hybridized network take, beside the largest alone."""
     del rounds  # nothing is timed
@@ -204,7 +214,7 @@ BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, shapes, importing, kvstore,
+        transformer, hybrid, gluon, shapes, importing, kvstore,
     )
 }  # fmt: skip
 PICTURES = {"figure7": memory_strategies, "figure8": scaling, "figure8_measure": scaling_measured}
