@@ -8,21 +8,30 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 from flowmx.cached_op.blocks import Block, Blocks
 from flowmx.devices import Device
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
+from flowmx.graph.planning import handover
 from flowmx.graph.tied import Step, Tied, run_steps
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import LIGHT_BYTES, Array, Run, Shape
 
 _LIGHT_VALUES = 64
 """Values of which the graph of a light call may consist."""
+
+
+class Piece(NamedTuple):
+    """A part of a backward pass: its nodes, and the variables whose gradients are there after it."""
+
+    nodes: Collection[Node]
+    gradients: Collection[Node]
 
 
 class Instance:
@@ -40,6 +49,7 @@ class Instance:
         self.tied = Tied(plan, {device.context: device})
         self.run = Run(device, train, {})
         self.block: Block | None = None
+        self._rows: list[list[Step]] | None = None
         self.done_once: tuple[Any, ...] | None = None
         taken: set[Entry] = set()
         self.ends: tuple[list[Step], list[Step]] = ([], [])
@@ -49,6 +59,12 @@ class Instance:
             for node in wanted
             if node in plan.gradients
         }
+
+    def rows(self, pieces: Sequence[Piece]) -> list[list[Step]]:
+        """The steps of each piece of the backward pass."""
+        if self._rows is None:
+            self._rows = [[step for step in self.tied.backward if step.node in piece.nodes] for piece in pieces]
+        return self._rows
 
     def _target(self, entry: Entry, node: Node, taken: set[Entry], ends: list[Step]) -> Entry:
         """The entry that a result's array is to be put under."""
@@ -169,24 +185,52 @@ class Compiled:
         run_steps(instance.run, instance.ends[0], "a cached graph")
         return instance
 
-    def backward(self, instance: Instance, heads: Sequence[Array | None], gradients: dict[Node, Array]) -> None:
-        """Run the backward pass on what a forward pass left.
+    @cached_property
+    def pieces(self) -> list[Piece]:
+        """The backward pass, cut where it makes many gradients: the first are used while the others are computed."""
+        plan = self.plan
+        wanted = [node for node in self.wanted if node in plan.gradients]
+        made = {plan.gradients[node]: node for node in wanted}
+        direct = {entry: node for entry, node in made.items() if entry in plan.external and entry not in plan.root}
+        found = [_made_by(node, direct) for node in plan.backward]
+        at = handover.cuts([sum(map(self._nbytes_of, row)) for row in found])
+        rows, gradients = handover.pieces(plan.backward, at), handover.pieces(found, at)
+        cut = [
+            Piece(set(row), {node for each in made for node in each}) for row, made in zip(rows, gradients, strict=True)
+        ]
+        early = {node for piece in cut[:-1] for node in piece.gradients}
+        return [*cut[:-1], Piece(cut[-1].nodes, {node for node in wanted if node not in early})]
+
+    def _nbytes_of(self, variable: Node) -> int:
+        entry = Entry(variable, 0)
+        return _nbytes(self.shapes[entry], self.dtypes[entry])
+
+    def begin_backward(self, instance: Instance, heads: Sequence[Array | None]) -> None:
+        """Prepare the backward pass on what a forward pass left.
 
         Args:
             instance: the forward pass's.
             heads: a gradient for each output (None: the plan does not read it).
-            gradients: where to put the gradients of variables.
+        """
+        for node, array in zip(self.plan.graph.heads, heads, strict=True):
+            instance.tied.put(Entry(node, 0), array)
+
+    def backward(self, instance: Instance, piece: int, gradients: dict[Node, Array]) -> None:
+        """Run one piece of the backward pass, after those before it.
+
+        Args:
+            instance: the forward pass's.
+            piece: which.
+            gradients: where to put the gradients that it makes.
         """
         tied = instance.tied
-        head_entries = [Entry(node, 0) for node in self.plan.graph.heads]
-        for entry, array in zip(head_entries, heads, strict=True):
-            tied.put(entry, array)
-        for node, target in instance.gradients.items():
-            tied.put(target, gradients[node])
-        run_steps(instance.run, tied.backward, "a cached graph")
-        run_steps(instance.run, instance.ends[1], "a cached graph")
-        for entry in head_entries:
-            tied.put(entry, None)
+        for node, array in gradients.items():
+            tied.put(instance.gradients[node], array)
+        run_steps(instance.run, instance.rows(self.pieces)[piece], "a cached graph")
+        if piece + 1 == len(self.pieces):
+            run_steps(instance.run, instance.ends[1], "a cached graph")
+            for node in self.plan.graph.heads:
+                tied.put(Entry(node, 0), None)
 
     def reads_backward(self) -> tuple[set[int], set[int], set[int]]:
         """Positions of the variables, of the outputs and of their gradients that the backward pass reads."""
@@ -199,6 +243,12 @@ class Compiled:
             {i for i, entry in enumerate(plan.outputs) if entry in read and entry in external},
             {i for i, head in enumerate(plan.graph.heads) if Entry(head, 0) in read},
         )
+
+
+def _made_by(node: Node, gradients: Mapping[Entry, Node]) -> list[Node]:
+    """The variables whose gradients a node makes."""
+    entries = (Entry(node, index) for index in range(node.outputs()))
+    return [gradients[entry] for entry in entries if entry in gradients]
 
 
 def _nbytes(shape: Shape, dtype: DType) -> int:

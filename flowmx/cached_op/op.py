@@ -181,11 +181,14 @@ class CachedOp:
         reads = [each._storage for each in (*arrays, *given) if each is not None]
         reads += [made.unchecked(i)._storage for i in range(len(made))]
         again = arrays if call.used else None
-        core.push_on(
-            compiled.device, _backward, (call, given, targets, again, [made.unchecked(i) for i in range(len(made))]),
-            (*reads, call), (call, *(each._storage for each in targets.values() if each is not None)),
-            f"{self._name}.backward", compiled.is_light, 0, 4, self._detached,
-        )  # fmt: skip
+        for number, piece in enumerate(compiled.pieces):
+            begins = (given, again, [made.unchecked(i) for i in range(len(made))]) if not number else None
+            gradients = {node: target for node in piece.gradients if (target := targets.get(node)) is not None}
+            core.push_on(
+                compiled.device, _backward, (call, number, gradients, begins),
+                (*reads, call), (call, *(each._storage for each in gradients.values())),
+                f"{self._name}.backward", compiled.is_light, 0, 4, self._detached,
+            )  # fmt: skip
         call.used = True
         return found
 
@@ -262,20 +265,32 @@ def _forward(
         call.instance = instance
 
 
-def _backward(
-    call: _Call, heads: Sequence[NDArray | None], gradients: dict[Any, NDArray], again: Sequence[NDArray] | None,
-    outputs: Sequence[NDArray],
-) -> None:  # fmt: skip
-    """The operation of a backward pass; the forward pass runs again where another one used up what it left."""
+_Beginning = tuple[Sequence[NDArray | None], Sequence[NDArray] | None, Sequence[NDArray]]
+"""What the first piece of a backward pass takes: gradients of the outputs, the inputs if the forward pass must run
+again, and the outputs."""
+
+
+def _backward(call: _Call, piece: int, gradients: dict[Any, NDArray], beginning: _Beginning | None) -> None:
+    """The operation of a piece of a backward pass."""
     compiled = call.compiled
-    instance = call.instance
-    if again is not None or instance is None:
+    if beginning is not None:
+        _begin_backward(call, *beginning)
+    instance, call.instance = call.instance, None
+    assert instance is not None
+    compiled.backward(instance, piece, {node: each._written() for node, each in gradients.items()})
+    if piece + 1 == len(compiled.pieces):
+        compiled.give(instance)
+    else:
+        call.instance = instance
+
+
+def _begin_backward(
+    call: _Call, heads: Sequence[NDArray | None], again: Sequence[NDArray] | None, outputs: Sequence[NDArray]
+) -> None:
+    """Prepare a backward pass; the forward pass runs again where another one used up what it left."""
+    compiled = call.compiled
+    if again is not None or call.instance is None:
         assert again is not None
         results = [compiled.device.allocate(each._shape, each._dtype) for each in outputs]
-        instance = compiled.forward([each._read() for each in again], results, ())
-    call.instance = None
-    compiled.backward(
-        instance, [None if each is None else each._read() for each in heads],
-        {node: each._written() for node, each in gradients.items()},
-    )  # fmt: skip
-    compiled.give(instance)
+        call.instance = compiled.forward([each._read() for each in again], results, ())
+    compiled.begin_backward(call.instance, [None if each is None else each._read() for each in heads])

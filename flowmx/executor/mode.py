@@ -6,6 +6,7 @@ for its forward pass and one for its backward pass.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from flowmx.executor.arena import Arena
 from flowmx.executor.segment import Cut, Segment
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
+from flowmx.graph.planning import handover
 from flowmx.graph.tied import Step, Tied, run_steps
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray
@@ -57,6 +59,7 @@ class Mode:
         self._arrays = arrays
         self._unreached = unreached
         self._train = train
+        self._gradients = gradients
         self._memo: dict[Any, Any] = {}
         self._used = list(dict.fromkeys(devices.values()))
         nodes = [node for node in (*plan.once, *plan.forward, *plan.backward) if node.op is not None]
@@ -120,7 +123,10 @@ class Mode:
             (backward, self.tied.backward, self.plan.stages[1], self._ends[1]),
         ):
             for stage in _stages(steps, stages) if is_on else ():
-                self._cut_stage(cut, stage)
+                if len(stage) == 1:
+                    self._cut_row(cut, stage[0], self._handed_over(stage[0], is_backward=steps is self.tied.backward))
+                else:
+                    self._cut_stage(cut, stage)
             for end, step, target in ends if is_on else ():
                 segment = cut.at(self.tied.device(end.node))
                 segment.steps.append(step)
@@ -133,6 +139,19 @@ class Mode:
             last.zeroed = self._unreached
             last.writes.update(dict.fromkeys(array._storage for array in self._unreached))
         return cut.segments
+
+    def _handed_over(self, steps: Sequence[Step], is_backward: bool) -> list[int]:
+        """Of each step, the bytes of gradients that it makes; or of parameters that it is the first to read."""
+        trained = {node: math.prod(array.shape) * array._dtype.itemsize for node, array in self._gradients.items()}
+        made = {entry: trained[node] for node, entry in self.plan.gradients.items() if entry in self._external}
+        if is_backward:
+            return [sum(made.get(Entry(step.node, i), 0) for i in range(step.node.outputs())) for step in steps]
+        return [sum(trained.pop(entry.node, 0) for entry in step.node.inputs) for step in steps]
+
+    def _cut_row(self, cut: Cut, steps: Sequence[Step], sizes: Sequence[int]) -> None:
+        for piece in handover.pieces(steps, handover.cuts(sizes)):
+            self._cut_stage(cut, [piece])
+            cut.here()
 
     def _cut_stage(self, cut: Cut, stage: Sequence[Sequence[Step]]) -> None:
         for chain in stage:

@@ -86,13 +86,16 @@ class Cut:
         self._memo = memo
         self._goes_on = goes_on
         self._begun: set[Device] = set()
+        self._anew = False
         self._branches: list[Variable] = []
         """What the branches before this place wrote, each a variable of its own."""
         self._open: list[Variable] = []
 
     def at(self, device: Device) -> Segment:
         """The segment for the next step on a device, after all that was before."""
-        if not self.segments or self.segments[-1].device is not device or self.segments[-1].is_branch:
+        last = self.segments[-1] if self.segments else None
+        if last is None or self._anew or last.device is not device or last.is_branch:
+            self._anew = False
             segment = self._add(device, is_branch=False)
             workspace = self._arena.variable(device)
             segment.writes[workspace] = None
@@ -100,6 +103,10 @@ class Cut:
                 segment.reads[workspace] = None  # so that what went wrong before it goes on
             self._begun.add(device)
         return self.segments[-1]
+
+    def here(self) -> None:
+        """Begin another segment with the next step."""
+        self._anew = True
 
     def branch(self, device: Device) -> Segment:
         """A new segment which others of its stage may run beside."""

@@ -1,0 +1,44 @@
+"""Where a pass is cut so that what it hands over, or waits for, need not wait for the rest of it.
+
+A backward pass in one operation would hand over all gradients at its end: none could be summed over devices, or travel
+to other machines, while the others are computed. So it is cut after every so many bytes of gradients; and a forward
+pass before every so many bytes of parameters, which may still be on their way.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+__all__ = ["LEAST", "MOST", "cuts", "pieces"]
+
+T = TypeVar("T")
+
+LEAST = 1 << 20
+"""Bytes that are worth an operation of the engine of their own."""
+
+MOST = 8
+"""Pieces of a pass."""
+
+
+def cuts(sizes: Sequence[int]) -> list[int]:
+    """The places before which a pass is cut, in order, none of them 0.
+
+    Args:
+        sizes: of each step, the bytes of what it hands over, or is the first to need.
+    """
+    limit = max(LEAST, sum(sizes) // MOST)
+    found, filled = [], 0
+    for place, nbytes in enumerate(sizes):
+        filled += nbytes
+        if filled >= limit and place + 1 < len(sizes):
+            found.append(place + 1)
+            filled = 0
+    return found if sum(sizes) >= LEAST else []
+
+
+def pieces(steps: Sequence[T], at: Iterable[int]) -> list[Sequence[T]]:
+    """The steps between cuts."""
+    edges = [0, *at, len(steps)]
+    return [steps[start:stop] for start, stop in itertools.pairwise(edges)]
