@@ -171,7 +171,7 @@ def test_one_device_needs_no_store():
     backward(net, *parts(batches(1, 3)[0], [mx.cpu(0)]))
     pushed = mx.engine.stats()["pushed"]
     trainer.step(3)
-    assert mx.engine.stats()["pushed"] - pushed == len(list(net.collect_params()))
+    assert mx.engine.stats()["pushed"] - pushed == 1  # all updates in one
 
 
 def test_a_store_that_is_given_is_used_by_one_device_too():

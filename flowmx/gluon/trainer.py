@@ -236,9 +236,10 @@ class Trainer:
         return self._kvstore
 
     def _update(self, params: list[tuple[int, Parameter]]) -> None:
-        for index, param in params:
-            for ctx, updater in self._updaters.items():
-                updater(index, param.grad(ctx), param.data(ctx))
+        indices = [index for index, _ in params]
+        for ctx, updater in self._updaters.items():
+            updater(indices, [param.grad(ctx) for _, param in params], [param.data(ctx) for _, param in params])
+            for _, param in params:
                 param._mark_used(ctx)
 
     # -- several machines ------------------------------------------------------------------------------

@@ -510,6 +510,7 @@ class Module(BaseModule):
         if self._update_on_kvstore:
             self._update_in_store(group)
             return
+        found: list[tuple[int, Any, Any]] = []
         for index, name in enumerate(self._param_names):
             grads, weights = group.gradients(name), group.on_devices(name)
             if grads[0] is None:
@@ -518,9 +519,11 @@ class Module(BaseModule):
             if self._kvstore is not None:  # beside the gradients, which later passes may add to
                 total = nd.empty(total.shape, total.context, total.dtype)
                 self._kvstore.pushpull(name, grads, out=total, priority=-index)
-            updater(index, total, weights[0])
-            for other in weights[1:]:
-                weights[0].copyto(other)
+            found.append((index, total, weights))
+        updater([index for index, _, _ in found], [total for _, total, _ in found], [each[0] for _, _, each in found])
+        for _, _, (first, *others) in found:
+            for other in others:
+                first.copyto(other)
 
     def _update_in_store(self, group: Any) -> None:
         store = self._store()
