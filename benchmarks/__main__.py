@@ -9,7 +9,9 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import figure7, figure8, turns
+from benchmarks import images as pictures
 from benchmarks import kvstore as stores
+from benchmarks import recordio as records
 
 
 def engine(rounds: int) -> None:
@@ -210,11 +212,21 @@ def kvstore(rounds: int) -> None:
     stores.compare(rounds)
 
 
+def recordio(rounds: int) -> None:
+    """A RecordIO file of a gigabyte, read in order and at random."""
+    records.compare(rounds)
+
+
+def images(rounds: int) -> None:
+    """ImageRecordIter: JPEG photographs decoded, cut, mirrored and normalized."""
+    pictures.compare(rounds)
+
+
 BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, gluon, shapes, importing, kvstore,
+        transformer, hybrid, gluon, shapes, importing, kvstore, recordio, images,
     )
 }  # fmt: skip
 PICTURES = {"figure7": memory_strategies, "figure8": scaling, "figure8_measure": scaling_measured}

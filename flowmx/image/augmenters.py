@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -70,8 +70,9 @@ class RandomOrderAug(SequentialAug):
     """Several augmenters, in a random order."""
 
     def __call__(self, src: NDArray) -> NDArray:
-        stream().shuffle(self.ts)
-        return super().__call__(src)
+        for each in stream().sample(self.ts, len(self.ts)):
+            src = each(src)
+        return src
 
 
 # -- sizes -------------------------------------------------------------------------------------------------
@@ -295,8 +296,8 @@ def colour_augmenters(
     return found
 
 
-def normalizing_augmenters(mean: Any, std: Any) -> list[Augmenter]:
-    """The normalization that a mean and a standard deviation ask for; True stands for ImageNet's.
+def normalizing_augmenters(mean: Any, std: Any, array: Callable[[Any], Any] = nd.array) -> list[Augmenter]:
+    """The normalization that a mean and a standard deviation ask for; True stands for ImageNet's, in such an array.
 
     Raises:
         ValueError: one has neither 1 nor 3 numbers.
@@ -305,7 +306,7 @@ def normalizing_augmenters(mean: Any, std: Any) -> list[Augmenter]:
     for name, (value, _) in given.items():
         if value is not None and value is not True and np.shape(value) not in ((1,), (3,)):
             raise ValueError(f"{name} has shape {np.shape(value)}, expected 1 or 3 numbers, or True")
-    arrays = [nd.array(usual) if value is True else value for value, usual in given.values()]
+    arrays = [array(usual) if value is True else value for value, usual in given.values()]
     return [] if mean is None and std is None else [ColorNormalizeAug(*arrays)]
 
 

@@ -344,7 +344,7 @@ def CreateDetAugmenter(  # noqa: N802 - MXNet's name
         augmenters.ForceResizeAug((data_shape[2], data_shape[1]), inter_method),
         augmenters.CastAug(),
         *augmenters.colour_augmenters(brightness, contrast, saturation, hue, pca_noise, rand_gray),
-        *augmenters.normalizing_augmenters(mean, std),
+        *augmenters.normalizing_augmenters(mean, std, np.array),
     ]
     return found + [DetBorrowAug(each) for each in borrowed]
 

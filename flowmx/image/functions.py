@@ -25,7 +25,10 @@ Size = Sequence[int]
 Box = tuple[int, int, int, int]
 """Where a part of an image is: left, top, width, height."""
 
-_BORDERS = {0: "constant", 1: "symmetric", 2: "reflect", 3: "edge", 4: "wrap"}
+_BORDERS = {0: "constant", 1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}
+"""OpenCV's numbers. (MXNet's documentation has others, but hands the number on.)"""
+_ISOLATED = 16
+"""A bit of OpenCV's numbers that says nothing about whole images."""
 
 
 def imdecode(buf: Any, flag: int = 1, to_rgb: bool = True, out: NDArray | None = None) -> NDArray:
@@ -144,8 +147,8 @@ def copyMakeBorder(  # noqa: N802 - OpenCV's name
         bot: rows below.
         left: columns to the left.
         right: columns to the right.
-        type: 0 filled with a colour; the image mirrored at its edge with (1) or without (2) the last pixels twice; its
-            last pixels repeated (3), or its other side (4).
+        type: filled with a colour (0), with the last pixels repeated (1), with the image's other side (3), or with the
+            image mirrored, its last pixels twice (2) or not (4).
         value: the colour, in all channels.
         values: the colour, by channel.
         out: an array to write into.
@@ -153,12 +156,13 @@ def copyMakeBorder(  # noqa: N802 - OpenCV's name
     Raises:
         ValueError: an unknown type.
     """
-    if type not in _BORDERS:
+    kind = _BORDERS.get(type & ~_ISOLATED)
+    if kind is None:
         raise ValueError(f"copyMakeBorder: type is {type}, expected one of {sorted(_BORDERS)}")
     image = src.asnumpy()
     around = ((top, bot), (left, right), (0, 0))
-    if type:
-        made = np.pad(image, around, _BORDERS[type])  # type: ignore[call-overload]
+    if kind != "constant":
+        made = np.pad(image, around, kind)  # type: ignore[call-overload]
     else:
         made = np.empty((image.shape[0] + top + bot, image.shape[1] + left + right, image.shape[2]), image.dtype)
         made[:] = list(values)[: image.shape[2]] if values else value
@@ -294,7 +298,9 @@ def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_ou
         rotation_degrees = rotation_degrees.asnumpy()
     if len(rotation_degrees) != len(src):
         raise ValueError(f"imrotate: {len(rotation_degrees)} angles for {len(src)} images, expected as many")
-    grid = _turned_grid(src.shape[2], src.shape[3], np.radians(np.asarray(rotation_degrees, np.float64)), zoom_in, zoom_out)
+    grid = _turned_grid(
+        src.shape[2], src.shape[3], np.radians(np.asarray(rotation_degrees, np.float64)), zoom_in, zoom_out
+    )
     turned: NDArray = nd.BilinearSampler(src, nd.array(grid, ctx=src.context))
     return turned
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.io.course import End
 from flowmx.io.rows import RowsIter, dtype_of, share
 
 _NO_FILE = (None, "", "NULL")
@@ -85,7 +86,7 @@ class CSVIter(RowsIter):
         if tuple(label_shape) == (1,):
             label = label.reshape(-1)
         part = share(len(data), part_index, num_parts)
-        end = "wrap" if round_batch else "repeat"
+        end: End = "wrap" if round_batch else "repeat"
         super().__init__(data[part], label[part], batch_size, end, data_name=data_name, label_name=label_name)
 
 

@@ -189,7 +189,11 @@ class ImageRecordIter(DataIter):
         work = partial(self._share, job, iter(self._places(batch)), data, label, index)
         loop = asyncio.get_running_loop()
         workers = self._pool()
-        await asyncio.gather(*(loop.run_in_executor(workers, work) for _ in range(self._threads)))
+        failed = await asyncio.gather(*(loop.run_in_executor(workers, work) for _ in range(self._threads)))
+        errors = sorted((each for each in failed if each is not None), key=lambda each: each[0])
+        if errors:
+            row, error = errors[0][1:]
+            raise ImageRecordError(self._says(row, error)) from error
         if reading.label_width == 1:
             label = label[:, 0].copy()
         return DataBatch(
@@ -204,16 +208,23 @@ class ImageRecordIter(DataIter):
         drawn = random.random((len(batch.rows), RANDOM + 3))
         return list(zip(range(len(batch.rows)), batch.rows.tolist(), drawn, strict=True))
 
-    def _share(self, job: _Job, places: Iterator[tuple[int, int, Any]], data: Any, label: Any, index: Any) -> None:
-        """A thread's work: one image after the other, until none is left (a list's iterator may be shared)."""
+    def _share(
+        self, job: _Job, places: Iterator[tuple[int, int, Any]], data: Any, label: Any, index: Any
+    ) -> tuple[int, int, Exception] | None:
+        """A thread's work: one image after the other, until none is left (a list's iterator may be shared).
+
+        Returns:
+            the place, the record and the error of an image that was none; the first of all threads' is told.
+        """
         for place, row, u in places:
             if not job.wanted:
-                return
+                break
             try:
                 index[place] = self._instance(row, u, data[place], label[place])
             except Exception as error:
                 job.wanted = False
-                raise ImageRecordError(self._says(row, error)) from error
+                return place, row, error
+        return None
 
     def _says(self, row: int, error: Exception) -> str:
         offset = int(self._records.offsets[row])

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops import image_resize
+from flowmx.ops.kernels.loops import resizing
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -16,5 +17,6 @@ def resized(image: Image, new: tuple[int, int], interp: int) -> Image:
     if image.shape[:2] == new:
         return image
     out = np.empty((*new, image.shape[2]), np.uint8)
-    image_resize.resize(np, image, out, interp)
+    if not resizing.resize(image, out, interp):
+        image_resize.resize(np, image, out, interp)
     return out

@@ -9,6 +9,6 @@ when this is imported. Nothing here is compiled, and llvmlite is not imported, b
 
 from __future__ import annotations
 
-from flowmx.ops.kernels.loops import chain, formulas, gather, normalization, optimizers, reductions, softmax
+from flowmx.ops.kernels.loops import chain, formulas, gather, normalization, optimizers, reductions, resizing, softmax
 
-__all__ = ["chain", "formulas", "gather", "normalization", "optimizers", "reductions", "softmax"]
+__all__ = ["chain", "formulas", "gather", "normalization", "optimizers", "reductions", "resizing", "softmax"]
