@@ -3,7 +3,9 @@
 import asyncio
 import gc
 import json
+import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,6 +181,32 @@ def test_leaves_no_thread_behind():
     for thread in workers:
         thread.join(10)
         assert not thread.is_alive()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted in /proc")
+def test_loops_that_are_broken_off_leave_no_descriptor_behind():
+    def opened():
+        gc.collect()
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    next(images())
+    before = opened()
+    for _ in range(20):
+        for _ in images(path_imgidx=IDX):
+            break
+    mx.nd.waitall()
+    assert opened() <= before
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_goes_on_in_the_child_of_a_fork():
+    iterator, told = images(**RANDOM), [each[3] for each in epoch(images(**RANDOM))]
+    assert iterator.next().index.tolist() == told[0]
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if iterator.next().index.tolist() == told[1] else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert iterator.next().index.tolist() == told[1]
 
 
 # -- labels ------------------------------------------------------------------------------------------------
