@@ -6,16 +6,17 @@ coroutine. Both run one coroutine: what it awaits is there at once in the plain 
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import logging
 import sys
 import warnings
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from typing import Any, Protocol
 
+from flowmx import engine
 from flowmx.devices import Context, cpu, gpu, num_gpus
-from flowmx.engine import run
 from flowmx.gluon.contrib.estimator import events
 from flowmx.gluon.contrib.estimator.batch_processor import BatchProcessor
 from flowmx.gluon.contrib.estimator.event_handler import (
@@ -281,7 +282,7 @@ class _Blocking:
         return None
 
     async def result(self, value: Any) -> Any:
-        return run(_awaited(value)) if inspect.isawaitable(value) and not hasattr(value, "asnumpy") else value
+        return engine.run(_awaited(value)) if inspect.isawaitable(value) and not hasattr(value, "asnumpy") else value
 
 
 class _Awaiting:
@@ -297,14 +298,22 @@ class _Awaiting:
                 yield batch
 
     async def ready(self, arrays: Any) -> None:
-        if isinstance(arrays, (list, tuple)):
-            for each in arrays:
-                await self.ready(each)
-        elif inspect.isawaitable(arrays):
-            await arrays
+        await engine.room()
+        await asyncio.sleep(0)  # what is ready is awaited without giving way
+        for each in _flat(arrays):
+            if inspect.isawaitable(each):
+                await each
 
     async def result(self, value: Any) -> Any:
         return await value if inspect.isawaitable(value) else value
+
+
+def _flat(nested: Any) -> Iterator[Any]:
+    if isinstance(nested, (list, tuple)):
+        for each in nested:
+            yield from _flat(each)
+    else:
+        yield nested
 
 
 async def _awaited(value: Any) -> Any:

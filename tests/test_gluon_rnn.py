@@ -1,0 +1,209 @@
+"""Recurrent layers and modified cells: states, lengths, what is refused (values: test_gluon_mxnet_blocks)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.gluon import contrib, nn, rnn
+
+X = mx.nd.array(np.random.default_rng(0).standard_normal((5, 3, 4)))
+"""Five steps of three instances."""
+
+
+def made(cell):
+    mx.random.seed(4)
+    cell.initialize(mx.init.Xavier())
+    return cell
+
+
+LAYERS = {
+    "rnn": lambda **kwargs: rnn.RNN(6, 2, **kwargs),
+    "lstm": lambda **kwargs: rnn.LSTM(6, 2, **kwargs),
+    "gru": lambda **kwargs: rnn.GRU(6, 2, **kwargs),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layer_of(request):
+    return LAYERS[request.param]
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_layer_computes_what_its_cells_do_and_their_files_fit(layer_of, bidirectional, tmp_path):
+    layer = made(layer_of(bidirectional=bidirectional))
+    output = layer(X)
+    cells = layer._unfuse()
+    unrolled, _ = cells.unroll(5, X, layout="TNC", merge_outputs=True)
+    np.testing.assert_allclose(unrolled.asnumpy(), output.asnumpy(), atol=1e-6)
+    layer.save_parameters(tmp_path / "layer.params")
+    other = layer_of(bidirectional=bidirectional)
+    other.load_parameters(tmp_path / "layer.params")
+    np.testing.assert_array_equal(other(X).asnumpy(), output.asnumpy())
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_the_length_of_inputs_is_seen_inside_a_compiled_network(layer_of, bidirectional):
+    net = nn.HybridSequential()
+    net.add(layer_of(bidirectional=bidirectional, layout="NTC"), nn.Dense(3))
+    made(net).hybridize()
+    assert net(X).shape == (5, 3)
+    assert net[0].l0_i2h_weight.shape[1] == 4
+    with mx.autograd.record():
+        total = net(X).sum()
+    total.backward()
+    assert float(net[0].l0_i2h_weight.grad().abs().sum().asscalar()) > 0
+
+
+def test_states_go_in_and_come_out(layer_of):
+    layer = made(layer_of())
+    whole, last = layer(X, layer.begin_state(3))
+    first, states = layer(X[:2], layer.begin_state(3))
+    second, again = layer(X[2:], states)
+    np.testing.assert_allclose(mx.nd.concat(first, second, dim=0).asnumpy(), whole.asnumpy(), atol=1e-6)
+    for ours, expected in zip(again, last, strict=True):
+        np.testing.assert_allclose(ours.asnumpy(), expected.asnumpy(), atol=1e-6)
+    layer.hybridize()
+    np.testing.assert_allclose(layer(X).asnumpy(), whole.asnumpy(), atol=1e-6)
+    np.testing.assert_allclose(layer(X, layer.begin_state(3))[0].asnumpy(), whole.asnumpy(), atol=1e-6)
+
+
+def test_lengths_end_each_instance(layer_of):
+    layer = made(layer_of(use_sequence_length=True))
+    output = layer(X, layer.begin_state(3), mx.nd.array([2, 5, 1]))[0]
+    alone = layer_of(params=layer.params)
+    np.testing.assert_allclose(output[:2, 0].asnumpy(), alone(X[:2])[:, 0].asnumpy(), atol=1e-6)
+    assert not output[2:, 0].asnumpy().any()
+    with pytest.raises(ValueError, match="sequence_length is expected"):
+        layer(X)
+    with pytest.raises(ValueError, match="sequence_length is not expected"):
+        alone(X, None, mx.nd.array([2, 5, 1]))
+
+
+def test_projections_and_bounds():
+    layer = made(rnn.LSTM(6, 2, projection_size=3, state_clip_min=-0.1, state_clip_max=0.1))
+    output, (hidden, cell) = layer(X, layer.begin_state(3))
+    assert (output.shape, hidden.shape, cell.shape) == ((5, 3, 3), (2, 3, 3), (2, 3, 6))
+    assert np.abs(cell.asnumpy()).max() <= np.float32(0.1)
+    assert layer.l1_h2r_weight.shape == (3, 6)
+    with pytest.raises(ValueError, match="can not be unfused"):
+        layer._unfuse()
+
+
+def test_what_does_not_fit_a_layer_is_refused():
+    layer = made(rnn.LSTM(6, input_size=4))
+    with pytest.raises(ValueError, match=r"states have shapes .*expected \[\(1, 3, 6\), \(1, 3, 6\)\]"):
+        layer(X, [mx.nd.zeros((1, 3, 5))] * 2)
+    with pytest.raises(ValueError, match="expected 'TNC' or 'NTC'"):
+        rnn.GRU(3, layout="NCT")
+    with pytest.raises(ValueError, match="expected 'relu' or 'tanh'"):
+        rnn.RNN(3, activation="gelu")
+
+
+def test_a_cast_layer_makes_its_states_so():
+    layer = made(rnn.GRU(6, input_size=4))
+    layer.cast("float64")
+    assert layer(X.astype("float64")).dtype == np.float64
+    assert layer.begin_state(2)[0].dtype == np.float64
+
+
+# -- modifiers -------------------------------------------------------------------------------------------
+
+
+def test_zoneout_keeps_what_was_in_random_places():
+    cell = made(rnn.ZoneoutCell(rnn.RNNCell(400), zoneout_outputs=0.5, zoneout_states=0.3))
+    with mx.autograd.train_mode():
+        first, states = cell(X[0], cell.begin_state(3))
+        second, _ = cell(X[1], states)
+    kept = (first.asnumpy() == second.asnumpy()).mean()
+    assert 0.4 < kept < 0.6
+    assert 0.2 < (states[0].asnumpy() == 0).mean() < 0.4
+    cell.reset()
+    with mx.autograd.train_mode():
+        again, _ = cell(X[0], cell.begin_state(3))
+    assert 0.4 < (again.asnumpy() == 0).mean() < 0.6
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_variational_dropout_is_the_same_at_all_steps(compiled):
+    cell = made(contrib.rnn.VariationalDropoutCell(rnn.RNNCell(300), drop_states=0.2, drop_outputs=0.5))
+    if compiled:
+        cell.hybridize()
+    with mx.autograd.train_mode():
+        outputs, _ = cell.unroll(5, X, layout="TNC", merge_outputs=True)
+    zeros = outputs.asnumpy() == 0
+    assert (zeros == zeros[0]).all()
+    assert 0.4 < zeros.mean() < 0.6
+    mask = cell.drop_outputs_mask.asnumpy()
+    cell.reset()
+    assert cell.drop_outputs_mask is None
+    with mx.autograd.train_mode():
+        cell.unroll(5, X, layout="TNC")
+    assert not np.array_equal(cell.drop_outputs_mask.asnumpy(), mask)
+
+
+def test_a_modified_cell_hybridized_by_itself_steps_on():
+    plain, compiled = (made(rnn.ZoneoutCell(rnn.LSTMCell(4, input_size=4, prefix="z_"), 0.5, 0.5)) for _ in range(2))
+    compiled.hybridize()
+    for step in range(3):
+        ours = compiled(X[step], compiled.begin_state(3))[0]
+        np.testing.assert_allclose(ours.asnumpy(), plain(X[step], plain.begin_state(3))[0].asnumpy(), atol=1e-6)
+
+
+def test_a_modified_network_is_compiled_whole():
+    class Network(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.cell = rnn.BidirectionalCell(
+                rnn.ZoneoutCell(rnn.LSTMCell(3), 0.5, 0.5),
+                contrib.rnn.VariationalDropoutCell(rnn.ResidualCell(rnn.GRUCell(4)), 0.5, 0.5, 0.5),
+            )
+
+        def hybrid_forward(self, F, x, lengths):
+            return self.cell.unroll(5, x, layout="TNC", merge_outputs=True, valid_length=lengths)[0]
+
+    net, lengths = made(Network()), mx.nd.array([1, 5, 3])
+    expected = net(X, lengths).asnumpy()
+    net.hybridize()
+    np.testing.assert_allclose(net(X, lengths).asnumpy(), expected, atol=1e-6)
+    with mx.autograd.record():
+        total = net(X, lengths).sum()
+    total.backward()
+    assert np.isfinite(total.asscalar())
+
+
+def test_inner_cells_and_single_steps_are_refused():
+    inner = rnn.LSTMCell(4)
+    rnn.ResidualCell(inner)
+    with pytest.raises(RuntimeError, match="inside a cell that modifies it"):
+        inner.begin_state(2)
+    with pytest.raises(ValueError, match="inside a modifier already"):
+        rnn.ZoneoutCell(inner)
+    both = rnn.BidirectionalCell(rnn.GRUCell(2), rnn.GRUCell(2))
+    with pytest.raises(NotImplementedError, match="use unroll"):
+        both(X[0], both.begin_state(3))
+    with pytest.raises(ValueError, match="makes no single steps"):
+        rnn.ZoneoutCell(both, 0.5)
+    with pytest.raises(ValueError, match="makes no single steps"):
+        contrib.rnn.VariationalDropoutCell(both, drop_states=0.5)
+    with pytest.raises(TypeError, match="expected a number"):
+        rnn.DropoutCell("0.5")
+
+
+def test_convolving_cells_refuse_what_does_not_fit():
+    cell = contrib.rnn.Conv2DLSTMCell
+    for given, message in [
+        (((2, 5, 5), 3, 3, 2), "expected odd lengths"),
+        (((2, 5, 5), 3, (3, 3, 3), 3), "expected a number or 2 of them"),
+        (((2, 5, 5), 3, 3, 3, 0, 1, 1, None, None, "zeros", "zeros", "NCW"), "conv_layout is 'NCW'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            cell(*given)
+
+
+def test_channels_may_be_last_in_a_convolving_cell():
+    cell = contrib.rnn.Conv2DGRUCell((5, 4, 2), 3, 3, 3, conv_layout="NHWC")
+    assert cell.state_info(7) == [{"shape": (7, 3, 2, 3), "__layout__": "NHWC"}]
+    assert [cell.i2h_weight.shape, cell.h2h_weight.shape] == [(9, 3, 3, 2), (9, 3, 3, 3)]
+    assert repr(cell) == "Conv2DGRUCell(2 -> 9, tanh, NHWC)"
