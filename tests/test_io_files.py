@@ -3,6 +3,8 @@
 import gzip
 import json
 import struct
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -165,7 +167,7 @@ def numbers():
     return np.arange(COUNT, dtype=np.float32)
 
 
-MAKERS = {
+MAKERS: dict[str, Callable[[], Any]] = {
     "pad": lambda: mx.io.NDArrayIter(numbers(), numbers(), 4),
     "shuffled": lambda: mx.io.NDArrayIter(numbers(), numbers(), 4, shuffle=True),
     "roll over": lambda: mx.io.NDArrayIter({"a": numbers(), "b": numbers()}, None, 4, True, "roll_over"),
