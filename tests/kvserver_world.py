@@ -78,6 +78,7 @@ class Scenario:
     crashes: int = 0
     deaths: int = 0
     duplicates: float = 0.1
+    joined: float = 0.5
     endings: tuple[str, ...] = ("rest", "leave")
 
 
@@ -268,21 +269,59 @@ class World:
         if name in self.cores:
             self.carry_out(name, getattr(self.cores[name], method)(*arguments))
 
+    def on_merges(self, name: str, effect: p.Merges) -> None:
+        if name in self.cores:
+            merged = [tuple(gradients) for gradients in effect.gradients]
+            self.computed(name, "merged", list(zip(effect.parts, effect.tickets, merged, strict=True)))
+
+    def on_updates(self, name: str, effect: p.Updates) -> None:
+        if name in self.cores:
+            values = []
+            for value, merged in zip(effect.values, effect.merged, strict=True):
+                value.busy = False
+                values.append(Value((*value.history, merged)))
+                value.busy = True
+            self.computed(name, "updated", list(zip(effect.parts, effect.tickets, values, strict=True)))
+
+    def computed(self, name: str, what: str, found: list[tuple[Any, ...]]) -> None:
+        """Tell a server of what it asked for, mostly all at once; but some of it may take longer."""
+        later = [each for each in found if self.random.random() < 0.1]
+        self.network += [("late", name, what, each) for each in later]
+        now = [each for each in found if each not in later]
+        if now:
+            self.carry_out(name, getattr(self.cores[name], f"{what}_all")(*map(list, zip(*now, strict=True))))
+
+    def on_late(self, name: str, what: str, found: tuple[Any, ...]) -> None:
+        if name in self.cores:
+            self.carry_out(name, getattr(self.cores[name], what)(*found))
+
     def carry_out(self, name: str, effects: list[p.Effect]) -> None:
         for effect in effects:
             if isinstance(effect, p.Send):
                 self.network.append(("message", name, effect.to, self.captured(effect.message)))
             elif isinstance(effect, p.Reply):
-                answer = effect.answer
-                if isinstance(answer, p.Content):
-                    answer = p.Content(answer.value.history, answer.round)
-                self.network.append(("reply", effect.request, answer))
+                self.reply(effect.request, effect.answer)
+            elif isinstance(effect, p.Replies):
+                for request, answer in effect.answers:
+                    self.reply(request, answer)
+            elif isinstance(effect, p.Merges):
+                self.network.append(("merges", name, effect))
+            elif isinstance(effect, p.Updates):
+                for value in effect.values:
+                    demand(not value.busy, "two updates of one value at once")
+                    value.busy = True
+                self.network.append(("updates", name, effect))
             elif isinstance(effect, p.Merge):
                 self.network.append(("merge", name, effect))
             elif isinstance(effect, p.Update):
                 demand(not effect.value.busy, "two updates of one value at once")
                 effect.value.busy = True
                 self.network.append(("update", name, effect))
+
+    def reply(self, request: Any, answer: p.Answer) -> None:
+        if isinstance(answer, p.Content):
+            answer = p.Content(answer.value.history, answer.round)
+        self.network.append(("reply", request, answer))
 
     def captured(self, message: p.Message) -> p.Message:
         if isinstance(message, p.Copy):
@@ -309,13 +348,31 @@ class World:
             if all(other.state != "enrol" for other in self.workers if other.founder and other.alive):
                 self.enter(worker, self.step())
             return
+        parts: dict[str, list[p.Part]] = {}
         for part in sorted(worker.waiting):
-            target = worker.view.primary(part.home)
-            if target is None:
+            if (target := worker.view.primary(part.home)) is not None:
+                parts.setdefault(target, []).append(part)
+        for target, found in parts.items():
+            if worker.state in TRAINING and self.random.random() < self.scenario.joined:
+                self.network.append(("request", target, *self.joined_call(worker, found)))
                 continue
-            worker.attempt += 1
-            request = (worker, part, worker.state, worker.done, worker.attempt)
-            self.network.append(("request", target, *self.call(worker, part, request)))
+            for part in found:
+                self.network.append(("request", target, *self.call(worker, part, self.request(worker, part))))
+
+    def request(self, worker: Worker, part: p.Part) -> Any:
+        worker.attempt += 1
+        return (worker, part, worker.state, worker.done, worker.attempt)
+
+    def joined_call(self, worker: Worker, parts: list[p.Part]) -> tuple[str, tuple[Any, ...]]:
+        """What a worker asks of many parts, in one request: those of :meth:`call`, joined."""
+        requests = [self.request(worker, part) for part in parts]
+        calls = [self.call(worker, *each)[1] for each in zip(parts, requests, strict=True)]
+        if worker.state == "pull":
+            _, _, _, wanted, acknowledged = zip(*calls, strict=True)
+            return "pull_all", (requests, worker.name, parts, wanted, acknowledged)
+        _, _, _, sequences, gradients, acknowledged = zip(*calls, strict=True)
+        pulls = worker.state == "pushpull"
+        return "push_all", (requests, worker.name, parts, sequences, gradients, acknowledged, pulls)
 
     def call(self, worker: Worker, part: p.Part, request: Any) -> tuple[str, tuple[Any, ...]]:
         if worker.state == "enrol":

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.comm.errors import Refused
+from flowmx.comm.errors import Refused, WireError
 from flowmx.errors import MXNetError
-from flowmx.kvstore.server import joined
+from flowmx.kvstore.server import joined, wire
+from flowmx.kvstore.server import protocol as p
+from flowmx.kvstore.server.store import as_array
 from tests.test_kvserver_service import Job, arrays, use
 
 SHAPES = [(3,), (2, 2), (), (0, 4), (64,), (5, 1, 2)]
@@ -274,3 +276,41 @@ async def test_asynchronous_stores_take_joined_requests():
             await ask(job.workers[0], "push", {"parts": numbered(number)}, one)
         _, (values,) = await ask(job.workers[1], "pushpull", {"parts": numbered(1)}, one)
         np.testing.assert_array_equal(values, 3 * one)
+
+
+def steps_sent():
+    """Two updates, of which the sums lie side by side, as another server gets them."""
+    base = np.arange(6, dtype=np.float32)
+    marks = (("worker0:1", 3), ("worker1:1", 3))
+    merged = [(base, 0, 4, (2, 2)), (base, 4, 6, (2,))]
+    steps = [p.Step("update", 7 + i, merged=each, marks=marks) for i, each in enumerate(merged)]
+    return p.StepsSent(4, [p.Part("a", 0, 1), p.Part(9, 2, 1)], [1, 2], steps)
+
+
+def test_many_steps_travel_with_one_tensor():
+    sent = steps_sent()
+    header, tensors = wire.pack(sent)
+    assert len(tensors) == 1 and np.shares_memory(tensors[0].array(), sent.steps[0].merged[0])
+    found = wire.unpack(header, tensors)
+    assert (found.epoch, found.parts, found.terms) == (sent.epoch, sent.parts, sent.terms)
+    for ours, theirs in zip(sent.steps, found.steps, strict=True):
+        assert ours._replace(merged=None) == theirs._replace(merged=None)
+        np.testing.assert_array_equal(as_array(ours.merged), as_array(theirs.merged))
+
+
+DAMAGED = {
+    "no marks": lambda header: header.update(marks=[]),
+    "a part without a shape": lambda header: header["parts"][0].pop(),
+    "too few elements": lambda header: header["parts"].pop(),
+    "a shape that is none": lambda header: header["parts"][0].__setitem__(6, [-2, -2]),
+    "a part that is none": lambda header: header["parts"][1].__setitem__(1, "x"),
+    "a term that is none": lambda header: header["parts"][1].__setitem__(3, -1),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_damaged_steps_are_refused(damage):
+    header, tensors = wire.pack(steps_sent())
+    DAMAGED[damage](header)
+    with pytest.raises(WireError):
+        wire.unpack(header, tensors)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowmx.kvstore.server import modes, recovery, steps
+from flowmx.kvstore.server import modes, recovery, rounds, slot, steps
+from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server.core import Core
 from flowmx.kvstore.server.slot import Slot
 from tests.kvserver_world import Scenario, World, Wrong
@@ -39,6 +40,31 @@ def test_every_interleaving_comes_to_a_right_end(name, seed):
 def test_many_more_interleavings(name):
     for seed in range(5000):
         World(SCENARIOS[name], seed).run()
+
+
+def test_joined_requests_take_every_way_through_the_machine():
+    """The effects and messages for many parts, and those for single ones, all come up."""
+    seen = set()
+
+    class Watched(World):
+        def carry_out(self, name, effects):
+            seen.update(type(effect.message if isinstance(effect, p.Send) else effect) for effect in effects)
+            super().carry_out(name, effects)
+
+    for seed in range(20):
+        Watched(SCENARIOS["sync, everything"], seed).run()
+    assert seen >= {
+        p.Merges,
+        p.Updates,
+        p.Replies,
+        p.StepsSent,
+        p.Haves,
+        p.Merge,
+        p.Update,
+        p.Reply,
+        p.StepSent,
+        p.Have,
+    }
 
 
 # -- the checker finds wrong machines ----------------------------------------------------------------------
@@ -92,7 +118,7 @@ def takes_over_without_asking(monkeypatch):
 def takes_any_copy(monkeypatch):
     def take_copy(self, sender, message):
         slot = self.desk.slot(message.record.part)
-        self._tell.pop(slot.part, None)
+        self.tell.pop(slot.part, None)
         slot.load(message.record)
         self.desk.send(sender, steps.Have(message.epoch, slot.part, slot.number))
 
@@ -122,6 +148,74 @@ def shows_values_that_are_worked_on(monkeypatch):
     monkeypatch.setattr(Core, "_pull", now)
 
 
+def acknowledges_many_at_once(monkeypatch):
+    merged = rounds.Rounds.merged
+
+    def early(self, parts, tickets, sums):
+        merged(self, parts, tickets, sums)
+        for part in parts:
+            self.desk.slots[part].confirmed |= self.desk.slots[part].mirrored
+
+    monkeypatch.setattr(rounds.Rounds, "merged", early)
+
+
+def knows_no_duplicates_among_many(monkeypatch):
+    def is_next(slot, push, told):
+        return slot.step is None and push[0] in slot.counted and push not in slot.gradients and slot.number > 0
+
+    monkeypatch.setattr(rounds, "_is_next", is_next)
+
+
+def begins_rounds_of_many_too_soon(monkeypatch):
+    push = rounds.Rounds.push
+
+    def soon(self, requests, worker, parts, *arguments):
+        slots = [self.desk.slots[part] for part in parts if part in self.desk.slots]
+        counted = [each.counted for each in slots]
+        for each in slots:
+            each.counted = {who: each.counted[who] for who in each.counted if who == worker}
+        left = push(self, requests, worker, parts, *arguments)
+        for each, everybody in zip(slots, counted, strict=True):
+            each.counted = everybody
+        return left
+
+    monkeypatch.setattr(rounds.Rounds, "push", soon)
+
+
+def sums_many_in_order_of_enrolment(monkeypatch):
+    monkeypatch.setattr(slot, "_in_order", dict)
+
+
+def backs_up_in_any_order(monkeypatch):
+    monkeypatch.setattr(rounds.Rounds, "_may_follow", lambda self, slot, step: not slot.computing)
+
+
+def shows_many_values_that_are_worked_on(monkeypatch):
+    pull = rounds.Rounds.pull
+
+    def now(self, requests, worker, parts, wanted, acknowledged):
+        left = pull(self, requests, worker, parts, wanted, acknowledged)
+        for request, part in zip(requests, parts, strict=True):
+            found = self.desk.slots.get(part)
+            if found is not None and found.pulls.pop(request, None):
+                self._reply([(request, p.Content(found.value, found.round))])
+        return left
+
+    monkeypatch.setattr(rounds.Rounds, "pull", now)
+
+
+def believes_any_backup(monkeypatch):
+    def have(self, sender, message):
+        answers = []
+        for part in message.parts:
+            found = self.desk.slots[part]
+            if found.step is not None and not found.computing:
+                self._settle(found, answers)
+        self._reply(answers)
+
+    monkeypatch.setattr(rounds.Rounds, "have", have)
+
+
 WRONG = {
     acknowledges_at_once: ["sync, crashes", "async, everything"],
     knows_no_duplicates: ["async", "sync, everything"],
@@ -133,6 +227,13 @@ WRONG = {
     takes_any_copy: ["sync, crashes", "async, everything"],
     listens_to_the_past: ["async, everything", "sync, crashes"],
     shows_values_that_are_worked_on: ["async"],
+    acknowledges_many_at_once: ["sync, crashes"],
+    knows_no_duplicates_among_many: ["sync", "sync, everything"],
+    begins_rounds_of_many_too_soon: ["sync"],
+    sums_many_in_order_of_enrolment: ["sync"],
+    backs_up_in_any_order: ["sync, crashes", "sync, everything"],
+    shows_many_values_that_are_worked_on: ["sync"],
+    believes_any_backup: ["sync, crashes", "sync, everything"],
 }
 
 

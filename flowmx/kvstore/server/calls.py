@@ -101,11 +101,6 @@ class JoinedCall:
         self._from: Array | None = None  # what is to be copied: from where, the first of it and the end of it
         self._at = self._copied = self._to = 0
 
-    def take(self, position: int, answer: p.Answer) -> None:
-        """Take the answer for one part, and copy its value: later it may be another."""
-        self.put(position, answer)
-        self.flush()
-
     def put(self, position: int, answer: p.Answer) -> None:
         """Take the answer for one part; :meth:`flush` is called before its value changes.
 

@@ -2,8 +2,8 @@
 
 Requests of workers, messages of other servers, views and finished computations go in by a method each; what the shell
 is to do comes out as a list of effects (see :mod:`flowmx.kvstore.server.protocol`). The rest of the machine stands in
-``slot`` (a part's state), ``modes`` (when a push is applied), ``steps`` (how it is applied and copied to a backup) and
-``recovery`` (who answers for what).
+``slot`` (a part's state), ``modes`` (when a push is applied), ``steps`` (how it is applied and copied to a backup),
+``rounds`` (the same for many parts at once) and ``recovery`` (who answers for what).
 
 What holds, whatever is delayed, repeated, reordered or crashes (``tests/test_kvserver_model.py``):
 
@@ -15,7 +15,7 @@ What holds, whatever is delayed, repeated, reordered or crashes (``tests/test_kv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from flowmx.kvstore.server.desk import Desk
@@ -29,6 +29,7 @@ from flowmx.kvstore.server.protocol import (
     Effect,
     Fetch,
     Have,
+    Haves,
     Member,
     Message,
     Part,
@@ -37,10 +38,12 @@ from flowmx.kvstore.server.protocol import (
     Request,
     Step,
     StepSent,
+    StepsSent,
     Tell,
     View,
 )
 from flowmx.kvstore.server.recovery import Recovery
+from flowmx.kvstore.server.rounds import Rounds
 from flowmx.kvstore.server.slot import Admin, Pending, Slot
 from flowmx.kvstore.server.steps import Steps
 
@@ -66,6 +69,7 @@ class Core:
         self.desk = Desk(me, mode)
         self._mode_of = mode_of
         self.steps = Steps(self.desk)
+        self.rounds = Rounds(self.desk, self.steps)
         self.recovery = Recovery(self.desk, self.steps)
         self._parked: dict[Request, tuple[Part, Act, tuple[Any, ...]]] = {}
 
@@ -122,6 +126,26 @@ class Core:
         """Wants the value; answered once it is new enough for a worker whose last push was number `wanted`."""
         return self._request(request, part, self._pull, worker, wanted, acknowledged)
 
+    def push_all(
+        self, requests: Sequence[Request], worker: str, parts: Sequence[Part], sequences: Sequence[int],
+        gradients: Sequence[Any], acknowledged: Sequence[int], pulls: bool = False,
+    ) -> list[Effect]:  # fmt: skip
+        """As :meth:`push` for each of many parts, or :meth:`pushpull` if `pulls`."""
+        left = self.rounds.push(requests, worker, parts, sequences, gradients, acknowledged, pulls)
+        for i in left:
+            arguments = worker, sequences[i], gradients[i], acknowledged[i], pulls
+            self._route(requests[i], parts[i], self._push, arguments)
+        return self._effects()
+
+    def pull_all(
+        self, requests: Sequence[Request], worker: str, parts: Sequence[Part], wanted: Sequence[int],
+        acknowledged: Sequence[int],
+    ) -> list[Effect]:  # fmt: skip
+        """As :meth:`pull` for each of many parts."""
+        for i in self.rounds.pull(requests, worker, parts, wanted, acknowledged):
+            self._route(requests[i], parts[i], self._pull, (worker, wanted[i], acknowledged[i]))
+        return self._effects()
+
     def cancel(self, request: Request, part: Part) -> list[Effect]:
         """Nobody waits for the answer about a part any more. What was pushed stays pushed."""
         self._parked.pop(request, None)
@@ -169,6 +193,17 @@ class Core:
     def updated(self, part: Part, ticket: int, value: Any) -> list[Effect]:
         """What an :class:`~flowmx.kvstore.server.protocol.Update` asked for is done."""
         return self._computed(part, self.steps.updated, ticket, value)
+
+    def merged_all(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[Any]) -> list[Effect]:
+        """What a :class:`~flowmx.kvstore.server.protocol.Merges` asked for is done."""
+        self.rounds.merged(parts, tickets, merged)
+        return self._effects()
+
+    def updated_all(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[Any]) -> list[Effect]:
+        """What an :class:`~flowmx.kvstore.server.protocol.Updates` asked for is done."""
+        self.rounds.updated(parts, tickets, values)
+        self._look_again()
+        return self._effects()
 
     def failed(self, part: Part, ticket: int, why: str) -> list[Effect]:
         """Merging or updating raised."""
@@ -301,6 +336,10 @@ class Core:
             self.recovery.fetch(sender, message)
         elif isinstance(message, StepSent):
             self.steps.take_step(sender, message)
+        elif isinstance(message, StepsSent):
+            self.rounds.take_steps(sender, message)
+        elif isinstance(message, Haves):
+            self.rounds.have(sender, message)
         elif isinstance(message, Copy):
             self.steps.take_copy(sender, message)
             self.recovery.copied(message.record.part)
@@ -325,10 +364,13 @@ class Core:
         slot = self.desk.slots.get(part)
         if slot is not None:
             act(slot, ticket, found)
-            if self.recovery.waits:
-                self.recovery.look()
-                self._unpark()
+            self._look_again()
         return self._effects()
+
+    def _look_again(self) -> None:
+        if self.recovery.waits:
+            self.recovery.look()
+            self._unpark()
 
     def _effects(self) -> list[Effect]:
         effects, self.desk.effects = self.desk.effects, []

@@ -24,19 +24,24 @@ __all__ = [
     "Effect",
     "Fetch",
     "Have",
+    "Haves",
     "Member",
     "Merge",
+    "Merges",
     "Message",
     "Part",
     "Record",
     "Refused",
+    "Replies",
     "Reply",
     "Request",
     "Send",
     "Step",
     "StepSent",
+    "StepsSent",
     "Tell",
     "Update",
+    "Updates",
     "View",
 ]
 
@@ -173,6 +178,16 @@ class StepSent:
 
 
 @dataclass(frozen=True)
+class StepsSent:
+    """Many :class:`StepSent` at once, of updates: the parts, their terms, the steps."""
+
+    epoch: int
+    parts: list[Part]
+    terms: list[int]
+    steps: list[Step]
+
+
+@dataclass(frozen=True)
 class Copy:
     """Take this record for the part, whatever you have."""
 
@@ -187,6 +202,15 @@ class Have:
     epoch: int
     part: Part
     number: int
+
+
+@dataclass(frozen=True)
+class Haves:
+    """Many :class:`Have` at once: the parts, and the step of each."""
+
+    epoch: int
+    parts: list[Part]
+    numbers: list[int]
 
 
 @dataclass(frozen=True)
@@ -223,7 +247,7 @@ class Fetch:
     part: Part
 
 
-Message: TypeAlias = StepSent | Copy | Have | Behind | Ask | Tell | Fetch
+Message: TypeAlias = StepSent | StepsSent | Copy | Have | Haves | Behind | Ask | Tell | Fetch
 
 
 # -- answers to workers ------------------------------------------------------------------------------------
@@ -269,6 +293,12 @@ class Reply(NamedTuple):
     answer: Answer
 
 
+class Replies(NamedTuple):
+    """Many :class:`Reply` at once."""
+
+    answers: list[tuple[Request, Answer]]
+
+
 class Send(NamedTuple):
     """Send a message to another server, again and again until it arrives or the receiver has left the view."""
 
@@ -284,6 +314,14 @@ class Merge(NamedTuple):
     gradients: list[Any]
 
 
+class Merges(NamedTuple):
+    """Many :class:`Merge` at once; then call ``merged_all``, or ``merged`` for some of them."""
+
+    parts: list[Part]
+    tickets: list[int]
+    gradients: list[list[Any]]
+
+
 class Update(NamedTuple):
     """Apply a merged gradient to a value, which may be done in place; then call ``updated``, or ``failed``."""
 
@@ -293,6 +331,15 @@ class Update(NamedTuple):
     merged: Any
 
 
+class Updates(NamedTuple):
+    """Many :class:`Update` at once; then call ``updated_all``, or for some of them ``updated`` or ``failed``."""
+
+    parts: list[Part]
+    tickets: list[int]
+    values: list[Any]
+    merged: list[Any]
+
+
 @dataclass(frozen=True)
 class Configure:
     """Use this configuration (the optimizer) from now on."""
@@ -300,4 +347,4 @@ class Configure:
     config: Any
 
 
-Effect: TypeAlias = Reply | Send | Merge | Update | Configure
+Effect: TypeAlias = Reply | Replies | Send | Merge | Merges | Update | Updates | Configure

@@ -334,19 +334,16 @@ class KVServer:
         gradients = layout.stretches(found.tensor)
         self._check_updates()
         call = JoinedCall(layout, values=pulls)
-        ask = self.core.pushpull if pulls else self.core.push
-        requests = zip(call.requests, found.group.parts, found.numbers, gradients, found.acknowledged, strict=True)
-        asked = (
-            ask(request, worker, part, number, gradient, told) for request, part, number, gradient, told in requests
-        )
-        return await self._answer_joined(call, found, asked)
+        parts, numbers, told = found.group.parts, found.numbers, found.acknowledged
+        ask = partial(self.core.push_all, call.requests, worker, parts, numbers, gradients, told, pulls)
+        return await self._answer_joined(call, found, ask)
 
     async def _pull_joined(self, worker: str, message: Message) -> Message:
         found = self.groups.read(worker, message, tensors=0)
         call = JoinedCall(await self._layout(worker, found), values=True)
-        requests = zip(call.requests, found.group.parts, found.numbers, found.acknowledged, strict=True)
-        asked = (self.core.pull(request, worker, part, number, told) for request, part, number, told in requests)
-        return await self._answer_joined(call, found, asked)
+        parts, numbers, told = found.group.parts, found.numbers, found.acknowledged
+        ask = partial(self.core.pull_all, call.requests, worker, parts, numbers, told)
+        return await self._answer_joined(call, found, ask)
 
     async def _layout(self, worker: str, found: Joined) -> Layout:
         """How the values of a request's parts lie in a tensor.
@@ -365,10 +362,9 @@ class KVServer:
             group.epoch = desk.epoch
         return group.layout
 
-    async def _answer_joined(self, call: JoinedCall, found: Joined, asked: Iterable[list[p.Effect]]) -> Message:
+    async def _answer_joined(self, call: JoinedCall, found: Joined, ask: Callable[[], list[p.Effect]]) -> Message:
         try:
-            for effects in asked:
-                self._do(effects)
+            self._do(ask())
             return await call.answer()
         finally:
             for position in call.end():
@@ -391,12 +387,19 @@ class KVServer:
         self._bell.ring()
 
     def _reply(self, effect: p.Reply) -> None:
-        call = effect.request
-        if isinstance(call, Call):
-            call.take(effect.answer)
-        elif isinstance(call, tuple):
-            joined, position = call
-            joined.take(position, effect.answer)
+        self._reply_all(p.Replies([effect]))
+
+    def _reply_all(self, effect: p.Replies) -> None:
+        joined: set[JoinedCall] = set()
+        for request, answer in effect.answers:
+            if isinstance(request, tuple):
+                call, position = request
+                call.put(position, answer)
+                joined.add(call)
+            elif isinstance(request, Call):
+                request.take(answer)
+        for call in joined:
+            call.flush()
 
     def _send(self, effect: p.Send) -> None:
         self.links.send(effect.to, pack(effect.message))
@@ -412,6 +415,13 @@ class KVServer:
         else:
             self._start(self._merge_beside(effect, gradients), effect)
 
+    def _merge_all(self, effect: p.Merges) -> None:
+        if self.store.are_small(effect.gradients):
+            self._do(self.core.merged_all(effect.parts, effect.tickets, self.store.merge_all(effect.gradients)))
+            return
+        for part, ticket, gradients in zip(*effect, strict=True):
+            self._merge(p.Merge(part, ticket, gradients))
+
     async def _merge_beside(self, effect: p.Merge, gradients: list[Array]) -> None:
         merged = await self.store.merge(gradients)
         self._do(self.core.merged(effect.part, effect.ticket, merged))
@@ -426,6 +436,25 @@ class KVServer:
             self._updated(effect, found)
         else:
             self._start(self._update_beside(effect, found), effect)
+
+    def _update_all(self, effect: p.Updates) -> None:
+        done: tuple[list[p.Part], list[int], list[Value]] = [], [], []
+        for part, ticket, value, merged in zip(*effect, strict=True):
+            try:
+                found = self.store.update(part.key, value, merged)
+            except Exception as error:
+                self._fail(p.Update(part, ticket, value, merged), error)
+                continue
+            if isinstance(found, Value):
+                for each, into in zip((part, ticket, found), done, strict=True):
+                    into.append(each)
+            else:
+                update = p.Update(part, ticket, value, merged)
+                self._start(self._update_beside(update, found), update)
+        effects = self.core.updated_all(*done)
+        for part in done[0] if self._captures else ():
+            self._capture_now(part)
+        self._do(effects)
 
     async def _update_beside(self, effect: p.Update, update: Coroutine[Any, Any, Value]) -> None:
         self._updated(effect, await update)
@@ -488,10 +517,13 @@ class KVServer:
 
 _CARRY_OUT: dict[type[p.Effect], Callable[[KVServer, Any], None]] = {
     p.Reply: KVServer._reply,
+    p.Replies: KVServer._reply_all,
     p.Send: KVServer._send,
     p.Configure: KVServer._use,
     p.Merge: KVServer._merge,
+    p.Merges: KVServer._merge_all,
     p.Update: KVServer._update,
+    p.Updates: KVServer._update_all,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -32,6 +33,7 @@ class Slot:
     The first group of fields is what a :class:`Record` carries; the rest lives on the primary alone.
 
     Attributes:
+        counted: in the order of summation: by rank.
         step: the step in progress: from when it is chosen until it is computed here and confirmed by the backup.
         computing: whether its value is being worked on, so that nobody may read it.
         confirmed: whether the backup has it (or there is none).
@@ -97,7 +99,7 @@ class Slot:
             self.value = step.value
         elif step.kind == "enrol":
             assert step.member is not None
-            self.counted[step.worker] = step.member
+            self.counted = _in_order({**self.counted, step.worker: step.member})
             self.marks[step.worker] = step.start
         elif step.kind == "rest":
             self.counted.pop(step.worker, None)
@@ -142,7 +144,7 @@ class Slot:
     def load(self, record: Record) -> None:
         """Become what a record says, and give up what was in progress."""
         self.term, self.number, self.round = record.term, record.number, record.round
-        self.marks, self.counted, self.turns = dict(record.marks), dict(record.counted), dict(record.turns)
+        self.marks, self.counted, self.turns = dict(record.marks), _in_order(record.counted), dict(record.turns)
         self.value = record.value
         self.error = ""
         self.give_up()
@@ -169,3 +171,8 @@ class Slot:
         """Forget every request, and what was pushed."""
         for waiting in (self.pushes, self.pulls, self.admin, self.gradients):
             waiting.clear()
+
+
+def _in_order(counted: Mapping[str, Member]) -> dict[str, Member]:
+    """Workers in the order of summation."""
+    return dict(sorted(counted.items(), key=lambda item: (item[1].rank, item[0])))

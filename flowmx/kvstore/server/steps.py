@@ -33,7 +33,7 @@ class Steps:
 
     def __init__(self, desk: Desk) -> None:
         self.desk = desk
-        self._tell: dict[Part, tuple[str, int]] = {}
+        self.tell: dict[Part, tuple[str, int]] = {}
         """The primary, and its epoch, to tell once the step that it sent is computed here."""
 
     # -- the primary -----------------------------------------------------------------------------------
@@ -177,13 +177,13 @@ class Steps:
         """The new value is there."""
         if ticket != slot.ticket or slot.step is None:
             return
-        self._measure_lag(slot, slot.step)
+        self.measure_lag(slot, slot.step)
         slot.take(slot.step)
         slot.value = value
         slot.computing = False
-        if slot.part in self._tell:
+        if slot.part in self.tell:
             slot.step = None
-            sender, epoch = self._tell.pop(slot.part)
+            sender, epoch = self.tell.pop(slot.part)
             self.desk.send(sender, Have(epoch, slot.part, slot.number))
         elif slot.part.home in self.desk.active:
             if not slot.mirrored:
@@ -199,12 +199,13 @@ class Steps:
             return
         slot.give_up()
         slot.error = why
-        if slot.part in self._tell:
-            sender, epoch = self._tell.pop(slot.part)
+        if slot.part in self.tell:
+            sender, epoch = self.tell.pop(slot.part)
             self.desk.send(sender, Behind(epoch, slot.part))
         self.advance(slot)
 
-    def _measure_lag(self, slot: Slot, step: Step) -> None:
+    def measure_lag(self, slot: Slot, step: Step) -> None:
+        """Note by how much a step brings a worker ahead of the slowest."""
         slowest = slot.slowest()
         if step.marks and slowest is not None and slot.part.home in self.desk.active:
             lag = max([sequence for _, sequence in step.marks]) - slowest
@@ -215,10 +216,10 @@ class Steps:
     def take_step(self, sender: str, message: StepSent) -> None:
         """Take the primary's step, if it is the next one."""
         slot, step = self.desk.slot(message.part), message.step
-        busy_with = slot.step.number if slot.computing and slot.step and slot.part in self._tell else None
+        busy_with = slot.step.number if slot.computing and slot.step and slot.part in self.tell else None
         if message.term == slot.term and step.number == busy_with:
-            epoch = max(message.epoch, self._tell[slot.part][1])  # sent once more, since the view has changed
-            self._tell[slot.part] = (sender, epoch)
+            epoch = max(message.epoch, self.tell[slot.part][1])  # sent once more, since the view has changed
+            self.tell[slot.part] = (sender, epoch)
         elif message.term == slot.term and step.number <= slot.number:
             if step.number == slot.number:  # what is older was confirmed long ago, and comes a second time
                 self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
@@ -230,7 +231,7 @@ class Steps:
         else:
             slot.step, slot.computing = step, True
             slot.ticket += 1
-            self._tell[slot.part] = (sender, message.epoch)
+            self.tell[slot.part] = (sender, message.epoch)
             self.desk.effects.append(Update(slot.part, slot.ticket, slot.value, step.merged))
 
     def _is_next(self, slot: Slot, step: Step) -> bool:
@@ -255,7 +256,7 @@ class Steps:
         if (record.term, record.number) < slot.version or slot.part.home in self.desk.active:
             return
         if (record.term, record.number) > slot.version or slot.error:
-            self._tell.pop(slot.part, None)
+            self.tell.pop(slot.part, None)
             slot.load(record)
         self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
 

@@ -13,6 +13,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -28,7 +29,7 @@ from flowmx.optimizer import states as states_file
 from flowmx.optimizer.base import from_config
 from flowmx.optimizer.updater import Updater, arrays_in
 
-__all__ = ["SMALL", "Array", "States", "Store", "Stretch", "Value", "as_array", "name_of"]
+__all__ = ["SMALL", "Array", "States", "Store", "Stretch", "Value", "as_array", "join", "name_of", "shape_of"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -44,8 +45,25 @@ def as_array(found: Array | Stretch) -> Array:
     return found
 
 
+def shape_of(found: Array | Stretch) -> tuple[int, ...]:
+    """The shape of an array, or of the one that a stretch stands for."""
+    return found[3] if isinstance(found, tuple) else found.shape
+
+
+def join(found: Sequence[Array | Stretch]) -> Array:
+    """Arrays, one after the other, as one of one dimension; where they lie like that already it is no copy."""
+    pieces = [each for each in found if isinstance(each, tuple)]
+    follow = all(a[0] is b[0] and a[2] == b[1] for a, b in pairwise(pieces))
+    if pieces and follow and len(pieces) == len(found):
+        return pieces[0][0][pieces[0][1] : pieces[-1][2]]
+    return np.concatenate([as_array(each).reshape(-1) for each in found])
+
+
 SMALL = 64 << 10
 """Bytes up to which a sum is made at once, on the event loop: it takes less than a hop to a thread."""
+
+_AT_ONCE = 1 << 18
+"""Elements up to which many sums are made at once."""
 
 _BLOCK = 1 << 16
 """Elements that are summed over all workers before the next: they stay in the cache."""
@@ -178,6 +196,19 @@ class Store:
             self._quiet.run(np.add, total, gradient, total)
         return total
 
+    def are_small(self, gradients: Sequence[Sequence[Array | Stretch]]) -> bool:
+        """Whether the sums of many parts are made at once."""
+        return sum([_size(found[0]) for found in gradients]) <= _AT_ONCE
+
+    def merge_all(self, gradients: Sequence[Sequence[Array | Stretch]]) -> list[Array | Stretch]:
+        """As :meth:`merge_now` for many parts; stretches that follow each other for all workers are summed at once."""
+        first = 0
+        for part in range(1, len(gradients) + 1):
+            if part == len(gradients) or not _follow(gradients[part - 1], gradients[part]):
+                self.merge_now([_span(*ends) for ends in zip(gradients[first], gradients[part - 1], strict=True)])
+                first = part
+        return [found[0] for found in gradients]
+
     async def merge(self, gradients: Sequence[Array]) -> Array:
         """As :meth:`merge_now`, by threads.
 
@@ -204,7 +235,8 @@ class Store:
         if isinstance(merged, States):
             return Value(value.array, weight=value.weight, states=merged, read=value.read)
         if self._config is None:
-            return Value(merged)
+            return Value(as_array(merged), lies=merged[:2] if isinstance(merged, tuple) else None)
+        merged = as_array(merged)
         if value.updater is None or value.version != self._version:
             value.updater, value.version = self._make_updater(key, value), self._version
         weight = value.weight
@@ -230,6 +262,27 @@ class Store:
             wanted = made.optimizer.create_state_multi_precision(key, nd.from_numpy(_copied(value.array)))
             made.states = made.states if _alike(made.states[key], wanted) else {}
         return made
+
+
+def _size(found: Array | Stretch) -> int:
+    return found[2] - found[1] if isinstance(found, tuple) else found.size
+
+
+def _span(first: Array | Stretch, last: Array | Stretch) -> Array:
+    """All from one stretch to another."""
+    if first is not last and isinstance(first, tuple) and isinstance(last, tuple):
+        return first[0][first[1] : last[2]]
+    return as_array(first)
+
+
+def _follow(before: Sequence[Array | Stretch], after: Sequence[Array | Stretch]) -> bool:
+    """Whether each of some stretches goes on where another ends."""
+    if len(before) != len(after):
+        return False
+    for a, b in zip(before, after, strict=True):
+        if not isinstance(a, tuple) or not isinstance(b, tuple) or a[0] is not b[0] or a[2] != b[1]:
+            return False
+    return True
 
 
 async def _when_updated(updater: Updater, version: int, changed: list[NDArray]) -> Value:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
@@ -11,7 +12,7 @@ from flowmx.comm.errors import WireError
 from flowmx.comm.frames import Tensor
 from flowmx.kvstore.server import modes
 from flowmx.kvstore.server import protocol as p
-from flowmx.kvstore.server.store import States, Value, check_optimizer
+from flowmx.kvstore.server.store import States, Value, as_array, check_optimizer, join, shape_of
 
 __all__ = ["Packed", "pack", "pack_record", "part_of", "unpack", "unpack_record"]
 
@@ -120,7 +121,7 @@ def _pack_step(message: p.StepSent, tensors: Tensors) -> dict[str, Any]:
         _pack_value(step.value, tensors)
     elif step.computes:
         states = isinstance(step.merged, bytes)
-        tensors.append(Tensor.of(np.frombuffer(step.merged, np.uint8) if states else step.merged))
+        tensors.append(Tensor.of(np.frombuffer(step.merged, np.uint8) if states else as_array(step.merged)))
     return found
 
 
@@ -148,6 +149,33 @@ def _unpack_step(header: dict[str, Any], tensors: Tensors) -> p.StepSent:
         marks=tuple((str(who), _whole(mark)) for who, mark in header["marks"]),
     )
     return p.StepSent(header["epoch"], part_of(header["part"]), _whole(header["term"]), step)
+
+
+def _pack_steps(message: p.StepsSent, tensors: Tensors) -> dict[str, Any]:
+    """Many updates: their sums as one tensor, and what is the same for all of them but once."""
+    marks: dict[tuple[tuple[str, int], ...], int] = {}
+    parts = [
+        [*part, term, step.number, marks.setdefault(step.marks, len(marks)), list(shape_of(step.merged))]
+        for part, term, step in zip(message.parts, message.terms, message.steps, strict=True)
+    ]
+    tensors.append(Tensor.of(join([step.merged for step in message.steps])))
+    return {"parts": parts, "marks": [list(map(list, each)) for each in marks]}
+
+
+def _unpack_steps(header: dict[str, Any], tensors: Tensors) -> p.StepsSent:
+    marks = [tuple((str(who), _whole(mark)) for who, mark in each) for each in header["marks"]]
+    base, start = tensors.pop(0).array(), 0
+    found = p.StepsSent(header["epoch"], [], [], [])
+    for key, piece, home, term, number, which, shape in header["parts"]:
+        stop = start + math.prod(map(_whole, shape))
+        step = p.Step("update", _whole(number), merged=(base, start, stop, tuple(shape)), marks=marks[_whole(which)])
+        found.parts.append(part_of((key, piece, home)))
+        found.terms.append(_whole(term))
+        found.steps.append(step)
+        start = stop
+    if (start,) != base.shape:
+        raise ValueError(f"sums of {start} elements in a tensor of {base.shape}")
+    return found
 
 
 def _pack_tell(message: p.Tell, tensors: Tensors) -> dict[str, Any]:
@@ -178,6 +206,7 @@ Read = Callable[[dict[str, Any], Tensors], p.Message]
 
 _KINDS: dict[type[p.Message], tuple[str, Write, Read]] = {
     p.StepSent: ("step", _pack_step, _unpack_step),
+    p.StepsSent: ("steps", _pack_steps, _unpack_steps),
     p.Copy: (
         "copy",
         lambda message, tensors: {"record": pack_record(message.record, tensors)},
@@ -187,6 +216,13 @@ _KINDS: dict[type[p.Message], tuple[str, Write, Read]] = {
         "have",
         lambda message, tensors: {"part": list(message.part), "number": message.number},
         lambda header, tensors: p.Have(header["epoch"], part_of(header["part"]), _whole(header["number"])),
+    ),
+    p.Haves: (
+        "haves",
+        lambda message, tensors: {"parts": [[*each] for each in message.parts], "numbers": message.numbers},
+        lambda header, tensors: p.Haves(
+            header["epoch"], list(map(part_of, header["parts"])), list(map(_whole, header["numbers"]))
+        ),
     ),
     p.Behind: (
         "behind",

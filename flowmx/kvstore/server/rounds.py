@@ -1,0 +1,268 @@
+"""Rounds of many parts at once: what a request for many parts comes to in mode ``sync``, nearly always.
+
+A part that is as it nearly always is, idle and with nothing missing but this push, takes its steps in one loop with
+many others, with one effect and one message for all of them. Any other goes by itself through :mod:`steps`, which comes
+to the same: a part's state is one and the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.kvstore.server.desk import Desk
+from flowmx.kvstore.server.modes import Sync
+from flowmx.kvstore.server.protocol import (
+    Acknowledged,
+    Answer,
+    Content,
+    Have,
+    Haves,
+    Merges,
+    Part,
+    Replies,
+    Request,
+    Step,
+    StepSent,
+    StepsSent,
+    Updates,
+)
+from flowmx.kvstore.server.slot import Pending, Slot
+from flowmx.kvstore.server.steps import Steps
+
+__all__ = ["Rounds"]
+
+
+class Rounds:
+    """The steps of many parts.
+
+    Args:
+        desk: as the machine's.
+        steps: takes the steps of single parts.
+    """
+
+    def __init__(self, desk: Desk, steps: Steps) -> None:
+        self.desk = desk
+        self.steps = steps
+
+    # -- requests --------------------------------------------------------------------------------------
+
+    def push(
+        self, requests: Sequence[Request], worker: str, parts: Sequence[Part], numbers: Sequence[int],
+        gradients: Sequence[Any], acknowledged: Sequence[int], pulls: bool,
+    ) -> list[int]:  # fmt: skip
+        """Take pushes in, and begin the rounds that they complete.
+
+        Returns:
+            The positions of those that were not taken in.
+        """
+        if not isinstance(self.desk.mode, Sync):
+            return list(range(len(parts)))
+        slots, active = self.desk.slots, self.desk.active
+        begun, left = Merges([], [], []), []
+        for position, (part, number, told) in enumerate(zip(parts, numbers, acknowledged, strict=True)):
+            slot, push = slots.get(part), (worker, number)
+            if slot is None or part.home not in active or not _is_next(slot, push, told):
+                left.append(position)
+                continue
+            request = requests[position]
+            slot.gradients[push] = Pending(slot.counted[worker].rank, gradients[position])
+            slot.pushes[request] = push
+            if pulls:
+                slot.pulls[request] = push
+            if len(slot.gradients) >= len(slot.counted):
+                self._begin(slot, number, begun)
+        if begun.parts:
+            self.desk.effects.append(begun)
+        return left
+
+    def pull(
+        self, requests: Sequence[Request], worker: str, parts: Sequence[Part], wanted: Sequence[int],
+        acknowledged: Sequence[int],
+    ) -> list[int]:  # fmt: skip
+        """Answer those who want values, or let them wait.
+
+        Returns:
+            The positions of those for which neither was done.
+        """
+        if not isinstance(self.desk.mode, Sync):
+            return list(range(len(parts)))
+        slots, active = self.desk.slots, self.desk.active
+        answers: list[tuple[Request, Answer]] = []
+        left = []
+        for position, (part, number, told) in enumerate(zip(parts, wanted, acknowledged, strict=True)):
+            slot = slots.get(part)
+            if slot is None or part.home not in active or not _is_usable(slot) or told > slot.marks.get(worker, 0):
+                left.append(position)
+            elif slot.step is None and slot.round >= number:
+                answers.append((requests[position], Content(slot.value, slot.round)))
+            else:
+                slot.pulls[requests[position]] = (worker, number)
+        self._reply(answers)
+        return left
+
+    def _begin(self, slot: Slot, number: int, begun: Merges) -> None:
+        """Begin a round that may be complete."""
+        marks = tuple([(worker, number) for worker in slot.counted])  # in the order of ranks
+        found = [slot.gradients.get(push) for push in marks]
+        if len(found) != len(slot.gradients) or None in found:  # somebody is ahead, or has left
+            self.steps.advance(slot)
+            return
+        slot.gradients.clear()
+        slot.step = Step("update", slot.number + 1, "", 0, None, 0, None, None, marks)
+        slot.confirmed, slot.computing = False, True
+        slot.ticket += 1
+        begun.parts.append(slot.part)
+        begun.tickets.append(slot.ticket)
+        begun.gradients.append([pending.gradient for pending in found if pending is not None])
+
+    # -- what is computed ------------------------------------------------------------------------------
+
+    def merged(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[Any]) -> None:
+        """The sums of many steps are there."""
+        slots, desk = self.desk.slots, self.desk
+        updates = Updates([], [], [], [])
+        sent: dict[str, StepsSent] = {}
+        for part, ticket, total in zip(parts, tickets, merged, strict=True):
+            slot = slots[part]
+            step = slot.step
+            if ticket != slot.ticket or step is None:
+                continue
+            step = slot.step = Step("update", step.number, "", 0, None, 0, None, total, step.marks)
+            _add(updates, slot, total)
+            backup = desk.backup(part)
+            if backup is None:
+                slot.confirmed = True
+            elif slot.mirrored and not slot.confirmed:
+                slot.sent_epoch = desk.epoch
+                if backup not in sent:
+                    sent[backup] = StepsSent(desk.epoch, [], [], [])
+                message = sent[backup]
+                message.parts.append(part)
+                message.terms.append(slot.term)
+                message.steps.append(step)
+        self._update(updates)
+        for backup, message in sent.items():
+            desk.send(backup, message)
+
+    def updated(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[Any]) -> None:
+        """The new values of many parts are there."""
+        slots, desk, tell = self.desk.slots, self.desk, self.steps.tell
+        answers: list[tuple[Request, Answer]] = []
+        have: dict[tuple[str, int], Haves] = {}
+        for part, ticket, value in zip(parts, tickets, values, strict=True):
+            slot = slots[part]
+            step = slot.step
+            if ticket != slot.ticket or step is None:
+                continue
+            told = tell.get(part)
+            if told is None and (part.home not in desk.active or not (slot.mirrored or slot.confirmed)):
+                self.steps.updated(slot, ticket, value)
+                continue
+            if told is None:
+                self.steps.measure_lag(slot, step)
+            slot.take(step)
+            slot.value = value
+            slot.computing = False
+            if told is not None:
+                del tell[part]
+                slot.step = None
+                message = have.setdefault(told, Haves(told[1], [], []))
+                message.parts.append(part)
+                message.numbers.append(slot.number)
+            elif slot.confirmed:
+                self._settle(slot, answers)
+        for (backed, _), message in have.items():
+            desk.send(backed, message)
+        self._reply(answers)
+
+    def _settle(self, slot: Slot, answers: list[tuple[Request, Answer]]) -> None:
+        """The step is done: answer who waited for it, and begin the next if there is one."""
+        slot.step = None
+        if slot.admin or slot.error or not isinstance(self.desk.mode, Sync):
+            self.steps.advance(slot)
+            return
+        pulls, marks = slot.pulls, slot.marks
+        for request, (worker, sequence) in list(slot.pushes.items()):
+            if sequence <= marks.get(worker, 0):
+                del slot.pushes[request]
+                if request not in pulls:  # who waits for the value too is answered by that
+                    answers.append((request, Acknowledged(sequence)))
+        content = Content(slot.value, slot.round)
+        for request, (_, wanted) in list(pulls.items()):
+            if slot.round >= wanted:
+                del pulls[request]
+                answers.append((request, content))
+        if len(slot.gradients) >= len(slot.counted):
+            self._reply(answers)  # before the value is worked on
+            answers.clear()
+            self.steps.advance(slot)
+
+    # -- copies ----------------------------------------------------------------------------------------
+
+    def take_steps(self, sender: str, message: StepsSent) -> None:
+        """On the backup: take the primary's steps, where each is the next one."""
+        slots, told = self.desk.slots, (sender, message.epoch)
+        updates = Updates([], [], [], [])
+        for part, term, step in zip(message.parts, message.terms, message.steps, strict=True):
+            slot = slots.get(part)
+            if slot is None or slot.term != term or not self._may_follow(slot, step):
+                self.steps.take_step(sender, StepSent(message.epoch, part, term, step))
+                continue
+            slot.step, slot.computing = step, True
+            slot.ticket += 1
+            self.steps.tell[part] = told
+            _add(updates, slot, step.merged)
+        self._update(updates)
+
+    def _may_follow(self, slot: Slot, step: Step) -> bool:
+        follows = step.number == slot.number + 1 and step.kind == "update"
+        return follows and not slot.computing and _is_usable(slot)
+
+    def have(self, sender: str, message: Haves) -> None:
+        """On the primary: the backup has taken steps."""
+        slots, desk = self.desk.slots, self.desk
+        answers: list[tuple[Request, Answer]] = []
+        for part, number in zip(message.parts, message.numbers, strict=True):
+            slot = slots.get(part)
+            if slot is None or part.home not in desk.active:
+                continue
+            step = slot.step
+            if (
+                step is None or step.number != number or step.kind != "update" or slot.computing
+                or slot.sent_epoch != message.epoch or desk.backup(part) != sender
+            ):  # fmt: skip
+                self.steps.have(slot, sender, Have(message.epoch, part, number))
+                continue
+            slot.mirrored = slot.confirmed = True
+            self._settle(slot, answers)
+        self._reply(answers)
+
+    def _update(self, updates: Updates) -> None:
+        if updates.parts:
+            self.desk.effects.append(updates)
+
+    def _reply(self, answers: list[tuple[Request, Answer]]) -> None:
+        if answers:
+            self.desk.effects.append(Replies(list(answers)))
+
+
+def _is_usable(slot: Slot) -> bool:
+    return slot.number > 0 and not slot.error
+
+
+def _is_next(slot: Slot, push: tuple[str, int], told: int) -> bool:
+    """Whether the part is idle, and has waited for this push and knows what was acknowledged."""
+    worker, number = push
+    now = slot.round
+    return (
+        slot.step is None and number == now + 1 and told <= now and worker in slot.counted
+        and slot.marks.get(worker, 0) == now and push not in slot.gradients and not slot.admin and _is_usable(slot)
+    )  # fmt: skip
+
+
+def _add(updates: Updates, slot: Slot, merged: Any) -> None:
+    updates.parts.append(slot.part)
+    updates.tickets.append(slot.ticket)
+    updates.values.append(slot.value)
+    updates.merged.append(merged)
