@@ -188,7 +188,7 @@ class _RNNLayer(HybridBlock):
             inputs = self._input_size
             for layer in range(self._num_layers):
                 cells = [self._cell(f"{direction}{layer}_", inputs) for direction in "lr"[: self._dir]]
-                stack.add(BidirectionalCell(*cells) if self._dir == 2 else cells[0])
+                stack.add(BidirectionalCell(cells[0], cells[1]) if self._dir == 2 else cells[0])
                 if self._dropout > 0 and layer != self._num_layers - 1:
                     stack.add(DropoutCell(self._dropout))
                 inputs = self._hidden_size * self._dir

@@ -94,7 +94,8 @@ class ModifierCell(HybridRecurrentCell):
     def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
         """The first states of the cell inside (arrays by default, where MXNet makes symbols)."""
         self._refuse_modified()
-        return self._unmodified(self.base_cell.begin_state, batch_size, func=func, **kwargs)
+        states: list[Any] = self._unmodified(self.base_cell.begin_state, batch_size, func=func, **kwargs)
+        return states
 
     def _unmodified(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call something of the cell inside that only its own user may call."""
@@ -111,9 +112,9 @@ class _RememberingCell(ModifierCell):
     Inside a hybridized block that unrolls it, all steps are part of one graph.
     """
 
-    def hybridize(self, active: bool = True, **kwargs: Any) -> None:
+    def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
         """Hybridize the cell inside."""
-        super().hybridize(active, **kwargs)
+        super().hybridize(active, *args, **kwargs)
         self._active = False
 
 

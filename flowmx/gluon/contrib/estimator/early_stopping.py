@@ -29,7 +29,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
     """
 
     def __init__(
-        self, monitor: EvalMetric, min_delta: float = 0, patience: int = 0, mode: str = "auto",
+        self, monitor: Any, min_delta: float = 0, patience: int = 0, mode: str = "auto",
         baseline: float | None = None,
     ) -> None:  # fmt: skip
         if not isinstance(monitor, EvalMetric) or isinstance(monitor, CompositeEvalMetric):

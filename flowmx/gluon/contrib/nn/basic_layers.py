@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+from flowmx import autograd
 from flowmx import ndarray as nd
 from flowmx.devices import num_gpus
+from flowmx.gluon.contrib.nn.meeting import Meetings
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn import BatchNorm, Embedding, HybridSequential, Sequential
+from flowmx.ndarray import NDArray
 
 __all__ = [
     "Concurrent", "HybridConcurrent", "Identity", "PixelShuffle1D", "PixelShuffle2D", "PixelShuffle3D",
@@ -83,6 +87,9 @@ class SparseEmbedding(Embedding):
 class SyncBatchNorm(BatchNorm):
     """BatchNorm over the batches of several devices together.
 
+    Call the network on all devices before waiting for a result. Compiled (hybridized) graphs do not meet others: there
+    the statistics are those of each device, with a warning; hybridize the parts between such layers.
+
     Zhang et al., Context Encoding for Semantic Segmentation, CVPR 2018.
 
     Args:
@@ -113,9 +120,34 @@ class SyncBatchNorm(BatchNorm):
         devices = max(1, num_gpus()) if num_devices is None else num_devices
         del self._kwargs["axis"]
         self._kwargs |= {"ndev": devices, "key": self.prefix}
+        self._meetings = Meetings(f"SyncBatchNorm {self.name!r}", devices)
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        if self._kwargs["ndev"] > 1:
+            if not isinstance(x, NDArray):
+                warnings.warn(
+                    f"SyncBatchNorm {self.name!r}: in a compiled graph the statistics are those of each device: "
+                    "hybridize the parts of the network between such layers instead",
+                    stacklevel=2,
+                )
+            elif autograd.is_training() and not self._kwargs["use_global_stats"]:
+                return self._together(x, gamma, beta, running_mean, running_var)
         return F.contrib.SyncBatchNorm(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
+
+    def _together(self, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:
+        """Normalize by the statistics of all devices, and move the running ones towards them."""
+        own = nd.stack(nd.mean(x, axis=1, exclude=True), nd.mean(nd.square(x), axis=1, exclude=True))
+        mean, square = nd.split(self._meetings.mean(own), num_outputs=2, axis=0, squeeze_axis=True)
+        var = nd.maximum(square - nd.square(mean), 0)
+        with autograd.pause():
+            kept = self._kwargs["momentum"]
+            for running, seen in ((running_mean, mean), (running_var, var)):
+                running[:] = kept * running + (1 - kept) * seen
+        scale = nd.rsqrt(var + self._kwargs["eps"])
+        scale = scale if self._kwargs["fix_gamma"] else gamma * scale
+        shift = beta - mean * scale
+        shape = (1, -1, *(1,) * (x.ndim - 2))
+        return nd.broadcast_add(nd.broadcast_mul(x, scale.reshape(shape)), shift.reshape(shape))
 
 
 class _PixelShuffle(HybridBlock):

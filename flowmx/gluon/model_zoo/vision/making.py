@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from flowmx.devices import Context
 from flowmx.gluon.hybrid import HybridBlock
@@ -11,9 +11,10 @@ from flowmx.gluon.model_zoo.model_store import ROOT, Folder, get_model_file
 from flowmx.gluon.parameter import Contexts
 
 Maker = Callable[..., HybridBlock]
+N = TypeVar("N", bound=HybridBlock)
 
 
-def filled(net: HybridBlock, name: str, pretrained: bool, ctx: Contexts = None, root: Folder = ROOT) -> HybridBlock:
+def filled(net: N, name: str, pretrained: bool, ctx: Contexts = None, root: Folder = ROOT) -> N:
     """A network, with the weights from the file of that name if it is to be ``pretrained``.
 
     Args:
