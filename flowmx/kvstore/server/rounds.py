@@ -103,18 +103,19 @@ class Rounds:
 
     def _begin(self, slot: Slot, number: int, begun: Merges) -> None:
         """Begin a round that may be complete."""
+        gradients = slot.gradients
         marks = tuple([(worker, number) for worker in slot.counted])  # in the order of ranks
-        found = [slot.gradients.get(push) for push in marks]
-        if len(found) != len(slot.gradients) or None in found:  # somebody is ahead, or has left
+        if gradients.keys() != set(marks):  # somebody is ahead, or has left
             self.steps.advance(slot)
             return
-        slot.gradients.clear()
+        found = [gradients[push] for push in marks]
+        gradients.clear()
         slot.step = Step("update", slot.number + 1, "", 0, None, 0, None, None, marks)
         slot.confirmed, slot.computing = False, True
         slot.ticket += 1
         begun.parts.append(slot.part)
         begun.tickets.append(slot.ticket)
-        begun.gradients.append([pending.gradient for pending in found if pending is not None])
+        begun.gradients.append([gradient for _, gradient in found])
 
     # -- what is computed ------------------------------------------------------------------------------
 
@@ -159,7 +160,7 @@ class Rounds:
             if told is None and (part.home not in desk.active or not (slot.mirrored or slot.confirmed)):
                 self.steps.updated(slot, ticket, value)
                 continue
-            if told is None:
+            if told is None and not desk.largest_lag:  # in rounds it is 1, once there was one
                 self.steps.measure_lag(slot, step)
             slot.take(step)
             slot.value = value

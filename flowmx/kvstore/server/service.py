@@ -427,32 +427,34 @@ class KVServer:
         self._do(self.core.merged(effect.part, effect.ticket, merged))
 
     def _update(self, effect: p.Update) -> None:
+        found = self._update_soon(effect)
+        if found is not None:
+            self._updated(effect, found)
+
+    def _update_soon(self, effect: p.Update) -> Value | None:
+        """The new value; None where it takes longer, or fails, and the machine is told of that by itself."""
         try:
             found = self.store.update(effect.part.key, effect.value, effect.merged)
         except Exception as error:
             self._fail(effect, error)
-            return
+            return None
         if isinstance(found, Value):
-            self._updated(effect, found)
-        else:
-            self._start(self._update_beside(effect, found), effect)
+            return found
+        self._start(self._update_beside(effect, found), effect)
+        return None
 
     def _update_all(self, effect: p.Updates) -> None:
-        done: tuple[list[p.Part], list[int], list[Value]] = [], [], []
-        for part, ticket, value, merged in zip(*effect, strict=True):
-            try:
-                found = self.store.update(part.key, value, merged)
-            except Exception as error:
-                self._fail(p.Update(part, ticket, value, merged), error)
-                continue
-            if isinstance(found, Value):
-                for each, into in zip((part, ticket, found), done, strict=True):
-                    into.append(each)
-            else:
-                update = p.Update(part, ticket, value, merged)
-                self._start(self._update_beside(update, found), update)
-        effects = self.core.updated_all(*done)
-        for part in done[0] if self._captures else ():
+        parts, tickets, values = effect.parts, effect.tickets, self.store.replace(effect.merged)
+        if values is None:
+            parts, tickets, values = [], [], []
+            for part, ticket, value, merged in zip(*effect, strict=True):
+                found = self._update_soon(p.Update(part, ticket, value, merged))
+                if found is not None:
+                    parts.append(part)
+                    tickets.append(ticket)
+                    values.append(found)
+        effects = self.core.updated_all(parts, tickets, values)
+        for part in parts if self._captures else ():
             self._capture_now(part)
         self._do(effects)
 

@@ -88,6 +88,9 @@ class States(bytes):
         return self
 
 
+_NO_STATES = States()
+
+
 @dataclass(slots=True)
 class Value:
     """The content of a part.
@@ -106,7 +109,7 @@ class Value:
     updater: Updater | None = None
     version: int = 0
     weight: NDArray | None = None
-    states: States = States()
+    states: States = _NO_STATES
     read: weakref.ref[Array] | None = None
     lies: tuple[Array, int] | None = None
 
@@ -235,7 +238,7 @@ class Store:
         if isinstance(merged, States):
             return Value(value.array, weight=value.weight, states=merged, read=value.read)
         if self._config is None:
-            return Value(as_array(merged), lies=merged[:2] if isinstance(merged, tuple) else None)
+            return _replaced(merged)
         merged = as_array(merged)
         if value.updater is None or value.version != self._version:
             value.updater, value.version = self._make_updater(key, value), self._version
@@ -247,6 +250,10 @@ class Store:
         if all(map(_is_there, changed)):
             return Value(weight._host(), value.updater, self._version, weight)
         return _when_updated(value.updater, self._version, changed)
+
+    def replace(self, merged: Sequence[Array | Stretch]) -> list[Value] | None:
+        """The values of many parts where sums take their place; None where there is an optimizer."""
+        return None if self._config is not None else [_replaced(each) for each in merged]
 
     def _make_updater(self, key: Key, value: Value) -> Updater:
         """The updater of the present configuration, which goes on from the states that there are, if they fit it."""
@@ -283,6 +290,14 @@ def _follow(before: Sequence[Array | Stretch], after: Sequence[Array | Stretch])
         if not isinstance(a, tuple) or not isinstance(b, tuple) or a[0] is not b[0] or a[2] != b[1]:
             return False
     return True
+
+
+def _replaced(merged: Array | Stretch) -> Value:
+    """The value that a sum becomes."""
+    if isinstance(merged, tuple):
+        base, start, stop, shape = merged
+        return Value(base[start:stop].reshape(shape), None, 0, None, _NO_STATES, None, (base, start))
+    return Value(merged)
 
 
 async def _when_updated(updater: Updater, version: int, changed: list[NDArray]) -> Value:
