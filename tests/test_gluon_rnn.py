@@ -207,3 +207,34 @@ def test_channels_may_be_last_in_a_convolving_cell():
     assert cell.state_info(7) == [{"shape": (7, 3, 2, 3), "__layout__": "NHWC"}]
     assert [cell.i2h_weight.shape, cell.h2h_weight.shape] == [(9, 3, 3, 2), (9, 3, 3, 3)]
     assert repr(cell) == "Conv2DGRUCell(2 -> 9, tanh, NHWC)"
+
+
+@pytest.mark.parametrize("make", [rnn.LSTMCell, rnn.GRUCell, rnn.RNNCell, lambda n, **kw: rnn.RNNCell(n, "relu", **kw)])
+@pytest.mark.parametrize("lengths", [None, [2, 5, 1]])
+def test_a_cell_unrolled_at_once_is_as_its_steps(make, lengths):
+    cell = made(make(6, input_size=4))
+    valid = None if lengths is None else mx.nd.array(lengths)
+    begin = [mx.nd.array(np.random.default_rng(2).standard_normal((3, 6))) for _ in cell.state_info()]
+    found = []
+    for at_once in (True, False):
+        handle = None if at_once else cell.register_forward_hook(lambda *args: None)  # a hook hears of each step
+        x = X.copy()
+        x.attach_grad()
+        with mx.autograd.record():
+            outputs, states = cell.unroll(5, x, begin, "TNC", merge_outputs=True, valid_length=valid)
+            total = mx.nd.add_n(*((each * each).sum() for each in (outputs, *states)))
+        total.backward()
+        grads = [x.grad, *(param.grad() for param in cell.collect_params().values())]
+        found.append([each.asnumpy().copy() for each in (outputs, *states, *grads)])
+        assert cell._counter == 4
+        if handle is not None:
+            handle.detach()
+    for ours, expected in zip(*found, strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_steps_are_heard_of_one_by_one_where_somebody_listens():
+    cell, heard = made(rnn.LSTMCell(6, input_size=4)), []
+    cell.register_forward_hook(lambda block, given, result: heard.append(result[0].shape))
+    outputs, _ = cell.unroll(5, X, layout="TNC")
+    assert heard == [(3, 6)] * 5 == [each.shape for each in outputs]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from flowmx.gluon.rnn import fused, sequences
 from flowmx.gluon.rnn.recurrent import HybridRecurrentCell
+from flowmx.ndarray import NDArray
 
 __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 
@@ -42,6 +44,33 @@ class _GatedCell(HybridRecurrentCell):
 
     def _shown_activation(self) -> str:
         return ""
+
+    def _mode(self) -> str | None:
+        """What the operator of recurrent layers calls this kind of cell, or None where it computes something else."""
+        raise NotImplementedError
+
+    def unroll(
+        self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
+        merge_outputs: bool | None = None, valid_length: Any = None,
+    ) -> tuple[Any, list[Any]]:  # fmt: skip
+        """Call the cell for each step; see ``RecurrentCell.unroll``. On arrays it is one operator for all steps."""
+        sequences.check_length(inputs, length, layout)
+        weights = self._fusible(inputs)
+        if weights is None:
+            return super().unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
+        self.reset()
+        self._counter = length - 1
+        states = sequences.zero_states(self.begin_state, inputs, layout) if begin_state is None else begin_state
+        return fused.unrolled(self._mode() or "", weights, states, inputs, layout, merge_outputs, valid_length)
+
+    def _fusible(self, inputs: Any) -> list[NDArray] | None:
+        """The arrays of its weights, where steps need not be made one by one; None where they must."""
+        first = inputs if isinstance(inputs, sequences.Leaf) else inputs[0]
+        own = type(self).__module__ == __name__ and not self._forward_hooks and not self._forward_pre_hooks
+        if not own or self._mode() is None or not isinstance(first, NDArray) or self.i2h_weight._deferred is not None:
+            return None
+        params = (self.i2h_weight, self.h2h_weight, self.i2h_bias, self.h2h_bias)
+        return [param.data(first.context) for param in params]
 
     def _transformed(self, F: Any, t: str, inputs: Any, hidden: Any, weights: dict[str, Any]) -> tuple[Any, Any]:
         """The input and the hidden state, each transformed into all gates."""
@@ -82,6 +111,9 @@ class RNNCell(_GatedCell):
 
     def _alias(self) -> str:
         return "rnn"
+
+    def _mode(self) -> str | None:
+        return f"rnn_{self._activation}" if self._activation in ("tanh", "relu") else None
 
     def _shown_activation(self) -> str:
         return f", {self._activation}"
@@ -125,6 +157,9 @@ class LSTMCell(_GatedCell):
     def _alias(self) -> str:
         return "lstm"
 
+    def _mode(self) -> str | None:
+        return "lstm" if (self._activation, self._recurrent_activation) == ("tanh", "sigmoid") else None
+
     def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
         t, act, gate_act = f"t{self._counter}_", self._activation, self._recurrent_activation
         i2h, h2h = self._transformed(F, t, inputs, states[0], weights)
@@ -158,6 +193,9 @@ class GRUCell(_GatedCell):
     gates = 3
 
     def _alias(self) -> str:
+        return "gru"
+
+    def _mode(self) -> str | None:
         return "gru"
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:

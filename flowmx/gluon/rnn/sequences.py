@@ -36,15 +36,24 @@ def steps(inputs: Any, length: int, layout: str) -> list[Any]:
     Raises:
         ValueError: it has another length.
     """
+    check_length(inputs, length, layout)
+    if isinstance(inputs, Leaf):
+        inputs = namespace(inputs).split(inputs, axis=time_axis(layout), num_outputs=length, squeeze_axis=True)
+        return list(inputs) if length > 1 else [inputs]
+    return list(inputs)
+
+
+def check_length(inputs: Any, length: int, layout: str) -> None:
+    """Check that a sequence has so many steps, as far as that is known.
+
+    Raises:
+        ValueError: it has another length.
+    """
     axis = time_axis(layout)
     if isinstance(inputs, NDArray) and inputs.shape[axis] != length:
         raise ValueError(f"unroll: length is {length}, and the inputs have shape {inputs.shape} ({layout})")
-    if isinstance(inputs, Leaf):
-        inputs = namespace(inputs).split(inputs, axis=axis, num_outputs=length, squeeze_axis=True)
-        return list(inputs) if length > 1 else [inputs]
-    if len(inputs) != length:
+    if not isinstance(inputs, Leaf) and len(inputs) != length:
         raise ValueError(f"unroll: length is {length}, and there are {len(inputs)} inputs")
-    return list(inputs)
 
 
 def merged(outputs: Sequence[Any], layout: str) -> Any:

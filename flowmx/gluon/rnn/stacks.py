@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flowmx import ndarray as nd
+from flowmx import symbol as sym
 from flowmx.gluon.rnn import sequences
 from flowmx.gluon.rnn.recurrent import HybridRecurrentCell, RecurrentCell
 from flowmx.gluon.utils import indented
@@ -68,7 +69,9 @@ class _CellStack(RecurrentCell):
         outputs = inputs
         following: list[Any] = []
         for number, (cell, own) in enumerate(self._each(states), 1):
-            merge = merge_outputs if number == len(self) else None
+            # Between cells nobody sees which it is; a graph stays as MXNet would compose it.
+            inner = None if sequences.namespace(outputs) is sym else True
+            merge = merge_outputs if number == len(self) else inner
             outputs, own = cell.unroll(length, outputs, own, layout, merge, valid_length)
             following += own
         return outputs, following
