@@ -11,9 +11,11 @@ from flowmx.ndarray import NDArray
 
 Unrolled = tuple[Any, list[Any]]
 
+_STATES = ("state", "state_cell")
+
 
 def unrolled(
-    mode: str, weights: Sequence[NDArray], states: Sequence[NDArray], inputs: Any, layout: str,
+    mode: Any, weights: Sequence[NDArray], states: Sequence[NDArray], inputs: Any, layout: str,
     merge_outputs: bool | None, valid_length: Any,
 ) -> Unrolled:  # fmt: skip
     """What ``RecurrentCell.unroll`` returns.
@@ -31,11 +33,12 @@ def unrolled(
     turned = layout != "TNC"
     data = nd.swapaxes(whole, 0, 1) if turned and isinstance(inputs, NDArray) else whole
     vector = nd._internal._rnn_param_concat(*(each.reshape(-1) for each in weights), dim=0)
-    lengths = [] if valid_length is None else [valid_length]
+    given: dict[str, Any] = {name: nd.expand_dims(each, axis=0) for name, each in zip(_STATES, states, strict=False)}
+    if valid_length is not None:
+        given |= {"sequence_length": valid_length, "use_sequence_length": True}
     output, *last = nd.RNN(
-        data, vector, *(nd.expand_dims(each, axis=0) for each in states), *lengths, state_size=states[0].shape[-1],
-        num_layers=1, mode=mode, state_outputs=True, use_sequence_length=valid_length is not None,
-    )  # fmt: skip
+        data, vector, state_size=states[0].shape[-1], num_layers=1, mode=mode, state_outputs=True, **given
+    )
     following = [nd.squeeze(each, axis=0) for each in last]
     if merge_outputs or (merge_outputs is None and valid_length is not None):
         return (nd.swapaxes(output, 0, 1) if turned else output), following
