@@ -476,7 +476,7 @@ async def test_a_group_is_sent_by_its_number_and_with_its_keys_where_that_is_unk
         sender.put([group.item("push", Exchange(1), 0, Tensor.of(np.zeros(5, np.float32)))])
         await settled()
     headers = [header for _, _, header in lines.calls]
-    assert [header.get("parts") for header in headers] == [None, group.parts, None]
+    assert [header.get("parts") for header in headers] == [None, [list(part) for part in group.parts], None]
     assert [(header["group"], header["numbers"], header["acknowledged"]) for header in headers] == [
         (7, 1, 0), (7, 1, 0), (7, 2, 1),
     ]  # fmt: skip

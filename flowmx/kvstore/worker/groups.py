@@ -46,7 +46,7 @@ class Group:
         ]
         # Stands for all of them where one part is asked for; no key has a part of such a number.
         self.shard = Shard(entries[0].key, -1 - number, self.home, 0, self.size, self.size * self.dtype.itemsize)
-        self.parts = [list(entry.shards[0][:3]) for entry in entries]
+        self.parts = [(entry.key, entry.shards[0].part, self.home) for entry in entries]
 
     def advance(self) -> None:
         """One more push of each."""

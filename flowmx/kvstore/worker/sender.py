@@ -114,13 +114,18 @@ class Sender:
         tensors = [] if item.tensor is None else [item.tensor]
         into = None if item.target is None else [item.target]
         acknowledged = one_or_all([self._acknowledged.get((key, piece), 0) for key, piece, _ in group.parts])
-        header = {"joined": True, "group": group.number, "numbers": item.number, "acknowledged": acknowledged}
+        header: dict[str, Any] = {
+            "joined": True,
+            "group": group.number,
+            "numbers": item.number,
+            "acknowledged": acknowledged,
+        }
         try:
             return await self._servers.call(group.home, item.operation, header, tensors, into, sent)
         except Refused as refused:
             if refused.kind != "unknown_group":
                 raise
-        header["parts"] = group.parts
+        header["parts"] = [list(part) for part in group.parts]
         return await self._servers.call(group.home, item.operation, header, tensors, into, sent)
 
     def _described(self, item: Item) -> list[Any]:
