@@ -280,4 +280,5 @@ async def test_in_a_coroutine():
     op, given = network(), arrays()
     out = await op(*given)
     assert isinstance(out, NDArray)
-    np.testing.assert_allclose(out.asnumpy(), layers(mx.nd, *given).asnumpy(), rtol=1e-5, atol=1e-6)
+    expected = await layers(mx.nd, *given)
+    np.testing.assert_allclose(out.asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)

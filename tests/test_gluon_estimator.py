@@ -88,6 +88,7 @@ async def test_fit_in_a_coroutine_is_the_same_and_gives_way():
 
     task = asyncio.create_task(neighbour())
     await estimator.fit_async(BATCHES, BATCHES, epochs=4)
+    await mx.nd.waitall_async()
     task.cancel()
     assert turns > 4
     for ours, expected in zip(weights(estimator), await asyncio.to_thread(by_hand, 4), strict=True):
@@ -107,6 +108,7 @@ async def test_a_coroutine_takes_data_that_is_awaited():
 
     estimator = made()
     await estimator.fit_async(Loader(), epochs=2)
+    await mx.nd.waitall_async()
     for ours, expected in zip(weights(estimator), await asyncio.to_thread(by_hand, 2), strict=True):
         np.testing.assert_array_equal(ours, expected)
 
