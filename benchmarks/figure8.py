@@ -11,6 +11,8 @@ import datetime
 import json
 import platform
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -53,20 +55,26 @@ Figures = dict[str, dict[bool, dict[int, Predicted]]]
 """By speed, overlap and machines."""
 
 
-def predict(profile: Profile, machines: Sequence[int] = (*MACHINES, PLANNED)) -> Figures:
-    """Simulate everything."""
-    return {
-        name: {
-            overlap: {count: _predicted(profile.at(BATCH / speed), count, overlap) for count in machines}
-            for overlap in (True, False)
-        }
-        for name, speed in SPEEDS.items()
-    }
+def predict(profile: Profile, machines: Sequence[int] = MACHINES, planned: int | None = PLANNED) -> Figures:
+    """Simulate everything, on all cores; of the many planned machines one step, with overlap."""
+    wanted = [(name, overlap, count) for name in SPEEDS for overlap in (True, False) for count in machines]
+    wanted = [(name, True, planned) for name in SPEEDS if planned] + wanted
+    figures: Figures = {name: {True: {}, False: {}} for name in SPEEDS}
+    with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
+        settings = [
+            Setting(profile.at(BATCH / SPEEDS[name]), count, WIRE, overlap, steps=1 if count == planned else 2)
+            for name, overlap, count in wanted
+        ]
+        for (name, overlap, count), found in zip(wanted, pool.map(predicted, settings), strict=True):
+            figures[name][overlap][count] = found
+    return {name: {overlap: dict(sorted(found.items())) for overlap, found in each.items()}
+            for name, each in figures.items()}  # fmt: skip
 
 
-def _predicted(profile: Profile, machines: int, overlap: bool) -> Predicted:
-    step = simulate(Setting(profile, machines, WIRE, overlap))
-    return Predicted(step, step * IMAGES / (machines * BATCH), profile.seconds / step)
+def predicted(setting: Setting) -> Predicted:
+    """Simulate one job."""
+    step = simulate(setting)
+    return Predicted(step, step * IMAGES / (setting.machines * BATCH), setting.profile.seconds / step)
 
 
 class Compared(NamedTuple):
@@ -94,7 +102,7 @@ def compare(profile: Profile) -> list[Compared]:
 
     What plain connections carry over these links, all at once, is measured, and so is what the waits really take.
     """
-    rate = hosted.traffic(HOSTS, LINK, 16 << 20)
+    rate = hosted.traffic(HOSTS, LINK, seconds=8.0)
     network = Network(rate=rate, latency=2 * LINK.latency)
     found = []
     for seconds in COMPUTING:
@@ -111,14 +119,14 @@ def table(figures: Figures) -> str:
     head = ["machines", *(f"{name}, {names[overlap]}" for name in figures for overlap in names)]
     counts = next(iter(figures.values()))[True]
     rows = [
-        [str(count), *(_cell(found[overlap][count]) for found in figures.values() for overlap in names)]
+        [str(count), *(_cell(found[overlap].get(count)) for found in figures.values() for overlap in names)]
         for count in counts
     ]
     return _markdown([head, ["---:"] * len(head), *rows])
 
 
-def _cell(found: Predicted) -> str:
-    return f"{found.data_pass:,.0f} s ({found.linear:.2f})"
+def _cell(found: Predicted | None) -> str:
+    return "" if found is None else f"{found.data_pass:,.0f} s ({found.linear:.2f})"
 
 
 def compared_table(found: Sequence[Compared]) -> str:
@@ -149,7 +157,7 @@ def bars(figures: Figures, compared: Sequence[Compared]) -> str:
 
 def draw(figures: Figures) -> str:
     """The picture: how much faster so many machines are than one."""
-    panels = {}
+    panels: dict[str, list[curves.Curve]] = {}
     for name, found in figures.items():
         counts = [count for count in found[True] if count <= max(MACHINES)]
         linear: list[tuple[float, float]] = [(count, count) for count in counts]
@@ -183,7 +191,7 @@ def run() -> None:
     """Everything but measuring."""
     profile = Profile.load(PROFILE)
     figures = predict(profile)
-    print(table(figures))
+    print(table(figures), flush=True)
     reason = unavailable()
     compared = [] if reason else compare(profile)
     print(f"\n{compared_table(compared) if compared else f'no real runs: {reason}'}")

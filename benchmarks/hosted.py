@@ -37,14 +37,14 @@ def training(hosts: int, link: Link, profile: Path, seconds: float, overlap: boo
     return _run(hosts, link, run)
 
 
-def traffic(hosts: int, link: Link, nbytes: int) -> float:
-    """Bits a second that each host gets through to all others at once, by plain connections."""
+def traffic(hosts: int, link: Link, seconds: float) -> float:
+    """Bits a second that come in at each host while all send to all others by plain connections."""
 
     async def run(network: Network) -> float:
         script, found = str(WORKERS / "figure8_traffic.py"), []
         for host in network.hosts:
             others = ",".join(other.address for other in network.hosts if other is not host)
-            found.append(await host.python(host.name, script, host.address, others, str(nbytes)))
+            found.append(await host.python(host.name, script, host.address, others, str(seconds)))
         return (await _means(found))["rate"]
 
     return _run(hosts, link, run)

@@ -189,28 +189,69 @@ def test_a_network_has_hosts():
 # Jobs
 
 PUSHING = str(Path(__file__).parent / "hosts" / "pushing.py")
+FAST = {"FLOWMX_KVSTORE_HEARTBEAT": "0.2"}
 
 
-async def start(network, folder, *arguments, workers, servers=1, **environ):
-    """A job with a worker on each host but the last ones', where the servers are; the scheduler is with a server."""
-    job = HostedJob(folder, workers, servers, environ)
+async def start(network, folder, rounds, *, workers, servers=1, **environ):
+    """A job with a worker on each of the first hosts, and the scheduler and the servers on those after them."""
+    job = HostedJob(folder, workers, servers, {**FAST, "FLOWMX_KVSTORE_BIGARRAY_BOUND": "10000", **environ})
     await job.scheduler(network.hosts[workers])
     for rank in range(servers):
         await job.server(network.hosts[workers + rank], rank)
     for rank in range(workers):
-        await job.worker(network.hosts[rank], rank, *arguments)
+        await job.worker(network.hosts[rank], rank, PUSHING, str(rounds))
     return job
 
 
-async def succeeded(job):
+async def succeeded(job, workers, rounds):
     for process in job.processes.values():
         await process.success()
+    for rank in range(workers):
+        assert f"all {rounds} rounds were right" in job.processes[f"worker {rank}"].text
 
 
 @needs_namespaces
 async def test_a_job_over_hosts_with_losses_and_latency_has_the_right_sums(tmp_path):
-    async with Network(3, Link(rate=100e6, latency=0.01, loss=0.01)) as network:  # there and back: 40 ms
-        job = await start(network, tmp_path, PUSHING, "10", workers=2)
-        await succeeded(job)
-        for rank in range(2):
-            assert "all 10 rounds were right" in job.processes[f"worker {rank}"].text
+    async with Network(4, Link(rate=100e6, latency=0.01, loss=0.01)) as network:  # there and back: 40 ms
+        job = await start(network, tmp_path, 4, workers=2, servers=2)
+        await succeeded(job, 2, 4)
+        assert "on host-" not in "".join(process.text for process in job.processes.values())  # nobody was missed
+
+
+@needs_namespaces
+async def test_a_host_that_is_cut_off_is_named_by_all_others_in_time(tmp_path):
+    seconds = 2.0
+    async with Network(3) as network:
+        job = await start(network, tmp_path, 1_000_000, workers=2, FLOWMX_KVSTORE_TIMEOUT=str(seconds))
+        lost, *survivors = (job.processes[name] for name in ("worker 1", "worker 0", "server 0", "scheduler"))
+        await lost.line("round 3")
+        begin = asyncio.get_running_loop().time()
+        network.partition(network.hosts[1])
+        named = [await survivor.line("worker 1 on host-1") for survivor in survivors]
+        assert asyncio.get_running_loop().time() - begin < 2 * seconds
+        assert all("is gone" in line for line in named)
+        assert [await survivor.ended for survivor in survivors] == [1, 1, 1]
+
+
+@needs_namespaces
+async def test_a_cut_that_is_healed_in_time_costs_nothing_but_time(tmp_path):
+    async with Network(3) as network:
+        job = await start(network, tmp_path, 40, workers=2, FLOWMX_KVSTORE_TIMEOUT="20")
+        await job.processes["worker 1"].line("round 3")
+        network.partition(network.hosts[1])
+        await network.stopped(12)
+        network.heal()
+        await succeeded(job, 2, 40)
+
+
+@pytest.mark.soak
+@needs_namespaces
+async def test_a_job_survives_cut_after_cut(tmp_path):
+    async with Network(4, Link(rate=100e6, latency=0.005, loss=0.005)) as network:
+        job = await start(network, tmp_path, 200, workers=2, servers=2, FLOWMX_KVSTORE_TIMEOUT="30")
+        for number in range(8):
+            await job.processes["worker 0"].line(f"round {5 + 20 * number}")
+            network.partition(network.hosts[number % 4])
+            await network.stopped(10)
+            network.heal()
+        await succeeded(job, 2, 200)

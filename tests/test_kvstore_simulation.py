@@ -200,7 +200,7 @@ def test_the_measured_profile_is_that_of_googlenet_with_batch_norm():
 def test_figure_8_has_its_tables_picture_and_bars(tmp_path):
     (tmp_path / "scaling.md").write_text(f"before {figure8.BEGIN} old {figure8.END} after")
     found = profile(about="today")
-    figures = figure8.predict(found, [1, 10])
+    figures = figure8.predict(found, [1, 10], planned=None)
     compared = [figure8.Compared(1.0, True, 92e6, real=2.0, predicted=2.2)]
     figure8.write(found, figures, compared, tmp_path)
     page = (tmp_path / "scaling.md").read_text()

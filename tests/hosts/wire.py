@@ -96,10 +96,14 @@ class Wire:
     Args:
         links: of each host.
         seed: of what is lost.
+
+    Attributes:
+        stopped: how many packets did not pass a cut.
     """
 
     def __init__(self, links: Sequence[Link], seed: int = 0) -> None:
         self.links = list(links)
+        self.stopped = 0
         self._up, self._down = ([Lane(host, down) for host in range(len(links))] for down in (False, True))
         self._cut: set[frozenset[int]] = set()
         self._random = random.Random(seed)
@@ -116,7 +120,9 @@ class Wire:
 
     def send(self, now: float, source: int, target: int, content: bytes) -> None:
         """A host sends a packet."""
-        if frozenset((source, target)) not in self._cut:
+        if frozenset((source, target)) in self._cut:
+            self.stopped += 1
+        else:
             self._enter(now, self._up[source], Packet(source, target, content))
 
     def due(self, now: float) -> Iterator[tuple[int, bytes]]:

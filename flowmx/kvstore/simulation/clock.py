@@ -33,7 +33,7 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         self._now += seconds
 
 
-class _Jumping(selectors.DefaultSelector):  # type: ignore[misc, valid-type]
+class _Jumping(selectors.DefaultSelector):
     def __init__(self, loop: SimulatedLoop) -> None:
         super().__init__()
         self._loop = loop

@@ -69,7 +69,7 @@ async def _job(setting: Setting) -> float:
     times = await asyncio.gather(*(worker.train() for worker in workers))
     await asyncio.gather(*(server.close() for server in servers.values()))
     begin, *_, end = (max(moments) for moments in zip(*times, strict=True))
-    return (end - begin) / setting.steps
+    return float(end - begin) / setting.steps
 
 
 def _entries(profile: Profile, servers: int) -> list[Entry]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -86,8 +86,10 @@ class Profile:
     def at(self, seconds: float) -> Profile:
         """The same on a machine that takes so long for a step, all of it in proportion."""
         scale = seconds / self.seconds
-        passes = ([Step(scale * step.seconds, step.keys) for step in each] for each in (self.forward, self.backward))
-        return Profile(self.batch, self.shapes, *passes, self.costs, self.about)
+        forward, backward = (
+            [Step(scale * step.seconds, step.keys) for step in each] for each in (self.forward, self.backward)
+        )
+        return replace(self, forward=forward, backward=backward)
 
     @classmethod
     def load(cls, path: str | Path) -> Profile:
@@ -110,7 +112,8 @@ class Profile:
             return cls(
                 int(found["batch"]),
                 {key: tuple(shape) for key, shape in found["shapes"].items()},
-                *([Step(float(seconds), tuple(keys)) for seconds, keys in found[name]] for name in PASSES),
+                _steps(found["forward"]),
+                _steps(found["backward"]),
                 Costs(**found.get("costs", {})),
                 found.get("about", ""),
             )
@@ -118,4 +121,5 @@ class Profile:
             raise ValueError(f"this is no profile: {type(error).__name__}: {error}") from error
 
 
-PASSES = ("forward", "backward")
+def _steps(found: Any) -> list[Step]:
+    return [Step(float(seconds), tuple(keys)) for seconds, keys in found]
