@@ -65,6 +65,13 @@ class FullyConnected(Linear):
         bias = [expect_shape(self, "bias", each, (self.num_hidden,)) for each in bias]
         return [data, weight, *bias], [result]
 
+    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
+        # The states that a cell of mx.rnn begins with have the batch that the other summand has.
+        data, *others = shapes
+        if data is None or data[0] != -1 or output is None:
+            return shapes
+        return [(output[0], *data[1:]), *others]
+
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         return 2 * product(outputs[0]) * inputs[1][1], sum(map(product, (*inputs, *outputs)))
 
@@ -79,6 +86,8 @@ class FullyConnected(Linear):
 class FullyConnectedData(LinearData, FullyConnected):
     """dX = H W."""
 
+    infer_back = Operator.infer_back
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         head, weight = inputs[:2]
         _multiply(run, as_matrix(head, self.flatten), weight, outputs[0].reshape(-1, weight.shape[1]))
@@ -87,6 +96,8 @@ class FullyConnectedData(LinearData, FullyConnected):
 @operator("_backward_FullyConnected_weight")
 class FullyConnectedWeight(LinearWeight, FullyConnected):
     """dW = Hᵀ X."""
+
+    infer_back = Operator.infer_back
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data = shapes[1]
