@@ -176,7 +176,6 @@ class Call:
         message = parser.finish()
         header = parser.header or {}
         if (refusal := errors.from_header(header)) is not None:
-            self._give_back()
             raise refusal
         if response.status != 200:
             raise WireError(f"{self._who.address} answered {response.status} to {self._operation}, and no error")
@@ -212,7 +211,10 @@ class Call:
         return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
 
     def _give_back(self) -> None:
-        """The segment may be used again: the service has answered. Where it has not, it may write there still."""
+        """The segment may be used again: the service has answered.
+
+        Where it has not, it may write there still; and what it refuses in part it may go on reading.
+        """
         if self._segment is not None and self._route.segments is not None:
             self._route.segments.give(self._segment)
 

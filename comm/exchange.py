@@ -157,7 +157,7 @@ class Exchange:
         self._room = _room(header["shared"], len(self._memory))
         found = local.views(specs, self._memory)
         if operation.borrow:
-            return found
+            return [tensor._replace(data=tensor.data.toreadonly()) for tensor in found]
         total = sum(spec.nbytes for spec in specs)
         entry.announce(total)
         try:

@@ -429,10 +429,22 @@ async def test_a_value_that_is_on_its_way_stays_as_it_was():
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-async def test_threads_do_not_change_a_sum(threads):
-    store, gradients = Store(threads=threads), arrays(4, (500_001,))
-    expected = gradients[0] + gradients[1] + gradients[2] + gradients[3]
-    np.testing.assert_array_equal(await store.merge([gradient.copy() for gradient in gradients]), expected)
+@pytest.mark.parametrize("workers", [1, 2, 4])
+async def test_threads_do_not_change_sums(threads, workers):
+    store = Store(threads=threads)
+    parts = [arrays(workers, shape) for shape in [(500_001,), (2, 3), (0,), (), (70_000, 2)]]
+    expected = [sum(found[1:], start=found[0]) for found in parts]
+    own = [[each.copy() for each in found] for found in parts]
+    for total, wanted in zip(await store.merge(own), expected, strict=True):
+        np.testing.assert_array_equal(total, wanted)
+    for found, wanted in zip(parts, expected, strict=True):
+        before = [each.copy() for each in found]
+        for each in found:
+            each.flags.writeable = False  # it lies in the memory of a worker
+        for total in (*await store.merge([found]), store.merge_now(found)):
+            assert total.flags.writeable
+            np.testing.assert_array_equal(total, wanted)
+        np.testing.assert_array_equal(found, before)
     store.close()
 
 

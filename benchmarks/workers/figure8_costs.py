@@ -60,7 +60,7 @@ async def arithmetic() -> dict[str, float]:
     """Seconds of a byte that is added, and of one that is updated by SGD with momentum."""
     store = Store()
     gradients = [np.zeros(LARGE, np.float32) for _ in range(5)]
-    add = await fastest(lambda: store.merge(gradients)) / (4 * 4 * LARGE)
+    add = await fastest(lambda: store.merge([gradients])) / (4 * 4 * LARGE)
     store.use(mx.optimizer.SGD(learning_rate=0.05, momentum=0.9, wd=1e-4).get_config())
     value = Value(np.zeros(LARGE, np.float32))
 

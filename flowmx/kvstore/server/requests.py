@@ -73,7 +73,7 @@ def mode_of(config: Any) -> Mode | None:
 
 
 def uncompressed(item: Item, shape: tuple[int, ...], dtype: str) -> Any:
-    """The gradient of a push as an array.
+    """The gradient of a push as an array, which is read-only where it lies in the worker's memory.
 
     Raises:
         Refused: it does not fit the value of this shape and dtype.
@@ -87,8 +87,7 @@ def uncompressed(item: Item, shape: tuple[int, ...], dtype: str) -> Any:
             f"of {dtype} {list(shape)}",
             "invalid",
         )
-    found = item.tensor.array()
-    return found if found.flags.writeable else found.copy()  # the sum is made in its memory
+    return item.tensor.array()
 
 
 def _unpacked(item: Item, shape: tuple[int, ...], dtype: str) -> Any:

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,7 @@ from flowmx.kvstore.server.joined import Groups, Joined, Layout, lay_out
 from flowmx.kvstore.server.links import Connect, Links
 from flowmx.kvstore.server.modes import Sync
 from flowmx.kvstore.server.requests import Item, items_of, mode_of, uncompressed
-from flowmx.kvstore.server.store import Array, States, Store, Value, as_array, check_optimizer, name_of
+from flowmx.kvstore.server.store import Array, States, Store, Value, as_array, check_optimizer, name_of, owned
 from flowmx.kvstore.server.wire import pack, unpack
 
 __all__ = ["KVServer", "identity"]
@@ -76,11 +76,13 @@ class KVServer:
         self._effects: deque[p.Effect] = deque()
         self._carrying_out = False
         self._tasks: set[asyncio.Task[None]] = set()
+        self._merging: list[tuple[p.Merge, list[Array]]] = []
         self._captures: dict[p.Part, list[asyncio.Future[snapshot.Captured | None]]] = {}
         self.callers = Callers()
         self.groups = Groups()
         for name, role in OPERATIONS.items():
-            service.operation(name, self.callers.only(role, getattr(self, f"_{name}")))
+            handler = self.callers.only(role, getattr(self, f"_{name}"))
+            service.operation(name, handler, borrow=name in ("push", "pushpull"))
         self._measure(service)
 
     # -- the job ---------------------------------------------------------------------------------------
@@ -257,6 +259,8 @@ class KVServer:
         if slot is not None and slot.value is not None:
             array = slot.value.array
             gradient = uncompressed(item, array.shape, name_of(array.dtype))
+            if not isinstance(self.core.desk.mode, Sync):  # where no sum takes its place before the answer
+                gradient = owned(gradient)
         self._check_updates()
         return ask(call, worker, item.part, item.number, gradient, item.acknowledged)
 
@@ -412,8 +416,10 @@ class KVServer:
         if self.store.is_small(gradients):
             merged = self.store.merge_now(gradients)
             self._do(self.core.merged(effect.part, effect.ticket, merged))
-        else:
-            self._start(self._merge_beside(effect, gradients), effect)
+            return
+        if not self._merging:  # in this turn of the loop there may come more, and fewer hops to threads do for them all
+            asyncio.get_running_loop().call_soon(self._merge_beside)
+        self._merging.append((effect, gradients))
 
     def _merge_all(self, effect: p.Merges) -> None:
         if self.store.are_small(effect.gradients):
@@ -422,9 +428,15 @@ class KVServer:
         for part, ticket, gradients in zip(*effect, strict=True):
             self._merge(p.Merge(part, ticket, gradients))
 
-    async def _merge_beside(self, effect: p.Merge, gradients: list[Array]) -> None:
-        merged = await self.store.merge(gradients)
-        self._do(self.core.merged(effect.part, effect.ticket, merged))
+    def _merge_beside(self) -> None:
+        """Begin the sums that wait."""
+        waiting, self._merging = self._merging, []
+        self._start(self._merge_waiting(waiting), [effect for effect, _ in waiting])
+
+    async def _merge_waiting(self, waiting: Sequence[tuple[p.Merge, list[Array]]]) -> None:
+        merged = await self.store.merge([gradients for _, gradients in waiting])
+        for (effect, _), total in zip(waiting, merged, strict=True):
+            self._do(self.core.merged(effect.part, effect.ticket, total))
 
     def _update(self, effect: p.Update) -> None:
         found = self._update_soon(effect)
@@ -440,7 +452,7 @@ class KVServer:
             return None
         if isinstance(found, Value):
             return found
-        self._start(self._update_beside(effect, found), effect)
+        self._start(self._update_beside(effect, found), [effect])
         return None
 
     def _update_all(self, effect: p.Updates) -> None:
@@ -473,14 +485,15 @@ class KVServer:
         self._do(self.core.failed(effect.part, effect.ticket, why))
         self._capture_now(effect.part)
 
-    def _start(self, work: Coroutine[Any, Any, None], effect: p.Merge | p.Update) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], effects: Sequence[p.Merge | p.Update]) -> None:
         async def guarded() -> None:
             try:
                 await work
             except Exception as error:
-                self._fail(effect, error)
+                for effect in effects:
+                    self._fail(effect, error)
 
-        task = asyncio.create_task(guarded(), name=f"update of {effect.part.key!r}")
+        task = asyncio.create_task(guarded(), name=f"update of {effects[0].part.key!r}")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

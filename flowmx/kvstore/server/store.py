@@ -29,7 +29,7 @@ from flowmx.optimizer import states as states_file
 from flowmx.optimizer.base import from_config
 from flowmx.optimizer.updater import Updater, arrays_in
 
-__all__ = ["SMALL", "Array", "States", "Store", "Stretch", "Value", "as_array", "join", "name_of", "shape_of"]
+__all__ = ["SMALL", "Array", "States", "Store", "Stretch", "Value", "as_array", "join", "name_of", "owned", "shape_of"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -57,6 +57,11 @@ def join(found: Sequence[Array | Stretch]) -> Array:
     if pieces and follow and len(pieces) == len(found):
         return pieces[0][0][pieces[0][1] : pieces[-1][2]]
     return np.concatenate([as_array(each).reshape(-1) for each in found])
+
+
+def owned(array: Array) -> Array:
+    """The array, or a copy of one that lies in a worker's memory, which is read-only."""
+    return array if array.flags.writeable else _copied(array)
 
 
 SMALL = 64 << 10
@@ -190,11 +195,13 @@ class Store:
 
     def is_small(self, gradients: Sequence[Array]) -> bool:
         """Whether a sum is made quicker than a thread is woken."""
-        return len(gradients) == 1 or gradients[0].nbytes <= SMALL
+        alone = len(gradients) == 1 and gradients[0].flags.writeable
+        return alone or gradients[0].nbytes <= SMALL
 
     def merge_now(self, gradients: Sequence[Array]) -> Array:
-        """The sum of gradients in this order, made in the memory of the first."""
-        total, *rest = gradients
+        """The sum of gradients in this order, made in the memory of the first unless that is a worker's."""
+        first, *rest = gradients
+        total = owned(first)
         for gradient in rest:
             self._quiet.run(np.add, total, gradient, total)
         return total
@@ -212,20 +219,20 @@ class Store:
                 first = part
         return [found[0] for found in gradients]
 
-    async def merge(self, gradients: Sequence[Array]) -> Array:
-        """As :meth:`merge_now`, by threads.
+    async def merge(self, gradients: Sequence[Sequence[Array]]) -> list[Array]:
+        """As :meth:`merge_now` for each of many parts, by threads.
 
         Elements are independent, so that any number of threads comes to the same bits.
         """
-        total, *rest = (gradient.reshape(-1) for gradient in gradients)
-        step = max(-(-total.size // self.threads), _BLOCK)
-        loop = asyncio.get_running_loop()
+        totals = [found[0] if found[0].flags.writeable else _like(found[0]) for found in gradients]
         sums = [
-            loop.run_in_executor(self.pool, _sum, total, rest, start, start + step)
-            for start in range(0, total.size, step)
+            (total.reshape(-1), [each.reshape(-1) for each in found])
+            for total, found in zip(totals, gradients, strict=True)
         ]
-        await asyncio.gather(*sums)
-        return gradients[0]
+        loop = asyncio.get_running_loop()
+        shares = _shares(sums, self.threads)
+        await asyncio.gather(*[loop.run_in_executor(self.pool, _sum_all, share) for share in shares])
+        return totals
 
     def update(self, key: Key, value: Value, merged: Any) -> Value | Coroutine[Any, Any, Value]:
         """The value after an update, or a coroutine for it where it takes longer; the given one is used up.
@@ -336,19 +343,51 @@ def _alike(state: Any, other: Any) -> bool:
     return getattr(state, "shape", None) == getattr(other, "shape", None) and (state is None) == (other is None)
 
 
-def _sum(total: Array, rest: Sequence[Array], start: int, stop: int) -> None:
+_Sum: TypeAlias = tuple[Array, Sequence[Array]]
+"""Where a sum goes, which may be the first of its terms, and these; all of one dimension."""
+
+
+def _shares(sums: Sequence[_Sum], threads: int) -> list[list[_Sum]]:
+    """Stretches of sums, shared out to about so many threads."""
+    most = max(-(-sum(total.size for total, _ in sums) // threads), _BLOCK)
+    shares: list[list[_Sum]] = [[]]
+    room = most
+    for total, terms in sums:
+        start = 0
+        while start < total.size:
+            stop = min(start + room, total.size)
+            shares[-1].append((total[start:stop], [each[start:stop] for each in terms]))
+            room -= stop - start
+            start = stop
+            if not room:
+                shares.append([])
+                room = most
+    return [share for share in shares if share]
+
+
+def _sum_all(sums: Sequence[_Sum]) -> None:
     with np.errstate(all="ignore"):  # what overflows shows as such
-        for begin in range(start, min(stop, total.size), _BLOCK):
-            block = slice(begin, min(begin + _BLOCK, stop))
-            for other in rest:
-                np.add(total[block], other[block], out=total[block])
+        for total, (first, *rest) in sums:
+            if not rest:
+                np.copyto(total, first)
+            for start in range(0, total.size if rest else 0, _BLOCK):
+                block = slice(start, start + _BLOCK)
+                so_far = first[block]
+                for other in rest:
+                    so_far = np.add(so_far, other[block], out=total[block])
 
 
 def _writable(array: Array) -> Array:
     return array if array.flags.writeable and array.flags.c_contiguous else np.array(array)
 
 
+def _like(array: Array) -> Array:
+    if not array.size:
+        return np.empty_like(array)
+    return np.frombuffer(fresh(array.nbytes), np.uint8).view(array.dtype).reshape(array.shape)
+
+
 def _copied(array: Array) -> Array:
-    copy = np.frombuffer(fresh(array.nbytes), np.uint8).view(array.dtype).reshape(array.shape)
+    copy = _like(array)
     np.copyto(copy, array)
     return copy
