@@ -46,10 +46,9 @@ FLOORS: list[set[str]] = [
         "flowmx.metric",
         "flowmx.optimizer",
         "flowmx.recordio",
-        "flowmx.test_utils",
         "flowmx.visualization",
     },
-    {"flowmx.gluon", "flowmx.model", "flowmx.module"},
+    {"flowmx.gluon", "flowmx.model", "flowmx.module", "flowmx.test_utils"},
     {"flowmx.cli", "flowmx.__main__", "flowmx.stubs"},
     {"flowmx"},
 ]

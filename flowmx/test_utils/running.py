@@ -1,0 +1,176 @@
+"""What tests arrange around what they test: devices, variables of the environment, repetitions."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from flowmx import engine, random, settings
+from flowmx.devices import Context, current_context, num_gpus
+from flowmx.devices import context as _context
+from flowmx.optimizer import Optimizer
+from flowmx.test_utils.comparing import assert_almost_equal, compare_ndarray_tuple
+
+__all__ = [
+    "assert_exception", "compare_optimizer", "default_context", "discard_stderr", "environment", "is_op_runnable",
+    "list_gpus", "retry", "set_default_context",
+]  # fmt: skip
+
+
+def default_context() -> Context:
+    """The device that tests run on: the current one."""
+    return current_context()
+
+
+def set_default_context(ctx: Context) -> None:
+    """Make a device the current one of this task."""
+    _context.set_current_context(ctx)
+
+
+def list_gpus() -> range:
+    """The numbers of the GPUs that can be used."""
+    return range(num_gpus())
+
+
+def is_op_runnable() -> bool:
+    """Whether operators run on this device: they all do (MXNet's tests ask that)."""
+    return True
+
+
+@contextmanager
+def environment(*args: Any) -> Iterator[None]:
+    """Set variables of the environment while a ``with`` block lasts; flowmx's settings follow.
+
+    Args:
+        *args: a name and a value, or a dict of them; None takes a variable away.
+
+    Raises:
+        TypeError: neither.
+        SettingError: a setting does not take its value.
+    """
+    if len(args) not in (1, 2) or (len(args) == 1 and not isinstance(args[0], Mapping)):
+        raise TypeError(f"environment: {len(args)} arguments, expected a name and a value, or a dict")
+    given = args[0] if len(args) == 1 else {args[0]: args[1]}
+    before = {name: os.environ.get(name) for name in given}
+    try:
+        _set(given)
+        yield
+    finally:
+        engine.waitall()
+        _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    settings.reload()
+
+
+def retry(n: int) -> Callable[[Callable[..., Any]], Callable[..., None]]:
+    """Let a test with random numbers fail some times, but not ``n``.
+
+    Raises:
+        ValueError: not even once.
+    """
+    if n < 1:
+        raise ValueError(f"retry: n is {n}, expected at least 1")
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., None]:
+        @functools.wraps(function)
+        def repeated(*args: Any, **kwargs: Any) -> None:
+            for _ in range(n - 1):
+                try:
+                    function(*args, **kwargs)
+                    return
+                except AssertionError:
+                    engine.waitall()
+            function(*args, **kwargs)
+
+        return repeated
+
+    return decorate
+
+
+def assert_exception(
+    f: Callable[..., Any], exception_type: type[BaseException] | tuple[type[BaseException], ...], *args: Any,
+    **kwargs: Any,
+) -> None:  # fmt: skip
+    """Check that a call raises.
+
+    Raises:
+        AssertionError: it does not.
+    """
+    try:
+        f(*args, **kwargs)
+        engine.waitall()  # errors of operations come later
+    except exception_type:
+        return
+    raise AssertionError(f"{getattr(f, '__name__', f)} did not raise {exception_type}")
+
+
+@contextmanager
+def discard_stderr() -> Iterator[None]:
+    """Let nothing that the process writes to its error output be seen, while a ``with`` block lasts."""
+    kept = os.dup(2)
+    with Path(os.devnull).open("wb") as nothing:
+        os.dup2(nothing.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def compare_optimizer(
+    opt1: Optimizer, opt2: Optimizer, shape: Sequence[Any], dtype: Any, w_stype: str = "default",
+    g_stype: str = "default", rtol: float = 1e-4, atol: float = 1e-5, compare_states: bool = True, ntensors: int = 1,
+) -> None:  # fmt: skip
+    """Check that two optimizers do the same to the same weights.
+
+    Args:
+        opt1: updates one array after the other.
+        opt2: updates an array, or a list of shapes all together.
+        shape: an array's shape, or a list of shapes.
+        dtype: the weights' dtype.
+        w_stype: ``"default"``; there are only dense arrays.
+        g_stype: likewise.
+        rtol: the relative tolerance.
+        atol: the absolute one.
+        compare_states: whether their states must be the same too.
+        ntensors: kept for MXNet's tests: how many shapes the list has.
+
+    Raises:
+        AssertionError: a weight or a state differs.
+        ValueError: another storage type.
+    """
+    if (w_stype, g_stype) != ("default", "default"):
+        raise ValueError(
+            f"compare_optimizer: storage types {w_stype!r} and {g_stype!r}, but only 'default' exists here"
+        )
+    together = isinstance(shape, list)
+    shapes = shape if together else [shape]
+    numbers = list(range(len(shapes)))
+    w1 = [random.uniform(shape=each, dtype=dtype) for each in shapes]
+    grads = [random.uniform(shape=each, dtype=dtype) for each in shapes]
+    w2 = [each.copy() for each in w1]
+    states1, states2 = (
+        [opt.create_state_multi_precision(i, each) for i, each in zip(numbers, weights, strict=True)]
+        for opt, weights in ((opt1, w1), (opt2, w2))
+    )
+    for i in numbers:
+        opt1.update_multi_precision(i, w1[i], grads[i], states1[i])
+    if together:
+        opt2.update_multi_precision(numbers, w2, [each.copy() for each in grads], states2)
+    else:
+        opt2.update_multi_precision(0, w2[0], grads[0].copy(), states2[0])
+    for i in numbers:
+        assert_almost_equal(w1[i], w2[i], rtol, atol)
+        if compare_states:
+            compare_ndarray_tuple(states1[i], states2[i], rtol, atol)

@@ -1,0 +1,91 @@
+"""How far results may be off, by their dtype: MXNet's numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flowmx.ndarray.array import NDArray
+
+__all__ = [
+    "default_atols", "default_dtype", "default_numeric_eps", "default_rtols", "effective_dtype", "get_atol", "get_etol",
+    "get_rtol", "get_tolerance", "get_tols",
+]  # fmt: skip
+
+Numbers = npt.NDArray[Any]
+Tolerance = float | Mapping[Any, float] | None
+
+_EXACT = ("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+_RELATIVE = {"float16": 1e-2, "bfloat16": 1e-1, "float32": 1e-4, "float64": 1e-5}
+_ABSOLUTE = {"float16": 1e-1, "bfloat16": 1e-1, "float32": 1e-3, "float64": 1e-20}
+_STEPS = {"float16": 2.0**-6, "float32": 2.0**-9, "float64": 2.0**-14}
+
+
+def _table(known: Mapping[str, float]) -> dict[np.dtype[Any], float]:
+    from ml_dtypes import bfloat16  # gives NumPy the name
+
+    named = {name: np.dtype(bfloat16 if name == "bfloat16" else name) for name in (*known, *_EXACT)}
+    return {dtype: known.get(name, 0.0) for name, dtype in named.items()}
+
+
+def default_rtols() -> dict[np.dtype[Any], float]:
+    """The relative tolerance of each dtype."""
+    return _table(_RELATIVE)
+
+
+def default_atols() -> dict[np.dtype[Any], float]:
+    """The absolute tolerance of each dtype."""
+    return _table(_ABSOLUTE)
+
+
+def default_numeric_eps() -> dict[np.dtype[Any], float]:
+    """The step of finite differences in each dtype: powers of two, so that adding one loses no bits."""
+    return {np.dtype(name): step for name, step in _STEPS.items()}
+
+
+def default_dtype() -> type[np.float32]:
+    """The dtype of arrays that tests make without saying which."""
+    return np.float32
+
+
+def effective_dtype(dat: Any) -> np.dtype[Any]:
+    """The dtype that decides about the tolerance of an array."""
+    return np.dtype(dat.dtype) if hasattr(dat, "dtype") else np.asarray(dat).dtype
+
+
+def get_tolerance(dat: Any, tol: Tolerance, default_tol: Mapping[np.dtype[Any], float]) -> float:
+    """A number as it is; otherwise that of the array's dtype, in a table given or the default one."""
+    if isinstance(tol, int | float):
+        return tol
+    dtype = effective_dtype(dat)
+    given = {np.dtype(key): value for key, value in (tol or {}).items()}
+    return given.get(dtype, default_tol.get(dtype, 0.0))
+
+
+def get_tols(x: Any, y: Any, rtol: Tolerance, atol: Tolerance) -> tuple[float, float]:
+    """The relative and absolute tolerances for two arrays: of each the larger."""
+    relative = max(get_tolerance(each, rtol, default_rtols()) for each in (x, y))
+    return relative, max(get_tolerance(each, atol, default_atols()) for each in (x, y))
+
+
+def get_rtol(rtol: float | None = None, dtype: Any = np.float64) -> float:
+    """A given relative tolerance, or that of a dtype."""
+    return default_rtols()[np.dtype(dtype)] if rtol is None else rtol
+
+
+def get_atol(atol: float | None = None, dtype: Any = np.float64) -> float:
+    """A given absolute tolerance, or that of a dtype."""
+    return default_atols()[np.dtype(dtype)] if atol is None else atol
+
+
+def get_etol(etol: float | None = None) -> float:
+    """A given share of elements that may be off, or none."""
+    return 0.0 if etol is None else etol
+
+
+def on_host(value: Any) -> Numbers:
+    """An array's content, or a number's, for NumPy."""
+    return value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
