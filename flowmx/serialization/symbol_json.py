@@ -124,16 +124,22 @@ def render(graph: GraphJSON) -> str:
     return _render_graph(graph, 0)
 
 
-def upgrade(graph: GraphJSON, input_names: Callable[[NodeJSON], Sequence[str]]) -> GraphJSON:
+def upgrade(
+    graph: GraphJSON,
+    input_names: Callable[[NodeJSON], Sequence[str]],
+    initializers: Callable[[NodeJSON], Mapping[str, str]] | None = None,
+) -> GraphJSON:
     """Return a graph of an older version as MXNet 1.9.1 understands it; a current one comes back as it is.
 
     - Attributes such as `lr_mult` become `__lr_mult__`; `weight_lr_mult` on an operator moves to its weight.
     - Auxiliary states, which files before 0.9 leave out, become variables named after the operator.
+    - Variables before 0.9.4 get the initializers (`__init__`) that operators have for them.
     - argmax and argmin before 0.9.5 spelled "all axes" as -1.
 
     Args:
         graph: The graph.
         input_names: The names of all inputs of a node, auxiliary states last; none where they are unknown.
+        initializers: The initializers of a node's inputs by their names.
     """
     if graph.version >= MXNET_VERSION:
         return graph
@@ -150,6 +156,8 @@ def upgrade(graph: GraphJSON, input_names: Callable[[NodeJSON], Sequence[str]]) 
                 inputs.append(Entry(len(nodes), 0))
                 # MXNet gives a variable that it makes for an operator all of that operator's attributes.
                 nodes.append(NodeJSON("null", f"{node.name}_{name}" if node.name else name, dict(attrs)))
+        if graph.version < 904 and initializers is not None and not node.is_variable:
+            _set_initializers(initializers(node), names, inputs, nodes)
         if graph.version < 905 and node.op in ("argmax", "argmin") and attrs.get("axis") == "-1":
             del attrs["axis"]
         control_deps = tuple(moved[i] for i in node.control_deps)
@@ -180,6 +188,15 @@ def _unhide(
     if position < len(inputs) and (variable := nodes[inputs[position].node]).is_variable:
         changed = {**variable.attrs, f"__{hidden}__": attrs.pop(key)}
         nodes[inputs[position].node] = replace(variable, attrs=changed)
+
+
+def _set_initializers(
+    told: Mapping[str, str], names: Sequence[str], inputs: Sequence[Entry], nodes: list[NodeJSON]
+) -> None:
+    for name, entry in zip(names, inputs, strict=False):
+        variable = nodes[entry.node]
+        if name in told and variable.is_variable and "__init__" not in variable.attrs:
+            nodes[entry.node] = replace(variable, attrs={**variable.attrs, "__init__": told[name]})
 
 
 # Reading. `where` is what errors call the value at hand.

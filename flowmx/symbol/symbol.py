@@ -20,6 +20,7 @@ from flowmx.ops.dtypes import FLAGS, as_dtype, name_of
 from flowmx.ops.registry import Operator, Shape, ShapeOrNone, lookup
 from flowmx.serialization import symbol_json
 from flowmx.serialization.atomic import replace_file
+from flowmx.symbol.beginnings import beginnings
 from flowmx.symbol.methods import Methods
 
 if TYPE_CHECKING:
@@ -518,8 +519,19 @@ def compose(
             )
         else:
             entries.append(symbol._entries[0])
+    _begin(op, entries)
     node = Node(op, label, tuple(entries), scope, given, origin)
     return Symbol([Entry(node, index) for index in range(op.visible_outputs())])
+
+
+def _begin(op: Operator, entries: Sequence[Entry]) -> None:
+    """Tell variables how they begin that an operator has an opinion on, and nobody else."""
+    told = beginnings(op.name)
+    if not told:
+        return
+    for argument, entry in zip((*op.inputs(), *op.auxiliary), entries, strict=True):
+        if argument in told and entry.node.is_variable:
+            entry.node.attributes.setdefault("__init__", told[argument])
 
 
 def _text(value: Any) -> str:
@@ -624,7 +636,8 @@ def load_json(json_str: str | bytes) -> Symbol:
         SymbolFormatError: the text is no graph.
         MXNetError: an operator is unknown here, or its parameters do not fit; names the node.
     """
-    return Symbol(_from_plain(symbol_json.upgrade(symbol_json.parse(json_str), _input_names), capture()))
+    plain = symbol_json.upgrade(symbol_json.parse(json_str), _input_names, lambda node: _beginnings_of(node.op))
+    return Symbol(_from_plain(plain, capture()))
 
 
 def _from_plain(graph: symbol_json.GraphJSON, origin: Origin) -> list[Entry]:
@@ -659,6 +672,13 @@ def _input_names(plain: symbol_json.NodeJSON) -> Sequence[str]:
     except (AttributeError, ParameterError):
         return ()
     return (*op.inputs(), *op.auxiliary)
+
+
+def _beginnings_of(called: str) -> Mapping[str, str]:
+    try:
+        return beginnings(lookup(called).name)
+    except AttributeError:
+        return {}
 
 
 def load(fname: str | Path) -> Symbol:

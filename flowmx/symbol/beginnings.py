@@ -1,0 +1,19 @@
+"""How the parameters of some operators begin where nothing else is said: the ``__init__`` of their variables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+_STATISTICS: Final = {"moving_mean": '["zero", {}]', "moving_var": '["one", {}]'}
+_BEGINNINGS: Final[Mapping[str, Mapping[str, str]]] = {
+    "BatchNorm": _STATISTICS,
+    "_contrib_BatchNormWithReLU": _STATISTICS,
+    "_contrib_SyncBatchNorm": _STATISTICS,
+    "LeakyReLU": {"gamma": '["Constant", {"value": 0.25}]'},
+}
+
+
+def beginnings(operator: str) -> Mapping[str, str]:
+    """The initializers of an operator's inputs, by the inputs' names, in the text form of ``Initializer.dumps``."""
+    return _BEGINNINGS.get(operator, {})

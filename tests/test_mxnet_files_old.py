@@ -1,0 +1,74 @@
+"""Symbols of MXNet's older versions, back to 0.8, mean here what MXNet 1.9.1 takes them for; so do old arrays."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.serialization import params
+from tests.fixtures import record_legacy as recorded
+from tests.fixtures import record_networks as networks
+
+CASES = recorded.cases()
+DIGESTS = json.loads(recorded.FILE.read_text())
+
+
+def test_a_case_for_each_that_was_recorded():
+    assert sorted(CASES) == sorted(DIGESTS)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_becomes_the_text_that_mxnet_makes_of_it(name):
+    assert recorded.digest(mx.sym.load_json(CASES[name]).tojson()) == DIGESTS[name]
+
+
+@pytest.mark.parametrize("version", recorded.VERSIONS)
+def test_an_old_checkpoint_computes_what_the_new_one_does(version, tmp_path):
+    stored = np.load(networks.FILE)
+    shapes = json.loads(stored["inception_bn/shapes"].tobytes())
+    arrays = {key: networks.value("inception_bn", key.partition(":")[2], shape) for key, shape in shapes.items()}
+    params.save(tmp_path / "net-0003.params", arrays)
+    (tmp_path / "net-symbol.json").write_text(CASES[f"inception_bn-{version}"])
+    checkpoint = mx.model.load_checkpoint(str(tmp_path / "net"), 3)
+    (found,) = networks.predict(mx, *checkpoint, networks.given("inception_bn"))
+    np.testing.assert_allclose(found, stored["inception_bn/output0"], atol=1e-5)
+
+
+def test_groups_of_devices_and_factors_of_0_8_are_heeded():
+    symbol = mx.sym.load_json(CASES["old_network"])
+    told = symbol.attr_dict()
+    assert told["conv_weight"] == {
+        "__ctx_group__": "stage1", "__lr_mult__": "2", "__wd_mult__": "0.1"
+    }  # fmt: skip
+    assert told["conv_bias"]["__wd_mult__"] == "0"
+    assert told["fc_weight"]["__force_mirroring__"] == "True"
+    assert symbol.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
+    arguments, outputs, _ = symbol.infer_shape(data=(2, 3, 7, 7))
+    assert arguments[symbol.list_arguments().index("fc_weight")] == (5, 4 * 4 * 4)  # the pool rounds up
+    assert outputs == [(2, 5)]
+
+
+def test_states_that_a_file_of_0_8_leaves_out_begin_as_mxnet_s_do():
+    module = mx.mod.Module(mx.sym.load_json(CASES["old_network"]), context=mx.cpu())
+    module.bind([("data", (2, 3, 8, 8))], [("softmax_label", (2,))])
+    module.init_params(mx.init.Xavier())
+    states = module.get_params()[1]
+    np.testing.assert_array_equal(states["bn_moving_mean"].asnumpy(), 0)
+    np.testing.assert_array_equal(states["bn_moving_var"].asnumpy(), 1)
+
+
+def test_slopes_of_prelu_begin_at_a_quarter():
+    net = mx.sym.LeakyReLU(mx.sym.var("data"), act_type="prelu", name="relu")
+    module = mx.mod.Module(net, label_names=None, context=mx.cpu())
+    module.bind([("data", (2, 3))], for_training=False)
+    module.init_params(mx.init.Xavier())
+    np.testing.assert_array_equal(module.get_params()[0]["relu_gamma"].asnumpy(), 0.25)
+
+
+def test_a_variable_that_says_how_it_begins_is_left_alone():
+    gamma = mx.sym.var("gamma", init=mx.init.One())
+    mx.sym.LeakyReLU(mx.sym.var("data"), gamma, act_type="prelu")
+    assert gamma.attr("__init__") == mx.init.One().dumps()
