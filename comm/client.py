@@ -61,6 +61,11 @@ class Peer:
         self._routes = Routes(self._who, local and settings.get().kvstore_local)
         self._rooms: dict[str, int] = {}  # bytes of an operation's last answer
 
+    @property
+    def is_local(self) -> bool:
+        """Whether tensors go by shared memory, which is known after the first call."""
+        return self._routes.is_local
+
     async def __aenter__(self) -> Peer:
         return self
 

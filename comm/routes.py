@@ -33,6 +33,11 @@ class Routes:
         self._undecided = wanted and local.AVAILABLE
         self._deciding = asyncio.Lock()
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the service is known to share memory with this process."""
+        return self._local is not None
+
     async def best(self) -> Route:
         """The fastest way there is."""
         if self._undecided:

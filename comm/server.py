@@ -105,8 +105,8 @@ class Service:
             place: from the caller and the header (with its "tensors") to a buffer for each tensor that comes in, or
                 None for new memory. What is refused later may have been written there in part.
             borrow: whether tensors may lie in the caller's memory, where that is shared. They are not copied then, are
-                read-only, and stay as they are until the handler returns an answer; where it does not, for ever. `place`
-                is not asked.
+                read-only, and stay as they are until the handler returns an answer; where it does not, for ever. Then
+                `place` is not asked.
 
         Raises:
             ValueError: there is one of this name.

@@ -11,6 +11,7 @@ from benchmarks import figure8
 from flowmx.kvstore.simulation import Costs, Network, Profile, Setting, clock, simulate
 from flowmx.kvstore.simulation.network import Cpu, Fabric
 from flowmx.kvstore.simulation.profile import Step
+from flowmx.kvstore.worker.sender import HOLD
 
 FAST = Network(rate=math.inf, latency=0.0, local=math.inf)
 
@@ -107,7 +108,8 @@ def test_networks_that_can_not_be(wrong):
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("machines", [1, 2, 5])
 def test_where_the_network_costs_nothing_a_step_takes_its_computing(machines, overlap):
-    assert simulate(Setting(profile(), machines, FAST, overlap)) == pytest.approx(1.0)
+    step = simulate(Setting(profile(), machines, FAST, overlap))
+    assert step == pytest.approx(1.0, abs=1e-6 + HOLD)  # the last gradients may be held for others
 
 
 def test_without_overlap_everything_travels_after_the_backward_pass():

@@ -147,6 +147,7 @@ class Lines:
         self.answers = {}
         self.closed = []
         self.called = asyncio.Event()
+        self.local = False
 
     def connect(self, address):
         return Line(self, address)
@@ -172,6 +173,10 @@ class Line:
 
     async def close(self):
         self.lines.closed.append(self.address)
+
+    @property
+    def is_local(self):
+        return self.lines.local
 
 
 @pytest.fixture
@@ -350,6 +355,50 @@ async def test_no_more_uploads_at_a_time_than_there_may_be_and_then_the_most_urg
     assert [header["parts"][0][0] for _, _, header in lines.calls] == list("ab"[:UPLOADS])
     sender.put([item("urgent", nbytes=big, priority=1)])
     assert [each.shard.key for each in sender.under_way()][UPLOADS:] == ["urgent", "c"]
+    await sender.close()
+
+
+async def test_what_could_take_more_waits_for_it_where_the_server_is_at_work_already(lines):
+    calls = servers(lines)
+    calls.know(view(1, server(0)))
+    lines.answers["at 0.1"] = [NEVER, {"numbers": [1, 1, 1]}]
+    sender = Sender(calls, {})
+    sender.put([item("first")])
+    await settled()
+    later = [item(key) for key in "abc"]
+    for each in later:
+        sender.put([each])
+        await settled()
+    assert [header["parts"][0][0] for _, _, header in lines.calls] == ["first"]  # the others are held
+    lines.called.clear()
+    await lines.called.wait()
+    assert [[part[0] for part in header["parts"]] for _, _, header in lines.calls] == [["first"], ["a", "b", "c"]]
+    await sender.close()
+
+
+async def test_what_is_full_does_not_wait(lines):
+    calls = servers(lines)
+    calls.know(view(1, server(0)))
+    sender = Sender(calls, {})
+    for key in "ab":
+        sender.put([item(key, nbytes=1 << 23)])
+        await settled()
+    assert [header["parts"][0][0] for _, _, header in lines.calls] == ["a", "b"]
+    await sender.close()
+
+
+@pytest.mark.parametrize("local", [False, True])
+async def test_more_goes_together_where_memory_is_shared(lines, local):
+    lines.local = local
+    calls = servers(lines)
+    calls.know(view(1, server(0)))
+    lines.answers["at 0.1"] = [{"numbers": [1]}, *[NEVER] * 8]
+    sender = Sender(calls, {})
+    sender.put([item("first")])  # it is known with the first call
+    await settled()
+    sender.put([item(key, nbytes=1 << 20) for key in range(8)])
+    await settled()
+    assert [len(header["parts"]) for _, _, header in lines.calls[1:2]] == [8 if local else 2]
     await sender.close()
 
 

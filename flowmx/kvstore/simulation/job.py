@@ -158,6 +158,9 @@ class _Servers:
     ) -> Message:  # fmt: skip
         return await self._lines[home].call(operation, header, tensors, into, None, sent)
 
+    def is_local(self, home: int) -> bool:
+        return False
+
 
 def _memory(entry: Entry) -> list[tuple[Tensor, np.ndarray[Any, Any]]]:
     """For each part a gradient and a target, which nobody ever writes to."""

@@ -34,12 +34,9 @@ class _Store(Store):
     def is_small(self, gradients: Sequence[Any]) -> bool:
         return len(gradients) == 1
 
-    def is_plain(self, merged: Any) -> bool:
-        return False
-
-    async def merge(self, gradients: Sequence[Any]) -> Any:
-        await self._adding.use(self._costs.add * sum(gradient.nbytes for gradient in gradients[1:]))
-        return gradients[0]
+    async def merge(self, gradients: Sequence[Sequence[Any]]) -> list[Any]:
+        await self._adding.use(self._costs.add * sum(each.nbytes for found in gradients for each in found[1:]))
+        return [found[0] for found in gradients]
 
     async def update(self, key: Any, value: Value, merged: Any) -> Value:
         await self._updating.use(self._costs.update * merged.nbytes)

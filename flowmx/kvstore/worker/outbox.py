@@ -91,6 +91,8 @@ class Outbox:
 
     limit: int
     _heap: list[tuple[int, int, Item]] = field(default_factory=list)
+    nbytes: int = 0
+    """Of what waits, the way to the server or back, whichever is more."""
     _serial: int = 0
     _pushes: dict[tuple[Any, int], Item] = field(default_factory=dict)
     """Of each part, the push that has not been sent."""
@@ -108,22 +110,29 @@ class Outbox:
             if push.number == item.number:
                 push.operation, push.target = "pushpull", item.target
                 push.exchanges += item.exchanges
+                self.nbytes += max(_answer(push) - push.nbytes, 0)
                 return
             self._pushes[part] = push
         if item.operation == "push":
             self._pushes[part] = item
         self._serial += 1
+        self.nbytes += _most(item)
         heapq.heappush(self._heap, (-item.priority, self._serial, item))
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is enough for a request that takes no more."""
+        return self.nbytes >= self.limit or len(self._heap) >= MOST
 
     def take(self) -> list[Item]:
         """Remove and return what the next request carries: items of one operation; empty where nothing waits."""
         if not self._heap:
             return []
         first = self._pop()
-        bundle, nbytes = [first], max(first.nbytes, _answer(first))
+        bundle, nbytes = [first], _most(first)
         while self._heap and len(bundle) < MOST and first.group is None:
             item = self._heap[0][2]
-            nbytes += max(item.nbytes, _answer(item))
+            nbytes += _most(item)
             if item.operation != first.operation or item.group is not None or nbytes > self.limit:
                 break
             bundle.append(self._pop())
@@ -131,6 +140,7 @@ class Outbox:
 
     def _pop(self) -> Item:
         item = heapq.heappop(self._heap)[2]
+        self.nbytes -= _most(item)
         if self._pushes.get(item.shard[:2]) is item:
             del self._pushes[item.shard[:2]]
         return item
@@ -138,3 +148,7 @@ class Outbox:
 
 def _answer(item: Item) -> int:
     return 0 if item.target is None else item.target.nbytes
+
+
+def _most(item: Item) -> int:
+    return max(item.nbytes, _answer(item))

@@ -19,11 +19,19 @@ from flowmx.kvstore.worker.groups import Group, one_or_all
 from flowmx.kvstore.worker.outbox import Item, Outbox
 from flowmx.kvstore.worker.servers import Servers
 
-__all__ = ["UPLOADS", "Sender"]
+__all__ = ["HOLD", "LOCAL", "UPLOADS", "Sender"]
 
 UPLOADS = 2
 """Requests that are on their way to one server at a time: what is urgent then waits for no more than these. Requests
 that wait for their answers do not count: a worker could otherwise wait for rounds of which it holds others up."""
+
+LOCAL = 8
+"""So many times the bytes go together where memory is shared: copying them takes that much less than sending them, and
+a request costs the same."""
+
+HOLD = 5e-4
+"""Seconds that a request which could take more waits for it, where the server is at work for this worker already: a
+request costs about as much as copying a megabyte."""
 
 
 class Sender:
@@ -40,6 +48,8 @@ class Sender:
         self._limit = settings.get().kvstore_reduce_bucket_size * 1024
         self._boxes: dict[int, Outbox] = {}
         self._uploads: Counter[int] = Counter()
+        self._unanswered: Counter[int] = Counter()
+        self._held: dict[int, asyncio.TimerHandle] = {}
         self._sending: dict[asyncio.Task[None], list[Item]] = {}
         self._signalled = False
 
@@ -67,6 +77,8 @@ class Sender:
 
     async def close(self) -> None:
         """End what is under way."""
+        for timer in self._held.values():
+            timer.cancel()
         for task in self._sending:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
@@ -74,11 +86,26 @@ class Sender:
     def _pump(self) -> None:
         self._signalled = False
         for home, box in self._boxes.items():
-            while self._uploads[home] < UPLOADS and (bundle := box.take()):
-                self._start(home, bundle)
+            box.limit = self._limit * (LOCAL if self._servers.is_local(home) else 1)
+            while self._uploads[home] < UPLOADS and box:
+                if not box.is_full and self._unanswered[home]:
+                    self._hold(home)
+                    break
+                self._start(home, box.take())
+
+    def _hold(self, home: int) -> None:
+        """Let what waits go a little later."""
+        if home not in self._held:
+            self._held[home] = asyncio.get_running_loop().call_later(HOLD, self._release, home)
+
+    def _release(self, home: int) -> None:
+        del self._held[home]
+        while self._uploads[home] < UPLOADS and (bundle := self._boxes[home].take()):
+            self._start(home, bundle)
 
     def _start(self, home: int, bundle: list[Item]) -> None:
         self._uploads[home] += 1
+        self._unanswered[home] += 1
         task = asyncio.get_running_loop().create_task(self._send(home, bundle))
         self._sending[task] = bundle
         task.add_done_callback(self._sending.pop)
@@ -99,6 +126,7 @@ class Sender:
         except Exception as error:
             _fail(bundle, _told(bundle, error))
         finally:
+            self._unanswered[home] -= 1
             sent()
 
     async def _call(self, home: int, bundle: list[Item], sent: Any) -> Message:

@@ -46,6 +46,10 @@ class Line(Protocol):
     async def close(self) -> None:
         """Close the connections."""
 
+    @property
+    def is_local(self) -> bool:
+        """Whether memory is shared."""
+
 
 Connect = Callable[[str], Line]
 """From an address to its line."""
@@ -95,6 +99,12 @@ class Servers:
             if now is None or (now.id, now.incarnation) != (member.id, member.incarnation):
                 call.cancel()
         self._bell.ring()
+
+    def is_local(self, home: int) -> bool:
+        """Whether memory is shared with the server that answers for a home; it may not be known yet."""
+        member = None if self._view is None else primary(self._view, home, self.count)
+        line = None if member is None else self._lines.get((member.id, member.incarnation))
+        return line is not None and line.is_local
 
     def fail(self, error: BaseException) -> None:
         """Nothing can be called any more: every call, now and later, raises this."""
