@@ -3,7 +3,9 @@
 from flowmx import (
     attribute,
     autograd,
+    base,
     callback,
+    context,
     engine,
     executor,
     gluon,
@@ -11,6 +13,7 @@ from flowmx import (
     initializer,
     io,
     kvstore,
+    log,
     lr_scheduler,
     metric,
     model,
@@ -22,7 +25,10 @@ from flowmx import (
     random,
     recordio,
     registry,
+    runtime,
     symbol,
+    test_utils,
+    util,
     visualization,
 )
 from flowmx import image as img
@@ -30,18 +36,31 @@ from flowmx import initializer as init
 from flowmx import kvstore as kv
 from flowmx import module as mod
 from flowmx import ndarray as nd
+from flowmx import random as rnd
 from flowmx import symbol as sym
 from flowmx import visualization as viz
 from flowmx.attribute import AttrScope
 from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
 from flowmx.engine import run
 from flowmx.errors import MXNetError
+from flowmx.util import (
+    is_np_array,
+    is_np_shape,
+    np_array,
+    np_shape,
+    set_np_shape,
+    use_np,
+    use_np_array,
+    use_np_shape,
+)
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "AttrScope", "Context", "MXNetError", "attribute", "autograd", "callback", "cpu", "cpu_pinned",
-    "current_context", "engine", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "kv",
-    "kvstore", "lr_scheduler", "metric", "mod", "model", "module", "name", "nd", "ndarray", "num_gpus", "operator",
-    "optimizer", "random", "recordio", "registry", "run", "sym", "symbol", "visualization", "viz",
+    "AttrScope", "Context", "MXNetError", "attribute", "autograd", "base", "callback", "context", "cpu", "cpu_pinned",
+    "current_context", "engine", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "is_np_array",
+    "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module", "name", "nd", "ndarray",
+    "np_array", "np_shape", "num_gpus", "operator", "optimizer", "random", "recordio", "registry", "rnd", "run",
+    "runtime", "set_np_shape", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util",
+    "visualization", "viz",
 ]  # fmt: skip

@@ -5,15 +5,27 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 
 
+class _Current:
+    """A scope with the attributes that symbols made here get, as an attribute of the class."""
+
+    def __get__(self, instance: AttrScope | None, owner: type[AttrScope]) -> AttrScope:
+        return owner()  # adds nothing to what is current
+
+
 class AttrScope:
     """Gives attributes to every symbol made inside its ``with`` block; inner scopes add and override.
 
     Args:
         **attributes: text values; ``ctx_group="dev1"`` is kept as ``__ctx_group__``.
 
+    Attributes:
+        current: what is in force here, for its :meth:`get`.
+
     Raises:
         ValueError: a value is no text.
     """
+
+    current = _Current()
 
     def __init__(self, **attributes: str) -> None:
         for name, value in attributes.items():

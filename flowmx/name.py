@@ -5,6 +5,13 @@ from __future__ import annotations
 from contextvars import ContextVar, Token
 
 
+class _Current:
+    """The task's current name manager, as an attribute of the class."""
+
+    def __get__(self, instance: NameManager | None, owner: type[NameManager]) -> NameManager:
+        return current()
+
+
 class NameManager:
     """Gives names to symbols made without one; a ``with`` block makes it the task's current one.
 
@@ -13,7 +20,12 @@ class NameManager:
         ...     net = mx.sym.Flatten(mx.sym.Variable("data"))
         >>> net.name
         'flatten0'
+
+    Attributes:
+        current: the task's current one.
     """
+
+    current = _Current()
 
     def __init__(self) -> None:
         self._counter: dict[str, int] = {}

@@ -13,6 +13,10 @@ T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
 
+_known: dict[type, Registry[Any]] = {}
+"""The first registry of each base class."""
+
+
 class Registry(Generic[T]):
     """The subclasses of one base class, by lower-case name.
 
@@ -25,6 +29,7 @@ class Registry(Generic[T]):
         self.base = base
         self.nickname = nickname
         self.classes: dict[str, type[T]] = {}
+        _known.setdefault(base, self)
 
     def register(self, cls: C, name: str | None = None) -> C:
         """Make a class known by its name, or by another one; usable as a decorator.
@@ -103,6 +108,35 @@ class Registry(Generic[T]):
     def _refuse_arguments(self, given: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if args or kwargs:
             raise ValueError(f"create: {given!r} is complete, but these arguments came with it: {args} {kwargs}")
+
+
+def _of(base_class: type[T], nickname: str) -> Registry[T]:
+    return _known.get(base_class) or Registry(base_class, nickname)
+
+
+def get_registry(base_class: type[T]) -> dict[str, type[T]]:
+    """The classes that :func:`get_register_func` registered for a base class, by lower-case name."""
+    return dict(_of(base_class, base_class.__name__.lower()).classes)
+
+
+def get_register_func(base_class: type, nickname: str) -> Callable[..., Any]:
+    """A decorator that registers subclasses of a base class under their names, or others.
+
+    Args:
+        base_class: the base class.
+        nickname: what messages and the JSON form call it.
+    """
+    return _of(base_class, nickname).register
+
+
+def get_alias_func(base_class: type, nickname: str) -> Callable[..., Callable[[C], C]]:
+    """A function of names that gives a decorator, which registers a class under each of them."""
+    return _of(base_class, nickname).alias
+
+
+def get_create_func(base_class: type[T], nickname: str) -> Callable[..., T]:
+    """A function that makes instances of what was registered; see :meth:`Registry.create`."""
+    return _of(base_class, nickname).create
 
 
 class Recorded:

@@ -288,6 +288,19 @@ class Block:
             if name in params:
                 params[name]._load_init(array, ctx, cast_dtype, dtype_source)
 
+    def save_params(self, filename: str | os.PathLike[str]) -> None:
+        """The old name of :meth:`save_parameters`, for MXNet's scripts."""
+        warnings.warn("save_params is deprecated: use save_parameters", DeprecationWarning, stacklevel=2)
+        self.save_parameters(filename)
+
+    def load_params(
+        self, filename: str | os.PathLike[str], ctx: Contexts = None, allow_missing: bool = False,
+        ignore_extra: bool = False,
+    ) -> None:  # fmt: skip
+        """The old name of :meth:`load_parameters`, for MXNet's scripts."""
+        warnings.warn("load_params is deprecated: use load_parameters", DeprecationWarning, stacklevel=2)
+        self.load_parameters(filename, ctx, allow_missing, ignore_extra)
+
 
 def _bare(names: dict[str, Any]) -> list[str]:
     return [name.removeprefix("arg:").removeprefix("aux:") for name in names]

@@ -154,6 +154,30 @@ class HybridBlock(Block):
             self._clear_cached_op()
         super().hybridize(active, clear=clear, **self._flags)
 
+    def optimize_for(
+        self, x: NDArray, *args: Any, backend: str | None = None, clear: bool = False, **kwargs: Any
+    ) -> None:  # fmt: skip
+        """Hybridize, and compile the graph for inputs such as these now, without computing anything.
+
+        Args:
+            x: an input.
+            *args: the others.
+            backend: kept for MXNet's scripts: there is one, whose passes always run.
+            clear: compile anew what is compiled.
+            **kwargs: as for :meth:`hybridize`.
+
+        Raises:
+            ValueError: ``backend`` is missing, as in MXNet.
+        """
+        if not backend:
+            raise ValueError("optimize_for: backend is missing: give any name, such as 'flowmx', or call hybridize()")
+        self.hybridize(True, backend, clear, **kwargs)
+        given, form = flatten(
+            (x, *args), NDArray, f"hybridized {type(self).__name__} {self.name!r}: inputs", optional=True
+        )
+        if str(form) not in self._compiled:
+            self._compile(given, form, (x, *args))
+
     # -- calling ---------------------------------------------------------------------------------------
 
     def forward(self, x: Any, *args: Any) -> Any:

@@ -28,6 +28,15 @@ Contexts = Context | Sequence[Context] | None
 Arrays = dict[Context, NDArray]
 
 
+def __getattr__(name: str) -> Any:
+    """Scripts look for ParameterDict here too; its module needs this one."""
+    if name == "ParameterDict":
+        from flowmx.gluon.parameter_dict import ParameterDict
+
+        return ParameterDict
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 class DeferredInitializationError(MXNetError):
     """A parameter was asked for that will be made at the first forward pass, when its shape is known."""
 

@@ -85,6 +85,10 @@ class SymbolBlock(HybridBlock):
             )
         return block
 
+    def reset_ctx(self, ctx: Contexts) -> None:
+        """Move all parameters to other devices."""
+        self.collect_params().reset_ctx(ctx)
+
     def __repr__(self) -> str:
         inputs, symbol, _ = self._traced
         return f"{type(self).__name__}(\n{symbol!r} : {len(inputs)} -> {len(symbol)}\n)"

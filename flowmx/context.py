@@ -1,0 +1,20 @@
+"""``mx.context``: devices by name, the current one, and how much memory a GPU has left."""
+
+from __future__ import annotations
+
+from flowmx import devices
+from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
+
+__all__ = ["Context", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "num_gpus"]
+
+
+def gpu_memory_info(device_id: int = 0) -> tuple[int, int]:
+    """The free and the total bytes of a GPU's memory.
+
+    Args:
+        device_id: which GPU.
+
+    Raises:
+        DeviceError: this machine has no such GPU.
+    """
+    return devices.get(gpu(device_id)).memory_info()

@@ -1,0 +1,128 @@
+"""``mx.runtime``: what this installation can do, under the names of MXNet's features.
+
+Example:
+    >>> mx.runtime.Features().is_enabled("DIST_KVSTORE")
+    True
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from flowmx.devices import num_gpus
+
+__all__ = ["Feature", "Features", "feature_list"]
+
+
+class Feature(NamedTuple):
+    """One thing that an installation can do or not.
+
+    Attributes:
+        name: MXNet's name of it.
+        enabled: whether it is there.
+    """
+
+    name: str
+    enabled: bool
+
+    def __repr__(self) -> str:
+        return f"{'✔' if self.enabled else '✖'} {self.name}"
+
+
+def _installed(*names: str) -> bool:
+    return any(find_spec(name) is not None for name in names)
+
+
+@cache
+def _cpu_flags() -> frozenset[str]:
+    """What this CPU can do, as Linux says; nothing where it does not."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return frozenset()
+    found = next((line for line in lines if line.startswith(("flags", "Features"))), ":")
+    return frozenset(found.partition(":")[2].split())
+
+
+def _on_gpu() -> bool:
+    return num_gpus() > 0
+
+
+def _onednn() -> bool:
+    from flowmx.ops.kernels.onednn import library
+
+    return library.library() is not None
+
+
+_CPU = {
+    "CPU_SSE": "sse", "CPU_SSE2": "sse2", "CPU_SSE3": "pni", "CPU_SSE4_1": "sse4_1", "CPU_SSE4_2": "sse4_2",
+    "CPU_SSE4A": "sse4a", "CPU_AVX": "avx", "CPU_AVX2": "avx2", "SSE": "sse", "F16C": "f16c",
+}  # fmt: skip
+"""Features of MXNet's compiler settings, and how Linux calls what the CPU needs for them."""
+
+_FEATURES: Mapping[str, bool | Callable[[], bool]] = {
+    "CUDA": _on_gpu,
+    "CUDNN": _on_gpu,
+    "NCCL": _on_gpu,
+    "CUDA_RTC": _on_gpu,
+    "TENSORRT": False,
+    **dict.fromkeys(_CPU, False),
+    "OPENMP": True,
+    "JEMALLOC": False,
+    "BLAS_OPEN": True,  # NumPy's
+    "BLAS_ATLAS": False,
+    "BLAS_MKL": False,
+    "BLAS_APPLE": False,
+    "LAPACK": True,
+    "MKLDNN": _onednn,
+    "OPENCV": lambda: _installed("PIL", "simplejpeg"),  # image files are read by these
+    "CAFFE": False,
+    "PROFILER": lambda: _installed("flowmx.profiler"),
+    "DIST_KVSTORE": lambda: _installed("aiohttp"),
+    "CXX14": False,
+    "INT64_TENSOR_SIZE": True,
+    "SIGNAL_HANDLER": False,
+    "DEBUG": False,
+    "TVM_OP": False,
+}
+
+
+def _enabled(name: str) -> bool:
+    if name in _CPU:
+        return _CPU[name] in _cpu_flags()
+    found = _FEATURES[name]
+    return found() if callable(found) else found
+
+
+def feature_list() -> list[Feature]:
+    """All features, and whether they are there."""
+    return [Feature(name, _enabled(name)) for name in _FEATURES]
+
+
+class Features(OrderedDict[str, Feature]):
+    """All features by their names."""
+
+    def __init__(self) -> None:
+        super().__init__((feature.name, feature) for feature in feature_list())
+
+    def __repr__(self) -> str:
+        return str(list(self.values()))
+
+    def is_enabled(self, feature_name: str) -> bool:
+        """Whether a feature is there.
+
+        Args:
+            feature_name: its name, in any case.
+
+        Raises:
+            RuntimeError: there is no such feature.
+        """
+        found = self.get(feature_name.upper())
+        if found is None:
+            raise RuntimeError(f"there is no feature {feature_name!r}: expected one of {list(self)}")
+        return found.enabled
