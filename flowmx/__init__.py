@@ -5,6 +5,7 @@ from flowmx import (
     autograd,
     base,
     callback,
+    checkpoint,
     context,
     engine,
     executor,
@@ -57,7 +58,7 @@ from flowmx.util import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "AttrScope", "Context", "MXNetError", "attribute", "autograd", "base", "callback", "context", "cpu", "cpu_pinned",
+    "AttrScope", "Context", "MXNetError", "attribute", "autograd", "base", "callback", "checkpoint", "context", "cpu", "cpu_pinned",
     "current_context", "engine", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "is_np_array",
     "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module", "name", "nd", "ndarray",
     "np_array", "np_shape", "num_gpus", "operator", "optimizer", "random", "recordio", "registry", "rnd", "run",

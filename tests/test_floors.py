@@ -38,6 +38,7 @@ FLOORS: list[set[str]] = [
     {"flowmx.cached_op"},
     {
         "flowmx.callback",
+        "flowmx.checkpoint",
         "flowmx.codecs",
         "flowmx.im2rec",
         "flowmx.image",

@@ -280,6 +280,22 @@ class Trainer:
         else:
             replace_file(fname, [next(iter(self._updaters.values())).get_states(dump_optimizer=True)])
 
+    async def _saved_states(self) -> bytes | None:
+        """The optimizer's states, for a checkpoint; None where another worker saves them."""
+        if self._is_updated_elsewhere():
+            return await self._store()._saved_states() if self._store()._leads else None
+        await self.ready()
+        return next(iter(self._updaters.values())).get_states()
+
+    async def _resume_states(self, states: bytes | None) -> None:
+        """Go on with the states of a checkpoint; servers that have come further keep their own."""
+        if self._is_updated_elsewhere():
+            self._share([each for each in enumerate(self._params) if each[1].grad_req != "null"])
+            await self._store()._resume_states(states)
+        elif states is not None:
+            for updater in self._updaters.values():
+                updater.set_states(states)
+
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Go on from what :meth:`save_states` saved.
 

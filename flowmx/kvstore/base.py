@@ -113,13 +113,36 @@ class KVStoreBase:
     def _refresh(self) -> None:
         """Let the store know what has changed of its optimizer (the learning rate, what gradients are divided by)."""
 
-    async def _begin_fit(self, epoch: int) -> tuple[int, int]:
-        """The epoch and the batch to begin with: the given one, or those that other workers have come to."""
-        return epoch, 0
+    async def _begin_fit(self, epoch: int, batch: int = 0) -> tuple[int, int]:
+        """The epoch and the batch to begin with: the given ones, or those that other workers have come to."""
+        return epoch, batch
 
     async def _end_epoch(self, epoch: int) -> int:
         """Await that every worker has come to the end of an epoch; return the next, by default `epoch`."""
         return epoch
+
+    # What checkpoints need of a store.
+
+    @property
+    def _leads(self) -> bool:
+        """Whether this worker saves what all have in common."""
+        return True
+
+    async def _agree(self, places: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+        """The newest of places (epoch, batch) that all workers have; in a job that runs already, this one's newest.
+
+        Args:
+            places: those that this worker has, the newest first.
+        """
+        return places[0] if places else None
+
+    async def _saved_states(self) -> bytes | None:
+        """The states of an optimizer that other processes keep."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no states of an optimizer elsewhere")
+
+    async def _resume_states(self, states: bytes | None) -> None:
+        """Go on with what :meth:`_saved_states` of the leading worker gave, unless the job has gone on from there."""
+        raise NotImplementedError(f"{type(self).__name__} keeps no states of an optimizer elsewhere")
 
 
 registry: Registry[KVStoreBase] = Registry(KVStoreBase, "kvstore")

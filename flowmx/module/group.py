@@ -191,6 +191,10 @@ class ExecutorGroup:
             executor.arg_dict[name] if name in executor.arg_dict else executor.aux_dict[name] for executor in self.execs
         ]
 
+    def has(self, name: str) -> bool:
+        """Whether its symbol has this parameter."""
+        return name in self._arguments
+
     def gradients(self, name: str) -> list[Any]:
         """A parameter's gradient on each device; None where it has none."""
         return [executor.grad_dict[name] for executor in self.execs]

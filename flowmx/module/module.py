@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 from flowmx import model
@@ -15,11 +14,14 @@ from flowmx.devices import Context, cpu
 from flowmx.initializer import InitDesc, Uniform
 from flowmx.io import DataDesc
 from flowmx.kvstore import KVStoreBase, compression
-from flowmx.kvstore.choice import chosen, is_elsewhere, updates
+from flowmx.kvstore.choice import chosen, updates
+from flowmx.module import updating
+from flowmx.module.arguments import check_names, device_groups
 from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
 from flowmx.module.group import ExecutorGroup, merged
+from flowmx.module.updating import Updating
 from flowmx.ndarray import NDArray
-from flowmx.serialization.atomic import replace_file
+from flowmx.safety import next_step
 
 
 class Module(BaseModule):
@@ -66,7 +68,7 @@ class Module(BaseModule):
             compression.create(compression_params)  # says what is wrong
         context = cpu() if context is None else context
         self._contexts = [context] if isinstance(context, Context) else list(context)
-        self._group2ctxs = _groups(group2ctxs, len(self._contexts))
+        self._group2ctxs = device_groups(group2ctxs, len(self._contexts))
         self._workloads = list(work_load_list or [1] * len(self._contexts))
         if len(self._workloads) != len(self._contexts):
             raise ValueError(
@@ -79,10 +81,10 @@ class Module(BaseModule):
         self._state_names = list(state_names or ())
         self._fixed = list(fixed_param_names or ())
         arguments = symbol.list_arguments()
-        _check_names(arguments, self._data_names, "data_names", throw=True)
-        _check_names(arguments, self._label_names, "label_names", throw=False)
-        _check_names(arguments, self._state_names, "state_names", throw=True)
-        _check_names(arguments, self._fixed, "fixed_param_names", throw=True)
+        check_names(arguments, self._data_names, "data_names", throw=True)
+        check_names(arguments, self._label_names, "label_names", throw=False)
+        check_names(arguments, self._state_names, "state_names", throw=True)
+        check_names(arguments, self._fixed, "fixed_param_names", throw=True)
         inputs = {*self._data_names, *self._label_names, *self._state_names}
         self._param_names = [name for name in arguments if name not in inputs]
         self._aux_names: list[str] = symbol.list_auxiliary_states()
@@ -92,11 +94,8 @@ class Module(BaseModule):
         self._stale = False
         """The parameters on the devices are newer than those here."""
         self._group: ExecutorGroup | None = None
-        self._optimizer: opt.Optimizer | None = None
-        self._updater: opt.Updater | None = None
+        self._updates: Updating | None = None
         self._compression_params = compression_params
-        self._kvstore: KVStoreBase | None = None
-        self._update_on_kvstore = False
         self._states_to_load: str | None = None
 
     # -- checkpoints -----------------------------------------------------------------------------------
@@ -138,31 +137,16 @@ class Module(BaseModule):
 
     def save_optimizer_states(self, fname: str) -> None:
         """Save the optimizer's states and update counts; blocks until they are on disk."""
-        updater = self._installed("save_optimizer_states")
-        if self._is_updated_elsewhere():
-            self._store().save_optimizer_states(fname)
-        else:
-            replace_file(fname, [updater.get_states()])
+        self._updating("save_optimizer_states").save_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Go on with the states that :meth:`save_optimizer_states` saved.
+        """Go on with the states that :meth:`save_optimizer_states` saved, here or in MXNet.
 
         Raises:
-            StatesFormatError: the file is something else (MXNet's pickles, too), or damaged.
+            StatesFormatError: the file is something else, or damaged.
             OSError: it can not be read.
         """
-        updater = self._installed("load_optimizer_states")
-        if self._is_updated_elsewhere():
-            self._store().load_optimizer_states(fname)
-            return
-        updater.set_states(Path(fname).read_bytes())
-        # A store knows parameters by name, an updater by number, and the file may come from either.
-        names: dict[int | str, int | str] = dict(enumerate(self._param_names))
-        updater.rename(names if self._update_on_kvstore else {name: index for index, name in names.items()})
-
-    def _is_updated_elsewhere(self) -> bool:
-        """Whether the states are kept by other processes."""
-        return self._update_on_kvstore and is_elsewhere(self._kvstore)
+        self._updating("load_optimizer_states").load_states(fname)
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -246,8 +230,8 @@ class Module(BaseModule):
             group.set_params(self._arg_params, self._aux_params, allow_extra=True)
             self._arg_params = _chosen(self._arg_params, self._param_names)
             self._aux_params = _chosen(self._aux_params, self._aux_names)
-            if self._update_on_kvstore:
-                self._share_params()
+            if self._updates is not None:
+                self._updates.share(group)
         else:
             self._arg_params = {name: _like(group.on_devices(name)[0]) for name in self._param_names}
             self._aux_params = {name: _like(group.on_devices(name)[0]) for name in self._aux_names}
@@ -367,25 +351,20 @@ class Module(BaseModule):
             self._executors("fit").set_params({}, params[1])
         return params
 
-    async def _begin_fit(self, epoch: int) -> tuple[int, int]:
-        return (epoch, 0) if self._kvstore is None else await self._kvstore._begin_fit(epoch)
+    def _trained(self) -> list[Module]:
+        return [self]
+
+    async def _begin_fit(self, epoch: int, batch: int = 0) -> tuple[int, int]:
+        store = self._kvstore
+        return (epoch, batch) if store is None else await store._begin_fit(epoch, batch)
 
     async def _end_epoch(self, epoch: int) -> int:
         store = self._kvstore
         if store is None:
             return epoch
         epoch = await store._end_epoch(epoch)
-        if store._is_remote and self._update_on_kvstore:
-            self._pull_params()
+        self._stale |= self._updating("fit").pull(self._executors("fit"))
         return epoch
-
-    def _pull_params(self) -> None:
-        """Take what the others have made of the parameters meanwhile."""
-        self._stale = True
-        group = self._executors("fit")
-        for index, name in enumerate(self._param_names):
-            if group.gradients(name)[0] is not None:
-                self._store().pull(name, group.on_devices(name), priority=-index)  # type: ignore[attr-defined]
 
     # -- the optimizer ---------------------------------------------------------------------------------
 
@@ -415,50 +394,17 @@ class Module(BaseModule):
         if self.optimizer_initialized and not force_init:
             self.logger.warning("optimizer already initialized, ignoring...")
             return
+        group = self._executors("init_optimizer")
         store = chosen(kvstore, len(self._contexts))
-        rescale_grad = 1.0 / (self._executors("init_optimizer").batch_size * _adding(store))
-        names: dict[int | str, str] = dict(enumerate(self._param_names))
-        if isinstance(optimizer, str):
-            arguments = {"rescale_grad": rescale_grad, **dict(optimizer_params)}
-            optimizer = opt.create(optimizer, sym=self._symbol, param_idx2name=names, **arguments)
-        elif not isinstance(optimizer, opt.Optimizer):
-            raise TypeError(f"init_optimizer: optimizer is {optimizer!r}, expected a name or an mx.optimizer.Optimizer")
-        else:
-            if optimizer.rescale_grad != rescale_grad:
-                warnings.warn(
-                    f"init_optimizer: the optimizer's rescale_grad is {optimizer.rescale_grad}, and one over the batch "
-                    f"size of all workers is {rescale_grad}: is this intended?",
-                    stacklevel=2,
-                )
-            optimizer.idx2name = optimizer.idx2name or dict(names)
-        self._optimizer = optimizer
-        self._updater = opt.get_updater(optimizer)
-        self._kvstore = store
-        self._update_on_kvstore = updates(store, kvstore, [each.shape for each in self._arg_params.values()])
-        self._start_store()
+        rescale_grad = 1.0 / (group.batch_size * updating.adding(store))
+        created = updating.made(optimizer, dict(optimizer_params), rescale_grad, self._param_names, self._symbol)
+        shapes = [each.shape for each in self._arg_params.values()]
+        self._updates = Updating(created, store, updates(store, kvstore, shapes), self._param_names)
+        self._updates.start(group, self._compression_params)
         self.optimizer_initialized = True
         if self._states_to_load is not None:
             self.load_optimizer_states(self._states_to_load)
             self._states_to_load = None
-
-    def _start_store(self) -> None:
-        store, group = self._kvstore, self._executors("init_optimizer")
-        if store is None:
-            return
-        if self._compression_params:
-            store.set_gradient_compression(self._compression_params)  # type: ignore[attr-defined]
-        if self._update_on_kvstore:
-            store._install(self._updater)
-            self._share_params()
-            return
-        for name in self._param_names:
-            arrays = group.on_devices(name)
-            store.broadcast(name, arrays[0], out=arrays)
-
-    def _share_params(self) -> None:
-        """Let the store update the parameters where they are."""
-        for name in self._param_names:
-            self._store()._share(name, self._executors("bind").on_devices(name))
 
     def borrow_optimizer(self, shared_module: Module) -> None:
         """Use another module's optimizer, with its states.
@@ -468,9 +414,31 @@ class Module(BaseModule):
         """
         if not shared_module.optimizer_initialized:
             raise ValueError("borrow_optimizer: the other module has no optimizer: call its init_optimizer() first")
-        self._optimizer, self._updater = shared_module._optimizer, shared_module._updater
-        self._kvstore, self._update_on_kvstore = shared_module._kvstore, shared_module._update_on_kvstore
+        self._updates = shared_module._updates
         self.optimizer_initialized = True
+
+    def _updating(self, name: str) -> Updating:
+        if self._updates is None:
+            raise RuntimeError(f"{name}: the module has no optimizer: call init_optimizer() first")
+        return self._updates
+
+    # MXNet's names of what scripts look at.
+
+    @property
+    def _optimizer(self) -> opt.Optimizer | None:
+        return None if self._updates is None else self._updates.optimizer
+
+    @property
+    def _updater(self) -> opt.Updater | None:
+        return None if self._updates is None else self._updates.updater
+
+    @property
+    def _kvstore(self) -> KVStoreBase | None:
+        return None if self._updates is None else self._updates.store
+
+    @property
+    def _update_on_kvstore(self) -> bool:
+        return self._updates is not None and self._updates.on_store
 
     # -- one batch -------------------------------------------------------------------------------------
 
@@ -505,35 +473,10 @@ class Module(BaseModule):
 
     def update(self) -> None:
         """Enqueue the update of every parameter by its gradient, summed over the devices."""
-        group, updater = self._executors("update"), self._installed("update")
+        updates = self._updating("update")
         self._stale = True
-        if self._update_on_kvstore:
-            self._update_in_store(group)
-            return
-        found: list[tuple[int, Any, Any]] = []
-        for index, name in enumerate(self._param_names):
-            grads, weights = group.gradients(name), group.on_devices(name)
-            if grads[0] is None:
-                continue
-            total = grads[0]
-            if self._kvstore is not None:  # beside the gradients, which later passes may add to
-                total = nd.empty(total.shape, total.context, total.dtype)
-                self._kvstore.pushpull(name, grads, out=total, priority=-index)
-            found.append((index, total, weights))
-        updater([index for index, _, _ in found], [total for _, total, _ in found], [each[0] for _, _, each in found])
-        for _, _, (first, *others) in found:
-            for other in others:
-                first.copyto(other)
-
-    def _update_in_store(self, group: Any) -> None:
-        store = self._store()
-        store._refresh()
-        names = [name for name in self._param_names if group.gradients(name)[0] is not None]
-        store._exchange(names, list(map(group.gradients, names)), list(map(group.on_devices, names)))
-
-    def _store(self) -> KVStoreBase:
-        assert self._kvstore is not None
-        return self._kvstore
+        updates.update(self._executors("update"))
+        next_step()
 
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
         """The outputs of the last forward pass; the next one writes them anew.
@@ -596,29 +539,6 @@ class Module(BaseModule):
             raise RuntimeError(f"{name}: the module is not bound: call bind() first")
         return self._group
 
-    def _installed(self, name: str) -> opt.Updater:
-        if self._updater is None:
-            raise RuntimeError(f"{name}: the module has no optimizer: call init_optimizer() first")
-        return self._updater
-
-
-def _adding(store: KVStoreBase | None) -> int:
-    """How many workers' gradients a store adds up."""
-    return store.num_workers if store is not None and store._is_synchronous else 1
-
-
-def _check_names(arguments: Sequence[str], names: Sequence[str], argument: str, throw: bool) -> None:
-    """Raise, or warn, where a name is no argument of the symbol."""
-    for name in names:
-        if name in arguments:
-            continue
-        inputs = [each for each in arguments if not each.endswith(("_weight", "_bias", "_gamma", "_beta"))]
-        expected = f"expected one of {', '.join(inputs)}"
-        message = f"Module: {argument} has {name!r}, which is no argument of the symbol; {expected}"
-        if throw:
-            raise ValueError(message)
-        warnings.warn(message, stacklevel=3)
-
 
 def _chosen(params: dict[str, NDArray], names: Sequence[str]) -> dict[str, NDArray]:
     missing = [name for name in names if name not in params]
@@ -649,26 +569,3 @@ def _reshaped(described: Sequence[DataDesc], arrays: Sequence[Any]) -> list[Data
         DataDesc(each.name, cast("tuple[int, ...]", tuple(array.shape)), each.dtype, each.layout)
         for each, array in zip(described, arrays, strict=False)
     ]
-
-
-def _groups(given: Any, count: int) -> list[dict[str, Any] | None]:
-    """The devices of ``ctx_group``s, for each of the module's devices."""
-    if isinstance(given, (list, tuple)):
-        if len(given) != count:
-            raise ValueError(f"Module: group2ctxs has {len(given)} entries, expected {count}, one for each device")
-        return [None if each is None else dict(each) for each in given]
-    if not given:
-        return [None] * count
-    found: list[dict[str, Any] | None] = []
-    for position in range(count):
-        groups = {}
-        for name, contexts in given.items():
-            several = list(contexts) if isinstance(contexts, (list, tuple)) else [contexts] * count
-            if len(several) != count:
-                raise ValueError(
-                    f"Module: group2ctxs puts {name!r} on {len(several)} devices, expected {count}, one for each of "
-                    "the module's"
-                )
-            groups[name] = several[position]
-        found.append(groups)
-    return found

@@ -83,7 +83,9 @@ def _later(progress: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]
     """How far the optimizer has come by two parts together."""
     counts = {device: dict(table) for device, table in progress.get("counts", [])}
     for device, table in other["counts"]:
-        counts.setdefault(device, {}).update(table)
+        known = counts.setdefault(device, {})
+        # A part that went on from a file counts those of the others as they were then.
+        known.update((index, max(count, known.get(index, 0))) for index, count in dict(table).items())
     updates = max(progress.get("num_update", 0), other["num_update"])
     tables = [[device, list(table.items())] for device, table in counts.items()]
     return {**progress, **other, "num_update": updates, "counts": tables}

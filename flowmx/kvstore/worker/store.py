@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import sys
@@ -24,7 +25,7 @@ from flowmx.kvstore.keys import Key, grouped, paired
 from flowmx.kvstore.local import KVStore, Slot
 from flowmx.kvstore.roles import run_if_server
 from flowmx.kvstore.shards import Layout
-from flowmx.kvstore.worker import states
+from flowmx.kvstore.worker import agreement, states
 from flowmx.kvstore.worker.actor import Deferred
 from flowmx.kvstore.worker.groups import Groups, runs
 from flowmx.kvstore.worker.keys import Entry
@@ -77,6 +78,7 @@ class DistKVStore(KVStore):
         self._transfers = Transfers(session.submit)
         self._starts = 0
         self._fits = 0
+        self._agreements = 0
         self._has_pushed = False
         self._packing: Packing | None = None
         self._optimizer: opt.Optimizer | None = None
@@ -335,6 +337,9 @@ class DistKVStore(KVStore):
         Raises:
             KVStoreError: there is no optimizer.
         """
+        replace_file(fname, [self._states(dump_optimizer)])
+
+    def _states(self, dump_optimizer: bool) -> bytes:
         if self._optimizer is None:
             raise KVStoreError("save_optimizer_states: the store has no optimizer: call set_optimizer() first")
         with self._lock:
@@ -342,7 +347,7 @@ class DistKVStore(KVStore):
             entries = list(self._entries.values())
             found = self._session.ask(lambda: self._session.save_states(entries)).result()
             config = self._optimizer.get_config() if dump_optimizer else None
-        replace_file(fname, [states.joined(entries, found, config)])
+        return states.joined(entries, found, config)
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Go on from what :meth:`save_optimizer_states` saved; all workers call it, and what rank 0 reads counts.
@@ -356,11 +361,37 @@ class DistKVStore(KVStore):
             raise KVStoreError("load_optimizer_states: the store has no optimizer: call set_optimizer() first")
         with self._lock:
             self._session.check()
-            entries = list(self._entries.values())
-            content = states.split(entries, Path(fname).read_bytes())
             self._starts += 1
-            work = self._session.load_states_together
-            self._control_by("kvstore load states", work, (entries, content, f"states {self._starts}"))
+            self._load_states(Path(fname).read_bytes(), f"states {self._starts}")
+
+    def _load_states(self, data: bytes | None, barrier: str) -> None:
+        entries = list(self._entries.values())
+        content = {} if data is None else states.split(entries, data)
+        work = self._session.load_states_together
+        self._control_by("kvstore load states", work, (entries, content, barrier))
+
+    # -- checkpoints -----------------------------------------------------------------------------------
+
+    @property
+    def _leads(self) -> bool:
+        return self._session.leads
+
+    async def _agree(self, places: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+        if not self._is_synchronous:  # its workers are at different places anyway
+            return places[0] if places else None
+        self._agreements += 1
+        work = functools.partial(agreement.newest_common, self._session, places, self._fits, self._agreements)
+        return await asyncio.wrap_future(self._session.ask(work))
+
+    async def _saved_states(self) -> bytes | None:
+        await self.ready()
+        return await asyncio.to_thread(self._states, False)
+
+    async def _resume_states(self, states: bytes | None) -> None:
+        await self.ready()
+        if not self._steps():  # else the servers have gone on from there
+            self._load_states(states, f"resumed {self._fits}")
+            await self.ready()
 
     # -- workers ---------------------------------------------------------------------------------------
 
@@ -379,17 +410,18 @@ class DistKVStore(KVStore):
             self._session.check()
             return self._control_by("kvstore barrier", self._session.barrier, (list(self._entries.values()), then))
 
-    async def _begin_fit(self, epoch: int) -> tuple[int, int]:
+    async def _begin_fit(self, epoch: int, batch: int = 0) -> tuple[int, int]:
         await self.ready()
         self._fits += 1
         found = await self._position()
         if found and found[0] > self._fits:
             return sys.maxsize, 0  # the others have gone on to something else
         if not found or found[0] < self._fits:
-            await self._position([self._fits, epoch, self._steps()])
-            return epoch, 0
-        is_new = self._is_synchronous and not self._has_pushed
-        return found[1], max(self._steps() - found[2], 0) if is_new else 0
+            await self._position([self._fits, epoch, self._steps() - batch])
+            return epoch, batch
+        if self._is_synchronous and not self._has_pushed:
+            return found[1], max(self._steps() - found[2], 0)
+        return found[1], batch if found[1] == epoch else 0
 
     async def _end_epoch(self, epoch: int) -> int:
         await self.ready()

@@ -1,0 +1,51 @@
+"""What has become of an optimizer, beside its states: learning rate, schedule, multipliers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flowmx.checkpoint.content import CheckpointError
+from flowmx.optimizer import Optimizer
+from flowmx.optimizer.base import _schedule_from
+
+
+def config(optimizer: Optimizer) -> dict[str, Any] | None:
+    """What :func:`set_config` takes; None where the optimizer is no plain data, and stays as the script makes it."""
+    try:
+        return optimizer.get_config()
+    except TypeError:
+        return None
+
+
+def set_config(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
+    """Let an optimizer that was made in the same way go on as it was.
+
+    Raises:
+        CheckpointError: it is another kind of optimizer.
+    """
+    if config is None:
+        return
+    own = optimizer.get_config()["optimizer"]
+    if own != config["optimizer"]:
+        raise CheckpointError(
+            f"the checkpoint is of training with the optimizer {config['optimizer']!r}, and this is {own!r}: train "
+            "with the same, or use another folder"
+        )
+    _set_schedule(optimizer, config["lr_scheduler"])
+    vars(optimizer).update(config["attributes"])
+    for key, table in config["tables"].items():
+        for index, value in table:
+            if key != "idx2name" and index in optimizer.param_dict:
+                setattr(optimizer.param_dict[index], key, value)
+            else:
+                getattr(optimizer, key)[index] = value
+
+
+def _set_schedule(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
+    """The script's own schedule goes on, so that whoever holds it sees it."""
+    own = optimizer.lr_scheduler
+    if config is not None and own is not None and type(own).__name__ == config["name"]:
+        vars(own).update(config["state"])
+    else:
+        optimizer.lr_scheduler = _schedule_from(config)

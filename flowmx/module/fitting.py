@@ -1,0 +1,138 @@
+"""``fit``: the loop over epochs and batches, and what happens between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from flowmx.checkpoint import Place
+from flowmx.metric import EvalMetric
+from flowmx.model import BatchEndParam
+from flowmx.module.loops import Callbacks, batch_after, batches_of, call, give_way
+from flowmx.module.saving import Saving
+
+if TYPE_CHECKING:
+    from flowmx.module.base import BaseModule
+
+
+@dataclass
+class Fit:
+    """The training of a module that is bound and has its optimizer.
+
+    Attributes:
+        module: the module.
+        train_data: the batches to train on.
+        num_epoch: the number of the epoch to stop before.
+        metric: of the training.
+        eval_data: the batches to evaluate on after each epoch.
+        validation_metric: of the evaluation.
+        monitor: watches the executors.
+        saving: writes checkpoints.
+        on_batch, on_epoch, on_eval, on_eval_batch: callbacks.
+    """
+
+    module: BaseModule
+    train_data: Any
+    num_epoch: int
+    metric: EvalMetric
+    eval_data: Any = None
+    validation_metric: Any = None
+    monitor: Any = None
+    saving: Saving | None = None
+    on_batch: Callbacks = None
+    on_epoch: Callbacks = None
+    on_eval: Callbacks = None
+    on_eval_batch: Callbacks = None
+    _totals: list[tuple[str, float]] = field(default_factory=list)
+
+    async def run(self, place: Place, skipped: int, counted: bool) -> None:
+        """Train from a place on.
+
+        Args:
+            place: where to begin.
+            skipped: how many batches the data gives first that are done already.
+            counted: whether the metric has counted what is done of the epoch.
+        """
+        epoch, nbatch = place
+        while epoch < self.num_epoch:
+            self._totals = self.metric.get_global_name_value() if counted and nbatch else []
+            if not self._totals:
+                self.metric.reset()
+            epoch = await self._epoch(epoch, nbatch, skipped)
+            nbatch = skipped = 0
+
+    async def _epoch(self, epoch: int, nbatch: int, skipped: int) -> int:
+        """Train until the end of an epoch; returns the next."""
+        started = time.perf_counter()
+        batches = batches_of(self.train_data)
+        following = await batch_after(skipped, batches)
+        if following is None and not nbatch:
+            raise ValueError("fit: train_data gave no batch: is it empty, or does it need a reset()?")
+        while following is not None:
+            following = await self._batch(epoch, nbatch, following, batches)
+            nbatch += 1
+        return await self._end(epoch, started)
+
+    async def _batch(self, epoch: int, nbatch: int, batch: Any, batches: AsyncIterator[Any]) -> Any:
+        """Train on a batch; returns the one after it."""
+        module = self.module
+        if self.monitor is not None:
+            self.monitor.tic()
+        module.forward_backward(batch)
+        module.update()
+        await module.update_metric_async(self.metric, batch.label)
+        # A checkpoint says where the data stands, so the next batch is not taken before it is written.
+        is_saved = self.saving is not None and self.saving.is_due(nbatch + 1)
+        following = None if is_saved else await self._taken(batches)
+        if self.monitor is not None:
+            await call(getattr(self.monitor, "toc_print_async", self.monitor.toc_print))
+        # Taken before the callbacks, which may reset the metric.
+        self._totals = self.metric.get_global_name_value()
+        await call(self.on_batch, BatchEndParam(epoch, nbatch, self.metric, self._locals(epoch, nbatch, batch)))
+        if self.saving is not None and is_saved:
+            await self.saving.save(Place(epoch, nbatch + 1))
+            following = await self._taken(batches)
+        await give_way()
+        return following
+
+    async def _taken(self, batches: AsyncIterator[Any]) -> Any:
+        following = await anext(batches, None)
+        if following is not None:
+            self.module.prepare(following)
+        return following
+
+    def _locals(self, epoch: int, nbatch: int, data_batch: Any) -> dict[str, Any]:
+        """What callbacks of MXNet's find in its loop's variables."""
+        return {
+            "self": self.module, "epoch": epoch, "nbatch": nbatch, "data_batch": data_batch,
+            "eval_metric": self.metric, "train_data": self.train_data, "eval_data": self.eval_data,
+            "validation_metric": self.validation_metric, "num_epoch": self.num_epoch, "monitor": self.monitor,
+        }  # fmt: skip
+
+    async def _end(self, epoch: int, started: float) -> int:
+        """What is done after the last batch of an epoch; returns the next epoch."""
+        module = self.module
+        following = min(await module._end_epoch(epoch + 1), self.num_epoch)
+        epoch = following - 1  # later than this worker knows, where it joined late
+        for name, value in self._totals:
+            module.logger.info("Epoch[%d] Train-%s=%f", epoch, name, value)
+        arg_params, aux_params = await module._synchronized()
+        module.logger.info("Epoch[%d] Time cost=%.3f", epoch, time.perf_counter() - started)
+        await call(self.on_epoch, epoch, module.symbol, arg_params, aux_params)
+        await self._evaluate(epoch)
+        self.train_data.reset()
+        if self.saving is not None:
+            await self.saving.save(Place(following, 0))
+        return following
+
+    async def _evaluate(self, epoch: int) -> None:
+        if self.eval_data is None:
+            return
+        scores = await self.module.score(
+            self.eval_data, self.validation_metric, score_end_callback=self.on_eval,
+            batch_end_callback=self.on_eval_batch, epoch=epoch,
+        )  # fmt: skip
+        for name, value in scores:
+            self.module.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)

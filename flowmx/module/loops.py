@@ -1,0 +1,225 @@
+"""Loops over batches: evaluating and predicting, and what all loops need."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from flowmx import engine, metric
+from flowmx import ndarray as nd
+from flowmx.io import DataBatch
+from flowmx.model import BatchEndParam
+from flowmx.ndarray import NDArray
+
+Callbacks: TypeAlias = Callable[..., Any] | Sequence[Callable[..., Any]] | None
+
+
+class Loops:
+    """The loops over a module's batches that train nothing; ``fit`` is in :mod:`.fitting`."""
+
+    binded: bool
+    params_initialized: bool
+
+    def prepare(self, data_batch: Any, sparse_row_id_fn: Any = None) -> None:
+        """Make ready for a batch (modules with several graphs switch here)."""
+        refuse_sparse(sparse_row_id_fn)
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        """Enqueue the forward pass of a batch."""
+        raise NotImplementedError
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        """The outputs of the last forward pass."""
+        raise NotImplementedError
+
+    async def update_metric_async(
+        self, eval_metric: metric.EvalMetric, labels: Sequence[NDArray], pre_sliced: bool = False
+    ) -> None:
+        """Count the outputs of the last forward pass into a metric, awaiting them."""
+        raise NotImplementedError
+
+    async def score(
+        self,
+        eval_data: Any,
+        eval_metric: Any,
+        num_batch: int | None = None,
+        batch_end_callback: Callbacks = None,
+        score_end_callback: Callbacks = None,
+        reset: bool = True,
+        epoch: int = 0,
+        sparse_row_id_fn: Any = None,
+    ) -> list[tuple[str, float]]:
+        """Evaluate on all of ``eval_data``; returns pairs of name and value.
+
+        Args:
+            eval_data: the batches.
+            eval_metric: the metric, or what ``mx.metric.create`` makes one from.
+            num_batch: evaluate so many batches alone.
+            batch_end_callback: called after each batch with a ``mx.model.BatchEndParam``.
+            score_end_callback: called at the end, likewise.
+            reset: reset ``eval_data`` first.
+            epoch: the epoch that callbacks are told.
+            sparse_row_id_fn: only None here.
+        """
+        self._check_ready("score")
+        refuse_sparse(sparse_row_id_fn)
+        if reset:
+            eval_data.reset()
+        measured = metric_of(eval_metric)
+        measured.reset()
+        nbatch = 0
+        async for eval_batch in _first(num_batch, eval_data):
+            self.prepare(eval_batch)
+            self.forward(eval_batch, is_train=False)
+            await self.update_metric_async(measured, eval_batch.label)
+            await call(batch_end_callback, BatchEndParam(epoch, nbatch, measured, locals()))
+            await give_way()
+            nbatch += 1
+        await call(score_end_callback, BatchEndParam(epoch, nbatch, measured, locals()))
+        return measured.get_name_value()
+
+    async def iter_predict(
+        self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
+    ) -> AsyncIterator[tuple[list[NDArray], int, Any]]:
+        """Predict batch by batch: ``async for outputs, number, batch in mod.iter_predict(data)``.
+
+        The outputs are copies without the instances that pad the batch, not computed yet: await them.
+
+        Args:
+            eval_data: the batches.
+            num_batch: predict so many batches alone.
+            reset: reset ``eval_data`` first.
+            sparse_row_id_fn: only None here.
+        """
+        self._check_ready("predict")
+        refuse_sparse(sparse_row_id_fn)
+        if reset:
+            eval_data.reset()
+        nbatch = 0
+        async for eval_batch in _first(num_batch, eval_data):
+            self.prepare(eval_batch)
+            self.forward(eval_batch, is_train=False)
+            pad = eval_batch.pad or 0
+            yield [out[: out.shape[0] - pad].copy() for out in self.get_outputs()], nbatch, eval_batch
+            await give_way()
+            nbatch += 1
+
+    async def predict(
+        self,
+        eval_data: Any,
+        num_batch: int | None = None,
+        merge_batches: bool = True,
+        reset: bool = True,
+        always_output_list: bool = False,
+        sparse_row_id_fn: Any = None,
+    ) -> Any:
+        """Predict all of ``eval_data``.
+
+        Args:
+            eval_data: the batches, or one array.
+            num_batch: predict so many batches alone.
+            merge_batches: put the batches' outputs together.
+            reset: reset ``eval_data`` first.
+            always_output_list: give a list for a single output too.
+            sparse_row_id_fn: only None here.
+
+        Returns:
+            the outputs, computed: a list of arrays (a single output is returned itself); without
+            ``merge_batches`` a list of such lists, one for each batch.
+
+        Raises:
+            ValueError: batches that are to be merged differ in their number of outputs.
+        """
+        self._check_ready("predict")
+        if isinstance(eval_data, (NDArray, np.ndarray)):
+            array = eval_data if isinstance(eval_data, NDArray) else nd.array(eval_data)
+            self.forward(DataBatch([array]), is_train=False)
+            return await self.get_outputs()[0].copy()
+        found = [outputs async for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, sparse_row_id_fn)]
+        for outputs in found:
+            for out in outputs:
+                await out
+        if not merge_batches or not found:
+            return found
+        if len({len(outputs) for outputs in found}) > 1:
+            raise ValueError(
+                "predict: the batches differ in their number of outputs, so they can not be merged: pass "
+                "merge_batches=False"
+            )
+        merged = [parts[0] if len(parts) == 1 else nd.op.concat(*parts, dim=0) for parts in zip(*found, strict=True)]
+        for out in merged:
+            await out
+        return merged[0] if len(merged) == 1 and not always_output_list else merged
+
+    def _check_ready(self, name: str) -> None:
+        if not self.binded:
+            raise RuntimeError(f"{name}: the module is not bound: call bind() first")
+        if not self.params_initialized:
+            raise RuntimeError(f"{name}: the parameters are not initialized: call init_params() or set_params() first")
+
+
+def metric_of(given: Any) -> metric.EvalMetric:
+    """A metric, or the one that is made of what was given."""
+    return given if isinstance(given, metric.EvalMetric) else metric.create(given)
+
+
+async def batches_of(data: Any) -> AsyncIterator[Any]:
+    """The batches of an iterator, which need not know ``async for``."""
+    if hasattr(data, "__aiter__"):
+        async for batch in data:
+            yield batch
+        return
+    iterator = iter(data)
+    while (batch := await asyncio.to_thread(next, iterator, None)) is not None:
+        yield batch
+
+
+async def batch_after(count: int, batches: AsyncIterator[Any]) -> Any:
+    """The batch after so many; None where there is none."""
+    for _ in range(count):
+        if await anext(batches, None) is None:
+            return None
+    return await anext(batches, None)
+
+
+async def _first(count: int | None, data: Any) -> AsyncIterator[Any]:
+    if count == 0:
+        return
+    number = 0
+    async for batch in batches_of(data):
+        yield batch
+        number += 1
+        if number == count:
+            return
+
+
+async def give_way() -> None:
+    """Let other tasks run, and wait while too much is enqueued."""
+    await asyncio.sleep(0)
+    await engine.room()
+
+
+async def call(callbacks: Callbacks, *args: Any) -> None:
+    """Call callbacks, and await what they return where that is awaitable."""
+    if callbacks is None:
+        return
+    for callback in [callbacks] if callable(callbacks) else callbacks:
+        result = callback(*args)
+        if inspect.isawaitable(result):
+            await result
+
+
+def refuse_sparse(sparse_row_id_fn: Any) -> None:
+    """Refuse what only sparse parameters need."""
+    if sparse_row_id_fn is not None:
+        raise NotImplementedError("sparse_row_id_fn: only dense parameters exist here; leave it out")
+
+
+def refuse_sliced(pre_sliced: bool) -> None:
+    """Refuse labels that come as a list for each device."""
+    if pre_sliced:
+        raise NotImplementedError("update_metric: pre_sliced labels are not taken; give the whole batch's labels")

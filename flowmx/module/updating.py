@@ -1,0 +1,174 @@
+"""How a module's parameters are updated: its optimizer, and the store that sums gradients or updates by itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowmx import ndarray as nd
+from flowmx import optimizer as opt
+from flowmx.kvstore import KVStoreBase
+from flowmx.kvstore.choice import is_elsewhere
+from flowmx.module.group import ExecutorGroup
+from flowmx.serialization.atomic import replace_file
+
+
+class Updating:
+    """Updates parameters by an optimizer.
+
+    Args:
+        optimizer: the optimizer.
+        store: what sums gradients over devices and machines; None where there is one device.
+        on_store: let the store update.
+        names: of the parameters, by number.
+    """
+
+    def __init__(
+        self, optimizer: opt.Optimizer, store: KVStoreBase | None, on_store: bool, names: Sequence[str]
+    ) -> None:
+        self.optimizer = optimizer
+        self.updater = opt.get_updater(optimizer)
+        self.store = store
+        self.on_store = on_store
+        self._names = list(names)
+
+    # -- starting --------------------------------------------------------------------------------------
+
+    def start(self, group: ExecutorGroup, compression_params: Any) -> None:
+        """Tell the store of the parameters."""
+        store = self.store
+        if store is None:
+            return
+        if compression_params:
+            store.set_gradient_compression(compression_params)  # type: ignore[attr-defined]
+        if self.on_store:
+            store._install(self.updater)
+            self.share(group)
+            return
+        for name in self._names:
+            arrays = group.on_devices(name)
+            store.broadcast(name, arrays[0], out=arrays)
+
+    def share(self, group: ExecutorGroup) -> None:
+        """Let the store update the parameters where they are."""
+        if self.on_store and self.store is not None:
+            for name in self._names:
+                self.store._share(name, group.on_devices(name))
+
+    # -- one step --------------------------------------------------------------------------------------
+
+    def update(self, group: ExecutorGroup) -> None:
+        """Enqueue the update of every parameter of a graph by its gradient, summed over devices."""
+        if self.on_store and self.store is not None:
+            self._update_in_store(self.store, group)
+            return
+        found: list[tuple[int, Any, Any]] = []
+        for index, name in enumerate(self._names):
+            if not group.has(name) or group.gradients(name)[0] is None:
+                continue
+            found.append((index, self._summed(index, name, group.gradients(name)), group.on_devices(name)))
+        self.updater(
+            [index for index, _, _ in found], [total for _, total, _ in found], [each[0] for _, _, each in found]
+        )
+        for _, _, (first, *others) in found:
+            for other in others:
+                first.copyto(other)
+
+    def _summed(self, index: int, name: str, grads: list[Any]) -> Any:
+        if self.store is None:
+            return grads[0]
+        total = nd.empty(grads[0].shape, grads[0].context, grads[0].dtype)  # beside those that later passes may add to
+        self.store.pushpull(name, grads, out=total, priority=-index)
+        return total
+
+    def _update_in_store(self, store: KVStoreBase, group: ExecutorGroup) -> None:
+        store._refresh()
+        names = [name for name in self._names if group.has(name) and group.gradients(name)[0] is not None]
+        store._exchange(names, list(map(group.gradients, names)), list(map(group.on_devices, names)))
+
+    def pull(self, group: ExecutorGroup) -> bool:
+        """Take what other workers have made of the parameters meanwhile; whether there can be anything."""
+        if self.store is None or not (self.store._is_remote and self.on_store):
+            return False
+        for index, name in enumerate(self._names):
+            if group.has(name) and group.gradients(name)[0] is not None:
+                self.store.pull(name, group.on_devices(name), priority=-index)  # type: ignore[attr-defined]
+        return True
+
+    # -- states ----------------------------------------------------------------------------------------
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the states are kept by other processes."""
+        return self.on_store and is_elsewhere(self.store)
+
+    async def states(self) -> bytes | None:
+        """The optimizer's states, for a checkpoint; None where another worker saves them."""
+        if self.is_elsewhere and self.store is not None:
+            return await self.store._saved_states() if self.store._leads else None
+        await self.updater.ready()
+        return self.updater.get_states()
+
+    async def set_states(self, states: bytes | None) -> None:
+        """Go on with the states of a checkpoint; servers that have come further keep their own."""
+        if self.is_elsewhere and self.store is not None:
+            await self.store._resume_states(states)
+        elif states is not None:
+            self.updater.set_states(states)
+
+    def save_states(self, fname: str) -> None:
+        """Save the states to a file; blocks until they are on disk."""
+        if self.is_elsewhere and self.store is not None:
+            self.store.save_optimizer_states(fname)
+        else:
+            replace_file(fname, [self.updater.get_states()])
+
+    def load_states(self, fname: str) -> None:
+        """Go on with the states of a file."""
+        if self.is_elsewhere and self.store is not None:
+            self.store.load_optimizer_states(fname)
+            return
+        self.updater.set_states(Path(fname).read_bytes())
+        self.optimizer = self.updater.optimizer
+        # A store knows parameters by name, an updater by number, and the file may come from either.
+        names: dict[int | str, int | str] = dict(enumerate(self._names))
+        self.updater.rename(names if self.on_store else {name: index for index, name in names.items()})
+
+
+def made(
+    given: Any, arguments: Mapping[str, Any], rescale_grad: float, names: Sequence[str], symbol: Any
+) -> opt.Optimizer:
+    """The optimizer that ``init_optimizer`` was asked for.
+
+    Args:
+        given: a name, or an optimizer.
+        arguments: of one by name.
+        rescale_grad: one over the batch size of all workers.
+        names: of the parameters, by number.
+        symbol: the symbol, whose attributes hold multipliers.
+
+    Raises:
+        TypeError: it is something else.
+        ValueError: there is no optimizer of this name.
+    """
+    numbered: dict[int | str, str] = dict(enumerate(names))
+    if isinstance(given, str):
+        arguments = {"rescale_grad": rescale_grad, **arguments}
+        return opt.create(given, sym=symbol, param_idx2name=numbered, **arguments)
+    if not isinstance(given, opt.Optimizer):
+        raise TypeError(f"init_optimizer: optimizer is {given!r}, expected a name or an mx.optimizer.Optimizer")
+    if given.rescale_grad != rescale_grad:
+        warnings.warn(
+            f"init_optimizer: the optimizer's rescale_grad is {given.rescale_grad}, and one over the batch size of all "
+            f"workers is {rescale_grad}: is this intended?",
+            stacklevel=3,
+        )
+    given.idx2name = given.idx2name or dict(numbered)
+    return given
+
+
+def adding(store: KVStoreBase | None) -> int:
+    """How many workers' gradients a store adds up."""
+    return store.num_workers if store is not None and store._is_synchronous else 1
