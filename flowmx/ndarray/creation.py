@@ -17,7 +17,7 @@ from flowmx.ndarray.core import allocate, invoke
 from flowmx.ops.dtypes import as_dtype
 from flowmx.ops.registry import lookup
 from flowmx.ops.reshaping import split_at
-from flowmx.serialization import params
+from flowmx.serialization import formats
 
 # -- new arrays --------------------------------------------------------------------------------------------
 
@@ -174,11 +174,23 @@ def histogram(a: NDArray, bins: int | NDArray = 10, range: tuple[float, float] |
 Saved = dict[str, NDArray] | list[NDArray]
 
 
-def save(fname: str | os.PathLike[str], data: NDArray | Sequence[NDArray] | Mapping[str, NDArray]) -> None:
+def save(
+    fname: str | os.PathLike[str],
+    data: NDArray | Sequence[NDArray] | Mapping[str, NDArray],
+    *,
+    format: str | None = None,
+) -> None:
     """Write arrays to a file in MXNet's ``.params`` format; blocks until they are computed and written.
 
+    Args:
+        fname: the file; one whose name ends with ``.safetensors`` is written in that format.
+        data: an array, a list of arrays, or a dict of arrays by name (which safetensors needs).
+        format: ``"params"`` or ``"safetensors"``, whatever the name is.
+
     Raises:
-        TypeError: ``data`` is no array, list of arrays or dict of arrays.
+        TypeError: ``data`` is no array, list of arrays or dict of arrays; or it has no names, or a dtype that the
+            format has not.
+        ValueError: there is no such format.
         OSError: the file can not be written.
     """
     if isinstance(data, NDArray):
@@ -188,26 +200,29 @@ def save(fname: str | os.PathLike[str], data: NDArray | Sequence[NDArray] | Mapp
         if not isinstance(value, NDArray):
             raise TypeError(f"save: data holds {type(value).__name__}, expected NDArrays (a list, or a dict by name)")
     host = [value.asnumpy() for value in values]
-    params.save(fname, dict(zip(data, host, strict=True)) if isinstance(data, Mapping) else host)
+    formats.save(fname, dict(zip(data, host, strict=True)) if isinstance(data, Mapping) else host, format)
 
 
 def load(fname: str | os.PathLike[str]) -> Saved:
-    """Read a ``.params`` file: a dict of arrays if they have names, else a list; on the CPU.
+    """Read a ``.params`` or safetensors file: a dict of arrays if they have names, else a list; on the CPU.
+
+    Files of every version of MXNet since 0.8 are read; sparse arrays in them come back dense, and a line in the log
+    says so.
 
     Raises:
-        ParamsFormatError: the file is damaged, or no ``.params`` file.
+        FileFormatError: the file is damaged, or of neither format.
         OSError: the file can not be read.
     """
-    return _arrays(params.load(fname))
+    return _arrays(formats.load(fname))
 
 
 def load_frombuffer(buf: bytes | bytearray | memoryview) -> Saved:
-    """Read the content of a ``.params`` file, as :func:`load` does the file.
+    """Read the content of a ``.params`` or safetensors file, as :func:`load` does the file.
 
     Raises:
-        ParamsFormatError: the data is damaged, or not in this format.
+        FileFormatError: the data is damaged, or of neither format.
     """
-    return _arrays(params.loads(buf))
+    return _arrays(formats.loads(buf))
 
 
 def _arrays(loaded: dict[str, np.ndarray[Any, Any]] | list[np.ndarray[Any, Any]]) -> Saved:

@@ -19,23 +19,28 @@ is a scalar; in the others it is no array at all, and nothing follows its shape.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-import stat
 import struct
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from flowmx.errors import MXNetError
 from flowmx.serialization.atomic import replace_file
+from flowmx.serialization.reading import (
+    Array,
+    FileFormatError,
+    Reader,
+    Source,
+    in_memory,
+    little_endian,
+    opened,
+)
 
-Array: TypeAlias = npt.NDArray[Any]
 Arrays: TypeAlias = Mapping[str, npt.ArrayLike] | Sequence[npt.ArrayLike] | Array
 
 LIST_MAGIC = 0x112
@@ -71,25 +76,8 @@ _DTYPES: dict[int, np.dtype[Any]] = {
 _FLAGS = {dtype: flag for flag, dtype in _DTYPES.items()}
 
 
-class ParamsFormatError(MXNetError, ValueError):
-    """A file is not what MXNet would have written.
-
-    Attributes:
-        source: The file's name.
-        offset: Where the unexpected bytes start.
-        expected: What should stand there.
-        found: What stands there.
-    """
-
-    def __init__(self, source: str, offset: int, expected: str, found: str) -> None:
-        super().__init__(source, offset, expected, found)
-        self.source = source
-        self.offset = offset
-        self.expected = expected
-        self.found = found
-
-    def __str__(self) -> str:
-        return f"{self.source}, byte {self.offset}: expected {self.expected}, found {self.found}"
+class ParamsFormatError(FileFormatError):
+    """A file is not what MXNet would have written; says where, what was expected and what was found."""
 
 
 def save(path: str | os.PathLike[str], arrays: Arrays, *, np_shape: bool | None = None) -> None:
@@ -122,40 +110,35 @@ def dumps(arrays: Arrays, *, np_shape: bool | None = None) -> bytes:
     return b"".join(_chunks(arrays, np_shape))
 
 
-def load(path: str | os.PathLike[str], *, densify_limit: int = 64 << 20) -> dict[str, Array] | list[Array]:
+def load(path: str | os.PathLike[str], *, densify_limit: int | None = None) -> dict[str, Array] | list[Array]:
     """Read a file, as `loads` does.
 
     Raises:
         ParamsFormatError: The file is damaged, or not a ``.params`` file.
         OSError: The file cannot be read.
     """
-    with Path(path).open("rb") as file:
-        status = os.fstat(file.fileno())
-        if not stat.S_ISREG(status.st_mode):  # a pipe cannot tell its size
-            return loads(file.read(), source=os.fspath(path), densify_limit=densify_limit)
-        return _read_list(_Reader(file, status.st_size, os.fspath(path), densify_limit))
+    with opened(path) as (source, size, name):
+        return _read_list(_Reader(source, size, name, densify_limit))
 
 
 def loads(
-    data: bytes | bytearray | memoryview, *, source: str = "<bytes>", densify_limit: int = 64 << 20
+    data: bytes | bytearray | memoryview, *, source: str = "<bytes>", densify_limit: int | None = None
 ) -> dict[str, Array] | list[Array]:
     """Return the arrays of a ``.params`` file: a dict if they have names, else a list.
 
     The arrays are copies: writable, aligned and in C order. What MXNet calls an empty NDArray comes back as
-    float32 of shape (0,). Sparse arrays come back dense.
+    float32 of shape (0,). Sparse arrays come back dense; a line in the log says so.
 
     Args:
         data: The file's content.
         source: What errors call the file.
-        densify_limit: How many bytes the dense form of the file's sparse arrays may take together. Everything
-            else takes no more memory than the file.
+        densify_limit: How many bytes the dense form of the file's sparse arrays may take together; None stands for
+            1 GiB, or eight times the file where that is more. Everything else takes no more memory than the file.
 
     Raises:
         ParamsFormatError: The data is damaged, or not in this format.
     """
-    view = memoryview(data)
-    view = view.cast("B") if view.c_contiguous else memoryview(bytes(view))
-    return _read_list(_Reader(_Memory(view), len(view), source, densify_limit))
+    return _read_list(_Reader(*in_memory(data, source), densify_limit))
 
 
 def _chunks(arrays: Arrays, np_shape: bool | None) -> Iterator[bytes | memoryview]:
@@ -182,7 +165,7 @@ def _chunks(arrays: Arrays, np_shape: bool | None) -> Iterator[bytes | memoryvie
             _CPU_0,
             _FLAGS[value.dtype],
         )
-        yield _bytes_of(value if sys.byteorder == "little" else value.byteswap())
+        yield little_endian(value)
     yield struct.pack("<Q", len(names))
     for name in names:
         encoded = name.encode()
@@ -197,70 +180,22 @@ def _storable(value: npt.ArrayLike, name: str) -> Array:
     return np.asarray(array, dtype=dtype, order="C")
 
 
-def _bytes_of(array: Array) -> memoryview:
-    """Return the memory of an array in C order."""
-    return array.reshape(-1).view(np.uint8).data
+class _Reader(Reader):
+    """Reads the fields that arrays have in these files."""
 
+    Error = ParamsFormatError
 
-class _Source(Protocol):
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
+    def __init__(self, source: Source, size: int, name: str, densify_limit: int | None) -> None:
+        super().__init__(source, size, name)
+        self._densify_left = max(1 << 30, 8 * size) if densify_limit is None else densify_limit
+        self.sparse: list[int] = []
 
-
-class _Memory:
-    """Bytes that are read in order."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._rest = data
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        count = min(len(buffer), len(self._rest))
-        buffer[:count] = self._rest[:count]
-        self._rest = self._rest[count:]
-        return count
-
-
-class _Reader:
-    """Reads fields in order, and allocates nothing that the rest of the file could not fill."""
-
-    def __init__(self, source: _Source, size: int, name: str, densify_limit: int) -> None:
-        self._source = source
-        self._size = size
-        self._name = name
-        self._densify_left = densify_limit
-        self.offset = 0
-
-    @property
-    def left(self) -> int:
-        return self._size - self.offset
-
-    def error(self, expected: str, found: object, offset: int | None = None) -> ParamsFormatError:
-        at = self.offset if offset is None else offset
-        return ParamsFormatError(self._name, at, expected, str(found))
-
-    def need(self, count: int, what: str) -> None:
-        if count > self.left:
-            raise self.error(f"{count} bytes of {what}", f"the end of the file after {self.left}")
-
-    def fill(self, buffer: memoryview, what: str) -> None:
-        done = 0
-        while done < len(buffer):
-            count = self._source.readinto(buffer[done:])
-            if not count:  # another process made the file shorter after it was opened
-                raise self.error(f"{len(buffer)} bytes of {what}", f"the end of the file after {done}")
-            done += count
-        self.offset += done
-
-    def read(self, count: int, what: str) -> bytes:
-        self.need(count, what)
-        buffer = bytearray(count)
-        self.fill(memoryview(buffer), what)
-        return bytes(buffer)
-
-    def numbers(self, layout: str, what: str) -> tuple[int, ...]:
-        return struct.unpack(f"<{layout}", self.read(struct.calcsize(f"<{layout}"), what))
-
-    def number(self, layout: str, what: str) -> int:
-        return self.numbers(layout, what)[0]
+    def note_sparse(self, names: Sequence[str]) -> None:
+        """Say in the log which arrays were sparse."""
+        if self.sparse:
+            shown = ", ".join(repr(names[i]) if names else str(i) for i in self.sparse[:5])
+            more = f" and {len(self.sparse) - 5} more" if len(self.sparse) > 5 else ""
+            logging.warning("%s: sparse arrays are read as dense ones: %s%s", self._name, shown, more)
 
     def shape(self, what: str) -> tuple[int, ...] | None:
         """Return a shape with 64-bit dims, or None where its rank or a dim is unknown (-1)."""
@@ -287,26 +222,12 @@ class _Reader:
             raise self.error(f"{what}, a type flag in 0..{max(_DTYPES)}", flag, start)
         return _DTYPES[flag]
 
-    def array(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> Array:
-        self.check_size(dtype, shape, what)
-        self.need(math.prod(shape) * dtype.itemsize, f"{what} (shape {shape}, {dtype})")
-        array = np.empty(shape, np.uint8 if dtype == np.bool_ else dtype)
-        self.fill(_bytes_of(array), what)
-        if dtype == np.bool_:  # NumPy misbehaves on a bool that is neither 0 nor 1
-            return np.minimum(array, 1, out=array).view(np.bool_)
-        return array if sys.byteorder == "little" else array.byteswap(inplace=True)
-
-    def check_size(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> None:
-        # NumPy refuses even an empty array whose other dims overflow.
-        if math.prod(dim for dim in shape if dim) * dtype.itemsize >= 1 << 63:
-            raise self.error(f"{what} of a size that can be addressed", f"shape {shape}")
-
     def zeros(self, dtype: np.dtype[Any], shape: tuple[int, ...], what: str) -> Array:
         """Return the dense array that a sparse one is spread over."""
         self.check_size(dtype, shape, what)
         size = math.prod(shape) * dtype.itemsize
         if size > self._densify_left:
-            limit = f"dense form of at most {self._densify_left} bytes (densify_limit)"
+            limit = f"dense form of at most {self._densify_left} bytes (densify_limit of serialization.params.load)"
             raise self.error(f"a {what} with a {limit}", f"shape {shape} of {dtype}, {size} bytes")
         self._densify_left -= size
         return np.zeros(shape, dtype)
@@ -321,10 +242,11 @@ def _read_list(reader: _Reader) -> dict[str, Array] | list[Array]:
     count = reader.number("Q", "number of arrays")
     if count > reader.left // 4:  # the smallest array takes 4 bytes
         raise reader.error(f"at most {reader.left // 4} arrays in {reader.left} bytes", count, start)
-    arrays = [_read_array(reader, f"array {i}") for i in range(count)]
+    arrays = [_read_array(reader, i) for i in range(count)]
     names = _read_names(reader, count)
     if reader.left:
         raise reader.error("the end of the file", f"{reader.left} more bytes")
+    reader.note_sparse(names)
     return dict(zip(names, arrays, strict=True)) if names else arrays
 
 
@@ -347,8 +269,8 @@ def _read_names(reader: _Reader, arrays: int) -> list[str]:
     return list(names)
 
 
-def _read_array(reader: _Reader, what: str) -> Array:
-    start = reader.offset
+def _read_array(reader: _Reader, position: int) -> Array:
+    start, what = reader.offset, f"array {position}"
     magic = reader.number("I", f"{what}'s magic")
     storage = _DENSE
     stored: tuple[int, ...] | None = None
@@ -374,6 +296,7 @@ def _read_array(reader: _Reader, what: str) -> Array:
     dtype = reader.dtype(f"{what}'s dtype")
     if stored is None:
         return reader.array(dtype, shape, what)
+    reader.sparse.append(position)
     index_layouts = [
         (reader.dtype(f"{what}'s index dtype"), reader.known_shape(f"{what}'s index shape"))
         for _ in range(_INDEX_ARRAYS[storage])

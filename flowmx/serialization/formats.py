@@ -1,0 +1,66 @@
+"""Files of arrays in either format: MXNet's ``.params``, or safetensors."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import numpy.typing as npt
+
+from flowmx.serialization import params, safetensors
+from flowmx.serialization.reading import Array
+
+__all__ = ["Loaded", "load", "loads", "save"]
+
+Loaded: TypeAlias = dict[str, Array] | list[Array]
+
+
+def save(path: str | os.PathLike[str], arrays: params.Arrays, format: str | None = None) -> None:
+    """Write arrays to a file, which is replaced as a whole or not at all.
+
+    Args:
+        path: The file.
+        arrays: The arrays; safetensors needs names.
+        format: ``"params"`` or ``"safetensors"``; None goes by the end of the file's name.
+
+    Raises:
+        ValueError: There is no such format.
+        TypeError: The format has no such dtype, or needs names.
+        OSError: The file cannot be written.
+    """
+    if format is None:
+        format = "safetensors" if os.fspath(path).endswith(".safetensors") else "params"
+    if format == "params":
+        params.save(path, arrays)
+    elif format == "safetensors":
+        safetensors.save(path, cast(Mapping[str, npt.ArrayLike], arrays))
+    else:
+        raise ValueError(f"save: format is {format!r}, expected 'params' or 'safetensors'")
+
+
+def load(path: str | os.PathLike[str]) -> Loaded:
+    """Read a file of either format, which its content tells: a dict if the arrays have names, else a list.
+
+    Raises:
+        FileFormatError: The file is damaged, or of another format.
+        OSError: The file cannot be read.
+    """
+    if not Path(path).is_file():  # missing, or a pipe, which can be read but once
+        return loads(Path(path).read_bytes(), source=os.fspath(path))
+    with Path(path).open("rb") as file:
+        is_safetensors = _is_safetensors(file.read(9))
+    return safetensors.load(path) if is_safetensors else params.load(path)
+
+
+def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>") -> Loaded:
+    """The arrays in the content of a file of either format; raises as `load` does."""
+    if _is_safetensors(bytes(data[:9])):
+        return safetensors.loads(data, source=source)
+    return params.loads(data, source=source)
+
+
+def _is_safetensors(start: bytes) -> bool:
+    # After the length of safetensors' header comes its bracket; in a .params file there are zeros.
+    return start[8:9] == b"{"
