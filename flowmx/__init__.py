@@ -1,6 +1,7 @@
 """flowmx: the MXNet programming model on asyncio (``import flowmx as mx``)."""
 
 from flowmx import (
+    amp,
     attribute,
     autograd,
     base,
@@ -19,6 +20,7 @@ from flowmx import (
     metric,
     model,
     module,
+    monitor,
     name,
     ndarray,
     operator,
@@ -27,6 +29,7 @@ from flowmx import (
     recordio,
     registry,
     runtime,
+    safety,
     symbol,
     test_utils,
     util,
@@ -36,6 +39,7 @@ from flowmx import image as img
 from flowmx import initializer as init
 from flowmx import kvstore as kv
 from flowmx import module as mod
+from flowmx import monitor as mon
 from flowmx import ndarray as nd
 from flowmx import random as rnd
 from flowmx import symbol as sym
@@ -58,10 +62,10 @@ from flowmx.util import (
 __version__ = "0.1.0"
 
 __all__ = [
-    "AttrScope", "Context", "MXNetError", "attribute", "autograd", "base", "callback", "checkpoint", "context", "cpu", "cpu_pinned",
-    "current_context", "engine", "executor", "gluon", "gpu", "image", "img", "init", "initializer", "io", "is_np_array",
-    "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module", "name", "nd", "ndarray",
-    "np_array", "np_shape", "num_gpus", "operator", "optimizer", "random", "recordio", "registry", "rnd", "run",
-    "runtime", "set_np_shape", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util",
-    "visualization", "viz",
+    "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint", "context",
+    "cpu", "cpu_pinned", "current_context", "engine", "executor", "gluon", "gpu", "image", "img", "init", "initializer",
+    "io", "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module",
+    "mon", "monitor", "name", "nd", "ndarray", "np_array", "np_shape", "num_gpus", "operator", "optimizer", "random",
+    "recordio", "registry", "rnd", "run", "runtime", "safety", "set_np_shape", "sym", "symbol", "test_utils", "use_np",
+    "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip

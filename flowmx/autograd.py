@@ -12,11 +12,12 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from contextvars import Token
 from typing import Any, ClassVar, cast
 
-from flowmx.engine import describe
+from flowmx.engine import describe, layer_scope, origin
 from flowmx.errors import AutogradError
 from flowmx.ndarray import functions as F
 from flowmx.ndarray import recording
@@ -32,21 +33,26 @@ __all__ = [
 ]  # fmt: skip
 
 
+before_backward: list[Callable[[list[NDArray]], None]] = []
+"""Called with the heads of each :func:`backward`, before it computes anything."""
+
+
 class _Scope:
     """A ``with`` block that changes the task's autograd state, and puts it back."""
 
-    def __init__(self, recording_: bool | None, training: bool | None) -> None:
-        self._change = (recording_, training)
+    def __init__(self, recording_: bool | None, training: bool | None, backward: bool | None = None) -> None:
+        self._change = (recording_, training, backward)
         self._tokens: list[Token[State]] = []
 
     def __enter__(self) -> None:
         now = recording.state.get()
-        recording_, training = self._change
+        recording_, training, backward = self._change
         self._tokens.append(
             recording.state.set(
                 State(
                     now.recording if recording_ is None else recording_,
                     now.training if training is None else training,
+                    now.backward if backward is None else backward,
                 )
             )
         )
@@ -88,14 +94,14 @@ def is_training() -> bool:
 def set_recording(is_record: bool) -> bool:
     """Switch recording for this task; returns what it was."""
     before = recording.state.get()
-    recording.state.set(State(is_record, before.training))
+    recording.state.set(before._replace(recording=is_record))
     return before.recording
 
 
 def set_training(train_mode: bool) -> bool:
     """Switch training mode for this task; returns what it was."""
     before = recording.state.get()
-    recording.state.set(State(before.recording, train_mode))
+    recording.state.set(before._replace(training=train_mode))
     return before.training
 
 
@@ -139,6 +145,8 @@ def backward(
     Raises:
         AutogradError: a head was not recorded, or the tape is gone, or an array it needs was changed.
     """
+    for tell in before_backward:
+        tell(_as_list(heads))
     totals = _walk(_as_list(heads), _as_grads(head_grads, heads), retain_graph, False, train_mode)
     with _Scope(False, train_mode):
         seen = set()
@@ -238,7 +246,7 @@ def _walk(
         before = sums.get(entry)
         sums[entry] = gradient if before is None else before + gradient
 
-    with _Scope(create_graph, train_mode):
+    with _Scope(create_graph, train_mode, True):
         for position, (head, given) in enumerate(zip(heads, head_grads, strict=True)):
             if head._entry is None:
                 raise AutogradError(
@@ -278,8 +286,10 @@ def _gradients(node: TapeNode, grads: list[NDArray | None]) -> Sequence[NDArray 
     ]
     # Inputs handed out with their history, so that a recorded backward pass continues the graph.
     inputs = _with_history(node)
+    layer = node.origin[2] if origin.names_layers and node.origin is not None else None
     try:
-        found = cast("Sequence[NDArray | None]", node.gradient(F, inputs, _outputs(node), heads))
+        with layer_scope(layer, fresh=True) if layer else nullcontext():
+            found = cast("Sequence[NDArray | None]", node.gradient(F, inputs, _outputs(node), heads))
     except NotImplementedError:
         raise AutogradError(f"backward: operator {node.name!r} has no gradient") from None
     if not isinstance(getattr(node.gradient, "__self__", None), Operator):

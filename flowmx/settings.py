@@ -21,6 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 __all__ = [
     "TABLE",
+    "Agreement",
     "BlockingInLoop",
     "EngineType",
     "Policy",
@@ -44,6 +45,7 @@ EngineType = Literal["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 PoolType = Literal["Naive", "Round", "Unpooled"]
 BlockingInLoop = Literal["warn", "error", "allow"]
 Policy = Literal["stop", "elastic"]
+Agreement = Literal["error", "warn"]
 Role = Literal["worker", "server", "scheduler"]
 
 T = TypeVar("T")
@@ -260,6 +262,9 @@ class Settings:
     kvstore_policy: Policy = _setting(
         "stop", "What a job does that loses a node: stop and say which, or go on and let another take its place."
     )
+    kvstore_agreement: Agreement = _setting(
+        "error", "What a worker does at its start that differs from the others in versions, seed, shapes or settings."
+    )
     kvstore_heartbeat: float = _setting(1.0, "Seconds between the signs of life of a node.", low=0.01)
     kvstore_timeout: float = _setting(10.0, "Seconds of silence after which a node is gone.", low=0.05)
     kvstore_replicas: int = _setting(
@@ -300,6 +305,9 @@ class Settings:
     snapshot: str = _setting("", "File or folder from which this scheduler or server goes on when it starts anew.")
 
     # Recomputing, profiling, tuning, random numbers
+    stop_at_nan: bool = _setting(
+        False, "Stop at the first NaN or infinity that is computed, and name operator, layer and step."
+    )
     backward_do_mirror: bool = _setting(False, "Recompute cheap results in the backward pass to save memory.")
     profiler_autostart: bool = _setting(False, "Profile from the start and write profile.json at the end.")
     profiler_mode: Literal[0, 1] = _setting(0, "What is profiled: 0 symbolic operators, 1 all operators.")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.ops.dtypes import FLOAT32, DType, is_floating
+from flowmx.ops.finite import all_finite
 from flowmx.ops.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, family, operator, option, required
 
@@ -68,7 +69,7 @@ class _Finite(Operator):
         """Write 1 or 0; or leave a 0 that is there already."""
         if not (afresh or out[0]):
             return
-        out[0] = all(bool(run.xp.isfinite(each).all()) for each in inputs)
+        out[0] = all(all_finite(run.xp, each) for each in inputs)
 
 
 _AFRESH = "Whether only these arrays count; else the answer joins what the array given as out holds."

@@ -29,6 +29,7 @@ FLOORS: list[set[str]] = [
         "flowmx.name",
         "flowmx.ndarray",
         "flowmx.random",
+        "flowmx.safety",
         "flowmx.runtime",
         "flowmx.serialization",
         "flowmx.symbol",
@@ -52,6 +53,8 @@ FLOORS: list[set[str]] = [
         "flowmx.visualization",
     },
     {"flowmx.gluon", "flowmx.model", "flowmx.module", "flowmx.test_utils"},
+    {"flowmx.amp", "flowmx.contrib.amp", "flowmx.monitor"},
+    {"flowmx.contrib", "flowmx.onnx"},
     {"flowmx.cli", "flowmx.__main__", "flowmx.stubs"},
     {"flowmx"},
 ]

@@ -18,8 +18,9 @@ from flowmx.engine import capture
 from flowmx.engine.scheduler import Variable
 from flowmx.errors import AutogradError, DeviceError
 from flowmx.graph import infer
+from flowmx.graph.casts import insert_casts
 from flowmx.graph.compiler import graph_of
-from flowmx.graph.node import Entry
+from flowmx.graph.node import Entry, topological
 from flowmx.ndarray import core, recording
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate
@@ -38,6 +39,7 @@ class CachedOp:
         static_shape: so do all shapes. With both, filters are kept in the order that kernels want, besides the
             parameters themselves.
         data_names: which inputs are data, and no parameters.
+        may_cast: whether mixed precision may put casts into the graph.
 
     Example:
         >>> double = CachedOp(mx.sym.Variable("x") * 2)
@@ -50,10 +52,12 @@ class CachedOp:
         static_alloc: bool = False,
         static_shape: bool = False,
         data_names: Sequence[str] | None = None,
+        may_cast: bool = True,
     ) -> None:
         self._symbol = symbol
         self._name = symbol.name or "cached graph"
         self._pack = static_alloc and static_shape
+        self._may_cast = may_cast
         self._nodes = symbol._nodes()
         self._variables = [node for node in self._nodes if node.is_variable]
         names = [node.name for node in self._variables]
@@ -114,26 +118,37 @@ class CachedOp:
 
     def _compile(self, device: Device, train: bool, wanted: tuple[int, ...], args: Sequence[NDArray]) -> Compiled:
         """The symbol for arrays like these; what was used least recently makes room."""
-        key = (device, train, wanted, tuple([each._shape for each in args]), tuple([each._dtype for each in args]))
+        casting = core.casting if self._may_cast else None
+        described = tuple([each._shape for each in args]), tuple([each._dtype for each in args])
+        key = (device, train, casting, wanted, described)
         with self._lock:
             known = self._compiled.get(key)
             if known is not None:
                 self._compiled.move_to_end(key)
                 return known
-        bound = dict(zip(self._variables, args, strict=True))
-        shapes = infer.infer_shapes(self._nodes, {node: each._shape for node, each in bound.items()})
-        dtypes = infer.infer_types(self._nodes, {node: each._dtype for node, each in bound.items()})
+        entries, shapes, dtypes = self._inferred(args, casting)
         known_shapes = {e: infer.known_shape(shape, e.node.output_name(e.index)) for e, shape in shapes.items()}
         with self._lock:
             blocks = self._blocks.setdefault(device, Blocks(bytes_on(device)))
             made = Compiled(
-                self._symbol._entries, self._variables, [self._variables[i] for i in wanted], known_shapes, dtypes,
+                entries, self._variables, [self._variables[i] for i in wanted], known_shapes, dtypes,
                 device, train, self._pack and not train, blocks, self._data,
             )  # fmt: skip
             self._compiled[key] = made
             while len(self._compiled) > _KEPT:
                 self._compiled.popitem(last=False)
         return made
+
+    def _inferred(self, args: Sequence[NDArray], casting: core.Casting | None) -> Any:
+        """The outputs of the graph for arrays like these, cast as mixed precision says; all shapes and dtypes."""
+        bound = dict(zip(self._variables, args, strict=True))
+        known = {node: each._dtype for node, each in bound.items()}
+        entries, nodes = self._symbol._entries, self._nodes
+        if casting is not None:
+            entries = tuple(insert_casts(entries, known, casting))
+            nodes = topological(entries)
+        shapes = infer.infer_shapes(nodes, {node: each._shape for node, each in bound.items()})
+        return entries, shapes, infer.infer_types(nodes, known)
 
     # -- running ---------------------------------------------------------------------------------------
 
@@ -215,22 +230,20 @@ class CachedOp:
         return known
 
     def _make_gradient_op(self, wanted: tuple[int, ...], arrays: Sequence[NDArray]) -> tuple[_Function, list[int]]:
-        bound = dict(zip(self._variables, arrays, strict=True))
-        shapes = infer.infer_shapes(self._nodes, {node: each._shape for node, each in bound.items()})
-        dtypes = infer.infer_types(self._nodes, {node: each._dtype for node, each in bound.items()})
+        entries, shapes, dtypes = self._inferred(arrays, core.casting if self._may_cast else None)
         known = {e: infer.known_shape(shape, e.node.output_name(e.index)) for e, shape in shapes.items()}
         nodes = [self._variables[i] for i in wanted]
-        graph = graph_of(self._symbol._entries, nodes, known, dtypes, autograd.is_training())
+        graph = graph_of(entries, nodes, known, dtypes, autograd.is_training())
         positions = [i for i in wanted if self._variables[i] in graph.gradients]
-        entries = [graph.gradients[self._variables[i]] for i in positions]
-        return _Function(entries, [*self._variables, *graph.heads]), positions
+        found = [graph.gradients[self._variables[i]] for i in positions]
+        return _Function(found, [*self._variables, *graph.heads]), positions
 
 
 class _Function:
     """A cached graph of entries, called with arrays for these variables, whether it reads them or not."""
 
     def __init__(self, entries: Sequence[Entry], variables: Sequence[Any]) -> None:
-        self._op = CachedOp(Symbol(entries))
+        self._op = CachedOp(Symbol(entries), may_cast=False)
         at = {node: position for position, node in enumerate(variables)}
         self._positions = [at[node] for node in self._op._variables]
 

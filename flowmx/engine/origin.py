@@ -23,6 +23,8 @@ _THROUGH = ("contextlib.py", "functools.py")
 _internal: dict[str, bool] = {}
 _layer: ContextVar[str | None] = ContextVar("flowmx_layer", default=None)
 _layers_in_use = False
+names_layers = 0
+"""How many want blocks to name the layers of what they push, to report on operations."""
 
 
 Origin = tuple[CodeType | None, int, str | None]
@@ -88,11 +90,11 @@ def capture(depth: int = 2) -> Origin:
 
 
 @contextlib.contextmanager
-def layer_scope(name: str) -> Iterator[None]:
-    """Operations pushed inside belong to the layer ``name``; scopes nest as ``outer/inner``."""
+def layer_scope(name: str, fresh: bool = False) -> Iterator[None]:
+    """Operations pushed inside belong to the layer ``name``; scopes nest as ``outer/inner``, unless it is ``fresh``."""
     global _layers_in_use
     _layers_in_use = True
-    outer = _layer.get()
+    outer = None if fresh else _layer.get()
     token = _layer.set(f"{outer}/{name}" if outer else name)
     try:
         yield

@@ -122,6 +122,18 @@ class Engine(Ending):
             return True
         return False
 
+    def use_watch(self, watch: Callable[[Operation], None] | None) -> None:
+        """From now on show each operation to a function before it is pushed; None: to none, which costs nothing."""
+        if watch is None:
+            self.__dict__.pop("enqueue", None)
+            return
+
+        def enqueue(op: Operation) -> None:
+            watch(op)
+            Engine.enqueue(self, op)
+
+        self.__dict__["enqueue"] = enqueue
+
     def use_bulks(self, scope: ContextVar[Any]) -> None:
         """From now on look for an open bulk at each push."""
         self.bulk_scope = scope

@@ -68,6 +68,8 @@ class EngineState:
         self.inline: Callable[..., Any] = _call
         """Calls the function of a light operation at its push, as ``inline(function, *arguments)``."""
         self._inside_inline = False
+        self.followers: list[Callable[[settings.Settings], None]] = []
+        """Told of the settings whenever they are put in force."""
         self._closed = False
         self._switch_interval_set = False
         self.kind = ""
@@ -91,6 +93,8 @@ class EngineState:
         self._naive = kind == "NaiveEngine"
         self._route: Actor | None = {"NaiveEngine": self._inline, "ThreadedEngine": self._pool}.get(kind)
         self._special = self._route is not None or self.checking or self.bulk_scope is not None
+        for follow in self.followers:
+            follow(config)
 
     def wait_all(self, throw: bool = True) -> None:
         """Block until everything pushed so far is complete."""

@@ -7,7 +7,7 @@ an update of a parameter pushed between two of them needs no wait.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -18,10 +18,13 @@ from flowmx.errors import DeviceError, ShapeError, TypeInferenceError
 from flowmx.executor.arena import Arena
 from flowmx.executor.describe import describe_graph
 from flowmx.executor.mode import Mode
+from flowmx.executor.monitored import Monitor, Monitored
 from flowmx.graph import collector, infer
+from flowmx.graph.casts import insert_casts
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
-from flowmx.graph.node import Entry, Node
+from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.plan import Plan
+from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray, full
 from flowmx.ndarray.core import allocate
 from flowmx.ops.dtypes import DType, name_of
@@ -63,10 +66,14 @@ class Executor:
         self._arrays = {node: args[node.name] for node in arguments}
         self._arrays |= {node: aux[node.name] for node in auxiliary}
         self._wanted = [node for node in arguments if self._differentiates(node)]
-        nodes = symbol._nodes()
+        known_dtypes = {node: bound._dtype for node, bound in self._arrays.items()}
+        self._entries = tuple(symbol._entries)
+        if core.casting is not None:
+            self._entries = tuple(insert_casts(self._entries, known_dtypes, core.casting))
+        nodes = topological(self._entries)
         known_shapes = {node: bound.shape for node, bound in self._arrays.items()}
         inferred = infer.infer_shapes(nodes, known_shapes)
-        self._dtypes = infer.infer_types(nodes, {node: bound._dtype for node, bound in self._arrays.items()})
+        self._dtypes = infer.infer_types(nodes, known_dtypes)
         self._shapes: dict[Entry, Shape] = {
             entry: infer.known_shape(shape, entry.node.output_name(entry.index)) for entry, shape in inferred.items()
         }
@@ -74,11 +81,14 @@ class Executor:
             _check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
         self.outputs = [
             cast("NDArray", allocate(self._on(entry.node), self._shapes[entry], self._dtypes[entry]))
-            for entry in symbol._entries
+            for entry in self._entries
         ]
         self._heads: list[NDArray | None] = [None] * len(self.outputs)
         self._heads_given = False
         self._modes: dict[bool, Mode] = {}
+        self._monitor: Monitor | None = None
+        self._monitored: Monitored | None = None
+        self._went_monitored = False
         self._mode(bool(self._wanted))
         self._ran_training = False
         self._used_up = False
@@ -102,7 +112,7 @@ class Executor:
 
     @collector.paused()
     def _compile(self, train: bool) -> Mode:
-        entries, context = self._symbol._entries, self._device.context
+        entries, context = self._entries, self._device.context
         wanted = self._wanted if train else []
         graph = graph_of(entries, wanted, self._shapes, self._dtypes, train, context, self._groups)
         gradients = {node: self._gradient(node) for node in wanted}
@@ -174,7 +184,7 @@ class Executor:
         if not self._ran_training:
             raise ValueError("backward: call forward(is_train=True) first")
         mode = self._mode(True)
-        used_up = self._used_up or self.arena.holder is not mode
+        used_up = not self._went_monitored and (self._used_up or self.arena.holder is not mode)
         if used_up and (mode.random or self.aux_dict):
             raise ValueError(
                 "backward: the pass before this one used up what the forward pass left, and another forward pass would "
@@ -216,6 +226,9 @@ class Executor:
         self._heads_given = bool(given)
 
     def _push(self, name: str, train: bool, forward: bool, backward: bool) -> None:
+        if self._is_monitored(forward):
+            self._push_monitored(train, forward, backward)
+            return
         mode = self._mode(train)
         if forward:
             self._used_up = False
@@ -224,6 +237,54 @@ class Executor:
             self._used_up = not mode.plan.keeps_values
         self.arena.holder = mode
         mode.push(f"{self._symbol.name or 'graph'}.{name}", forward, backward)
+
+    # -- monitoring ------------------------------------------------------------------------------------
+
+    def set_monitor_callback(
+        self, callback: Callable[[str, NDArray], Any] | None, monitor_all: bool = False,
+        is_active: Callable[[], bool] | None = None,
+    ) -> None:  # fmt: skip
+        """Have a function called with the name and the array of every value that is computed.
+
+        Each operator is then an operation of its own, with nothing fused; the arrays are enqueued when it is called.
+
+        Args:
+            callback: the function (None: no longer).
+            monitor_all: call it with the inputs of operators too.
+            is_active: says at each pass whether to; where not, it runs as ever.
+        """
+        self._monitor = None if callback is None else Monitor(callback, monitor_all, is_active or (lambda: True))
+
+    def _is_monitored(self, forward: bool) -> bool:
+        """Whether a pass is to be shown to the monitor: a backward pass is, where its forward pass was."""
+        if forward:
+            self._went_monitored = self._monitor is not None and self._monitor.is_active()
+        return self._went_monitored and self._monitor is not None
+
+    def _push_monitored(self, train: bool, forward: bool, backward: bool) -> None:
+        assert self._monitor is not None
+        if self._monitored is None:
+            self._monitored = Monitored(self._entries, self._arrays, self._wanted, lambda node: self._on(node).context)
+        if forward:
+            self._ran_training, self._used_up = self._ran_training or train, False
+            for made, output in zip(self._monitored.forward(train, self._monitor), self.outputs, strict=True):
+                made.copyto(output)
+        if backward:
+            heads: Sequence[NDArray | None] = self._heads if self._heads_given else [None] * len(self.outputs)
+            found = self._monitored.backward(heads, train, self._monitor)
+            for node in self._wanted:
+                self._take_gradient(node, found.get(node))
+
+    def _take_gradient(self, node: Node, found: NDArray | None) -> None:
+        """Put a gradient (None: the outputs do not depend on the variable) where the user wants it."""
+        target = self._gradient(node)
+        if self._requests[node.name] == "add":
+            if found is not None:
+                target += found
+        elif found is None:
+            target[:] = 0
+        else:
+            target[:] = found
 
     # -- arrays ----------------------------------------------------------------------------------------
 
@@ -305,7 +366,9 @@ class Executor:
         for (name, old), shape in zip(self.aux_dict.items(), auxiliary, strict=True):
             if shape != old.shape:
                 raise ShapeError(f"reshape: auxiliary state {name} would change from {old.shape} to {shape}")
-        return Executor(self._symbol, self._device, made, grads, self._requests, aux, self._groups, self.arena)
+        other = Executor(self._symbol, self._device, made, grads, self._requests, aux, self._groups, self.arena)
+        other._monitor = self._monitor
+        return other
 
     def debug_str(self) -> str:
         """The steps in order, and the memory that the plan needs."""

@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from flowmx import ndarray as nd
+from flowmx.engine import layer_scope, origin
 from flowmx.gluon.parameter import Contexts, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.scope import Scope, named
@@ -194,7 +195,11 @@ class Block:
         if self._forward_pre_hooks:
             for hook in list(self._forward_pre_hooks.values()):
                 hook(self, args)
-        out = self.forward(*args)
+        if origin.names_layers:
+            with layer_scope(self.name):
+                out = self.forward(*args)
+        else:
+            out = self.forward(*args)
         if self._forward_hooks:
             for hook in list(self._forward_hooks.values()):
                 hook(self, args, out)
@@ -211,6 +216,19 @@ class Block:
     def register_forward_hook(self, hook: Callable[..., Any]) -> HookHandle:
         """Have ``hook(block, inputs, outputs)`` called after each :meth:`forward`."""
         return HookHandle(self._forward_hooks, hook)
+
+    def register_op_hook(self, callback: Callable[[str, str, Any], Any], monitor_all: bool = False) -> None:
+        """Have ``callback(name, operator, array)`` called for every operator of those blocks that are hybridized.
+
+        Args:
+            callback: the function; the array is enqueued when it is called.
+            monitor_all: call it with inputs, and gradients of inputs, too.
+        """
+        self._add_op_hook(callback, monitor_all, lambda: True)
+
+    def _add_op_hook(self, callback: Callable[..., Any], monitor_all: bool, is_active: Callable[[], bool]) -> None:
+        for child in self._children.values():
+            child._add_op_hook(callback, monitor_all, is_active)
 
     def summary(self, *inputs: Any) -> None:
         """Print its layers, with the shapes of their outputs and the sizes of their parameters.

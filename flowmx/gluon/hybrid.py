@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.cached_op import CachedOp
+from flowmx.cached_op.observed import OpHook, observed
 from flowmx.devices import Context
 from flowmx.gluon.base import Block
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
@@ -80,6 +81,7 @@ class HybridBlock(Block):
         self._active = False
         self._flags: dict[str, bool] = {}
         self._compiled: dict[str, Compiled] = {}
+        self._op_hooks: list[OpHook] = []
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -245,11 +247,22 @@ class HybridBlock(Block):
         if compiled is None:
             compiled = self._compile(given, form, args)
         inputs = [given[each] if isinstance(each, int) else each.data(context) for each in compiled.sources]
-        found = compiled.op(*inputs)
+        hooks = [hook for hook in self._op_hooks if hook.is_active()] if self._op_hooks else None
+        found = self._observe(compiled, inputs, hooks) if hooks else compiled.op(*inputs)
         form = compiled.traced.form
         if form == 0:
             return found
         return regroup([found] if isinstance(found, NDArray) else found, form)
+
+    def _observe(self, compiled: Compiled, inputs: Sequence[NDArray], hooks: Sequence[OpHook]) -> Any:
+        """Compute operator by operator, where somebody looks."""
+        symbol = compiled.traced.symbol
+        found = observed(symbol, dict(zip(symbol.list_inputs(), inputs, strict=True)), hooks)
+        return found[0] if len(found) == 1 else found
+
+    def _add_op_hook(self, callback: Callable[..., Any], monitor_all: bool, is_active: Callable[[], bool]) -> None:
+        self._op_hooks.append(OpHook(callback, monitor_all, is_active))
+        super()._add_op_hook(callback, monitor_all, is_active)
 
     def _compile(self, given: Sequence[NDArray], form: Format, args: tuple[Any, ...]) -> Compiled:
         traced = self._trace(args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.kvstore import KVStoreBase, compression
 from flowmx.kvstore.choice import check_updates, chosen, is_elsewhere, updates
-from flowmx.ndarray import NDArray
+from flowmx.ndarray import NDArray, core
+from flowmx.safety import next_step
 from flowmx.serialization.atomic import replace_file
 
 __all__ = ["Trainer"]
@@ -49,6 +51,12 @@ class Trainer:
         >>> loss.backward()
         >>> trainer.step(batch_size=32)
     """
+
+    _amp_guard: Any = None
+    """Says which steps are left out, in mixed precision (:func:`flowmx.amp.init_trainer`)."""
+    _amp_loss_scaler: Any = None
+    _amp_original_scale: float = 1.0
+    _is_warned = False
 
     def __init__(
         self, params: ParameterDict | Mapping[str, Parameter] | Sequence[Parameter], optimizer: str | opt.Optimizer,
@@ -128,14 +136,47 @@ class Trainer:
 
         Raises:
             UserWarning: there is such a parameter (what MXNet raises).
+
+        In mixed precision it waits for the gradients, to leave the step out where they overflow; in a coroutine, await
+        :meth:`step_async`.
         """
+        fresh = self._begin_step(batch_size, ignore_stale_grad)
+        self._finish_step(fresh, self._amp_guard is not None and self._amp_guard.skips())
+
+    async def step_async(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """As :meth:`step`, awaiting what mixed precision wants to know of the gradients."""
+        fresh = self._begin_step(batch_size, ignore_stale_grad)
+        self._finish_step(fresh, self._amp_guard is not None and await self._amp_guard.skips_async())
+
+    def _begin_step(self, batch_size: int, ignore_stale_grad: bool) -> list[tuple[int, Parameter]]:
         fresh = self._fresh(ignore_stale_grad)
         self._optimizer.rescale_grad = self._scale / batch_size
         if self._on_kvstore(otherwise=None):
             self._update_in_store(fresh)
         else:
             self._sum(fresh)
+        if self._amp_guard is None:
+            self._warn_unscaled()
+        return fresh
+
+    def _finish_step(self, fresh: list[tuple[int, Parameter]], is_skipped: bool) -> None:
+        if is_skipped:
+            for _, param in fresh:
+                for ctx in self._updaters:
+                    param._mark_used(ctx)
+        elif not self._on_kvstore(otherwise=None):
             self._update(fresh)
+        next_step()
+
+    def _warn_unscaled(self) -> None:
+        """Warn where operators compute in float16, and nobody scales the loss."""
+        if core.casting is not None and core.casting.needs_scaling and not self._is_warned:
+            self._is_warned = True
+            warnings.warn(
+                "Trainer.step: operators compute in float16 (amp.init()), but the loss is not scaled, so that small "
+                "gradients vanish: call backward() on what `with amp.scale_loss(loss, trainer) as scaled_loss` gives",
+                stacklevel=4,
+            )
 
     def allreduce_grads(self) -> None:
         """Enqueue the sums of the gradients over the devices, to change them before :meth:`update`.
@@ -154,7 +195,8 @@ class Trainer:
         """
         self._refuse_on_kvstore("update")
         self._optimizer.rescale_grad = self._scale / batch_size
-        self._update(self._fresh(ignore_stale_grad))
+        fresh = self._fresh(ignore_stale_grad)
+        self._finish_step(fresh, self._amp_guard is not None and self._amp_guard.skips())
 
     def _on_kvstore(self, otherwise: bool | None) -> bool:
         """Whether the store updates weights, decided at the first call: as given, or as the store can."""

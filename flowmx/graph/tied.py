@@ -19,6 +19,7 @@ from flowmx.graph.plan import Plan
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.dtypes import name_of
 from flowmx.ops.registry import Array, Run, Shape, TiedForward, tied_forward
+from flowmx.safety import stepping, watch
 
 
 class Step(NamedTuple):
@@ -143,7 +144,12 @@ def run_steps(run: Run, steps: Sequence[Step], where: str) -> None:
         Exception: what a step raises, with notes that name its node, its inputs and the line that made it.
     """
     step: Step | None = None
+    look = watch.current()
     try:
+        if look is not None:
+            look.went_through = True
+            stepping.run(look, run, steps)
+            return
         for step in steps:
             step[0](run, step[1], step[2])
     except Exception as error:

@@ -13,7 +13,8 @@ import math
 import sys
 import zlib
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -26,7 +27,7 @@ from flowmx.errors import AutogradError, DeviceError, ShapeError, TypeInferenceE
 from flowmx.ndarray.recording import Entry, TapeNode, state
 from flowmx.ops import custom
 from flowmx.ops.dtypes import DType, name_of
-from flowmx.ops.registry import LIGHT_BYTES, Operator, Run, Shape, kernel_for
+from flowmx.ops.registry import LIGHT_BYTES, Operator, Run, Shape, kernel_for, lookup
 
 View = tuple[int, tuple[int, ...]]
 """Byte offset and byte strides of a view into its storage."""
@@ -234,6 +235,39 @@ def _compute_ufunc(ufunc: Callable[..., Any], operands: tuple[BaseArray, ...], n
         ufunc(content, out=array)
 
 
+class Casting(Protocol):
+    """Says what operators are given in mixed precision."""
+
+    @property
+    def needs_scaling(self) -> bool:
+        """Whether small gradients vanish, so that losses must be scaled."""
+
+    def targets(self, op: Operator, dtypes: tuple[DType, ...], name: str = "") -> tuple[DType, ...] | None:
+        """The dtypes that the inputs are to have; None where all stay as they are."""
+
+
+casting: Casting | None = None
+"""What is cast before operators see it; set by :func:`use_casting`."""
+
+
+def use_casting(chosen: Casting | None) -> None:
+    """From now on cast the inputs of operators so (None: not at all)."""
+    global casting
+    casting = chosen
+    for each in list(_elementwise):
+        each.forget()
+
+
+def _cast(inputs: Sequence[BaseArray], targets: Sequence[DType]) -> list[BaseArray]:
+    return [
+        each if each._dtype == dtype else invoke(lookup("amp_cast").create(dtype=name_of(dtype)), [each], depth=4)
+        for each, dtype in zip(inputs, targets, strict=True)
+    ]
+
+
+_elementwise: WeakSet[Elementwise] = WeakSet()
+
+
 class Elementwise:
     """An elementwise operator, ready to be called on arrays again and again.
 
@@ -242,10 +276,15 @@ class Elementwise:
     one tuple, replaced as a whole, so that several threads may call it.
     """
 
-    __slots__ = ("_known", "op")
+    __slots__ = ("__weakref__", "_known", "op")
 
     def __init__(self, op: Operator) -> None:
         self.op = op
+        self.forget()
+        _elementwise.add(self)
+
+    def forget(self) -> None:
+        """Learn anew at the next call."""
         self._known: tuple[Any, ...] = (None,) * 8
 
     def __call__(self, x: BaseArray, y: BaseArray | None = None, out: BaseArray | None = None) -> Any:
@@ -296,6 +335,8 @@ class Elementwise:
         direct = self.op.as_ufunc(device.xp, operands[0]._dtype)
         if direct is None or any(each._storage.device is not device for each in operands):
             return None
+        if casting is not None and casting.targets(self.op, tuple([each._dtype for each in operands])) is not None:
+            return None
         spec = self.op.spec(tuple([each._shape for each in operands]), tuple([each._dtype for each in operands]))
         if spec.nbytes >= _SHARED_BYTES and kernel_for(device.context.device_type, self.op.name) is not None:
             return None
@@ -324,6 +365,10 @@ def invoke(
         ShapeError, TypeInferenceError, DeviceError: the inputs do not fit.
         AutogradError: ``out`` is part of what is being recorded.
     """
+    if casting is not None and out is None and not state.get().backward:
+        targets = casting.targets(op, tuple([each._dtype for each in inputs]))
+        if targets is not None:
+            inputs = _cast(inputs, targets)
     if inputs:
         device = inputs[0]._storage.device
         for each in inputs:

@@ -22,6 +22,8 @@ class State(NamedTuple):
 
     recording: bool = False
     training: bool = False
+    backward: bool = False
+    """True where a backward pass computes gradients."""
 
 
 OFF = State()

@@ -136,8 +136,11 @@ class GradientUpdateHandler(BatchEnd):
     def __init__(self, priority: float = -2000) -> None:
         self.priority = priority
 
-    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def batch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> Any:
         """Update, by gradients divided by the number of instances."""
         loss = kwargs["loss"]
         losses = loss if isinstance(loss, list) else [loss]
-        estimator.trainer.step(sum(each.shape[0] for each in losses))
+        size = sum(each.shape[0] for each in losses)
+        if estimator.asynchronous and hasattr(estimator.trainer, "step_async"):
+            return estimator.trainer.step_async(size)
+        return estimator.trainer.step(size)

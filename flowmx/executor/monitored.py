@@ -1,0 +1,146 @@
+"""A bound graph computed operator by operator, so that somebody can look at every value.
+
+Passes leave values out, and a plan overwrites them. Under a monitor neither is so: each operator is an operation of its
+own on arrays of its own, which go to a callback as soon as they are enqueued. Nothing here waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from flowmx import autograd, devices
+from flowmx.devices import Context
+from flowmx.errors import AutogradError
+from flowmx.graph.node import Entry, Node, topological
+from flowmx.ndarray import functions as F
+from flowmx.ndarray.array import NDArray
+from flowmx.ndarray.core import allocate, invoke
+
+
+class Monitor(NamedTuple):
+    """Somebody who looks.
+
+    Attributes:
+        callback: called with the name and the array of each value.
+        monitor_all: whether inputs of operators go to it too.
+        is_active: whether to, at the moment.
+    """
+
+    callback: Callable[[str, NDArray], Any]
+    monitor_all: bool = False
+    is_active: Callable[[], bool] = lambda: True
+
+    def at_inputs(self, node: Node, inputs: Sequence[NDArray]) -> None:
+        """Show what an operator is given."""
+        if self.monitor_all and node.op is not None:
+            names = (*node.op.inputs(), *node.op.auxiliary)
+            for entry, name, array in zip(node.inputs, names, inputs, strict=True):
+                if entry.node.is_variable:
+                    self.callback(entry.node.name, array)
+                self.callback(f"{node.name}_{name}", array)
+
+    def at_outputs(self, node: Node, outputs: Sequence[NDArray]) -> None:
+        """Show what it gives."""
+        for index, array in enumerate(outputs):
+            self.callback(node.output_name(index), array)
+
+    def at_gradients(self, node: Node, gradients: Sequence[NDArray | None]) -> None:
+        """Show the gradients of its inputs."""
+        for index, array in enumerate(gradients):
+            if array is not None:
+                number = index if len(gradients) > 1 else ""
+                self.callback(f"{node.name}_backward_output{number}", array)
+
+
+class Monitored:
+    """A graph with arrays bound to its variables.
+
+    Args:
+        entries: the outputs.
+        arrays: by variable.
+        wanted: the variables to differentiate by.
+        context_of: the device of a node.
+    """
+
+    def __init__(
+        self, entries: Sequence[Entry], arrays: Mapping[Node, NDArray], wanted: Sequence[Node],
+        context_of: Callable[[Node], Context],
+    ) -> None:  # fmt: skip
+        self._entries = entries
+        self._nodes = topological(entries)
+        self._arrays = arrays
+        self._context_of = context_of
+        self._values: dict[Entry, NDArray] = {}
+        self._needed: set[Node] = set(wanted)
+        for node in self._nodes:
+            if node.op is not None and not node.op.no_gradient and any(e.node in self._needed for e in node.inputs):
+                self._needed.add(node)
+
+    def forward(self, train: bool, monitor: Monitor) -> list[NDArray]:
+        """Enqueue the forward pass; returns the outputs."""
+        self._values = {Entry(node, 0): array for node, array in self._arrays.items()}
+        with autograd.pause(train_mode=train):
+            for node in self._nodes:
+                if node.op is not None:
+                    self._compute(node, node.op, monitor)
+        return [self._values[entry] for entry in self._entries]
+
+    def _compute(self, node: Node, op: Any, monitor: Monitor) -> None:
+        context = self._context_of(node)
+        states = {*op.updates, *range(node.auxiliary_from(), len(node.inputs))}
+        inputs = [
+            self._values[entry] if at in states else self._values[entry].as_in_context(context)
+            for at, entry in enumerate(node.inputs)
+        ]
+        monitor.at_inputs(node, inputs)
+        spec = op.spec(tuple([each.shape for each in inputs]), tuple([each._dtype for each in inputs]))
+        device = devices.get(context)
+        outputs = [cast("NDArray", allocate(device, *each)) for each in zip(spec.shapes, spec.dtypes, strict=True)]
+        invoke(op, inputs, outputs, device)
+        self._values.update({Entry(node, index): array for index, array in enumerate(outputs)})
+        monitor.at_outputs(node, outputs)
+
+    def backward(self, heads: Sequence[NDArray | None], train: bool, monitor: Monitor) -> dict[Node, NDArray]:
+        """Enqueue the backward pass; returns the gradients of the wanted variables that the outputs depend on.
+
+        Args:
+            heads: the gradients of the outputs (None: ones).
+            train: whether in training mode.
+            monitor: who looks.
+
+        Raises:
+            AutogradError: an operator on the way has no gradient.
+        """
+        sums: dict[Entry, NDArray] = {}
+
+        def add(entry: Entry, gradient: NDArray) -> None:
+            gradient = gradient.as_in_context(self._values[entry].context)
+            sums[entry] = sums[entry] + gradient if entry in sums else gradient
+
+        with autograd.pause(train_mode=train):
+            for entry, given in zip(self._entries, heads, strict=True):
+                add(entry, F.op("ones_like", self._values[entry]) if given is None else given)
+            for node in reversed(self._nodes):
+                found = [sums.pop(Entry(node, at), None) for at in range(node.visible_outputs())] if node.op else []
+                if node not in self._needed or all(each is None for each in found):
+                    continue
+                for entry, gradient in zip(node.inputs, self._differentiate(node, found, monitor), strict=False):
+                    if gradient is not None and entry.node in self._needed:
+                        add(entry, gradient)
+        return {entry.node: total for entry, total in sums.items() if entry.node.is_variable}
+
+    def _differentiate(
+        self, node: Node, heads: Sequence[NDArray | None], monitor: Monitor
+    ) -> Sequence[NDArray | None]:  # fmt: skip
+        assert node.op is not None
+        context = self._context_of(node)
+        outputs = [self._values[Entry(node, index)] for index in range(node.outputs())]
+        given = [F.op("zeros_like", outputs[at]) if each is None else each for at, each in enumerate(heads)]
+        inputs = [self._values[entry].as_in_context(context) for entry in node.inputs]
+        try:
+            found = node.op.gradient(F, inputs, outputs, given)
+        except NotImplementedError:
+            raise AutogradError(f"node {node.name!r}: operator {node.op.name} has no gradient") from None
+        monitor.at_gradients(node, found)
+        return found

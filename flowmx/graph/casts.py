@@ -1,0 +1,107 @@
+"""Casts for mixed precision, put into a graph where operators want another floating type than they are given.
+
+:class:`flowmx.ndarray.core.Casting` says which; :func:`insert_casts` is pure. A value is cast to a type once, however
+many operators want it so, and its cast is called ``<value>_amp_cast_<type>``, as MXNet's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flowmx.graph import infer
+from flowmx.graph.node import Entry, Node, topological
+from flowmx.ndarray.core import Casting
+from flowmx.ops.dtypes import FLOAT32, DType, name_of
+from flowmx.ops.registry import Operator, lookup
+
+CASTS = ("amp_cast", "amp_multicast")
+
+
+def insert_casts(entries: Sequence[Entry], known: Mapping[Node, DType | None], casting: Casting) -> list[Entry]:
+    """The outputs of the graph with casts.
+
+    Args:
+        entries: the outputs of the graph.
+        known: the dtypes of variables; what nothing says is float32.
+        casting: says what is to be cast.
+    """
+    return Inserting(known, casting).graph(entries)
+
+
+class Inserting:
+    """A graph on its way to one with casts.
+
+    Attributes:
+        dtypes: of the new graph's entries.
+        nodes: what stands for each old operator.
+    """
+
+    def __init__(self, known: Mapping[Node, DType | None], casting: Casting) -> None:
+        self.dtypes: dict[Entry, DType] = {}
+        self.nodes: dict[Node, Node] = {}
+        self._known = known
+        self._casting = casting
+        self._casts: dict[tuple[Entry, DType], Entry] = {}
+
+    def graph(self, entries: Sequence[Entry]) -> list[Entry]:
+        """The outputs of the new graph."""
+        nodes = topological(entries)
+        found = infer.partial_types([node for node in nodes if node.is_variable], self._known)
+        for node in nodes:
+            if node.op is None:
+                self.dtypes[Entry(node, 0)] = found[Entry(node, 0)] or FLOAT32
+            else:
+                self._add(node, node.op)
+        return [self._new(entry) for entry in entries]
+
+    def _new(self, entry: Entry) -> Entry:
+        return Entry(self.nodes.get(entry.node, entry.node), entry.index)
+
+    def _add(self, node: Node, op: Operator) -> None:
+        inputs = [self._new(entry) for entry in node.inputs]
+        given = tuple([self.dtypes[entry] for entry in inputs])
+        targets = self._casting.targets(op, given, node.name) or given
+        cast = tuple([self._cast(entry, dtype) for entry, dtype in zip(inputs, targets, strict=True)])
+        made = node
+        if cast != node.inputs:
+            made = Node(op, node.name, cast, node.attributes, node.given, node.origin, node.versions)
+        self.nodes[node] = made
+        for index, dtype in enumerate(op.infer_type(list(targets))[1]):
+            self.dtypes[Entry(made, index)] = dtype or FLOAT32
+
+    def _cast(self, entry: Entry, dtype: DType) -> Entry:
+        """The entry as this dtype."""
+        if self.dtypes[entry] == dtype:
+            return entry
+        known = self._casts.get((entry, dtype))
+        if known is None:
+            node, word = entry.node, name_of(dtype)
+            op = lookup("amp_cast").create(dtype=word)
+            label = f"{node.output_name(entry.index)}_amp_cast_{word}"
+            known = Entry(Node(op, label, (entry,), _group(node), {"dtype": word}, node.origin), 0)
+            self._casts[entry, dtype], self.dtypes[known] = known, dtype
+        return known
+
+
+def _group(node: Node) -> dict[str, str]:
+    """The device group of a node, which its cast belongs to."""
+    return {key: value for key, value in node.attributes.items() if key == "__ctx_group__"}
+
+
+def remove_casts(entries: Sequence[Entry]) -> list[Entry]:
+    """The outputs of the graph without the casts of mixed precision."""
+    moved: dict[Entry, Entry] = {}
+
+    def new(entry: Entry) -> Entry:
+        return moved.get(entry, entry)
+
+    for node in topological(entries):
+        if node.op is None:
+            continue
+        inputs = tuple([new(entry) for entry in node.inputs])
+        if node.op.name in CASTS:
+            moved.update({Entry(node, index): entry for index, entry in enumerate(inputs)})
+        elif inputs != node.inputs:
+            made = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin, node.versions)
+            moved.update({Entry(node, index): Entry(made, index) for index in range(node.outputs())})
+    return [new(entry) for entry in entries]

@@ -1,0 +1,30 @@
+"""The number of the training step: ``Trainer`` and ``Module`` count it up with each update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_done = 0
+_told: list[Callable[[], None]] = []
+
+
+def current_step() -> int:
+    """The number of the step that is being computed, from 1: one more than there were updates in this process."""
+    return _done + 1
+
+
+def next_step() -> None:
+    """Count a step as done; a training loop that updates weights by itself calls it after each update.
+
+    Raises:
+        NonFiniteError: a watch that stops has found something.
+    """
+    global _done
+    _done += 1
+    for tell in _told:
+        tell()
+
+
+def tell(function: Callable[[], None]) -> None:
+    """Have a function called at the end of each step."""
+    _told.append(function)
