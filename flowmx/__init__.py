@@ -8,6 +8,7 @@ from flowmx import (
     callback,
     checkpoint,
     context,
+    contrib,
     engine,
     executor,
     gluon,
@@ -23,6 +24,7 @@ from flowmx import (
     monitor,
     name,
     ndarray,
+    onnx,
     operator,
     optimizer,
     random,
@@ -63,9 +65,9 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint", "context",
-    "cpu", "cpu_pinned", "current_context", "engine", "executor", "gluon", "gpu", "image", "img", "init", "initializer",
-    "io", "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module",
-    "mon", "monitor", "name", "nd", "ndarray", "np_array", "np_shape", "num_gpus", "operator", "optimizer", "random",
-    "recordio", "registry", "rnd", "run", "runtime", "safety", "set_np_shape", "sym", "symbol", "test_utils", "use_np",
-    "use_np_array", "use_np_shape", "util", "visualization", "viz",
+    "contrib", "cpu", "cpu_pinned", "current_context", "engine", "executor", "gluon", "gpu", "image", "img", "init",
+    "initializer", "io", "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model",
+    "module", "mon", "monitor", "name", "nd", "ndarray", "np_array", "np_shape", "num_gpus", "onnx", "operator",
+    "optimizer", "random", "recordio", "registry", "rnd", "run", "runtime", "safety", "set_np_shape", "sym", "symbol",
+    "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip

@@ -1,0 +1,158 @@
+"""Activations, and the output layers, which predict as one."""
+
+from __future__ import annotations
+
+import math
+
+from flowmx.contrib.onnx.node_export import NodeExport
+from flowmx.contrib.onnx.node_import import NodeImport
+from flowmx.contrib.onnx.table import Unsupported, exports, imports
+from flowmx.symbol import Symbol
+
+ACTIVATIONS = {
+    "relu": "Relu", "sigmoid": "Sigmoid", "softrelu": "Softplus", "softsign": "Softsign", "tanh": "Tanh",
+}  # fmt: skip
+
+
+@exports("Activation")
+def _activation(n: NodeExport) -> str:
+    return n.add(ACTIVATIONS[n.op.act_type], n.inputs[0])
+
+
+@exports("_softrelu")
+def _softrelu(n: NodeExport) -> str:
+    return n.add("Softplus", n.inputs[0])
+
+
+@exports("LeakyReLU")
+def _leaky(n: NodeExport) -> str:
+    op, x = n.op, n.inputs[0]
+    if op.act_type == "leaky":
+        return n.add("LeakyRelu", x, alpha=op.slope)
+    if op.act_type == "rrelu":  # predicts with the mean slope
+        return n.add("LeakyRelu", x, alpha=(op.lower_bound + op.upper_bound) / 2)
+    if op.act_type == "elu":
+        return n.add("Elu", x, alpha=op.slope)
+    if op.act_type == "selu":
+        return n.add("Selu", x)
+    return _prelu(n) if op.act_type == "prelu" else _gelu(n)
+
+
+def _prelu(n: NodeExport) -> str:
+    """One slope for each channel, which has to be told to lie on axis 1."""
+    slopes, (count,) = n.inputs[1], n.dims(1)
+    if count != 1 and n.rank() > 2:
+        slopes = n.reshape(slopes, (count,), (count, *[1] * (n.rank() - 2)))
+    return n.add("PRelu", n.inputs[0], slopes)
+
+
+def _gelu(n: NodeExport) -> str:
+    x = n.inputs[0]
+    if n.opset >= 20:
+        return n.add("Gelu", x)
+    share = n.add("Add", n.add("Erf", n.add("Div", x, n.number(math.sqrt(2)))), n.number(1))
+    return n.add("Mul", n.add("Mul", x, share), n.number(0.5))
+
+
+@imports("LeakyRelu", "Elu")
+def _import_leaky(n: NodeImport) -> Symbol:
+    kind, slope = {"LeakyRelu": ("leaky", 0.01), "Elu": ("elu", 1.0)}[n.kind]
+    return n.make("LeakyReLU", n.symbol(0), act_type=kind, slope=n.attr("alpha", slope))
+
+
+@imports("Selu")
+def _import_selu(n: NodeImport) -> Symbol:
+    if abs(n.attr("alpha", 1.6732632) - 1.6732632) > 1e-5 or abs(n.attr("gamma", 1.0507010) - 1.0507010) > 1e-5:
+        raise Unsupported("it has its own alpha and gamma, expected the usual ones")
+    return n.make("LeakyReLU", n.symbol(0), act_type="selu")
+
+
+@imports("PRelu")
+def _import_prelu(n: NodeImport) -> Symbol:
+    if not n.is_known(1):
+        raise Unsupported("its slope is computed, expected a constant")
+    slopes = n.array(1)
+    # Aligned from the right, only the axis of the channels may be longer than 1.
+    aligned = (1,) * (n.rank() - slopes.ndim) + slopes.shape
+    if slopes.size > 1 and (len(aligned) < 2 or aligned[1] != slopes.size):
+        raise Unsupported(f"its slope has the shape {slopes.shape}, expected one for each channel (axis 1)")
+    gamma = n.symbol(1) if slopes.ndim == 1 else n.parameter(slopes.reshape(-1), "gamma")
+    return n.make("LeakyReLU", n.symbol(0), gamma, act_type="prelu")
+
+
+@imports("Gelu")
+def _import_gelu(n: NodeImport) -> Symbol:
+    if n.attr("approximate", "none") == "none":
+        return n.make("LeakyReLU", n.symbol(0), act_type="gelu")
+    x = n.symbol(0)
+    cubes = n.make("_mul_scalar", n.make("_power_scalar", x, scalar=3), scalar=0.044715)
+    inner = n.make("_mul_scalar", n.make("elemwise_add", x, cubes), scalar=math.sqrt(2 / math.pi))
+    share = n.make("_plus_scalar", n.make("tanh", inner), scalar=1)
+    return n.make("_mul_scalar", n.make("elemwise_mul", x, share), scalar=0.5)
+
+
+# -- softmax -----------------------------------------------------------------------------------------------
+
+
+@exports("softmax", "log_softmax", "softmin")
+def _softmax(n: NodeExport) -> str:
+    op, x = n.op, n.inputs[0]
+    if op.temperature not in (None, 1.0):
+        x = n.add("Div", x, n.number(op.temperature))
+    if op.name == "softmin":
+        x = n.add("Neg", x)
+    if getattr(op, "use_length", False):
+        return _softmax_of_length(n, x)
+    made = n.add("LogSoftmax" if op.name == "log_softmax" else "Softmax", x, axis=op.axis)
+    return made if n.out_dtype() == n.dtype() else n.cast(made, n.out_dtype())
+
+
+def _softmax_of_length(n: NodeExport, x: str) -> str:
+    """What lies behind the length takes no part, and gets 0."""
+    if n.op.name == "log_softmax":
+        raise Unsupported("log_softmax with use_length has no counterpart")
+    axis, rank = n.op.axis % n.rank(), n.rank()
+    places = n.add("Range", 0, n.add("Squeeze", n.shape((n.dims()[axis],)), [0]), 1)
+    shape = tuple(-1 if at == axis else 1 for at in range(rank))
+    places = n.add("Reshape", places, shape)
+    lengths = n.add("Unsqueeze", n.whole(1), [axis])
+    inside = n.add("Less", places, lengths)
+    lowest = n.number(-1e30)
+    made = n.add("Softmax", n.add("Where", inside, x, lowest), axis=axis)
+    return n.add("Where", inside, made, n.number(0))
+
+
+@imports("Softmax", "LogSoftmax")
+def _import_softmax(n: NodeImport) -> Symbol:
+    name = {"Softmax": "softmax", "LogSoftmax": "log_softmax"}[n.kind]
+    return n.make(name, n.symbol(0), axis=int(n.attr("axis", -1)))
+
+
+@exports("SoftmaxActivation")
+def _softmax_activation(n: NodeExport) -> str:
+    return n.add("Softmax", n.inputs[0], axis=n.op.axis())
+
+
+@exports("SoftmaxOutput")
+def _softmax_output(n: NodeExport) -> str:
+    if n.op.preserve_shape:
+        return n.add("Softmax", n.inputs[0], axis=-1)
+    return _flat_softmax(n, n.op.multi_output)
+
+
+def _flat_softmax(n: NodeExport, over_channels: bool) -> str:
+    """Over axis 1, or over all of each example."""
+    if over_channels or n.rank() == 2:
+        return n.add("Softmax", n.inputs[0], axis=1)
+    flat = n.add("Softmax", n.add("Flatten", n.inputs[0], axis=1), axis=1)
+    return n.add("Reshape", flat, n.add("Shape", n.inputs[0]))
+
+
+@exports("LogisticRegressionOutput")
+def _logistic(n: NodeExport) -> str:
+    return n.add("Sigmoid", n.inputs[0])
+
+
+@exports("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput")
+def _regression(n: NodeExport) -> str:
+    return n.add("Identity", n.inputs[0])

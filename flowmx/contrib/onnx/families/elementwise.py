@@ -1,0 +1,217 @@
+"""Operators of one input that act on each element."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from flowmx.contrib.onnx.node_export import NodeExport
+from flowmx.contrib.onnx.node_import import NodeImport
+from flowmx.contrib.onnx.steps import tensor_type
+from flowmx.contrib.onnx.table import exports, imports, need_onnx
+from flowmx.ops.dtypes import name_of
+from flowmx.symbol import Symbol
+
+# MXNet's operator, ONNX's.
+SAME = {
+    "abs": "Abs", "arccos": "Acos", "arccosh": "Acosh", "arcsin": "Asin", "arcsinh": "Asinh", "arctan": "Atan",
+    "arctanh": "Atanh", "ceil": "Ceil", "cos": "Cos", "cosh": "Cosh", "erf": "Erf", "exp": "Exp", "floor": "Floor",
+    "log": "Log", "negative": "Neg", "reciprocal": "Reciprocal", "relu": "Relu", "sigmoid": "Sigmoid",
+    "sign": "Sign", "sin": "Sin", "sinh": "Sinh", "softsign": "Softsign", "sqrt": "Sqrt", "tan": "Tan", "tanh": "Tanh",
+}  # fmt: skip
+BACK = {kind: name for name, kind in SAME.items()}
+FACTORS = {"degrees": 180 / math.pi, "radians": math.pi / 180}
+LOGARITHMS = {"log2": math.log(2), "log10": math.log(10)}
+IDENTITIES = ("_copy", "_copyto", "BlockGrad", "make_loss", "MakeLoss", "_identity_with_attr_like_rhs",
+              "IdentityAttachKLSparseReg", "_contrib_gradientmultiplier")  # fmt: skip
+
+
+@exports(*SAME)
+def _same(n: NodeExport) -> str:
+    return n.add(SAME[n.op.name], n.inputs[0])
+
+
+@imports(*BACK)
+def _back(n: NodeImport) -> Symbol:
+    return n.make(BACK[n.kind], n.symbol(0))
+
+
+@exports(*IDENTITIES)
+def _identity(n: NodeExport) -> str:
+    return n.add("Identity", n.inputs[0])
+
+
+@imports("Identity")
+def _copy(n: NodeImport) -> Symbol:
+    return n.make("_copy", n.symbol(0))
+
+
+@exports(*FACTORS)
+def _factor(n: NodeExport) -> str:
+    return n.add("Mul", n.inputs[0], n.number(FACTORS[n.op.name]))
+
+
+@exports(*LOGARITHMS)
+def _logarithm(n: NodeExport) -> str:
+    return n.add("Div", n.add("Log", n.inputs[0]), n.number(LOGARITHMS[n.op.name]))
+
+
+@exports("log1p")
+def _log1p(n: NodeExport) -> str:
+    return n.add("Log", n.add("Add", n.inputs[0], n.number(1)))
+
+
+@exports("expm1")
+def _expm1(n: NodeExport) -> str:
+    return n.add("Sub", n.add("Exp", n.inputs[0]), n.number(1))
+
+
+@exports("square", "_square_sum")
+def _square(n: NodeExport) -> str:
+    squares = n.add("Mul", n.inputs[0], n.inputs[0])
+    if n.op.name == "square":
+        return squares
+    axes = None if n.op.axis is None else n.op.axis
+    return n.reduce("ReduceSum", squares, axes, n.op.keepdims)
+
+
+@exports("rsqrt")
+def _rsqrt(n: NodeExport) -> str:
+    return n.add("Reciprocal", n.add("Sqrt", n.inputs[0]))
+
+
+@exports("cbrt", "rcbrt")
+def _cube_root(n: NodeExport) -> str:
+    root = n.add("Pow", n.add("Abs", n.inputs[0]), n.number(1 / 3))
+    signed = n.add("Mul", n.add("Sign", n.inputs[0]), root)
+    return signed if n.op.name == "cbrt" else n.add("Reciprocal", signed)
+
+
+@exports("rint")
+def _rint(n: NodeExport) -> str:
+    """To the nearest, halves down, as MXNet rounds."""
+    x = n.inputs[0]
+    return n.add("Ceil", n.add("Sub", x, n.number(0.5)))
+
+
+@exports("_contrib_sign_ste")
+def _sign(n: NodeExport) -> str:
+    return n.add("Sign", n.inputs[0])
+
+
+@exports("round", "_contrib_round_ste", "trunc", "fix")
+def _towards_zero(n: NodeExport) -> str:
+    """Rounded by size alone: halves away from 0, or down to the whole number."""
+    size = n.add("Abs", n.inputs[0])
+    if "round" in n.op.name:
+        size = n.add("Add", size, n.number(0.5))
+    return n.add("Mul", n.add("Sign", n.inputs[0]), n.add("Floor", size))
+
+
+@imports("Round")
+def _round(n: NodeImport) -> Symbol:
+    """Halves to the even number: what is rounded up from a half to an odd one is one too much."""
+    raised = n.make("_plus_scalar", n.symbol(0), scalar=0.5)
+    up = n.make("floor", raised)
+    odd = n.make("elemwise_mul", n.make("_equal", raised, up), n.make("_mod_scalar", up, scalar=2))
+    return n.make("elemwise_sub", up, odd)
+
+
+@exports("hard_sigmoid")
+def _hard_sigmoid(n: NodeExport) -> str:
+    return n.add("HardSigmoid", n.inputs[0], alpha=n.op.alpha, beta=n.op.beta)
+
+
+@imports("HardSigmoid", "HardSwish")
+def _import_hard_sigmoid(n: NodeImport) -> Symbol:
+    swish = n.kind == "HardSwish"
+    alpha, beta = (1 / 6, 0.5) if swish else (n.attr("alpha", 0.2), n.attr("beta", 0.5))
+    gate = n.make("hard_sigmoid", n.symbol(0), alpha=alpha, beta=beta)
+    return n.make("elemwise_mul", n.symbol(0), gate) if swish else gate
+
+
+@exports("clip")
+def _clip(n: NodeExport) -> str:
+    return n.add("Clip", n.inputs[0], n.number(n.op.a_min), n.number(n.op.a_max))
+
+
+@imports("Clip")
+def _import_clip(n: NodeImport) -> Symbol:
+    low, high = n.number(1, n.attr("min")), n.number(2, n.attr("max"))
+    if low is not None and high is not None:
+        return n.make("clip", n.symbol(0), a_min=low, a_max=high)
+    if low is None and high is None:
+        return n.make("_copy", n.symbol(0))
+    name = "_minimum_scalar" if low is None else "_maximum_scalar"
+    return n.make(name, n.symbol(0), scalar=high if low is None else low)
+
+
+@exports("Cast", "amp_cast")
+def _cast(n: NodeExport) -> str:
+    return n.cast(n.inputs[0], n.op.dtype)
+
+
+@imports("Cast", "CastLike")
+def _import_cast(n: NodeImport) -> Symbol:
+    if n.kind == "CastLike":
+        return n.make("Cast", n.symbol(0), dtype=name_of(n.dtype(1)))
+    dtype = np.dtype(need_onnx().helper.tensor_dtype_to_np_dtype(n.attr("to")))
+    if dtype == np.dtype(bool):
+        return n.make("_not_equal_scalar", n.symbol(0), scalar=0)
+    return n.make("Cast", n.symbol(0), dtype=name_of(dtype))
+
+
+@exports("logical_not")
+def _logical_not(n: NodeExport) -> str:
+    return n.truth(n.add("Not", n.condition(0)))
+
+
+@imports("Not")
+def _import_not(n: NodeImport) -> Symbol:
+    return n.make("logical_not", n.symbol(0))
+
+
+@exports("zeros_like", "ones_like")
+def _like(n: NodeExport) -> str:
+    value = np.array([n.op.name == "ones_like"], n.out_dtype())
+    tensor = need_onnx().numpy_helper.from_array(value)
+    return n.add("ConstantOfShape", n.add("Shape", n.inputs[0]), value=tensor)
+
+
+@exports("smooth_l1")
+def _smooth_l1(n: NodeExport) -> str:
+    """(σx)²/2 where |x| < 1/σ², else |x| - 1/(2σ²)."""
+    x, square = n.inputs[0], float(n.op.scalar) ** 2
+    size = n.add("Abs", x)
+    inside = n.add("Mul", n.add("Mul", x, x), n.number(0.5 * square))
+    outside = n.add("Sub", size, n.number(0.5 / square))
+    return n.add("Where", n.add("Less", size, n.number(1 / square)), inside, outside)
+
+
+@imports("IsNaN")
+def _is_nan(n: NodeImport) -> Symbol:
+    return n.make("_not_equal", n.symbol(0), n.symbol(0))
+
+
+@imports("Softplus")
+def _softplus(n: NodeImport) -> Symbol:
+    return n.make("Activation", n.symbol(0), act_type="softrelu")
+
+
+@imports("Mish")
+def _mish(n: NodeImport) -> Symbol:
+    gate = n.make("tanh", n.make("Activation", n.symbol(0), act_type="softrelu"))
+    return n.make("elemwise_mul", n.symbol(0), gate)
+
+
+@exports("_contrib_quadratic")
+def _quadratic(n: NodeExport) -> str:
+    x = n.inputs[0]
+    steep = n.add("Add", n.add("Mul", x, n.number(n.op.a)), n.number(n.op.b))
+    return n.add("Add", n.add("Mul", steep, x), n.number(n.op.c))
+
+
+@exports("amp_multicast")
+def _multicast(n: NodeExport) -> list[str]:
+    return [n.add("Cast", each, to=tensor_type(n.out_dtype(at))) for at, each in enumerate(n.inputs)]

@@ -1,0 +1,190 @@
+"""Operators that read at indices, and what depends on the lengths of sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from flowmx.contrib.onnx.lengths import Length
+from flowmx.contrib.onnx.node_export import NodeExport
+from flowmx.contrib.onnx.node_import import NodeImport
+from flowmx.contrib.onnx.table import Unsupported, exports, imports
+from flowmx.ops.dtypes import name_of
+from flowmx.symbol import Symbol
+
+
+def _inside(n: NodeExport, index: str, length: Length, mode: str) -> str:
+    """Indices as MXNet takes them: the nearest inside, or around."""
+    if mode == "raise":
+        return index
+    count = np.asarray(length, np.int64) if isinstance(length, int) else n.add("Squeeze", n.shape((length,)), [0])
+    if mode == "wrap":
+        return n.add("Mod", index, count)
+    last = np.asarray(length - 1, np.int64) if isinstance(length, int) else n.add("Sub", count, np.asarray(1, np.int64))
+    return n.add("Clip", index, np.asarray(0, np.int64), last)
+
+
+@exports("take")
+def _take(n: NodeExport) -> str:
+    index = _inside(n, n.whole(1), n.dims()[n.op.axis], n.op.mode)
+    return n.add("Gather", n.inputs[0], index, axis=n.op.axis)
+
+
+@exports("batch_take")
+def _batch_take(n: NodeExport) -> str:
+    index = _inside(n, n.whole(1), n.dims()[1], "clip")
+    found = n.add("GatherElements", n.inputs[0], n.add("Unsqueeze", index, [1]), axis=1)
+    return n.add("Squeeze", found, [1])
+
+
+@exports("pick")
+def _pick(n: NodeExport) -> str:
+    if n.op.axis is None:
+        raise Unsupported("its axis is None, expected a number")
+    axis = n.op.axis % n.rank()
+    index = _inside(n, n.whole(1), n.dims()[axis], n.op.mode)
+    if n.rank(1) < n.rank():
+        index = n.add("Unsqueeze", index, [axis])
+    found = n.add("GatherElements", n.inputs[0], index, axis=axis)
+    if n.op.keepdims:
+        return found
+    return found if n.rank() == 1 else n.add("Squeeze", found, [axis])
+
+
+@imports("Gather")
+def _gather(n: NodeImport) -> Symbol:
+    axis = n.axis(0)
+    if not n.is_known(1):
+        if n.is_known(0) and axis == 0 and n.array(0).ndim == 2:
+            rows, width = n.array(0).shape
+            return n.make("Embedding", n.symbol(1), n.symbol(0), input_dim=rows, output_dim=width,
+                          dtype=name_of(n.dtype(0)))  # fmt: skip
+        return n.make("take", n.symbol(0), n.symbol(1), axis=axis, mode="wrap")
+    index = n.array(1)
+    if index.ndim:
+        return n.make("take", n.symbol(0), n.symbol(1), axis=axis, mode="wrap")
+    begin = int(index)
+    part = n.make("slice_axis", n.symbol(0), axis=axis, begin=begin, end=None if begin == -1 else begin + 1)
+    return n.make("squeeze", part, axis=axis)
+
+
+@imports("GatherElements")
+def _gather_elements(n: NodeImport) -> Symbol:
+    """One element for each position of the other axes is a pick."""
+    axis = n.axis(0)
+    if n.dims(1) != (*n.dims()[:axis], 1, *n.dims()[axis + 1 :]):
+        raise Unsupported("it reads several elements along its axis, expected one")
+    return n.make("pick", n.symbol(0), n.symbol(1), axis=axis, keepdims=True, mode="wrap")
+
+
+@exports("gather_nd")
+def _gather_nd(n: NodeExport) -> str:
+    """MXNet has the coordinates on the first axis, ONNX on the last."""
+    rank = n.rank(1)
+    return n.add("GatherND", n.inputs[0], n.transpose(n.whole(1), [*range(1, rank), 0]))
+
+
+@imports("GatherND")
+def _import_gather_nd(n: NodeImport) -> Symbol:
+    n.expect("batch_dims", 0, 1)
+    rank = n.rank(1)
+    if n.attr("batch_dims", 0):
+        return _last(n)
+    index = n.make("transpose", n.symbol(1), axes=(rank - 1, *range(rank - 1)))
+    return n.make("gather_nd", n.symbol(0), index)
+
+
+def _last(n: NodeImport) -> Symbol:
+    """One element of each row: the last of a sequence that ends there."""
+    if n.dims(1)[1:] != (1,):
+        raise Unsupported("its batch_dims is 1 with several coordinates, expected one for each row")
+    ends = n.make("_plus_scalar", n.make("squeeze", n.symbol(1), axis=1), scalar=1)
+    return n.make("SequenceLast", n.symbol(0), ends, use_sequence_length=True, axis=1)
+
+
+@exports("scatter_nd")
+def _scatter_nd(n: NodeExport) -> str:
+    shape = [n.fixed(each, "its result's shape") for each in n.out_dims()]
+    rank = n.rank(1)
+    index = n.transpose(n.whole(1), [*range(1, rank), 0])
+    return n.add("ScatterND", np.zeros(shape, n.out_dtype()), index, n.inputs[0])
+
+
+@imports("ScatterND")
+def _import_scatter_nd(n: NodeImport) -> Symbol:
+    n.expect("reduction", "none")
+    if not n.is_known(0) or n.array(0).any():
+        raise Unsupported("it writes over an array that is not 0, expected zeros")
+    rank = n.rank(1)
+    index = n.make("transpose", n.symbol(1), axes=(rank - 1, *range(rank - 1)))
+    return n.make("scatter_nd", n.symbol(2), index, shape=n.array(0).shape)
+
+
+@exports("one_hot")
+def _one_hot(n: NodeExport) -> str:
+    op = n.op
+    values = np.array([op.off_value, op.on_value], np.float32)
+    index, depth = n.whole(0), np.asarray(op.depth, np.int64)
+    # ONNX counts negative indices from the end; MXNet has nothing there.
+    index = n.add("Where", n.add("Less", index, np.asarray(0, np.int64)), depth, index)
+    if not n.rank():
+        index = n.add("Reshape", index, [1])
+    made = n.add("OneHot", index, depth, values, axis=-1)  # onnxruntime has it for few dtypes
+    made = made if n.rank() else n.add("Reshape", made, [op.depth])
+    return made if op.dtype == np.float32 else n.cast(made, op.dtype)
+
+
+@imports("OneHot")
+def _import_one_hot(n: NodeImport) -> Symbol:
+    off, on = n.array(2).tolist()
+    dtype, depth, axis = name_of(n.array(2).dtype), int(n.array(1).reshape(())), n.attr("axis", -1)
+    if axis not in (-1, n.rank()):
+        raise Unsupported(f"its axis is {axis}, expected the last")
+    return n.make("one_hot", n.symbol(0), depth=depth, on_value=on, off_value=off, dtype=dtype)
+
+
+# -- sequences: (time, batch, ...), or (batch, time, ...) with axis 1 --------------------------------------
+
+
+def _grid(n: NodeExport) -> tuple[str, str]:
+    """The times, and the lengths, as whole numbers that broadcast to (time, batch) or (batch, time)."""
+    axis = n.op.axis
+    count = n.add("Squeeze", n.shape((n.dims()[axis],)), [0])
+    times = n.add("Range", np.asarray(0, np.int64), count, np.asarray(1, np.int64))
+    return n.add("Unsqueeze", times, [1 - axis]), n.add("Unsqueeze", n.whole(1), [axis])
+
+
+@exports("SequenceMask")
+def _sequence_mask(n: NodeExport) -> str:
+    if not n.op.use_sequence_length:
+        return n.add("Identity", n.inputs[0])
+    times, lengths = _grid(n)
+    inside = n.add("Less", times, lengths)
+    if n.rank() > 2:
+        inside = n.add("Unsqueeze", inside, list(range(2, n.rank())))
+    return n.add("Where", inside, n.inputs[0], n.number(n.op.value))
+
+
+@exports("SequenceLast")
+def _sequence_last(n: NodeExport) -> str:
+    axis = n.op.axis
+    if not n.op.use_sequence_length:
+        return n.add("Gather", n.inputs[0], np.asarray(-1, np.int64), axis=axis)
+    x = n.inputs[0] if axis == 1 else n.transpose(n.inputs[0], [1, 0, *range(2, n.rank())])
+    last = n.add("Max", n.add("Sub", n.whole(1), np.asarray(1, np.int64)), np.asarray(0, np.int64))
+    return n.add("GatherND", x, n.add("Unsqueeze", last, [1]), batch_dims=1)
+
+
+@exports("SequenceReverse")
+def _sequence_reverse(n: NodeExport) -> str:
+    axis = n.op.axis
+    if not n.op.use_sequence_length:
+        return n.slice(n.inputs[0], axis, -1, -(2**31 - 1), -1)
+    return n.add("ReverseSequence", n.inputs[0], n.whole(1), time_axis=axis, batch_axis=1 - axis)
+
+
+@imports("ReverseSequence")
+def _reverse_sequence(n: NodeImport) -> Symbol:
+    axes = n.attr("time_axis", 0), n.attr("batch_axis", 1)
+    if axes not in ((0, 1), (1, 0)):
+        raise Unsupported(f"its axes of time and batch are {axes}, expected 0 and 1")
+    return n.make("SequenceReverse", n.symbol(0), n.symbol(1), use_sequence_length=True, axis=axes[0])

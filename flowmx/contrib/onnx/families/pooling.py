@@ -1,0 +1,192 @@
+"""Pooling, and resizing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from flowmx.contrib.onnx.families.layers import padded, per_axis, spatial_pads
+from flowmx.contrib.onnx.node_export import NodeExport
+from flowmx.contrib.onnx.node_import import NodeImport
+from flowmx.contrib.onnx.table import Unsupported, exports, imports
+from flowmx.ops.resampling import averaging, interpolation
+from flowmx.symbol import Symbol
+
+KINDS = {"max": "MaxPool", "avg": "AveragePool", "sum": "AveragePool", "lp": "LpPool"}
+
+
+@exports("Pooling")
+def _pooling(n: NodeExport) -> str:
+    op, x, rank = n.op, n.inputs[0], n.rank()
+    last = (0, *range(2, rank), 1)
+    if op.channels_last:
+        x = n.transpose(x, (0, rank - 1, *range(1, rank - 1)))
+    made = _global(n, x) if op.global_pool else _windows(n, x)
+    return n.transpose(made, last) if op.channels_last else made
+
+
+def _global(n: NodeExport, x: str) -> str:
+    op = n.op
+    if op.pool_type == "sum":
+        return n.reduce("ReduceSum", x, range(2, n.rank()))
+    return n.add(f"Global{KINDS[op.pool_type]}", x, p=op.p_value if op.pool_type == "lp" else None)
+
+
+def _windows(n: NodeExport, x: str) -> str:
+    op, count = n.op, len(n.op.kernel)
+    pads = per_axis(op.pad, 0, count)
+    shape = {"kernel_shape": list(op.kernel), "strides": per_axis(op.stride, 1, count)}
+    more = None
+    if op.pooling_convention != "valid":
+        more = [_missing(n, at) for at in range(count)]
+    after = [pad + extra for pad, extra in zip(pads, more or [0] * count, strict=True)]
+    if any(pad >= k for pad, k in zip(after, op.kernel, strict=True)):
+        raise Unsupported("its last window lies wholly behind the input, where pooling_convention 'full' puts one")
+    if op.pool_type == "max":
+        return n.add("MaxPool", x, pads=pads + after, **shape)
+    if op.pool_type == "lp":
+        return n.add("LpPool", x, p=op.p_value, pads=pads + after, **shape)
+    return _average(n, x, shape, pads, after)
+
+
+def _missing(n: NodeExport, at: int) -> int:
+    """How much the last window reaches beyond the padding, where sizes are rounded up."""
+    op = n.op
+    kernel, stride = op.kernel[at], (op.stride or (1,) * 3)[at]
+    what = f"the size of its input, which pooling_convention {op.pooling_convention!r} depends on,"
+    size = n.fixed(op.spatial(n.dims())[at], what)
+    made = n.fixed(op.spatial(n.out_dims())[at], what)
+    missing: int = (made - 1) * stride + kernel - size - 2 * (op.pad or (0,) * 3)[at]
+    return max(0, missing)
+
+
+def _average(n: NodeExport, x: str, shape: dict[str, list[int]], pads: list[int], after: list[int]) -> str:
+    """Means and sums; what lies beyond the padding never counts."""
+    op, size = n.op, math.prod(n.op.kernel)
+    include = op.count_include_pad is not False
+    if op.pool_type == "avg" and (pads == after or not include):
+        return n.add("AveragePool", x, pads=pads + after, count_include_pad=int(include), **shape)
+    mean = n.add("AveragePool", x, pads=pads + after, count_include_pad=1, **shape)
+    sums = n.add("Mul", mean, n.number(size))
+    if op.pool_type == "sum":
+        return sums
+    sizes = [n.fixed(length, "the size of its input") for length in op.spatial(n.dims())]
+    lines = op.lines(sizes, [n.fixed(length, "the size of its output") for length in op.spatial(n.out_dims())])
+    counts = np.ones((), n.dtype())
+    for line in lines:
+        counts = counts[..., None] * np.asarray(line.counts(True), n.dtype())
+    return n.add("Div", sums, counts)
+
+
+@imports("GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool")
+def _import_global(n: NodeImport) -> Symbol:
+    kind = {"GlobalMaxPool": "max", "GlobalAveragePool": "avg", "GlobalLpPool": "lp"}[n.kind]
+    p = n.attr("p", 2) if kind == "lp" else None
+    kernel = (1,) * (n.rank() - 2)
+    return n.make("Pooling", n.symbol(0), pool_type=kind, global_pool=True, kernel=kernel, p_value=p)
+
+
+@imports("MaxPool", "AveragePool", "LpPool")
+def _import_windows(n: NodeImport) -> Symbol:
+    kind = {"MaxPool": "max", "AveragePool": "avg", "LpPool": "lp"}[n.kind]
+    kernel = list(n.attr("kernel_shape"))
+    stride = list(n.attr("strides", [1] * len(kernel)))
+    if any(each != 1 for each in n.attr("dilations", [])):
+        raise Unsupported(f"its dilations are {list(n.attr('dilations'))}, expected 1")
+    n.expect("storage_order", 0)
+    x, pads = n.symbol(0), spatial_pads(n, kernel, stride, [1] * len(kernel))
+    full, include = bool(n.attr("ceil_mode", 0)), bool(n.attr("count_include_pad", 0))
+    pooled = {
+        "pool_type": kind, "kernel": tuple(kernel), "stride": tuple(stride),
+        "pooling_convention": "full" if full else "valid", "p_value": n.attr("p", 2) if kind == "lp" else None,
+    }  # fmt: skip
+    even = all(before == after < k for (before, after), k in zip(pads, kernel, strict=True))
+    if even:
+        count = include if kind == "avg" else None
+        return n.make("Pooling", x, pad=tuple(before for before, _ in pads), count_include_pad=count, **pooled)
+    if kind != "avg" or include:
+        lowest = float(np.finfo(n.dtype()).min) if kind == "max" else 0.0
+        return n.make("Pooling", padded(n, x, pads, lowest), **pooled)
+    # The mean over what is not padding: that over all, corrected by the share of ones among the same windows.
+    means = n.make("Pooling", padded(n, x, pads), **pooled)
+    ones = n.make(
+        "ones_like", n.make("slice_axis", n.make("slice_axis", x, axis=0, begin=0, end=1), axis=1, begin=0, end=1)
+    )
+    return n.make("broadcast_div", means, n.make("Pooling", padded(n, ones, pads), **pooled))
+
+
+# -- resizing ----------------------------------------------------------------------------------------------
+
+
+@exports("_contrib_AdaptiveAvgPooling2D")
+def _adaptive(n: NodeExport) -> str:
+    """Windows of equal size where the sizes divide, else a product with what says which window averages over what."""
+    made = [n.fixed(length, "the output's size") for length in n.out_dims()[2:]]
+    if made == [1, 1]:
+        return n.add("GlobalAveragePool", n.inputs[0])
+    sizes = [n.fixed(length, "the size of its input") for length in n.dims()[2:]]
+    if all(size % out == 0 for size, out in zip(sizes, made, strict=True)):
+        steps = [size // out for size, out in zip(sizes, made, strict=True)]
+        return n.add("AveragePool", n.inputs[0], kernel_shape=steps, strides=steps)
+    return _resampled(n, lambda out, size, _: averaging(out, size))
+
+
+def _resampled(n: NodeExport, matrix: Callable[[int, int, bool], Any]) -> str:
+    """Rows and columns as products with the matrices that say which line takes how much of which."""
+    pairs = zip(n.out_dims()[2:], n.dims()[2:], strict=True)
+    rows, columns = (
+        matrix(n.fixed(made, "the output's size"), n.fixed(size, "the input's"), getattr(n.op, "align_corners", False))
+        for made, size in pairs
+    )
+    return n.add("MatMul", n.add("MatMul", rows.astype(n.dtype()), n.inputs[0]), columns.T.astype(n.dtype()))
+
+
+@exports("_contrib_BilinearResize2D")
+def _bilinear(n: NodeExport) -> str:
+    mode = "align_corners" if n.op.align_corners else "half_pixel"
+    if any(length == 1 and size != 1 for length, size in zip(n.out_dims()[2:], n.dims()[2:], strict=True)):
+        return _resampled(n, interpolation)  # one line is the first
+    sizes = n.shape(n.out_dims())
+    return n.add("Resize", n.inputs[0], "", "", sizes, mode="linear", coordinate_transformation_mode=mode)
+
+
+@imports("Resize", "Upsample")
+def _resize(n: NodeImport) -> Symbol:
+    mode, place = n.attr("mode", "nearest"), n.attr("coordinate_transformation_mode", "half_pixel")
+    sizes = _target(n)
+    old = n.dims()
+    if mode == "nearest":
+        times = {new // length for new, length in zip(sizes[2:], _fixed(n, old[2:]), strict=True)}
+        exact = all(new % length == 0 for new, length in zip(sizes[2:], _fixed(n, old[2:]), strict=True))
+        known = (place, n.attr("nearest_mode", "round_prefer_floor")) in NEAREST
+        if len(times) != 1 or not exact or not known:
+            raise Unsupported(f"it enlarges {old} to {sizes} ({place}), expected a whole number of times, by copies")
+        return n.make("UpSampling", n.symbol(0), scale=times.pop(), sample_type="nearest")
+    if mode != "linear" or place not in ("align_corners", "half_pixel", "pytorch_half_pixel"):
+        raise Unsupported(f"its mode is {mode} with {place}, expected linear with align_corners or half_pixel")
+    if n.rank() != 4 or old[1] != sizes[1]:
+        raise Unsupported(f"it resizes {old} to {sizes}, expected images (batch, channels, height, width)")
+    aligned = place == "align_corners"
+    return n.make("_contrib_BilinearResize2D", n.symbol(0), height=sizes[2], width=sizes[3], align_corners=aligned)
+
+
+# What of Resize's ways to find the nearest pixel gives copies, for whole numbers of times.
+NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
+
+
+def _fixed(n: NodeImport, lengths: tuple[object, ...]) -> list[int]:
+    return [n.fixed(length, "the size of its input") for length in lengths]  # type: ignore[arg-type]
+
+
+def _target(n: NodeImport) -> list[int]:
+    """The lengths of the result; those of batch and channels may vary, and are 0 then."""
+    old = [length if isinstance(length, int) else 0 for length in n.dims()]
+    n.expect("axes", None)
+    if n.has(3):
+        first, second = n.known(3).trials
+        return [int(a) if a == b else 0 for a, b in zip(first, second, strict=True)]
+    scales = n.array(2)
+    return [math.floor(length * scale) for length, scale in zip(old, scales, strict=True)]

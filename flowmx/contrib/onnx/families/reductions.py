@@ -1,0 +1,161 @@
+"""Reductions, and what runs along an axis."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from flowmx.contrib.onnx.node_export import NodeExport
+from flowmx.contrib.onnx.node_import import NodeImport
+from flowmx.contrib.onnx.table import Unsupported, exports, imports
+from flowmx.symbol import Symbol
+
+REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
+BACK = {kind: name for name, kind in REDUCTIONS.items()}
+POSITIONS = {"argmax": "ArgMax", "argmin": "ArgMin"}
+
+
+def reduced(n: NodeExport, kind: str, x: str) -> str:
+    """A reduction over the operator's axes; of all axes MXNet keeps one, of length 1."""
+    axes = n.op.axes(n.rank())
+    made = n.reduce(kind, x, axes, n.op.keepdims) if len(axes) else n.add("Identity", x)
+    if len(axes) == n.rank() and not n.op.keepdims:
+        return n.add("Reshape", made, [1])
+    return made
+
+
+@exports(*REDUCTIONS)
+def _reduction(n: NodeExport) -> str:
+    return reduced(n, REDUCTIONS[n.op.name], n.inputs[0])
+
+
+@exports("nansum", "nanprod")
+def _without_nan(n: NodeExport) -> str:
+    kind, neutral = ("ReduceSum", 0) if n.op.name == "nansum" else ("ReduceProd", 1)
+    x = n.inputs[0]
+    return reduced(n, kind, n.add("Where", n.add("IsNaN", x), n.number(neutral), x))
+
+
+@exports("norm")
+def _norm(n: NodeExport) -> str:
+    if n.op.ord not in (1, 2):
+        raise Unsupported(f"its ord is {n.op.ord}, expected 1 or 2")
+    made = reduced(n, f"ReduceL{n.op.ord}", n.inputs[0])
+    return made if n.out_dtype() == n.dtype() else n.cast(made, n.out_dtype())
+
+
+@exports("moments")
+def _moments(n: NodeExport) -> list[str]:
+    x, rank = n.inputs[0], n.rank()
+    axes = [axis % rank for axis in n.op.axes] if n.op.axes else list(range(rank))
+    mean = n.reduce("ReduceMean", x, axes)
+    centred = n.add("Sub", x, mean)
+    variance = n.reduce("ReduceMean", n.add("Mul", centred, centred), axes)
+    if n.op.keepdims:
+        return [mean, variance]
+    return [n.reshape(each, (), n.out_dims(at)) for at, each in enumerate((mean, variance))]
+
+
+@imports(*BACK, "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
+def _import_reduction(n: NodeImport) -> Symbol:
+    axes, keepdims = n.ints(1, "axes"), bool(n.attr("keepdims", 1))
+    if not axes and n.attr("noop_with_empty_axes", 0):
+        return n.make("_copy", n.symbol(0))
+    axis = tuple(axes) if axes else None
+    if n.kind in BACK:
+        return n.make(BACK[n.kind], n.symbol(0), axis=axis, keepdims=keepdims)
+    if n.kind in ("ReduceL1", "ReduceL2"):
+        x = n.symbol(0) if n.kind == "ReduceL2" else n.make("abs", n.symbol(0))
+        x = n.make("square", x) if n.kind == "ReduceL2" else x
+        total = n.make("sum", x, axis=axis, keepdims=keepdims)
+        return n.make("sqrt", total) if n.kind == "ReduceL2" else total
+    if n.kind == "ReduceLogSumExp":
+        return _log_sum_exp(n, axis, keepdims)
+    x = n.make("square", n.symbol(0)) if n.kind == "ReduceSumSquare" else n.symbol(0)
+    total = n.make("sum", x, axis=axis, keepdims=keepdims)
+    return n.make("log", total) if n.kind == "ReduceLogSum" else total
+
+
+def _log_sum_exp(n: NodeImport, axis: Sequence[int] | None, keepdims: bool) -> Symbol:
+    """From the greatest on, so that nothing overflows."""
+    x = n.symbol(0)
+    top = n.make("max", x, axis=axis, keepdims=True)
+    total = n.make("sum", n.make("exp", n.make("broadcast_sub", x, top)), axis=axis, keepdims=True)
+    made = n.make("elemwise_add", n.make("log", total), top)
+    return made if keepdims else n.make("sum", made, axis=axis)
+
+
+@exports(*POSITIONS, "argmax_channel")
+def _position(n: NodeExport) -> str:
+    kind = POSITIONS.get(n.op.name, "ArgMax")
+    axis, keepdims = (1, False) if n.op.name == "argmax_channel" else (n.op.axis, n.op.keepdims)
+    if axis is None:
+        found = n.add(kind, n.add("Reshape", n.inputs[0], [-1]), axis=0, keepdims=1)
+        found = n.add("Reshape", found, [1] * n.rank()) if keepdims else found
+    else:
+        found = n.add(kind, n.inputs[0], axis=axis, keepdims=int(keepdims))
+        found = n.add("Reshape", found, [1]) if n.rank() == 1 and not keepdims else found
+    return n.cast(found, n.out_dtype())
+
+
+@imports(*POSITIONS.values())
+def _import_position(n: NodeImport) -> Symbol:
+    name = {kind: name for name, kind in POSITIONS.items()}[n.kind]
+    n.expect("select_last_index", 0)
+    found = n.make(name, n.symbol(0), axis=n.attr("axis", 0), keepdims=bool(n.attr("keepdims", 1)))
+    return n.make("Cast", found, dtype="int64")
+
+
+# -- sorting -----------------------------------------------------------------------------------------------
+
+
+def _lined(n: NodeExport) -> tuple[str, int, int | str]:
+    """The input, the axis to go along, and its length: as a number, or as a value where it varies."""
+    x, axis = n.inputs[0], n.op.axis
+    if axis is not None:
+        axis %= n.rank()
+        length = n.dims()[axis]
+        return x, axis, length if isinstance(length, int) else n.shape((length,))
+    count = math.prod(n.fixed(length, "the number of elements") for length in n.dims())
+    return n.add("Reshape", x, [-1]), 0, count
+
+
+@exports("sort", "argsort", "topk")
+def _sorted(n: NodeExport) -> list[str] | str:
+    op, (x, axis, length) = n.op, _lined(n)
+    count = op.k if op.name == "topk" and op.k > 0 else length
+    largest = int(not op.is_ascend)
+    values, places = n.add_many("TopK", 2, x, count if isinstance(count, str) else [count], axis=axis, largest=largest)
+    kind = {"sort": "value", "argsort": "indices"}.get(op.name) or op.ret_typ
+    if kind == "mask":
+        raise Unsupported("its ret_typ is 'mask', expected values or positions")
+    if kind == "value":
+        return values
+    cast = n.cast(places, op.dtype)
+    return cast if kind == "indices" else [values, cast]
+
+
+@imports("TopK")
+def _import_topk(n: NodeImport) -> Symbol:
+    (count,) = n.ints(1) or (1,)
+    return n.make("topk", n.symbol(0), axis=n.attr("axis", -1), k=count, ret_typ="both",
+                  is_ascend=not n.attr("largest", 1), dtype="int64")  # fmt: skip
+
+
+@exports("_np_cumsum")
+def _cumsum(n: NodeExport) -> str:
+    x = n.inputs[0] if n.out_dtype() == n.dtype() else n.cast(n.inputs[0], n.out_dtype())
+    x = n.add("Reshape", x, [-1]) if n.op.axis is None else x
+    return n.add("CumSum", x, np.asarray(n.op.axis or 0, np.int64))
+
+
+@imports("CumSum")
+def _import_cumsum(n: NodeImport) -> Symbol:
+    n.expect("exclusive", 0)
+    axis = int(n.array(1).reshape(()))
+    x = n.symbol(0)
+    if not n.attr("reverse", 0):
+        return n.make("_np_cumsum", x, axis=axis)
+    return n.make("reverse", n.make("_np_cumsum", n.make("reverse", x, axis=axis), axis=axis), axis=axis)

@@ -1,0 +1,369 @@
+"""Operators that move elements, and do not change them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from flowmx.contrib.onnx.known import Known
+from flowmx.contrib.onnx.lengths import Length, Varying, joined, trial
+from flowmx.contrib.onnx.node_export import NodeExport, Value
+from flowmx.contrib.onnx.node_import import NodeImport
+from flowmx.contrib.onnx.table import Unsupported, exports, imports
+from flowmx.symbol import Symbol
+
+END = 2**31 - 1
+"""Behind the end of any axis."""
+
+
+@exports("Reshape", "reshape_like", "expand_dims", "squeeze")
+def _reshape(n: NodeExport) -> str:
+    return n.reshape(n.inputs[0], n.dims(), n.out_dims())
+
+
+@exports("Flatten")
+def _flatten(n: NodeExport) -> str:
+    return n.add("Flatten", n.inputs[0], axis=1)
+
+
+@imports("Reshape")
+def _import_reshape(n: NodeImport) -> Symbol:
+    first, second = n.known(1).trials
+    dims = joined(tuple(map(int, first)), tuple(map(int, second)))
+    if 0 in dims and n.attr("allowzero", 0):
+        raise Unsupported("its result is empty")
+    return n.reshape(n.symbol(0), dims)
+
+
+@imports("Flatten")
+def _import_flatten(n: NodeImport) -> Symbol:
+    axis = n.attr("axis", 1)
+    if axis == 1:
+        return n.make("Flatten", n.symbol(0))
+    if axis == 0:
+        return n.make("Reshape", n.symbol(0), shape=(1, -1))
+    axis = axis if axis > 0 else axis + n.rank()
+    merged = n.make("Reshape", n.symbol(0), shape=(*(-3,) * (axis - 1), -2))
+    for _ in range(axis - 2):
+        merged = n.make("Reshape", merged, shape=(-3, -2))
+    return n.make("Flatten", merged)
+
+
+@imports("Unsqueeze")
+def _unsqueeze(n: NodeImport) -> Symbol:
+    made = n.symbol(0)
+    axes = n.ints(1, "axes") or []
+    if min(axes) < 0:
+        axes = [axis % (n.rank() + len(axes)) for axis in axes]
+    for axis in sorted(axes):
+        made = n.make("expand_dims", made, axis=axis)
+    return made
+
+
+@imports("Squeeze")
+def _squeeze(n: NodeImport) -> Symbol:
+    axes = n.ints(1, "axes")
+    return n.make("squeeze", n.symbol(0), axis=tuple(axes) if axes else None)
+
+
+@exports("transpose")
+def _transpose(n: NodeExport) -> str:
+    axes = [axis % n.rank() for axis in n.op.axes] or list(reversed(range(n.rank())))
+    return n.add("Transpose", n.inputs[0], perm=axes) if axes else n.add("Identity", n.inputs[0])
+
+
+@exports("SwapAxis")
+def _swap(n: NodeExport) -> str:
+    order = list(range(n.rank()))
+    one, other = n.op.dim1 % n.rank(), n.op.dim2 % n.rank()
+    order[one], order[other] = other, one
+    return n.add("Transpose", n.inputs[0], perm=order)
+
+
+@imports("Transpose")
+def _import_transpose(n: NodeImport) -> Symbol:
+    return n.make("transpose", n.symbol(0), axes=tuple(n.attr("perm", ())))
+
+
+# -- joining and splitting ---------------------------------------------------------------------------------
+
+
+@exports("Concat", "_rnn_param_concat")
+def _concat(n: NodeExport) -> str:
+    return n.add("Concat", *n.inputs, axis=n.op.dim)
+
+
+@imports("Concat")
+def _import_concat(n: NodeImport) -> Symbol:
+    return n.make("Concat", *n.symbols(), dim=n.attr("axis"))
+
+
+@exports("stack")
+def _stack(n: NodeExport) -> str:
+    axis = n.op.axis % (n.rank() + 1)
+    return n.add("Concat", *[n.add("Unsqueeze", each, [axis]) for each in n.inputs], axis=axis)
+
+
+@exports("SliceChannel", "_split_v2")
+def _split(n: NodeExport) -> list[str]:
+    op, axis = n.op, n.op.axis % n.rank()
+    bounds = op.bounds(n.fixed(n.dims()[axis], f"the length of axis {axis}, which is split,"))
+    sizes = [max(0, stop - start) for start, stop in pairwise(bounds)]
+    parts = n.add_many("Split", len(sizes), n.inputs[0], sizes, axis=axis)
+    if not op.squeeze_axis:
+        return parts
+    return [n.add("Squeeze", part, [axis]) for part in parts] if n.rank() > 1 else parts
+
+
+@imports("Split")
+def _import_split(n: NodeImport) -> Symbol:
+    axis = n.axis(0)
+    sizes = n.ints(1, "split")
+    if sizes is None or len(set(sizes)) == 1:
+        return n.make("SliceChannel", n.symbol(0), num_outputs=n.outputs, axis=axis)
+    starts = tuple(sum(sizes[:at]) for at in range(len(sizes)))
+    return n.make("_split_v2", n.symbol(0), indices=starts, axis=axis)
+
+
+# -- parts -------------------------------------------------------------------------------------------------
+
+
+@exports("slice", "slice_axis", "slice_like")
+def _slice(n: NodeExport) -> str:
+    """The operator says itself which part of each axis it takes, in both trials."""
+    keys = [
+        n.op.key(trial(n.dims(), turn), [trial(n.dims(at), turn) for at in range(1, len(n.inputs))]) for turn in (0, 1)
+    ]
+    return _parts(n, [_bounds(first, second) for first, second in zip(*keys, strict=True)])
+
+
+def _bounds(first: slice, second: slice) -> tuple[int, Length, int]:
+    step = first.step or 1
+    start = (0 if step > 0 else END) if first.start is None else first.start
+    if first.stop is None:
+        return start, END if step > 0 else -END, step
+    return start, first.stop if first.stop == second.stop else Varying(first.stop, second.stop), step
+
+
+def _parts(n: NodeExport, bounds: list[tuple[int, Length, int]]) -> str:
+    taken = [(axis, *each) for axis, each in enumerate(bounds) if each != (0, END, 1)]
+    if not taken:
+        return n.add("Identity", n.inputs[0])
+    axes, starts, stops, steps = (list(each) for each in zip(*taken, strict=True))
+    ends: Value = n.shape(tuple(stops))
+    return n.add("Slice", n.inputs[0], starts, ends, axes, steps)
+
+
+@exports("Crop")
+def _crop(n: NodeExport) -> str:
+    size, wanted = ([n.fixed(each, "the image's size") for each in dims[2:]] for dims in (n.dims(), n.out_dims()))
+    corner = n.op.corner(tuple(size), tuple(wanted))
+    ends = [start + length for start, length in zip(corner, wanted, strict=True)]
+    return n.add("Slice", n.inputs[0], list(corner), ends, [2, 3], [1, 1])
+
+
+@exports("reverse")
+def _reverse(n: NodeExport) -> str:
+    axes = [axis % n.rank() for axis in n.op.axis]
+    count = len(axes)
+    return n.add("Slice", n.inputs[0], [-1] * count, [-END] * count, axes, [-1] * count)
+
+
+@imports("Slice")
+def _import_slice(n: NodeImport) -> Symbol:
+    starts, ends = n.known(1), n.known(2)
+    count = len(starts.trials[0])
+    axes = n.ints(3) or list(range(count))
+    if min(axes) < 0:
+        axes = [axis % n.rank() for axis in axes]
+    steps = n.ints(4) or [1] * count
+    whole: list[Any] = [None] * (max(axes) + 1)
+    begin, end, step = list(whole), list(whole), list(whole)
+    for at, axis in enumerate(axes):
+        step[axis] = None if steps[at] == 1 else steps[at]
+        begin[axis] = _edge(n, starts, at, axis, start=True, forward=steps[at] > 0)
+        end[axis] = _edge(n, ends, at, axis, start=False, forward=steps[at] > 0)
+    return n.make("slice", n.symbol(0), begin=tuple(begin), end=tuple(end), step=tuple(step) if any(step) else None)
+
+
+def _edge(n: NodeImport, known: Known, at: int, axis: int, *, start: bool, forward: bool) -> int | None:
+    """A bound of a slice; None where it is the axis's own."""
+    first, second = (int(each[at]) for each in known.trials)
+    if first != second:
+        if n.dims()[axis] == Varying(first, second) and forward is not start:
+            return None
+        raise Unsupported(f"its bound on axis {axis} varies ({first} or {second}): give input_shapes")
+    if (start and first == 0 and forward) or abs(first) >= END - 1:
+        return None
+    return first
+
+
+@exports("Pad")
+def _pad(n: NodeExport) -> str:
+    widths = list(n.op.pad_width)
+    given: list[Value] = [widths[::2] + widths[1::2]]
+    if n.op.mode == "constant":
+        given.append(n.number(n.op.constant_value))
+    return n.add("Pad", n.inputs[0], *given, mode=n.op.mode)
+
+
+@imports("Pad")
+def _import_pad(n: NodeImport) -> Symbol:
+    given = n.ints(1, "pads") or []
+    count, rank = len(given) // 2, n.rank()
+    axes = [axis % rank for axis in n.ints(3) or range(rank)]
+    widths = [0] * (2 * rank)
+    for at, axis in enumerate(axes):
+        widths[2 * axis], widths[2 * axis + 1] = given[at], given[at + count]
+    if min(widths, default=0) < 0:
+        raise Unsupported(f"its pads are {given}, expected none below 0")
+    n.expect("mode", "constant", "edge", "reflect")
+    value = n.number(2, n.attr("value", 0.0))
+    return n.make("Pad", n.symbol(0), mode=n.attr("mode", "constant"), pad_width=tuple(widths), constant_value=value)
+
+
+# -- copies ------------------------------------------------------------------------------------------------
+
+
+@exports("tile")
+def _tile(n: NodeExport) -> str:
+    reps, rank = list(n.op.reps), n.rank()
+    x = n.inputs[0]
+    if len(reps) > rank:
+        x = n.reshape(x, n.dims(), ((1,) * (len(reps) - rank) + n.dims()))
+    return n.add("Tile", x, [1] * (rank - len(reps)) + reps)
+
+
+@imports("Tile")
+def _import_tile(n: NodeImport) -> Symbol:
+    return n.make("tile", n.symbol(0), reps=tuple(n.ints(1) or ()))
+
+
+@exports("repeat")
+def _repeat(n: NodeExport) -> str:
+    """Tiled along an axis of its own, behind the one that is repeated."""
+    x, dims, times = n.inputs[0], n.dims(), n.op.repeats
+    if n.op.axis is None:
+        x, dims = n.add("Reshape", x, [-1]), (1,)
+    axis = 0 if n.op.axis is None else n.op.axis % n.rank()
+    wide = n.add(
+        "Tile", n.add("Unsqueeze", x, [axis + 1]), [times if at == axis + 1 else 1 for at in range(len(dims) + 1)]
+    )
+    if n.op.axis is None:
+        return n.add("Reshape", wide, [-1])
+    return n.reshape(wide, (), n.out_dims())
+
+
+@exports("broadcast_to", "broadcast_like", "broadcast_axis")
+def _broadcast(n: NodeExport) -> str:
+    return n.add("Expand", n.inputs[0], n.shape(n.out_dims()))
+
+
+@imports("Expand")
+def _expand(n: NodeImport) -> Symbol:
+    x, old = n.symbol(0), n.dims()
+    wanted = joined(*(tuple(map(int, each)) for each in n.known(1).trials))
+    if len(wanted) > len(old):
+        x = n.make("Reshape", x, shape=(*(1,) * (len(wanted) - len(old)), -2))
+        old = (1,) * (len(wanted) - len(old)) + old
+    skip = len(old) - len(wanted)
+    shape = [0] * len(old)
+    for axis, length in enumerate(wanted, start=skip):
+        if length == 0 != old[axis]:
+            raise Unsupported("its result is empty")
+        if length not in (1, old[axis]):
+            shape[axis] = n.fixed(length, f"the length of axis {axis}")
+    return n.make("broadcast_to", x, shape=tuple(shape)) if any(shape) else n.make("_copy", x)
+
+
+@exports("depth_to_space")
+def _depth_to_space(n: NodeExport) -> str:
+    return n.add("DepthToSpace", n.inputs[0], blocksize=n.op.block_size, mode="DCR")
+
+
+@exports("space_to_depth")
+def _space_to_depth(n: NodeExport) -> str:
+    return n.add("SpaceToDepth", n.inputs[0], blocksize=n.op.block_size)
+
+
+@imports("DepthToSpace", "SpaceToDepth")
+def _import_blocks(n: NodeImport) -> Symbol:
+    n.expect("mode", "DCR")
+    name = {"DepthToSpace": "depth_to_space", "SpaceToDepth": "space_to_depth"}[n.kind]
+    return n.make(name, n.symbol(0), block_size=n.attr("blocksize"))
+
+
+@exports("diag")
+def _diag(n: NodeExport) -> str:
+    """The diagonals of the planes of two axes, or a vector as a diagonal: read at places that are known."""
+    dims = [n.fixed(each, "its input's shape") for each in n.dims()]
+    count, k = n.fixed(n.out_dims()[-1], "the diagonal's length"), n.op.k
+    if len(dims) == 1:
+        rows, columns = np.indices((count, count))
+        source, inside = rows + min(0, k), columns - rows == k
+        made = n.add("Gather", n.inputs[0], np.where(inside, source, 0), axis=0)
+        return n.add("Mul", made, inside.astype(n.dtype()))
+    one, other = n.op.axis1 % len(dims), n.op.axis2 % len(dims)
+    rest = [at for at in range(len(dims)) if at not in (one, other)]
+    planes = n.transpose(n.inputs[0], [*rest, one, other])
+    flat = n.add("Reshape", planes, [dims[at] for at in rest] + [dims[one] * dims[other]])
+    places = np.arange(count)
+    return n.add("Gather", flat, (places + max(0, -k)) * dims[other] + places + max(0, k), axis=len(rest))
+
+
+# -- shapes as values --------------------------------------------------------------------------------------
+
+
+@exports("shape_array")
+def _shape_array(n: NodeExport) -> str:
+    return n.add("Shape", n.inputs[0])
+
+
+@exports("size_array")
+def _size_array(n: NodeExport) -> str:
+    return n.add("Reshape", n.add("Size", n.inputs[0]), [1])
+
+
+@imports("Shape")
+def _import_shape(n: NodeImport) -> Known:
+    x, rank = n.symbol(0), n.rank()
+    start, end, _ = slice(n.attr("start", 0), n.attr("end")).indices(rank)
+
+    def make() -> Symbol:
+        shape = n.make("shape_array", x)
+        return shape if (start, end) == (0, rank) else n.make("slice_axis", shape, axis=0, begin=start, end=end)
+
+    like = x if (start, end) == (0, rank) else None
+    return Known.shape(n.dims()[start:end], n.name, make, like)
+
+
+@imports("Size")
+def _import_size(n: NodeImport) -> Known:
+    x = n.symbol(0)
+    sizes = [np.array(np.prod(trial(n.dims(), turn), dtype=np.int64)) for turn in (0, 1)]
+    return Known((sizes[0], sizes[1]), n.name, lambda: n.make("size_array", x))
+
+
+@imports("ConstantOfShape")
+def _constant_of_shape(n: NodeImport) -> Symbol:
+    """In a shape that varies: like another value, or with what varies left to be inferred from its use."""
+    shape, content = n.known(0), n.attr("value")
+    value = 0.0 if content is None else float(content.reshape(-1)[0])
+    if shape.like is not None:
+        made = n.make("zeros_like" if value == 0 else "ones_like", shape.like)
+        if content is not None and n.dtype(made) != content.dtype:
+            made = n.make("Cast", made, dtype=content.dtype.name)
+        return made if value in (0, 1) else n.make("_mul_scalar", made, scalar=value)
+    if value not in (0, 1):
+        raise Unsupported(f"it is filled with {value} in a shape that varies: give input_shapes")
+    first, second = shape.trials
+    dims = tuple(int(a) if a == b else 0 for a, b in zip(first, second, strict=True))
+    return n.make("_zeros" if value == 0 else "_ones", shape=dims)
+
+
+@imports("Constant", "Range", "EyeLike", "NonZero", "Trilu", "Einsum", "BitShift",
+         "ScatterElements", "Compress", "Unique")  # fmt: skip
+def _folded(n: NodeImport) -> Symbol:
+    raise Unsupported("its inputs are computed, expected constants")

@@ -1,0 +1,77 @@
+"""Values that are known while a file is read: constants, and what is computed from shapes.
+
+A length that varies has one value in each of two trials, and so has all that follows from it (``lengths.py``). ONNX's
+own reference implementation computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.contrib.onnx.lengths import Lengths, trial
+from flowmx.contrib.onnx.table import need_onnx
+from flowmx.symbol import Symbol
+
+Array = np.ndarray[Any, Any]
+RANDOM = {"RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Bernoulli"}
+
+
+class Known:
+    """A known array: the same in both trials, or one for each.
+
+    Attributes:
+        trials: the arrays.
+        name: what it is called in the file.
+        make: what computes it as a symbol, where it varies.
+        like: the symbol whose shape it is.
+    """
+
+    def __init__(
+        self, trials: tuple[Array, Array], name: str, make: Callable[[], Symbol] | None = None,
+        like: Symbol | None = None,
+    ) -> None:  # fmt: skip
+        self.trials, self.name, self.make, self.like = trials, name, make, like
+
+    @classmethod
+    def constant(cls, array: Array, name: str) -> Known:
+        """An array that does not vary."""
+        return cls((array, array), name)
+
+    @classmethod
+    def shape(cls, dims: Lengths, name: str, make: Callable[[], Symbol], like: Symbol | None) -> Known:
+        """The lengths of a value's axes, which ``make`` computes where they vary."""
+        first, second = (np.array(trial(dims, turn), np.int64) for turn in (0, 1))
+        return cls((first, second), name, make, like)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether it is the same in both trials."""
+        first, second = self.trials
+        return first is second or (first.shape == second.shape and bool(np.array_equal(first, second)))
+
+
+def fold(node: Any, inputs: Sequence[Known | None], opset: int, make: Callable[[int], Symbol]) -> list[Known] | None:
+    """What a node makes of known inputs; None where that is not to be known, or ONNX's reference can not tell."""
+    if node.op_type in RANDOM or any(attribute.HasField("g") for attribute in node.attribute):
+        return None
+    if node.op_type == "Identity" and inputs[0] is not None:
+        return [inputs[0]]
+    if node.op_type == "ConstantOfShape" and (inputs[0] is None or inputs[0].like is not None or not inputs[0].fixed):
+        return None
+    evaluator = need_onnx().reference.ReferenceEvaluator
+    turns = (0,) if all(each is None or each.fixed for each in inputs) else (0, 1)
+    made = []
+    for turn in turns:
+        feeds = {name: each.trials[turn] for name, each in zip(node.input, inputs, strict=True) if each is not None}
+        try:
+            made.append(evaluator(node, opsets={"": opset}).run(None, feeds))
+        except Exception:  # whatever the reference has against it: the node is converted as any other
+            return None
+    both = zip(made[0], made[-1], strict=True)
+    return [
+        Known((np.asarray(first), np.asarray(second)), name, lambda at=at: make(at))  # type: ignore[misc]
+        for at, (name, (first, second)) in enumerate(zip(node.output, both, strict=False))
+    ]

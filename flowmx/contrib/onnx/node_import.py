@@ -1,0 +1,202 @@
+"""What a converter sees of the ONNX node that it reads, and how it makes symbols."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from flowmx.contrib.onnx.known import Array, Known
+from flowmx.contrib.onnx.lengths import Length, Lengths, Varying
+from flowmx.contrib.onnx.table import Unsupported, need_onnx
+from flowmx.errors import ShapeError
+from flowmx.ops.dtypes import DType
+from flowmx.ops.registry import lookup
+from flowmx.symbol import Symbol
+from flowmx.symbol.functions import op
+
+if TYPE_CHECKING:
+    from flowmx.contrib.onnx.graph_import import GraphImport
+
+
+class NodeImport:
+    """One node of the file.
+
+    Attributes:
+        kind: its operator.
+        name: what its first output is called in the file.
+        outputs: how many outputs it has.
+        opset: the file's opset.
+    """
+
+    def __init__(self, graph: GraphImport, node: Any, name: str) -> None:
+        self._graph, self._name = graph, name
+        self._inputs = list(node.input)
+        self._attributes = {each.name: each for each in node.attribute}
+        self.kind: str = node.op_type
+        self.name: str = node.output[0]
+        self.outputs = len(node.output)
+        self.opset = graph.opset
+
+    # -- what is known ---------------------------------------------------------------------------------
+
+    def attr(self, name: str, default: Any = None) -> Any:
+        """An attribute: a number, text, a list or an array."""
+        if name not in self._attributes:
+            return default
+        value = need_onnx().helper.get_attribute_value(self._attributes[name])
+        if isinstance(value, bytes):
+            return value.decode()
+        return need_onnx().numpy_helper.to_array(value) if hasattr(value, "raw_data") else value
+
+    def __len__(self) -> int:
+        return len(self._inputs)
+
+    def has(self, at: int) -> bool:
+        """Whether an input is given."""
+        return at < len(self._inputs) and self._inputs[at] != ""
+
+    def value(self, at: int) -> Symbol | Known:
+        """An input."""
+        return self._graph.values[self._inputs[at]]
+
+    def is_known(self, at: int) -> bool:
+        """Whether an input does not depend on what the model is given."""
+        return self.has(at) and isinstance(self.value(at), Known)
+
+    def known(self, at: int) -> Known:
+        """An input that must be known.
+
+        Raises:
+            Unsupported: it is computed.
+        """
+        value = self.value(at)
+        if not isinstance(value, Known):
+            raise Unsupported(f"its input {self._inputs[at]!r} is computed, expected a constant")
+        return value
+
+    def array(self, at: int) -> Array:
+        """An input that must be known and fixed.
+
+        Raises:
+            Unsupported: it is computed, or varies with the inputs' shapes.
+        """
+        known = self.known(at)
+        if not known.fixed:
+            raise Unsupported(f"its input {self._inputs[at]!r} varies with the inputs' shapes, expected a constant: "
+                              "give input_shapes")  # fmt: skip
+        return known.trials[0]
+
+    def ints(self, at: int, attribute: str | None = None) -> list[int] | None:
+        """Whole numbers that are an input, or an attribute in older opsets; None where they are not given."""
+        if self.has(at):
+            return [int(each) for each in self.array(at).reshape(-1)]
+        given = None if attribute is None else self.attr(attribute)
+        return None if given is None else [int(each) for each in given]
+
+    def number(self, at: int, default: float | None = None) -> float | None:
+        """A number that is an input."""
+        return float(self.array(at).reshape(())) if self.has(at) else default
+
+    def scalar(self, at: int) -> float | None:
+        """The number that an input is, without axes; None for anything else."""
+        value = self.value(at)
+        return (
+            float(value.trials[0]) if isinstance(value, Known) and not value.trials[0].shape and value.fixed else None
+        )
+
+    def symbol(self, at: int) -> Symbol:
+        """An input as a symbol; what is known becomes a parameter."""
+        return self._graph.symbol(self._inputs[at])
+
+    def symbols(self) -> list[Symbol]:
+        """All inputs as symbols."""
+        return [self.symbol(at) for at in range(len(self))]
+
+    def parameter(self, array: Array, name: str) -> Symbol:
+        """A new parameter."""
+        return self._graph.parameter(f"{self._name}_{name}", array)
+
+    def auxiliary(self, at: int) -> Symbol:
+        """A constant input as a parameter of this node alone."""
+        return self._graph.parameter(self._inputs[at], self.array(at))
+
+    def dims(self, given: int | Symbol = 0) -> Lengths:
+        """The lengths of the axes of an input, or of a symbol."""
+        return self._graph.dims(self.symbol(given) if isinstance(given, int) else given)
+
+    def rank(self, given: int | Symbol = 0) -> int:
+        """How many axes it has."""
+        return len(self.dims(given))
+
+    def dtype(self, given: int | Symbol = 0) -> DType:
+        """The dtype of an input, or of a symbol."""
+        return self._graph.dtype(self.symbol(given) if isinstance(given, int) else given)
+
+    def alike(self) -> bool:
+        """Whether all inputs surely have the same shape."""
+        try:
+            return len({self.dims(at) for at in range(len(self))}) == 1
+        except ShapeError:
+            return False
+
+    def axis(self, default: int, rank: int | None = None) -> int:
+        """The attribute ``axis``, counted from the front."""
+        axis = int(self.attr("axis", default))
+        return axis if axis >= 0 else axis + (self.rank() if rank is None else rank)
+
+    def fixed(self, length: Length, what: str) -> int:
+        """A length that must not vary.
+
+        Raises:
+            Unsupported: it does.
+        """
+        if isinstance(length, Varying):
+            raise Unsupported(f"{what} varies, expected a fixed length: give input_shapes")
+        return length
+
+    # -- making ----------------------------------------------------------------------------------------
+
+    def make(self, operator: str, /, *inputs: Symbol, **parameters: Any) -> Symbol:
+        """A symbol of an operator; parameters that are None are left out, where they need not be given."""
+        known = lookup(operator).parameters
+        given = {key: value for key, value in parameters.items() if value is not None or known[key].required}
+        return op(operator, *inputs, name=self._graph.fresh(self._name), **given)
+
+    def shape_as(self, shape: Known, value: Symbol) -> Known:
+        """A known result that ``value`` computes."""
+        return Known(shape.trials, shape.name, lambda: value)
+
+    def as_number(self, symbol: Symbol) -> Symbol:
+        """A condition in float32, so that conditions from values of different dtypes meet."""
+        return symbol if self.dtype(symbol) == np.float32 else self.make("Cast", symbol, dtype="float32")
+
+    def expect(self, name: str, *allowed: Any) -> None:
+        """Refuse an attribute with another value than these, the first of which is its default.
+
+        Raises:
+            Unsupported: it has another.
+        """
+        value = self.attr(name, allowed[0])
+        if value not in allowed:
+            raise Unsupported(f"its attribute {name} is {value!r}, expected {' or '.join(map(repr, allowed))}")
+
+    def reshape(self, symbol: Symbol, dims: Sequence[Length]) -> Symbol:
+        """A symbol in a new shape: a length that varies is that of the same axis before, or the only one left.
+
+        Raises:
+            Unsupported: more than one is left.
+        """
+        codes = self._codes(dims, ())
+        if codes.count(-1) > 1:
+            codes = self._codes(dims, self.dims(symbol))
+        if codes.count(-1) > 1:
+            raise Unsupported("several lengths of its result vary: give input_shapes")
+        return self.make("Reshape", symbol, shape=tuple(codes))
+
+    def _codes(self, dims: Sequence[Length], before: Lengths) -> list[int]:
+        return [
+            (0 if at < len(before) and before[at] == length else -1) if isinstance(length, Varying) else int(length)
+            for at, length in enumerate(dims)
+        ]

@@ -1,0 +1,152 @@
+"""Every converter: the rows of tests/op_cases written as ONNX, run by onnxruntime, and read back."""
+
+import importlib
+import pkgutil
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+import tests.op_cases
+from flowmx.contrib import onnx as mxonnx
+from flowmx.contrib.onnx.table import exporters, importers
+from flowmx.ops.registry import lookup
+from tests.onnx_round import check, close, runtime, write
+
+PARAMS = {"weight", "bias", "gamma", "beta", "parameters"}
+# Tables and rows about NaN, infinities, empty arrays and arrays without axes, where ONNX has rules of its own.
+LEFT_OUT = {"empty", "optimizers"}
+NOTES = ("special", "nan", "outside", "single", "one", "empty")
+# What has no counterpart: a part of the row's name, and of the reason.
+REFUSED = {
+    "projection_size": "projection_size is 2",
+    "lstm_state_clip": "it clips its cells",
+    "ret_typ=mask": "ret_typ is 'mask'",
+    "empty windows": "lies wholly behind",
+    "position_sensitive": "position_sensitive is True",
+    "aligned=True": "needs opset 16",
+}
+RANDOM = {"_random_normal", "_random_uniform", "_random_normal_like", "_random_uniform_like", "_sample_multinomial"}
+
+
+def rows():
+    for module in pkgutil.iter_modules(tests.op_cases.__path__):
+        for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", []):
+            if lookup(case.op).name in exporters() and module.name not in LEFT_OUT:
+                yield case
+
+
+def has_usual_numbers(case):
+    arrays = case.given()
+    return (
+        not any(note in case.note for note in NOTES)
+        and all(np.isfinite(each).all() and each.size and each.ndim for each in arrays)
+        and not (case.op.endswith("mod_scalar") and float(case.params.get("scalar", 1)) == 0)
+    )
+
+
+ROWS = [case for case in rows() if has_usual_numbers(case)]
+KEPT = [case for case in ROWS if not any(part in case.id for part in REFUSED)]
+REFUSALS = [case for case in ROWS if any(part in case.id for part in REFUSED)]
+
+
+def made(case):
+    """The operator as a symbol, its parameters, and its inputs."""
+    cls, arrays = lookup(case.op), case.given()
+    counted = {cls.variadic: len(arrays)} if cls.variadic and cls.variadic not in case.params else {}
+    op = cls.create(**{**case.params, **counted})
+    names = (*op.inputs(), *op.auxiliary)
+    symbol = mx.sym.op.op(case.op, *[mx.sym.var(name) for name in names], name="made", **case.params)
+    given = {name: array for name, array in zip(names, arrays, strict=True) if not (op.is_loss and name == "label")}
+    params = {
+        name: mx.nd.array(x, dtype=x.dtype) for name, x in given.items() if name in PARAMS or name in op.auxiliary
+    }
+    inputs = {name: x for name, x in given.items() if name not in params}
+    return symbol[0] if case.op == "LeakyReLU" else symbol, params, inputs
+
+
+def by_operator(cases):
+    """All rows of an operator are one test: a test a row would take longer to set up than to run."""
+    names = dict.fromkeys(lookup(case.op).name for case in cases)
+    return [pytest.param([c for c in cases if lookup(c.op).name == name], id=name) for name in names]
+
+
+@pytest.mark.parametrize("cases", by_operator(KEPT))
+def test_onnxruntime_computes_the_same_and_so_does_what_is_read_back(cases, tmp_path):
+    for case in cases:
+        try:
+            check(tmp_path, *made(case))
+        except Exception as error:
+            error.add_note(f"row {case.id}")
+            raise
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=lambda case: case.id)
+def test_what_has_no_counterpart_is_refused_by_name(case, tmp_path):
+    reasons = "|".join(why for part, why in REFUSED.items() if part in case.id)
+    with pytest.raises(mxonnx.ONNXError, match=rf"'made' .*({reasons})"):
+        write(str(tmp_path / "model.onnx"), *made(case))
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_every_converter_has_a_row():
+    assert set(exporters()) - {lookup(case.op).name for case in KEPT} == RANDOM
+
+
+@pytest.mark.parametrize("opset", [17, 20, 21])
+def test_later_opsets_compute_the_same(opset, tmp_path):
+    changed = {
+        "LayerNorm",
+        "LeakyReLU",
+        "mean",
+        "max",
+        "min",
+        "prod",
+        "norm",
+        "moments",
+        "_contrib_ROIAlign",
+        "Pad",
+        "SliceChannel",
+    }
+    cases = [case for case in ROWS if lookup(case.op).name in changed and "position_sensitive" not in case.id]
+    for case in cases:
+        check(tmp_path, *made(case), opset_version=opset)
+
+
+def test_random_numbers_are_drawn_from_the_same_distributions(tmp_path):
+    path, data = str(tmp_path / "model.onnx"), mx.sym.var("data")
+    symbol = mx.sym.Group([
+        mx.sym.random_normal(loc=3, scale=2, shape=(20, 500)), mx.sym.random_uniform(low=-1, high=5, shape=(20, 500)),
+        mx.sym.random_normal_like(data, loc=3, scale=2), mx.sym.random_uniform_like(data, low=-1, high=5),
+    ])  # fmt: skip
+    inputs = {"data": np.zeros((20, 500), "float32")}
+    write(path, symbol, {}, inputs)
+    back = mxonnx.import_model(path)[0]
+    for outputs in (runtime(path, inputs), [x.asnumpy() for x in back.eval(data=mx.nd.zeros((20, 500)))]):
+        for out, (mean, std) in zip(outputs, [(3, 2), (2, 6 / 12**0.5)] * 2, strict=True):
+            assert out.shape == (20, 500)
+            assert abs(out.mean() - mean) < 0.1 and abs(out.std() - std) < 0.1
+
+
+def test_classes_are_drawn_by_their_shares(tmp_path):
+    path = str(tmp_path / "model.onnx")
+    shares = np.array([[0.1, 0.9, 0.0], [0.5, 0.0, 0.5]], "float32")
+    write(path, mx.sym.sample_multinomial(mx.sym.var("data"), shape=2000), {}, {"data": shares})
+    back = mxonnx.import_model(path)[0]
+    for drawn in (runtime(path, {"data": shares})[0], back.eval(data=mx.nd.array(shares))[0].asnumpy()):
+        assert drawn.shape == (2, 2000)
+        np.testing.assert_allclose([np.bincount(row, minlength=3) / 2000 for row in drawn], shares, atol=0.05)
+
+
+def test_a_wrong_answer_is_seen():
+    right = np.array([[1.0, 2.0]], "float32")
+    for wrong in (right + 0.001, right[0], right.astype("float64")):
+        with pytest.raises(AssertionError):
+            close(wrong, right, "made")
+
+
+def test_the_operators_that_can_be_written_are_listed():
+    names = mx.onnx.get_operator_support()
+    assert {"Convolution", "broadcast_add", "_plus_scalar", "split", "SliceChannel"} <= set(names)
+    assert "Custom" not in names
+    assert len(importers()) > 120
