@@ -24,11 +24,13 @@ from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.headers import take
 from flowmx.comm.server import Caller, Service
 from flowmx.comm.view import View
+from flowmx.kvstore.facts import version
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server import snapshot
 from flowmx.kvstore.server.callers import OPERATIONS, Callers, identity
 from flowmx.kvstore.server.calls import Answers, Call, JoinedCall, Read
 from flowmx.kvstore.server.core import Core
+from flowmx.kvstore.server.facts import Facts, facts_of
 from flowmx.kvstore.server.joined import Groups, Joined, Layout, lay_out
 from flowmx.kvstore.server.links import Connect, Links
 from flowmx.kvstore.server.modes import Sync
@@ -80,6 +82,7 @@ class KVServer:
         self._captures: dict[p.Part, list[asyncio.Future[snapshot.Captured | None]]] = {}
         self.callers = Callers()
         self.groups = Groups()
+        self.facts = Facts()
         for name, role in OPERATIONS.items():
             handler = self.callers.only(role, getattr(self, f"_{name}"))
             service.operation(name, handler, borrow=name in ("push", "pushpull"))
@@ -100,7 +103,16 @@ class KVServer:
         self.links.know(addresses)
         workers = frozenset(identity(member.id, member.incarnation) for member in view.alive("worker"))
         self.groups.keep(workers)
+        self._compare(view)
         self._do(self.core.view(p.View(view.epoch, tuple(servers), workers, self.replicas)))
+
+    def _compare(self, view: View) -> None:
+        """Let what the nodes of a view say of themselves be compared, with what this server is too."""
+        alive = (*view.alive("server"), *view.alive("worker"))
+        names = {identity(each.id, each.incarnation): f"{each.role} {each.rank} on {each.host}" for each in alive}
+        self.facts.know(names)
+        if self.me in names:
+            self.facts.note(self.me, version())
 
     async def save(self, path: str | os.PathLike[str]) -> None:
         """Write a snapshot.
@@ -135,14 +147,21 @@ class KVServer:
     # -- operations ------------------------------------------------------------------------------------
 
     async def _open(self, caller: Caller, message: Message) -> Message:
-        header = take(message.header, {"mode": str}, {"max_staleness": int, "tensors": list})
+        header = take(
+            message.header, {"mode": str}, {"max_staleness": int, "facts": dict, "hints": dict, "tensors": list}
+        )
+        facts, hints = facts_of(header, "facts"), facts_of(header, "hints")
         wanted = [header["mode"], header.get("max_staleness")]
         mode_of({"mode": wanted})  # raises where there is none
         await self._recovered()
         config = self.core.recovery.common[1] or {}
         if config.get("mode") not in (None, wanted):
             raise Refused(f"this job's store is {config['mode']}, not {wanted}: all workers create the same", "invalid")
-        return await self._configure({**config, "mode": wanted})
+        self.facts.say(_worker(caller), facts)
+        answer = await self._configure({**config, "mode": wanted})
+        differences = self.facts.differences(_worker(caller), hints)
+        self.facts.note(_worker(caller), hints)
+        return Message({**answer.header, "differences": differences}, [])
 
     async def _set_optimizer(self, caller: Caller, message: Message) -> Message:
         """Update by an optimizer from now on; an older order than one that came before changes nothing."""

@@ -25,6 +25,7 @@ from flowmx.engine.loops import new_event_loop, run_loop
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, OperationCancelled
 from flowmx.kvstore.shards import Key, Shard
+from flowmx.kvstore.worker import facts
 from flowmx.kvstore.worker.actor import Deferred, NetworkActor
 from flowmx.kvstore.worker.keys import Entry
 from flowmx.kvstore.worker.outbox import MOST, Item
@@ -166,8 +167,9 @@ class Session:
                     raise RuntimeError(self.failed)
         except BaseException as error:
             self._fail(error)
-            if not self._joined.done():
+            if not self._joined.done():  # nobody will close it
                 self._joined.set_exception(error)
+                self._loop.call_soon(self._stop_later)
 
     failed = ""
     """Why the program fails, told to the job at its end."""
@@ -186,10 +188,25 @@ class Session:
             self._fail(error)
 
     async def _open(self) -> None:
-        name, bound = self.mode
-        header = {"mode": name} if bound is None else {"mode": name, "max_staleness": bound}
+        """Open the store on all servers, and see whether this worker is as the others are."""
+        said, hints = facts.of_process()
         for home in range(self._servers.count):
-            await self._servers.call(home, "open", header)
+            await facts.tell(self._servers, home, self._kind, said, hints if home == 0 else {})
+
+    @property
+    def _kind(self) -> dict[str, Any]:
+        name, bound = self.mode
+        return {"mode": name} if bound is None else {"mode": name, "max_staleness": bound}
+
+    async def _compare(self, entries: Sequence[Entry]) -> None:
+        """See whether keys are to this worker what they are to the others; if not, it fails for the whole job."""
+        try:
+            await facts.tell(self._servers, 0, self._kind, facts.of_keys(entries), {})
+        except KVStoreError as error:
+            self.failed = str(error)
+            self._fail(error)
+            self._leaving.set()
+            raise
 
     async def _end(self) -> None:
         await self._sender.close()
@@ -280,6 +297,7 @@ class Session:
             values: their values. Those of the leading worker count.
             barrier: what all workers wait at before anyone pushes.
         """
+        await self._compare(entries)
         if self.node.is_past(barrier):
             await self._enrol(entries, {}, exist=True)
         else:

@@ -1,0 +1,87 @@
+"""What the nodes of a job say of themselves, and in which they must not differ: versions, seeds, shapes. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flowmx.comm.errors import Refused
+from flowmx.comm.fields import mapping
+from flowmx.kvstore.facts import DIFFER
+
+__all__ = ["Facts", "facts_of"]
+
+MOST_ITEMS = 1 << 17
+LONGEST = 1000
+_SHOWN = 5
+
+
+class Facts:
+    """Compares what each node says with what the others have said, as long as one of them is there."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._said: dict[str, dict[str, str]] = {}
+
+    def know(self, names: Mapping[str, str]) -> None:
+        """Take the nodes that there are, by identity, with their names; what others have said is forgotten."""
+        self._names = dict(names)
+        self._said = {item: left for item, told in self._said.items() if (left := _of(told, names))}
+
+    def say(self, node: str, facts: Mapping[str, str]) -> None:
+        """A node says things of itself, in which it must not differ from others.
+
+        Raises:
+            Refused: another one has said something else, or too much is said.
+        """
+        differences = self.differences(node, facts)
+        if differences:
+            raise Refused(_sentence(differences), "invalid")
+        self.note(node, facts)
+
+    def note(self, node: str, facts: Mapping[str, str]) -> None:
+        """A node says things of itself, in which it may differ from others.
+
+        Raises:
+            Refused: too much is said.
+        """
+        if len(self._said.keys() | facts.keys()) > MOST_ITEMS:
+            raise Refused(f"the nodes of the job say more than {MOST_ITEMS} things of themselves", "invalid")
+        for item, value in facts.items():
+            self._said.setdefault(item, {})[node] = value
+
+    def differences(self, node: str, facts: Mapping[str, str]) -> list[str]:
+        """In words, what a node says that another one says otherwise."""
+        return [
+            f"{item} is {value} on {self._name(node)}, and {other} on {self._name(who)}"
+            for item, value in facts.items()
+            for who, other in self._said.get(item, {}).items()
+            if who != node and other != value
+        ]
+
+    def _name(self, node: str) -> str:
+        return self._names.get(node, node[:40])
+
+
+def facts_of(header: Mapping[str, Any], name: str) -> dict[str, str]:
+    """The field of a header that holds what a node says; empty where it is missing.
+
+    Raises:
+        ValueError: it is no map of text to text, or too large.
+    """
+    found = mapping(header.get(name, {}), name)
+    if len(found) > MOST_ITEMS or any(
+        not isinstance(value, str) or len(value) > LONGEST or len(item) > 2 * LONGEST for item, value in found.items()
+    ):
+        raise ValueError(f"{name} must be a map of at most {MOST_ITEMS} texts of at most {LONGEST} characters")
+    return dict(found)
+
+
+def _of(told: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+    known = set(names)
+    return {node: value for node, value in told.items() if node in known}
+
+
+def _sentence(differences: list[str]) -> str:
+    more = f"; and {len(differences) - _SHOWN} more" if len(differences) > _SHOWN else ""
+    return DIFFER + "; ".join(differences[:_SHOWN]) + more
