@@ -12,7 +12,7 @@ from flowmx.ops.indexing import nd_rows, nd_shape, positions, whole
 from flowmx.ops.linear import Inferred, InferredTypes, bound
 from flowmx.ops.nn_common import expect_rank, expect_shape
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
-from flowmx.ops.shape import Slice, Slices
+from flowmx.ops.slicing import Slice, Slices
 
 _BEGIN = "First index on each axis; None for the start."
 _END = "The index after the last on each axis; None for the end."

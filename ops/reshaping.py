@@ -54,6 +54,19 @@ def expect_elements(op: Operator, shape: ShapeOrNone, axes: Iterable[int], name:
             raise ShapeError(f"{op.name}: input {name} has shape {shape}, expected elements along axis {axis}")
 
 
+def divided(op: Operator, length: int, by: int, what: str) -> int:
+    """A length cut into equal parts: that of one of them.
+
+    Raises:
+        ShapeError: they would not be equal.
+    """
+    if length == -1:
+        return -1
+    if length % by:
+        raise ShapeError(f"{op.name}: the {what} is {length}, expected a multiple of {by}")
+    return length // by
+
+
 def times(*lengths: int) -> int:
     """The product of lengths, -1 where one is unknown."""
     return -1 if -1 in lengths else math.prod(lengths)

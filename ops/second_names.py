@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 from flowmx.errors import ParameterError
 from flowmx.ops.indexing import Embedding
+from flowmx.ops.joining import Concat
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, lookup, operator, required
-from flowmx.ops.shape import Concat
 
 _SCATTER = "For MXNet's sparse arrays, on their stored elements; for dense arrays "
 
