@@ -1,0 +1,79 @@
+"""Three scripts as users of MXNet have them do here, after the edits of docs/migration.md, what they did there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.turns import python_of
+from tests.migration.records import prepare
+
+FOLDER = Path(__file__).parent / "migration"
+MXNET = python_of("mxnet")
+
+EDITS = [
+    (r"^import mxnet as mx$", "import flowmx as mx"),
+    (r"^from mxnet\b", "from flowmx"),
+    (r"\b((?:model|again)\.(?:fit|score|predict)\([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\))", r"mx.run(\1)"),
+]
+"""All that is changed: the import, and mx.run around what is a coroutine here."""
+
+SCRIPTS = {
+    "module_records": (
+        ["--folder", "."],
+        r"(learning rate .*\n)?accuracy (0\.9\d*|1\.0)\npredicted \(32, 2\) same True\n",
+    ),
+    "gluon_chapter": (
+        [],
+        r"regression \[2\.0, -3\.40*\d*\] \[4\.[12]\d*\]\naccuracy (0\.9\d*|1\.0)\ncentred True\n",
+    ),
+    "face_loop": (["."], r"steps 42 lr 0\.001\nverified True\n"),
+}
+
+
+def migrated(script):
+    text = (FOLDER / f"{script}.py").read_text()
+    for pattern, replacement in EDITS:
+        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
+    return text
+
+
+def output_of(python, text, script, folder):
+    (folder / "script.py").write_text(text)
+    arguments, expected = SCRIPTS[script]
+    environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent.parent), "MXNET_SUBGRAPH_BACKEND": "NONE"}
+    environment["OMP_NUM_THREADS"] = "1"  # two small networks on a busy machine wait for each other's threads
+    done = subprocess.run(
+        [python, "script.py", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done, expected
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_runs_after_a_few_edits(script, tmp_path):
+    prepare(tmp_path)
+    done, expected = output_of(sys.executable, migrated(script), script, tmp_path)
+    assert re.fullmatch(expected, done.stdout), done.stdout
+    assert "never awaited" not in done.stderr
+
+
+@pytest.mark.skipif(MXNET is None, reason="no MXNet 1.9.1 environment under PEERS")
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_mxnet_itself_gives_the_same(script, tmp_path):
+    prepare(tmp_path)
+    done, expected = output_of(str(MXNET), (FOLDER / f"{script}.py").read_text(), script, tmp_path)
+    assert re.fullmatch(expected, done.stdout), done.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_few_lines_change(script):
+    before, after = ((FOLDER / f"{script}.py").read_text().splitlines(), migrated(script).splitlines())
+    changed = [line for line in after if line not in before]
+    assert 1 <= len(changed) <= 6
+    assert all("flowmx" in line or "mx.run(" in line or line == "))  # fmt: skip" for line in changed), changed
