@@ -104,14 +104,18 @@ class GraphImport:
             both = [self._infer_shape(node, [trial(dims, turn) for dims in given]) for turn in (0, 1)]
             for index, (first, second) in enumerate(zip(*both, strict=True)):
                 self._shapes[Entry(node, index)] = joined(first, second)
-        return self._shapes[entry]
+        found = self._shapes[entry]
+        infer.known_shape(trial(found, 0), f"{symbol.name!r}")
+        return found
 
     @staticmethod
     def _infer_shape(node: Node, given: list[Any]) -> list[Any]:
         assert node.op is not None
-        made = node.op.infer_shape(list(given))[1]
+        made = node.op.infer_shape(list(given))[1]  # a state made of zeros has its batch from where it is used
         return [
-            infer.known_shape(shape, node.output_name(i)) if i < node.visible_outputs() else shape or ()
+            infer.known_shape(shape, node.output_name(i))
+            if shape is None and i < node.visible_outputs()
+            else shape or ()
             for i, shape in enumerate(made)
         ]
 

@@ -114,7 +114,10 @@ def _import_det(n: NodeImport) -> Symbol:
 
 @exports("_contrib_div_sqrt_dim")
 def _div_sqrt_dim(n: NodeExport) -> str:
-    return n.add("Div", n.inputs[0], n.number(math.sqrt(n.fixed(n.dims()[-1], "the length of the last axis"))))
+    length = n.dims()[-1]
+    if isinstance(length, int):
+        return n.add("Div", n.inputs[0], n.number(math.sqrt(length)))
+    return n.add("Div", n.inputs[0], n.add("Sqrt", n.cast(n.shape((length,)), n.dtype())))
 
 
 def _heads(n: NodeExport, at: int, parts: int, which: int) -> tuple[str, int]:

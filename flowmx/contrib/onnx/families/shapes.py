@@ -45,8 +45,8 @@ def _import_flatten(n: NodeImport) -> Symbol:
     if axis == 0:
         return n.make("Reshape", n.symbol(0), shape=(1, -1))
     axis = axis if axis > 0 else axis + n.rank()
-    merged = n.make("Reshape", n.symbol(0), shape=(*(-3,) * (axis - 1), -2))
-    for _ in range(axis - 2):
+    merged = n.symbol(0)
+    for _ in range(axis - 1):
         merged = n.make("Reshape", merged, shape=(-3, -2))
     return n.make("Flatten", merged)
 
@@ -265,9 +265,8 @@ def _broadcast(n: NodeExport) -> str:
 def _expand(n: NodeImport) -> Symbol:
     x, old = n.symbol(0), n.dims()
     wanted = joined(*(tuple(map(int, each)) for each in n.known(1).trials))
-    if len(wanted) > len(old):
-        x = n.make("Reshape", x, shape=(*(1,) * (len(wanted) - len(old)), -2))
-        old = (1,) * (len(wanted) - len(old)) + old
+    while len(wanted) > len(old):
+        x, old = n.make("expand_dims", x, axis=0), (1, *old)
     skip = len(old) - len(wanted)
     shape = [0] * len(old)
     for axis, length in enumerate(wanted, start=skip):

@@ -1,0 +1,210 @@
+"""ONNX nodes that flowmx itself does not write, read and compared with onnxruntime."""
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+import flowmx as mx
+from flowmx.contrib import onnx as mxonnx
+from tests.onnx_round import check_file, runtime
+
+
+def numbers(*shape, seed=0):
+    return np.random.default_rng(seed).uniform(0.2, 1.5, shape).astype("float32")
+
+
+def ints(*values):
+    return np.array(values, "int64")
+
+
+# What outputs are, where they are no float32.
+TYPES = {
+    "ArgMax": [TensorProto.INT64], "Cast": [TensorProto.INT32], "IsNaN": [TensorProto.BOOL],
+    "TopK": [TensorProto.FLOAT, TensorProto.INT64],
+}  # fmt: skip
+
+
+def described(name, array):
+    return helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+
+
+def save(path, nodes, inputs, constants, outputs, opset=17):
+    """A file of these nodes."""
+    types = TYPES.get(nodes[-1].op_type, [TensorProto.FLOAT] * len(outputs))
+    graph = helper.make_graph(
+        nodes, "graph",
+        [described(name, value) for name, value in inputs.items()],
+        [helper.make_tensor_value_info(k, kind, None) for k, kind in zip(outputs, types, strict=True)],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    onnx.save(onnx.shape_inference.infer_shapes(model), path)
+
+
+IMAGE = numbers(2, 4, 7, 9)
+# The operator, its inputs (arrays; those after the bar are constants), and its attributes.
+NODES = [
+    ("Conv", [IMAGE, "|", numbers(6, 4, 3, 2), numbers(6)], {"pads": [1, 0, 2, 1], "strides": [2, 1]}),
+    ("Conv", [IMAGE, "|", numbers(4, 2, 3, 3)], {"auto_pad": "SAME_UPPER", "strides": [2, 2], "group": 2}),
+    ("Conv", [IMAGE, "|", numbers(6, 4, 4, 4)], {"auto_pad": "SAME_LOWER"}),
+    ("ConvTranspose", [IMAGE, "|", numbers(4, 3, 3, 3)], {"pads": [0, 1, 1, 2], "strides": [2, 2]}),
+    ("ConvTranspose", [IMAGE, "|", numbers(4, 3, 3, 3)],
+     {"pads": [1, 1, 1, 1], "strides": [2, 2], "output_padding": [1, 1]}),
+    ("MaxPool", [IMAGE], {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [2, 2]}),
+    ("MaxPool", [IMAGE], {"kernel_shape": [3, 3], "ceil_mode": 1, "strides": [2, 2]}),
+    ("AveragePool", [IMAGE], {"kernel_shape": [3, 3], "pads": [0, 0, 1, 1], "strides": [2, 2]}),
+    ("AveragePool", [IMAGE], {"kernel_shape": [2, 2], "auto_pad": "SAME_UPPER"}),
+    ("GlobalMaxPool", [IMAGE], {}),
+    ("Gemm", [numbers(3, 4), "|", numbers(4, 5), numbers(5)], {}),
+    ("Gemm", [numbers(3, 4), "|", numbers(5, 4), numbers(1, 5)], {"transB": 1, "beta": 0.5}),
+    ("Gemm", [numbers(4, 3), numbers(4, 5), numbers(3, 1)], {"transA": 1, "alpha": 2.0}),
+    ("MatMul", [numbers(2, 3, 4, 5), numbers(2, 3, 5, 2)], {}),
+    ("MatMul", [numbers(3, 4), numbers(2, 4, 5)], {}),
+    ("MatMul", [numbers(2, 3, 4), "|", numbers(4, 5)], {}),
+    ("Add", [numbers(2, 3), "|", numbers(3)], {}),
+    ("Sub", ["|", np.float32(2), numbers(2, 3)], {}),
+    ("Mod", [numbers(2, 3) - 1, numbers(2, 3, seed=1)], {"fmod": 1}),
+    ("Max", [numbers(2, 3), numbers(1, 3, seed=1), numbers(2, 1, seed=2)], {}),
+    ("Mean", [numbers(2, 3), numbers(2, 3, seed=1), numbers(3, seed=2)], {}),
+    ("Where", [numbers(2, 1) > 1, numbers(3), numbers(2, 3, seed=1)], {}),
+    ("Round", [np.float32([-2.5, -1.5, -0.5, 0.4, 0.5, 1.5, 2.6])], {}),
+    ("HardSwish", [numbers(2, 3) * 4 - 3], {}),
+    ("HardSigmoid", [numbers(2, 3) * 4 - 3], {}),
+    ("Softplus", [numbers(2, 3)], {}),
+    ("Elu", [numbers(2, 3) - 1], {}),
+    ("PRelu", [IMAGE - 1, "|", numbers(4, 1, 1)], {}),
+    ("Clip", [numbers(2, 3), "|", np.float32(0.5)], {}),
+    ("Slice", [IMAGE, "|", ints(-3, 5), ints(2**62, 0), ints(-1, 2), ints(1, -2)], {}),
+    ("Gather", [IMAGE, "|", np.int64(-1)], {"axis": 3}),
+    ("Gather", [IMAGE, "|", ints(-1, 0, -2)], {"axis": 1}),
+    ("Gather", ["|", numbers(5, 3), "|", ints(4, 0)], {}),
+    ("Split", [IMAGE, "|", ints(1, 3)], {"axis": 1}),
+    ("Flatten", [IMAGE], {"axis": 2}),
+    ("Flatten", [IMAGE], {"axis": 3}),
+    ("Flatten", [IMAGE], {"axis": 0}),
+    ("Unsqueeze", [numbers(2, 3), "|", ints(-1, 0)], {}),
+    ("Squeeze", [numbers(2, 1, 3, 1)], {}),
+    ("Expand", [numbers(3, 1), "|", ints(2, 1, 4)], {}),
+    ("Pad", [IMAGE, "|", ints(0, 0, 1, 2, 0, 0, 2, 1)], {"mode": "reflect"}),
+    ("Tile", [numbers(2, 3), "|", ints(2, 1)], {}),
+    ("ReduceMean", [IMAGE], {"axes": [-1, 1], "keepdims": 0}),
+    ("ReduceLogSumExp", [IMAGE], {"axes": [1], "keepdims": 0}),
+    ("ReduceLogSum", [IMAGE], {"axes": [1]}),
+    ("ReduceSumSquare", [IMAGE], {"axes": [1, 2]}),
+    ("ReduceL1", [IMAGE - 1], {"axes": [3]}),
+    ("ReduceL2", [IMAGE - 1], {"axes": [3], "keepdims": 0}),
+    ("ArgMax", [IMAGE], {"axis": 1, "keepdims": 0}),
+    ("TopK", [IMAGE, "|", ints(2)], {"axis": 1}),
+    ("CumSum", [IMAGE, "|", np.int64(2)], {"reverse": 1}),
+    ("LpNormalization", [IMAGE], {"axis": 1}),
+    ("InstanceNormalization", [IMAGE, "|", numbers(4), numbers(4)], {}),
+    ("LayerNormalization", [IMAGE, "|", numbers(9)], {}),
+    ("LRN", [IMAGE], {"size": 3}),
+    ("LogSoftmax", [IMAGE], {"axis": 1}),
+    ("Resize", [IMAGE, "|", np.float32([]), np.float32([1, 1, 2, 2])],
+     {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
+    ("Resize", [IMAGE, "|", np.float32([]), np.float32([]), ints(2, 4, 14, 5)], {"mode": "linear"}),
+    ("DepthToSpace", [IMAGE], {"blocksize": 2}),
+    ("Dropout", [IMAGE], {}),
+    ("Cast", [IMAGE], {"to": TensorProto.INT32}),
+    ("OneHot", [ints(2, 0, 1), "|", np.int64(4), np.float32([0.5, 2])], {}),
+    ("Sum", [numbers(2, 3), numbers(3, seed=1)], {}),
+    ("IsNaN", [np.float32([1, np.nan, 2])], {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "given", "attributes"), NODES, ids=[f"{row[0]}-{at}" for at, row in enumerate(NODES)])
+def test_a_node_is_read_as_onnxruntime_runs_it(kind, given, attributes, tmp_path):
+    inputs, constants, names = {}, {}, []
+    for at, each in enumerate(given):
+        if isinstance(each, str):
+            continue
+        if isinstance(each, np.ndarray) and each.dtype == np.float32 and not each.size:
+            names.append("")
+            continue
+        bars = sum(1 for mark in given[:at] if isinstance(mark, str))
+        names.append(f"x{at}")
+        (constants if bars % 2 else inputs)[names[-1]] = np.asarray(each)
+    count = {"Split": 2, "TopK": 2}.get(kind, 1)
+    path, outputs = str(tmp_path / "model.onnx"), [f"y{at}" for at in range(count)]
+    save(path, [helper.make_node(kind, names, outputs, **attributes)], inputs, constants, outputs)
+    expected = [as_numbers(each) for each in runtime(path, inputs)]
+    symbol, arguments, auxiliary = mxonnx.import_model(path)
+    values = {k: mx.nd.array(v.astype("float32") if v.dtype == bool else v, dtype=None if v.dtype == bool else v.dtype)
+              for k, v in inputs.items()}  # fmt: skip
+    made = symbol.bind(mx.cpu(), {**arguments, **values}, grad_req="null", aux_states=auxiliary).forward()
+    for actual, wanted in zip(made, expected, strict=True):
+        np.testing.assert_allclose(actual.asnumpy(), wanted, rtol=1e-4, atol=1e-5)
+        assert actual.shape == wanted.shape
+
+
+def as_numbers(array):
+    return array.astype("float32") if array.dtype == bool else array
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+@pytest.mark.parametrize("direction", ["forward", "reverse", "bidirectional"])
+def test_recurrent_layers_in_each_direction(kind, direction, tmp_path):
+    gates, count = {"LSTM": 4, "GRU": 3, "RNN": 1}[kind], 2 if direction == "bidirectional" else 1
+    inputs = {"x": numbers(5, 3, 4), "lengths": np.array([5, 2, 4], "int32")}
+    constants = {
+        "w": numbers(count, gates * 6, 4) - 0.8,
+        "r": numbers(count, gates * 6, 6) - 0.8,
+        "b": numbers(count, gates * 12),
+    }
+    more = {"linear_before_reset": 1} if kind == "GRU" else {}
+    node = helper.make_node(kind, ["x", *constants, "lengths"], ["y", "h"], hidden_size=6, direction=direction, **more)
+    path = str(tmp_path / "model.onnx")
+    save(path, [node], inputs, constants, ["y", "h"])
+    check_file(path, runtime(path, inputs), inputs)
+
+
+def test_shapes_are_computed_while_reading(tmp_path):
+    """The batch and a count of channels, cut from a shape, as other tools write views."""
+    make = helper.make_node
+    nodes = [
+        make("Shape", ["x"], ["shape"]),
+        make("Gather", ["shape", "zero"], ["batch"]),
+        make("Unsqueeze", ["batch", "first"], ["rows"]),
+        make("Concat", ["rows", "rest"], ["wanted"], axis=0),
+        make("Reshape", ["x", "wanted"], ["flat"]),
+        make("Relu", ["flat"], ["y"]),
+    ]
+    constants = {"zero": np.int64(0), "first": ints(0), "rest": ints(-1)}
+    path = str(tmp_path / "model.onnx")
+    save(path, nodes, {"x": numbers(2, 3, 4)}, constants, ["y"])
+    symbol = check_file(path, [numbers(2, 3, 4).reshape(2, 12)], {"x": numbers(2, 3, 4)})[0]
+    assert symbol.list_arguments() == ["x"]
+
+
+def test_every_unknown_node_is_named(tmp_path):
+    empty = helper.make_graph([], "body", [], [])
+    nodes = [
+        helper.make_node("STFT", ["x", "one"], ["a"], name="first"),
+        helper.make_node("Loop", ["", "", "a"], ["b"], name="second", body=empty),
+    ]
+    graph = helper.make_graph(nodes, "graph", [helper.make_tensor_value_info("x", 1, [1, 8])], [])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    from flowmx.contrib.onnx.graph_import import GraphImport
+
+    with pytest.raises(mxonnx.ONNXError, match=r"(?s)'first' \(STFT\).*'second' \(Loop\)"):
+        GraphImport(model, {}).run()
+
+
+@pytest.mark.parametrize(
+    ("kind", "attributes", "constants", "message"),
+    [
+        ("MaxPool", {"kernel_shape": [2, 2], "dilations": [2, 2]}, {}, "dilations are"),
+        ("Resize", {"mode": "cubic"}, {"": None, "sizes": ints(2, 4, 14, 18)}, "mode is cubic"),
+        ("Pad", {}, {"pads": ints(0, 0, 0, -1, 0, 0, 0, 0)}, "none below 0"),
+        ("DepthToSpace", {"blocksize": 2, "mode": "CRD"}, {}, "mode is 'CRD'"),
+    ],
+)
+def test_an_attribute_without_counterpart_is_named(kind, attributes, constants, message, tmp_path):
+    path = str(tmp_path / "model.onnx")
+    names = ["x", *constants] if kind != "Resize" else ["x", "", "", "sizes"]
+    given = {name: value for name, value in constants.items() if name}
+    save(path, [helper.make_node(kind, names, ["y"], name="layer", **attributes)], {"x": IMAGE}, given, ["y"])
+    with pytest.raises(mxonnx.ONNXError, match=rf"'layer' \({kind}\): .*{message}"):
+        mxonnx.import_model(path)
