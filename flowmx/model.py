@@ -111,3 +111,11 @@ def load_checkpoint(prefix: str, epoch: int) -> tuple[Any, Params, Params]:
     from flowmx import symbol
 
     return symbol.load(f"{prefix}-symbol.json"), *load_params(prefix, epoch)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FeedForward":  # it stands on modules, which stand on this
+        from flowmx.feedforward import FeedForward
+
+        return FeedForward
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -113,6 +113,13 @@ class Convolution(Linear):
         bias = [expect_shape(self, "bias", each, (self.num_filter,)) for each in bias]
         return [data, weight, *bias], [self.convolved(data)]
 
+    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
+        # The states that a convolutional cell begins with have the batch that the other summand has.
+        data, *others = shapes
+        if data is None or data[0] != -1 or output is None:
+            return shapes
+        return [(output[0], *data[1:]), *others]
+
     def convolved(self, data: ShapeOrNone) -> ShapeOrNone:
         """The output's shape.
 
@@ -141,6 +148,8 @@ class Convolution(Linear):
 class ConvolutionData(LinearData, Convolution):
     """Gradient of Convolution for its data."""
 
+    infer_back = Operator.infer_back
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         spread(run, self.geometry, inputs[0], inputs[1], outputs[0])
 
@@ -148,6 +157,8 @@ class ConvolutionData(LinearData, Convolution):
 @operator("_backward_Convolution_weight")
 class ConvolutionWeight(LinearWeight, Convolution):
     """Gradient of Convolution for its weight."""
+
+    infer_back = Operator.infer_back
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         channels = _channels(self, shapes[1])

@@ -52,7 +52,7 @@ FLOORS: list[set[str]] = [
         "flowmx.recordio",
         "flowmx.visualization",
     },
-    {"flowmx.gluon", "flowmx.model", "flowmx.module", "flowmx.test_utils"},
+    {"flowmx.feedforward", "flowmx.gluon", "flowmx.model", "flowmx.module", "flowmx.rnn", "flowmx.test_utils"},
     {"flowmx.amp", "flowmx.contrib.amp", "flowmx.monitor"},
     {"flowmx.contrib", "flowmx.onnx"},
     {"flowmx.cli", "flowmx.__main__", "flowmx.stubs"},

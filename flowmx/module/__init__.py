@@ -4,6 +4,9 @@ What takes long is a coroutine: ``await mod.fit(...)``, ``await mod.score(...)``
 """
 
 from flowmx.module.base import BaseModule
+from flowmx.module.bucketing import BucketingModule
 from flowmx.module.module import Module
+from flowmx.module.python_module import PythonLossModule, PythonModule
+from flowmx.module.sequential import SequentialModule
 
-__all__ = ["BaseModule", "Module"]
+__all__ = ["BaseModule", "BucketingModule", "Module", "PythonLossModule", "PythonModule", "SequentialModule"]

@@ -363,8 +363,12 @@ class Module(BaseModule):
         if store is None:
             return epoch
         epoch = await store._end_epoch(epoch)
-        self._stale |= self._updating("fit").pull(self._executors("fit"))
+        self._pull()
         return epoch
+
+    def _pull(self) -> None:
+        """Take what other workers have made of the parameters meanwhile."""
+        self._stale |= self._updating("fit").pull(self._executors("fit"))
 
     # -- the optimizer ---------------------------------------------------------------------------------
 

@@ -1,0 +1,285 @@
+"""``mx.model.FeedForward``: MXNet's oldest way to train, around a symbol. :class:`Module` does the work."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx import metric, model
+from flowmx.callback import LogValidationMetricsCallback
+from flowmx.devices import Context, cpu
+from flowmx.initializer import Uniform
+from flowmx.io import DataIter, NDArrayIter, ResizeIter
+from flowmx.module import BaseModule, BucketingModule, Module
+from flowmx.ndarray import NDArray
+from flowmx.symbol import Symbol
+
+__all__ = ["FeedForward"]
+
+
+class FeedForward:
+    """A network that is trained on arrays or an iterator, then predicts; what takes long is a coroutine.
+
+    Args:
+        symbol: the symbol; or a function that makes one of a bucket's key.
+        ctx: a device, or several; predictions use the first.
+        num_epoch: the number of the epoch to stop before.
+        epoch_size: batches in an epoch (default: those that the data has).
+        optimizer: a name, or an optimizer.
+        initializer: for parameters that are not given.
+        numpy_batch_size: instances in a batch, where data comes as an array.
+        arg_params: parameters.
+        aux_params: auxiliary states.
+        allow_extra_params: leave out parameters that the symbol has not.
+        begin_epoch: the first epoch's number.
+        **kwargs: arguments of the optimizer.
+
+    Raises:
+        TypeError: ``symbol`` is neither a symbol nor a function.
+
+    Example:
+        >>> net = mx.model.FeedForward(symbol, num_epoch=10, learning_rate=0.1)
+        >>> await net.fit(images, labels)
+        >>> probabilities = await net.predict(more_images)
+    """
+
+    def __init__(
+        self, symbol: Any, ctx: Context | Sequence[Context] | None = None, num_epoch: int | None = None,
+        epoch_size: int | None = None, optimizer: Any = "sgd",
+        initializer: Callable[..., Any] = Uniform(0.01),  # noqa: B008
+        numpy_batch_size: int = 128, arg_params: Mapping[str, NDArray] | None = None,
+        aux_params: Mapping[str, NDArray] | None = None, allow_extra_params: bool = False, begin_epoch: int = 0,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        warnings.warn("FeedForward is MXNet's oldest interface: use mx.mod.Module", DeprecationWarning, stacklevel=2)
+        if not isinstance(symbol, Symbol) and not callable(symbol):
+            raise TypeError(f"FeedForward: symbol is {symbol!r}, expected a Symbol, or a function of a bucket's key")
+        self.symbol: Any = symbol if isinstance(symbol, Symbol) else None
+        self.sym_gen = None if isinstance(symbol, Symbol) else symbol
+        self.ctx: list[Context] = [cpu()] if ctx is None else [ctx] if isinstance(ctx, Context) else list(ctx)
+        self.num_epoch = num_epoch
+        self.epoch_size = epoch_size
+        self.optimizer = optimizer
+        self.initializer = initializer
+        self.numpy_batch_size = numpy_batch_size
+        self.arg_params = None if arg_params is None else dict(arg_params)
+        self.aux_params = None if aux_params is None else dict(aux_params)
+        self.allow_extra_params = allow_extra_params
+        self.begin_epoch = begin_epoch
+        self.kwargs = dict(kwargs)
+
+    # -- training --------------------------------------------------------------------------------------
+
+    async def fit(
+        self, X: Any, y: Any = None, eval_data: Any = None, eval_metric: Any = "acc", epoch_end_callback: Any = None,
+        batch_end_callback: Any = None, kvstore: Any = "local", logger: Any = None, work_load_list: Any = None,
+        monitor: Any = None, eval_end_callback: Any = LogValidationMetricsCallback(),  # noqa: B008
+        eval_batch_end_callback: Any = None,
+    ) -> None:  # fmt: skip
+        """Train.
+
+        Args:
+            X: the inputs as an array, or an iterator.
+            y: the labels, where ``X`` is an array.
+            eval_data: an iterator, or a pair of inputs and labels, to evaluate on after each epoch.
+            eval_metric: the metric.
+            epoch_end_callback: as for :meth:`Module.fit`, as are the other callbacks, ``kvstore`` and ``monitor``.
+            batch_end_callback: see there.
+            kvstore: see there.
+            logger: where training is logged to.
+            work_load_list: the part of a batch for each device.
+            monitor: see there.
+            eval_end_callback: see there.
+            eval_batch_end_callback: see there.
+
+        Raises:
+            TypeError, ValueError: the data is something else, or inputs and labels do not fit.
+        """
+        data = self._batches(X, y, is_train=True)
+        module = self._module(data, logger, work_load_list)
+        await module.fit(
+            data if self.epoch_size is None else ResizeIter(data, self.epoch_size, reset_internal=False),
+            eval_data=self._evaluation(eval_data), eval_metric=eval_metric, epoch_end_callback=epoch_end_callback,
+            batch_end_callback=batch_end_callback, kvstore=kvstore, optimizer=self.optimizer,
+            optimizer_params=self.kwargs, eval_end_callback=eval_end_callback,
+            eval_batch_end_callback=eval_batch_end_callback, initializer=self.initializer,
+            arg_params=self._known(self.arg_params, module), aux_params=self._known(self.aux_params, module),
+            allow_missing=True, begin_epoch=self.begin_epoch, num_epoch=self.num_epoch, monitor=monitor,
+        )  # fmt: skip
+        args, aux = module.get_params()
+        self.arg_params, self.aux_params = dict(args), dict(aux)
+
+    def _module(self, data: DataIter, logger: Any, work_load_list: Any) -> BaseModule:
+        names = [each[0] for each in data.provide_data], [each[0] for each in data.provide_label]
+        more: dict[str, Any] = {"context": self.ctx, "work_load_list": work_load_list}
+        if logger is not None:
+            more["logger"] = logger
+        make = self.sym_gen
+        if make is None:
+            return Module(self.symbol, *names, **more)
+        key: Any = data.default_bucket_key  # type: ignore[attr-defined]
+        self.symbol = make(key)
+        return BucketingModule(lambda key: (make(key), *names), key, **more)
+
+    def _known(self, params: dict[str, NDArray] | None, module: BaseModule) -> dict[str, NDArray] | None:
+        if params is None or not self.allow_extra_params:
+            return params
+        known = {*module.symbol.list_arguments(), *module.symbol.list_auxiliary_states()}
+        return {name: array for name, array in params.items() if name in known}
+
+    # -- predicting ------------------------------------------------------------------------------------
+
+    async def predict(self, X: Any, num_batch: int | None = None, return_data: bool = False, reset: bool = True) -> Any:
+        """The outputs for all inputs, as NumPy arrays: one, or a list where there are several.
+
+        Args:
+            X: the inputs as an array, or an iterator.
+            num_batch: predict so many batches alone.
+            return_data: return outputs, inputs and labels.
+            reset: reset an iterator first.
+
+        Raises:
+            RuntimeError: there are no parameters yet.
+        """
+        data = self._batches(X, None, is_train=False)
+        module = self._predictor(data)
+        outputs: list[list[Any]] = []
+        inputs: list[list[Any]] = []
+        labels: list[list[Any]] = []
+        async for found, _, batch in module.iter_predict(data, num_batch, reset):
+            kept = data.batch_size - (batch.pad or 0)
+            outputs.append([(await each).asnumpy() for each in found])
+            if return_data:
+                inputs.append([(await each[:kept].copy()).asnumpy() for each in batch.data])
+                labels.append([(await each[:kept].copy()).asnumpy() for each in batch.label or ()])
+        return (_joined(outputs), _joined(inputs), _joined(labels)) if return_data else _joined(outputs)
+
+    async def score(
+        self, X: Any, eval_metric: Any = "acc", num_batch: int | None = None, batch_end_callback: Any = None,
+        reset: bool = True,
+    ) -> Any:  # fmt: skip
+        """Evaluate; returns the metric's value.
+
+        Args:
+            X: an iterator.
+            eval_metric: the metric.
+            num_batch: evaluate so many batches alone.
+            batch_end_callback: called after each batch.
+            reset: reset the iterator first.
+
+        Raises:
+            RuntimeError: there are no parameters yet.
+        """
+        data = self._batches(X, None, is_train=False)
+        measured = eval_metric if isinstance(eval_metric, metric.EvalMetric) else metric.create(eval_metric)
+        await self._predictor(data).score(data, measured, num_batch, batch_end_callback, reset=reset)
+        return measured.get()[1]
+
+    def _predictor(self, data: DataIter) -> Module:
+        if self.arg_params is None or self.symbol is None:
+            raise RuntimeError("FeedForward: there are no parameters yet: call fit(), or give arg_params")
+        names = [each[0] for each in data.provide_data]
+        given = [each[0] for each in data.provide_label or ()]
+        inputs = [name for name in self.symbol.list_arguments() if name not in self.arg_params and name not in names]
+        module = Module(self.symbol, names, [name for name in inputs if name in given] or inputs, context=self.ctx[0])
+        labels = data.provide_label if set(inputs) <= set(given) else None
+        module.bind(data.provide_data, labels, for_training=False)
+        module.init_params(None, self._known(self.arg_params, module), self._known(self.aux_params or {}, module))
+        return module
+
+    # -- data ------------------------------------------------------------------------------------------
+
+    def _batches(self, X: Any, y: Any, is_train: bool) -> DataIter:
+        if isinstance(X, DataIter):
+            return X
+        if not isinstance(X, (np.ndarray, NDArray)):
+            raise TypeError(f"FeedForward: X is {type(X).__name__}, expected an array or an iterator of mx.io")
+        if y is None:
+            if is_train:
+                raise ValueError("FeedForward: y is missing: with an array as X, give the labels as an array too")
+            y = np.zeros(X.shape[0])
+        if not isinstance(y, (np.ndarray, NDArray)):
+            raise TypeError(f"FeedForward: y is {type(y).__name__}, expected an array")
+        if y.ndim == 2 and y.shape[1] == 1:
+            y = y.reshape((y.shape[0],))
+        if y.ndim != 1 or y.shape[0] != X.shape[0]:
+            raise ValueError(f"FeedForward: y has shape {y.shape}, expected a label for each of {X.shape[0]} instances")
+        size = min(X.shape[0], self.numpy_batch_size)
+        return NDArrayIter(X, y, size, shuffle=is_train, last_batch_handle="roll_over" if is_train else "pad")
+
+    def _evaluation(self, given: Any) -> DataIter | None:
+        if given is None or isinstance(given, DataIter):
+            return given
+        if not isinstance(given, (tuple, list)) or len(given) != 2 or given[0] is None:
+            raise TypeError(
+                f"FeedForward: eval_data is {given!r}, expected an iterator, or a pair of inputs and labels"
+            )
+        if given[1] is None and isinstance(given[0], DataIter):
+            return given[0]
+        inputs, labels = (np.array(each) if isinstance(each, list) else each for each in given)
+        return self._batches(inputs, labels, is_train=True)
+
+    # -- files -----------------------------------------------------------------------------------------
+
+    def save(self, prefix: str, epoch: int | None = None, remove_amp_cast: bool = True) -> None:
+        """Save symbol and parameters as ``mx.model.save_checkpoint`` does; blocks until they are on disk.
+
+        Args:
+            prefix: of the files' names.
+            epoch: the number of epochs done (default: ``num_epoch``).
+            remove_amp_cast: leave casts of mixed precision out of the symbol.
+
+        Raises:
+            ValueError: no epoch is known.
+        """
+        epoch = self.num_epoch if epoch is None else epoch
+        if epoch is None:
+            raise ValueError("FeedForward.save: epoch is missing, and so is num_epoch: give one")
+        model.save_checkpoint(
+            prefix, epoch, self.symbol, self.arg_params or {}, self.aux_params or {}, remove_amp_cast
+        )  # fmt: skip
+
+    @staticmethod
+    def load(prefix: str, epoch: int, ctx: Context | Sequence[Context] | None = None, **kwargs: Any) -> FeedForward:
+        """A network with the symbol and parameters of a checkpoint; :meth:`fit` goes on with that epoch.
+
+        Args:
+            prefix: of the files' names.
+            epoch: the number of epochs done.
+            ctx: as for the class.
+            **kwargs: likewise.
+        """
+        symbol, arg_params, aux_params = model.load_checkpoint(prefix, epoch)
+        return FeedForward(
+            symbol, ctx, arg_params=arg_params, aux_params=aux_params, begin_epoch=epoch, **kwargs
+        )  # fmt: skip
+
+    @staticmethod
+    async def create(
+        symbol: Any, X: Any, y: Any = None, ctx: Context | Sequence[Context] | None = None,
+        num_epoch: int | None = None, epoch_size: int | None = None, optimizer: Any = "sgd",
+        initializer: Callable[..., Any] = Uniform(0.01),  # noqa: B008
+        eval_data: Any = None, eval_metric: Any = "acc", epoch_end_callback: Any = None,
+        batch_end_callback: Any = None, kvstore: Any = "local", logger: Any = None, work_load_list: Any = None,
+        eval_end_callback: Any = LogValidationMetricsCallback(),  # noqa: B008
+        eval_batch_end_callback: Any = None, **kwargs: Any,
+    ) -> FeedForward:  # fmt: skip
+        """Make a network and train it: the class and :meth:`fit` in one; their arguments are described there."""
+        made = FeedForward(
+            symbol, ctx, num_epoch=num_epoch, epoch_size=epoch_size, optimizer=optimizer, initializer=initializer,
+            **kwargs,
+        )  # fmt: skip
+        await made.fit(
+            X, y, eval_data, eval_metric, epoch_end_callback, batch_end_callback, kvstore, logger, work_load_list,
+            eval_end_callback=eval_end_callback, eval_batch_end_callback=eval_batch_end_callback,
+        )  # fmt: skip
+        return made
+
+
+def _joined(batches: Sequence[Sequence[Any]]) -> Any:
+    """What batches have, put together: an array, or a list of them."""
+    found = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
+    return found[0] if len(found) == 1 else found

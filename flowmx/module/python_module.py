@@ -1,0 +1,213 @@
+"""Modules written in Python: ``mx.mod.PythonModule`` and ``mx.mod.PythonLossModule``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flowmx import ndarray as nd
+from flowmx.initializer import Uniform
+from flowmx.io import DataDesc
+from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
+from flowmx.ndarray import NDArray
+
+
+class PythonModule(BaseModule):
+    """A module without parameters, whose passes a subclass writes: a link of a :class:`SequentialModule`.
+
+    A subclass implements ``_compute_output_shapes()``, which returns pairs of name and shape, ``forward``,
+    ``get_outputs``, and ``backward`` with ``get_input_grads``.
+
+    Args:
+        data_names: of the inputs.
+        label_names: of the labels; None where it takes none.
+        output_names: of the outputs.
+        logger: where training is logged to.
+    """
+
+    def __init__(
+        self,
+        data_names: Sequence[str],
+        label_names: Sequence[str] | None,
+        output_names: Sequence[str],
+        logger: Any = logging,
+    ) -> None:
+        super().__init__(logger)
+        self._data_names = list(data_names)
+        self._label_names = None if label_names is None else list(label_names)
+        self._output_names = list(output_names)
+        self._data_shapes: Any = None
+        self._label_shapes: Any = None
+        self._output_shapes: Any = None
+
+    @property
+    def data_names(self) -> list[str]:
+        return self._data_names
+
+    @property
+    def output_names(self) -> list[str]:
+        return self._output_names
+
+    @property
+    def data_shapes(self) -> list[DataDesc]:
+        found: list[DataDesc] = self._data_shapes
+        return found
+
+    @property
+    def label_shapes(self) -> list[DataDesc] | None:
+        found: list[DataDesc] | None = self._label_shapes
+        return found
+
+    @property
+    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        found: list[tuple[str, tuple[int, ...]]] = self._output_shapes
+        return found
+
+    def bind(
+        self,
+        data_shapes: Any,
+        label_shapes: Any = None,
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Any = None,
+        grad_req: Any = "write",
+    ) -> None:
+        """Take the shapes, and ask ``_compute_output_shapes`` for those of the outputs.
+
+        Raises:
+            ValueError: other names than its own, or another ``grad_req`` than ``"write"``.
+        """
+        if self.binded and not force_rebind:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        if grad_req != "write":
+            raise ValueError(f"bind: grad_req is {grad_req!r}, expected 'write', which is all that it can")
+        _check_shapes("data_shapes", data_shapes, self._data_names)
+        if label_shapes is not None:
+            _check_shapes("label_shapes", label_shapes, self._label_names or [])
+        self._data_shapes, self._label_shapes = data_shapes, label_shapes
+        self._output_shapes = self._compute_output_shapes()
+        self.binded, self.for_training, self.inputs_need_grad = True, for_training, inputs_need_grad
+
+    def _compute_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        raise NotImplementedError(f"{type(self).__name__} must implement _compute_output_shapes()")
+
+    def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
+        return {}, {}
+
+    def init_params(
+        self,
+        initializer: Callable[..., Any] | None = Uniform(0.01),  # noqa: B008
+        arg_params: Params = None,
+        aux_params: Params = None,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
+    ) -> None:
+        """There is nothing to initialize."""
+        self.params_initialized = True
+
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: OptimizerParams = _SGD_PARAMS,
+        force_init: bool = False,
+    ) -> None:
+        """There is nothing to optimize."""
+        self.optimizer_initialized = True
+
+    def update(self) -> None:
+        """There is nothing to update."""
+
+    def _measured(self, labels: Sequence[NDArray]) -> list[tuple[dict[str, NDArray], dict[str, NDArray]]]:
+        if self._label_shapes is None:
+            return []  # no loss, so nothing to measure
+        found = dict(zip(self._label_names or (), labels, strict=False))
+        return [(found, dict(zip(self._output_names, self.get_outputs(), strict=False)))]
+
+    def install_monitor(self, mon: Any) -> None:
+        """There is no graph to watch."""
+
+
+class PythonLossModule(PythonModule):
+    """A loss: its output is its input, and its gradient comes from a function.
+
+    Args:
+        name: of the module; its output is named ``<name>_output``.
+        data_names: the name of its only input.
+        label_names: the name of its only label.
+        logger: where training is logged to.
+        grad_func: called with scores and labels, returns the gradient of the loss by the scores. A subclass may
+            implement ``_backward_impl`` instead, which sets ``_scores_grad`` from ``_scores`` and ``_labels``.
+
+    Raises:
+        ValueError: several inputs or labels.
+        TypeError: ``grad_func`` is no function.
+
+    Example:
+        >>> hinge = mx.mod.PythonLossModule(grad_func=lambda scores, labels: (scores - labels) / len(labels))
+    """
+
+    def __init__(
+        self,
+        name: str = "pyloss",
+        data_names: Sequence[str] = ("data",),
+        label_names: Sequence[str] = ("softmax_label",),
+        logger: Any = logging,
+        grad_func: Callable[[NDArray, NDArray], Any] | None = None,
+    ) -> None:
+        super().__init__(data_names, label_names, [f"{name}_output"], logger)
+        if len(data_names) != 1 or len(label_names) != 1:
+            raise ValueError(
+                f"PythonLossModule: data_names is {list(data_names)} and label_names {list(label_names)}, expected one "
+                "name each"
+            )
+        if grad_func is not None and not callable(grad_func):
+            raise TypeError(f"PythonLossModule: grad_func is {grad_func!r}, expected a function of scores and labels")
+        self._name = name
+        self._grad_func = grad_func
+        self._scores: Any = None
+        self._labels: Any = None
+        self._scores_grad: Any = None
+
+    def _compute_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
+        return [(f"{self._name}_output", tuple(self._data_shapes[0][1]))]
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        self._scores = data_batch.data[0]
+        if self.for_training if is_train is None else is_train:
+            self._labels = data_batch.label[0]
+
+    def get_outputs(self, merge_multi_context: bool = True) -> Any:
+        return [self._scores] if merge_multi_context else [[self._scores]]
+
+    def backward(self, out_grads: Any = None) -> None:
+        """Compute the gradient of the scores.
+
+        Raises:
+            ValueError: gradients of the output, which a loss has not.
+            RuntimeError: it is bound for predictions.
+        """
+        if out_grads is not None:
+            raise ValueError("backward: out_grads came for a loss, whose output has no gradient: leave it out")
+        if not self.for_training:
+            raise RuntimeError("backward: the module is bound for predictions: bind it with for_training=True")
+        self._backward_impl()
+
+    def _backward_impl(self) -> None:
+        if self._grad_func is None:
+            raise NotImplementedError(f"{type(self).__name__} needs grad_func, or a _backward_impl() of its own")
+        found = self._grad_func(self._scores, self._labels)
+        self._scores_grad = found if isinstance(found, NDArray) else nd.array(found)
+
+    def get_input_grads(self, merge_multi_context: bool = True) -> Any:
+        return [self._scores_grad] if merge_multi_context else [[self._scores_grad]]
+
+
+def _check_shapes(argument: str, shapes: Sequence[Any], names: Sequence[str]) -> None:
+    found = [each[0] for each in shapes]
+    if found != list(names):
+        raise ValueError(f"bind: {argument} names {found}, expected {list(names)}")

@@ -1,0 +1,168 @@
+"""Cells that change what others do: dropout, zoneout, residual connections."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flowmx import symbol as sym
+from flowmx.ndarray import NDArray
+from flowmx.rnn.base import BaseRNNCell, RNNParams, Weights, merged, split
+from flowmx.symbol import Symbol
+
+
+class DropoutCell(BaseRNNCell):
+    """Drops a part of its input in training.
+
+    Args:
+        dropout: which part.
+        prefix: of names.
+        params: kept for MXNet's scripts; it has none.
+
+    Raises:
+        TypeError: ``dropout`` is no number.
+    """
+
+    def __init__(self, dropout: float, prefix: str = "dropout_", params: RNNParams | None = None) -> None:
+        super().__init__(prefix, params)
+        if not isinstance(dropout, (int, float)):
+            raise TypeError(f"DropoutCell: dropout is {dropout!r}, expected a number from 0 to 1")
+        self.dropout = dropout
+
+    @property
+    def state_info(self) -> list[dict[str, Any]]:
+        return []
+
+    def __call__(self, inputs: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+        return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
+
+    def unroll(
+        self,
+        length: int,
+        inputs: Any,
+        begin_state: list[Any] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Any, list[Any]]:
+        self.reset()
+        if merge_outputs is True or (merge_outputs is None and isinstance(inputs, Symbol)):
+            return self(merged(inputs, layout), [])
+        return super().unroll(length, inputs, begin_state, layout, merge_outputs)
+
+
+class ModifierCell(BaseRNNCell):
+    """Base of cells that hold another one, which is not to be called itself any more.
+
+    Args:
+        base_cell: the other one.
+    """
+
+    def __init__(self, base_cell: BaseRNNCell) -> None:
+        super().__init__()
+        base_cell._modified = True
+        self.base_cell = base_cell
+
+    @property
+    def params(self) -> RNNParams:
+        self._own_params = False
+        return self.base_cell.params
+
+    @property
+    def state_info(self) -> list[dict[str, Any]]:
+        return self.base_cell.state_info
+
+    def begin_state(self, init_sym: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Any]:  # type: ignore[override]
+        self._check_unmodified()
+        return self._of_base(lambda: self.base_cell.begin_state(func=init_sym, **kwargs))
+
+    def _of_base(self, work: Callable[[], Any]) -> Any:
+        """What the other cell does, which may be called here."""
+        self.base_cell._modified = False
+        try:
+            return work()
+        finally:
+            self.base_cell._modified = True
+
+    def unpack_weights(self, args: Weights) -> dict[str, NDArray]:
+        return self.base_cell.unpack_weights(args)
+
+    def pack_weights(self, args: Weights) -> dict[str, NDArray]:
+        return self.base_cell.pack_weights(args)
+
+
+class ZoneoutCell(ModifierCell):
+    """Keeps a part of outputs and states as they were a step before, in training (Krueger et al. 2016).
+
+    Args:
+        base_cell: the cell.
+        zoneout_outputs: the part of the outputs.
+        zoneout_states: the part of the states.
+
+    Raises:
+        TypeError: the cell can not be called step by step.
+    """
+
+    def __init__(self, base_cell: BaseRNNCell, zoneout_outputs: float = 0.0, zoneout_states: float = 0.0) -> None:
+        if type(base_cell).__call__ is BaseRNNCell.__call__:
+            raise TypeError(
+                f"ZoneoutCell: a {type(base_cell).__name__} can not be called step by step: unfuse() it, or put "
+                "ZoneoutCells around the cells in it"
+            )
+        super().__init__(base_cell)
+        self.zoneout_outputs = zoneout_outputs
+        self.zoneout_states = zoneout_states
+        self.prev_output: Any = None
+
+    def reset(self) -> None:
+        super().reset()
+        self.prev_output = None
+        if hasattr(self, "base_cell"):
+            self.base_cell.reset()
+
+    def __call__(self, inputs: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+        output, after = self.base_cell(inputs, states)
+        before = sym.zeros((0, 0)) if self.prev_output is None else self.prev_output
+        if self.zoneout_outputs:
+            output = _kept(self.zoneout_outputs, output, before)
+        if self.zoneout_states:
+            after = [_kept(self.zoneout_states, new, old) for new, old in zip(after, states, strict=True)]
+        self.prev_output = output
+        return output, after
+
+
+class ResidualCell(ModifierCell):
+    """Adds its input to the output of another cell (Wu et al. 2016).
+
+    Args:
+        base_cell: the other cell.
+    """
+
+    def __call__(self, inputs: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+        output, states = self.base_cell(inputs, states)
+        return _plus(output, inputs), states
+
+    def unroll(
+        self,
+        length: int,
+        inputs: Any,
+        begin_state: list[Any] | None = None,
+        layout: str = "NTC",
+        merge_outputs: bool | None = None,
+    ) -> tuple[Any, list[Any]]:
+        self.reset()
+        outputs, states = self._of_base(
+            lambda: self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)
+        )
+        if isinstance(outputs, Symbol):
+            return _plus(outputs, merged(inputs, layout)), states
+        pairs = zip(outputs, split(length, inputs, layout), strict=True)
+        return [_plus(*pair) for pair in pairs], states
+
+
+def _plus(output: Symbol, inputs: Symbol) -> Symbol:
+    return sym.elemwise_add(output, inputs, name=f"{output.name}_plus_residual")
+
+
+def _kept(part: float, new: Symbol, old: Symbol) -> Symbol:
+    """The new values, but for a random part, which stays old in training."""
+    return sym.where(sym.Dropout(sym.ones_like(new), p=part), new, old)
