@@ -77,3 +77,14 @@ def test_few_lines_change(script):
     changed = [line for line in after if line not in before]
     assert 1 <= len(changed) <= 6
     assert all("flowmx" in line or "mx.run(" in line or line == "))  # fmt: skip" for line in changed), changed
+
+
+def test_the_page_s_recipes_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (FOLDER.parent.parent / "docs" / "migration.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL):
+        exec(compile(block, "docs/migration.md", "exec"), names)
+    printed = capsys.readouterr().out
+    for expected in ("(4, 3)", "['arg:fc_bias', 'arg:fc_weight']", "1.0 b'any bytes'", "accuracy", "[2. 2. 2.]"):
+        assert expected in printed

@@ -37,6 +37,24 @@ def test_an_old_checkpoint_computes_what_the_new_one_does(version, tmp_path):
     np.testing.assert_allclose(found, stored["inception_bn/output0"], atol=1e-5)
 
 
+@pytest.mark.parametrize("file", ["net-symbol.json", "net-0003.params"])
+@pytest.mark.parametrize("part", [0, 0.01, 0.3, 0.9, 0.999])
+def test_a_checkpoint_that_was_cut_off_is_refused_by_name(file, part, tmp_path):
+    arrays = {"arg:conv_weight": np.ones((4, 3, 3, 3), np.float32), "aux:bn_moving_var": np.ones(4, np.float32)}
+    params.save(tmp_path / "net-0003.params", arrays)
+    (tmp_path / "net-symbol.json").write_text(CASES["old_network"])
+    whole = (tmp_path / file).read_bytes()
+    (tmp_path / file).write_bytes(whole[: int(len(whole) * part)])
+    with pytest.raises(mx.MXNetError, match=file):
+        mx.model.load_checkpoint(str(tmp_path / "net"), 3)
+
+
+def test_operators_of_mxnet_s_numpy_are_refused_by_name():
+    text = CASES["old_reductions"].replace('"argmin"', '"_npi_argmin"')
+    with pytest.raises(mx.MXNetError, match="node 'worst' of the loaded symbol: there is no operator '_npi_argmin'"):
+        mx.sym.load_json(text)
+
+
 def test_groups_of_devices_and_factors_of_0_8_are_heeded():
     symbol = mx.sym.load_json(CASES["old_network"])
     told = symbol.attr_dict()
