@@ -14,6 +14,10 @@ def numbers(*shape, seed=0):
     return np.random.default_rng(seed).uniform(0.2, 1.5, shape).astype("float32")
 
 
+def floats(*values):
+    return np.array(values, "float32")
+
+
 def ints(*values):
     return np.array(values, "int64")
 
@@ -68,7 +72,7 @@ NODES = [
     ("Max", [numbers(2, 3), numbers(1, 3, seed=1), numbers(2, 1, seed=2)], {}),
     ("Mean", [numbers(2, 3), numbers(2, 3, seed=1), numbers(3, seed=2)], {}),
     ("Where", [numbers(2, 1) > 1, numbers(3), numbers(2, 3, seed=1)], {}),
-    ("Round", [np.float32([-2.5, -1.5, -0.5, 0.4, 0.5, 1.5, 2.6])], {}),
+    ("Round", [floats(-2.5, -1.5, -0.5, 0.4, 0.5, 1.5, 2.6)], {}),
     ("HardSwish", [numbers(2, 3) * 4 - 3], {}),
     ("HardSigmoid", [numbers(2, 3) * 4 - 3], {}),
     ("Softplus", [numbers(2, 3)], {}),
@@ -102,15 +106,15 @@ NODES = [
     ("LayerNormalization", [IMAGE, "|", numbers(9)], {}),
     ("LRN", [IMAGE], {"size": 3}),
     ("LogSoftmax", [IMAGE], {"axis": 1}),
-    ("Resize", [IMAGE, "|", np.float32([]), np.float32([1, 1, 2, 2])],
+    ("Resize", [IMAGE, "|", floats(), floats(1, 1, 2, 2)],
      {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}),
-    ("Resize", [IMAGE, "|", np.float32([]), np.float32([]), ints(2, 4, 14, 5)], {"mode": "linear"}),
+    ("Resize", [IMAGE, "|", floats(), floats(), ints(2, 4, 14, 5)], {"mode": "linear"}),
     ("DepthToSpace", [IMAGE], {"blocksize": 2}),
     ("Dropout", [IMAGE], {}),
     ("Cast", [IMAGE], {"to": TensorProto.INT32}),
-    ("OneHot", [ints(2, 0, 1), "|", np.int64(4), np.float32([0.5, 2])], {}),
+    ("OneHot", [ints(2, 0, 1), "|", np.int64(4), floats(0.5, 2)], {}),
     ("Sum", [numbers(2, 3), numbers(3, seed=1)], {}),
-    ("IsNaN", [np.float32([1, np.nan, 2])], {}),
+    ("IsNaN", [floats(1, np.nan, 2)], {}),
 ]  # fmt: skip
 
 

@@ -237,6 +237,19 @@ def test_symbols_and_parameters_come_in_many_forms(form, tmp_path):
     check_file(path, predict(symbol, params, inputs), inputs)
 
 
+def test_all_shapes_may_be_in_the_file_and_what_was_written_in_the_log(tmp_path, caplog):
+    import onnx
+
+    symbol, params = convolutions()
+    path, inputs = str(tmp_path / "model.onnx"), {"data0": numbers(2, 3, 8, 8)}
+    with caplog.at_level("INFO"):
+        write(path, symbol, params, inputs, run_shape_inference=True, verbose=True)
+    assert "opset 13" in caplog.text and "(2, 3, 8, 8)" in caplog.text
+    shapes = [[d.dim_value for d in v.type.tensor_type.shape.dim] for v in onnx.load(path).graph.value_info]
+    assert [2, 4, 8, 8] in shapes and [2, 4, 4, 4] in shapes
+    check_file(path, predict(symbol, params, inputs), inputs)
+
+
 def test_every_node_in_the_way_is_named_and_nothing_is_written(tmp_path):
     data = mx.sym.var("data")
     symbol = mx.sym.Group([mx.sym.gammaln(data, name="first"), mx.sym.topk(mx.sym.erfinv(data, name="second"),
