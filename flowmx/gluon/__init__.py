@@ -12,7 +12,7 @@ Example:
     >>> trainer.step(batch_size=len(data))
 """
 
-from flowmx.gluon import block, contrib, loss, model_zoo, nn, parameter, rnn, trainer, utils
+from flowmx.gluon import block, contrib, data, loss, model_zoo, nn, parameter, rnn, trainer, utils
 from flowmx.gluon.block import Block, HybridBlock, SymbolBlock
 from flowmx.gluon.parameter import Constant, DeferredInitializationError, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
@@ -20,5 +20,5 @@ from flowmx.gluon.trainer import Trainer
 
 __all__ = [
     "Block", "Constant", "DeferredInitializationError", "HybridBlock", "Parameter", "ParameterDict", "SymbolBlock",
-    "Trainer", "block", "contrib", "loss", "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
+    "Trainer", "block", "contrib", "data", "loss", "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
 ]  # fmt: skip

@@ -7,17 +7,34 @@ all three.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from flowmx.devices import generator
 
 _stream = random.Random()
 _seeding: tuple[int, int | None] = (0, None)
+_own: ContextVar[random.Random | None] = ContextVar("own stream", default=None)
+
+
+@contextmanager
+def using(own: random.Random) -> Iterator[None]:
+    """A ``with`` block in which the stream is another one: for a batch whose randomness is its own."""
+    token = _own.set(own)
+    try:
+        yield
+    finally:
+        _own.reset(token)
 
 
 def stream() -> random.Random:
     """The stream, seeded anew where `mx.random.seed` was called since."""
     global _seeding
+    own = _own.get()
+    if own is not None:
+        return own
     now = generator.seeding()
     if now != _seeding:
         _seeding = now

@@ -1,5 +1,5 @@
 """Layers, cells and the estimator of ``mx.gluon.contrib``."""
 
-from flowmx.gluon.contrib import cnn, estimator, nn, rnn
+from flowmx.gluon.contrib import cnn, data, estimator, nn, rnn
 
-__all__ = ["cnn", "estimator", "nn", "rnn"]
+__all__ = ["cnn", "data", "estimator", "nn", "rnn"]

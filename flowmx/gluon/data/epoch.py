@@ -1,0 +1,192 @@
+"""One epoch of a `DataLoader`: what a loop iterates over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from flowmx import engine
+from flowmx.gluon.data import loading, seeds
+from flowmx.gluon.data.place import Place
+from flowmx.gluon.data.workers import Crew, DataLoaderTimeout, Failed, Job
+
+if TYPE_CHECKING:
+    from flowmx.gluon.data.loader import DataLoader
+
+
+class Epoch:
+    """Base of the epochs.
+
+    Args:
+        place: where it stands.
+        length: how many batches there are in all.
+
+    Attributes:
+        loader: whose epoch it is, once a loop has it: so the workers live as long as the loop.
+        place: where it stands.
+    """
+
+    loader: DataLoader | None = None
+
+    def __init__(self, place: Place, length: int) -> None:
+        self.place = place
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Epoch:
+        return self
+
+    def __aiter__(self) -> Epoch:
+        return self
+
+    def __next__(self) -> Any:
+        raise NotImplementedError
+
+    async def __anext__(self) -> Any:
+        raise NotImplementedError
+
+    def next(self) -> Any:
+        """The next batch (MXNet's name)."""
+        return self.__next__()
+
+    def close(self) -> None:
+        """Give the rest of it up."""
+        self.loader = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def _seed_of(self, number: int) -> int:
+        start = self.place.start
+        return seeds.derive(start.seed, start.epoch, number)
+
+    def _outcome(self, made: Any) -> Any:
+        """What the loop gets: the batch, or the error of one, after which there are no more."""
+        if isinstance(made, Failed):
+            self.close()
+            if isinstance(made.error, StopIteration | StopAsyncIteration):  # these would end the loop without a word
+                raise RuntimeError(f"the data set raised {type(made.error).__name__}") from made.error
+            raise made.error
+        self.place.gave()
+        return made if self.loader is None else self.loader._given(made)
+
+    def _finish(self) -> None:
+        """It has come to its end."""
+        loader = self.loader
+        self.close()
+        if loader is not None and not self.place.finished:
+            self.place.finished = True
+            loader._ended()
+
+
+class Sync(Epoch):
+    """Batches that are made when they are asked for.
+
+    Args:
+        place: where it stands.
+        length: how many batches there are in all.
+        dataset: the samples.
+        batchify_fn: puts them together.
+    """
+
+    def __init__(self, place: Place, length: int, dataset: Any, batchify_fn: Callable[[list[Any]], Any]) -> None:
+        super().__init__(place, length)
+        self._make = partial(loading.make, dataset, batchify_fn)
+
+    def __next__(self) -> Any:
+        task = self._task()
+        if task is None:
+            self._finish()
+            raise StopIteration
+        return self._outcome(self._made(*task))
+
+    async def __anext__(self) -> Any:
+        task = self._task()
+        if task is None:
+            self._finish()
+            raise StopAsyncIteration
+        return self._outcome(await asyncio.to_thread(self._made, *task))
+
+    def _task(self) -> tuple[int, list[Any]] | None:
+        return self.place.take() if self.loader is not None else None
+
+    def _made(self, number: int, samples: list[Any]) -> Any:
+        try:
+            with seeds.borrowed_streams(self._seed_of(number)):
+                return self._make(samples, number)
+        except Exception as error:
+            return Failed(error)
+
+
+class Ahead(Epoch):
+    """Batches that workers make ahead; each is an operation of the engine.
+
+    Args:
+        place: where it stands.
+        length: how many batches there are in all.
+        crew: the workers.
+        prefetch: how many batches are made ahead.
+        timeout: seconds that one may take.
+    """
+
+    def __init__(self, place: Place, length: int, crew: Crew, prefetch: int, timeout: float) -> None:
+        super().__init__(place, length)
+        self._crew = crew
+        self._prefetch = prefetch
+        self._timeout = timeout
+        self._ahead: deque[tuple[Job, engine.Handle]] = deque()
+        self._fetch()
+
+    def __next__(self) -> Any:
+        if not self._ahead:
+            self._finish()
+            raise StopIteration
+        return self._taken(self._ahead[0][1].wait())
+
+    async def __anext__(self) -> Any:
+        if not self._ahead:
+            self._finish()
+            raise StopAsyncIteration
+        return self._taken(await self._ahead[0][1])
+
+    def _taken(self, made: Any) -> Any:
+        self._ahead.popleft()
+        batch = self._outcome(made)
+        self._fetch()
+        return batch
+
+    def _fetch(self) -> None:
+        """Have as many batches under way as are to be ahead."""
+        while len(self._ahead) < self._prefetch and (task := self.place.take()) is not None:
+            job = Job(task[1], task[0], self._seed_of(task[0]))
+            handle = engine.push(partial(_fetched, self._crew, job, self._timeout), name="DataLoader")
+            self._ahead.append((job, handle))
+
+    def close(self) -> None:
+        super().close()
+        ahead, self._ahead = getattr(self, "_ahead", deque()), deque()
+        if ahead:
+            self._crew.forget([job for job, _ in ahead])
+
+
+async def _fetched(crew: Crew, job: Job, seconds: float) -> Any:
+    """A batch of the workers, or why there is none."""
+    crew.submit(job)
+    made = asyncio.wrap_future(job.future)
+    if crew.ends_late_ones:
+        return await made
+    await asyncio.wait([made, asyncio.wrap_future(job.begun)], return_when=asyncio.FIRST_COMPLETED)
+    try:
+        return await asyncio.wait_for(made, seconds)
+    except TimeoutError:
+        return Failed(
+            DataLoaderTimeout(
+                f"batch {job.number} was not ready after {seconds:g} seconds; the DataLoader's `timeout` says how long "
+                "it may take"
+            )
+        )

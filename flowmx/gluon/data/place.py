@@ -1,0 +1,66 @@
+"""Where an epoch stands: apart from the loop, so that a loader knows it of one that was broken off."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+
+class Start(NamedTuple):
+    """Where an epoch begins.
+
+    Attributes:
+        epoch: its number.
+        seed: what is random about its batches follows from it.
+        sampler: the state of the sampler before it; None where that has none.
+        given: batches that were given before, where it is resumed.
+    """
+
+    epoch: int
+    seed: int
+    sampler: Any
+    given: int
+
+
+class Place:
+    """Where an epoch stands.
+
+    Args:
+        start: where it begins.
+        batches: the samples of each batch from there on.
+
+    Attributes:
+        given: batches that the loop has got.
+        finished: whether it came to its end.
+    """
+
+    def __init__(self, start: Start, batches: Iterator[list[Any]]) -> None:
+        self.start = start
+        self.given = start.given
+        self.finished = False
+        self._batches = batches
+        self._under_way: deque[list[Any]] = deque()
+
+    def take(self) -> tuple[int, list[Any]] | None:
+        """The number and the samples of the next batch to make; None where there is none."""
+        samples = next(self._batches, None)
+        if samples is None:
+            return None
+        self._under_way.append(samples)
+        return self.given + len(self._under_way) - 1, samples
+
+    def gave(self) -> None:
+        """The loop has got the next batch."""
+        self._under_way.popleft()
+        self.given += 1
+
+    def state(self) -> dict[str, Any]:
+        """The place as plain data; where the sampler has no state, with the rest of the epoch's samples."""
+        rest = None
+        if self.start.sampler is None:
+            left = list(self._batches)
+            self._batches = iter(left)
+            rest = [list(batch) for batch in itertools.chain(self._under_way, left)]
+        return {**self.start._asdict(), "given": self.given, "rest": rest}

@@ -1,0 +1,17 @@
+"""Data sets of images, and changes of them: ``mx.gluon.data.vision``."""
+
+from flowmx.gluon.data.vision import datasets, transforms
+from flowmx.gluon.data.vision.datasets import (
+    CIFAR10,
+    CIFAR100,
+    MNIST,
+    FashionMNIST,
+    ImageFolderDataset,
+    ImageListDataset,
+    ImageRecordDataset,
+)
+
+__all__ = [
+    "CIFAR10", "CIFAR100", "MNIST", "FashionMNIST", "ImageFolderDataset", "ImageListDataset", "ImageRecordDataset",
+    "datasets", "transforms",
+]  # fmt: skip

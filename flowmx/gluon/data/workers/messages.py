@@ -1,0 +1,127 @@
+"""What goes over the socket between a loader and a worker process.
+
+To the worker: pickled tasks, each after its length. From the worker: records of a fixed size that say in which block of
+memory a result is, with the block's descriptor where it is a new one.
+"""
+
+from __future__ import annotations
+
+import array
+import os
+import pickle
+import socket
+import struct
+from typing import Any, NamedTuple
+
+_LENGTH = struct.Struct("<I")
+_RESULT = struct.Struct("<BQQQQ")
+
+BATCH, ERROR, REFUSED = range(3)
+"""Kinds of results: a batch, the error of one, and the reason why the worker can make none."""
+
+
+class Task(NamedTuple):
+    """What a worker is told.
+
+    Attributes:
+        ticket: the task's number; results bear it.
+        samples: which samples; None: nobody wants the task with this ticket any more.
+        seed: what is random follows from it.
+        number: the number of the batch, for messages.
+        free: blocks that may be used again.
+        drop: blocks that are to be given up.
+    """
+
+    ticket: int
+    samples: list[Any] | None
+    seed: int = 0
+    number: int = 0
+    free: tuple[int, ...] = ()
+    drop: tuple[int, ...] = ()
+
+
+class Result(NamedTuple):
+    """What a worker answers.
+
+    Attributes:
+        kind: what is in the block.
+        ticket: the task's number.
+        block: the block's.
+        capacity: its size.
+        size: how much of it is used.
+        descriptor: the block's, where it is a new one; else -1.
+    """
+
+    kind: int
+    ticket: int
+    block: int
+    capacity: int
+    size: int
+    descriptor: int = -1
+
+
+def send_task(connection: socket.socket, task: Task) -> None:
+    """Tell a worker.
+
+    Raises:
+        OSError: it is gone.
+    """
+    raw = pickle.dumps(tuple(task))
+    connection.sendall(_LENGTH.pack(len(raw)) + raw)
+
+
+def receive_task(connection: socket.socket) -> Task:
+    """What comes next.
+
+    Raises:
+        EOFError: the loader is gone.
+    """
+    (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
+    return Task(*pickle.loads(_exactly(connection, length)))
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    raw = bytearray()
+    while len(raw) < size:
+        part = connection.recv(min(size - len(raw), 1 << 20))
+        if not part:
+            raise EOFError("the connection was closed")
+        raw += part
+    return bytes(raw)
+
+
+def send_result(connection: socket.socket, result: Result) -> None:
+    """Answer.
+
+    Raises:
+        OSError: the loader is gone.
+    """
+    raw = _RESULT.pack(*result[:-1])
+    if result.descriptor < 0:
+        connection.sendall(raw)
+    else:
+        sent = socket.send_fds(connection, [raw], [result.descriptor])
+        connection.sendall(raw[sent:])
+
+
+def receive_result(connection: socket.socket) -> Result:
+    """What a worker answers next.
+
+    Raises:
+        EOFError: it is gone.
+        TimeoutError: the connection's timeout is over.
+    """
+    descriptors = array.array("i")
+    raw = b""
+    try:
+        while len(raw) < _RESULT.size:
+            part, found, _, _ = socket.recv_fds(connection, _RESULT.size - len(raw), 1)
+            descriptors.extend(found)
+            if not part:
+                raise EOFError("the connection was closed")
+            raw += part
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+    return Result(*_RESULT.unpack(raw), descriptors[0] if descriptors else -1)
