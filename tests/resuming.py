@@ -88,7 +88,8 @@ def kill_while_writing(after: int) -> None:
     """Let the fourth checkpoint be torn: the process dies when so many of its bytes are in the file."""
     from flowmx.checkpoint import folder
 
-    real, count = folder.replace_file, [0]
+    module: Any = folder
+    real, count = module.replace_file, [0]
 
     def torn(path: Any, chunks: Any) -> None:
         count[0] += 1
@@ -97,7 +98,7 @@ def kill_while_writing(after: int) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         real(path, chunks)
 
-    folder.replace_file = torn
+    module.replace_file = torn
 
 
 def settings(folder: str | None) -> dict[str, Any]:
@@ -114,13 +115,14 @@ def module(folder: str | None, log: Log, kv: Any = "local", contexts: int = 1) -
         values = [value for _, value in param.eval_metric.get_global_name_value()]
         log(param.epoch, param.nbatch, numbers(param.locals["data_batch"]), *values)
 
-    asyncio.run(
-        mod.fit(
+    async def train() -> None:
+        await mod.fit(
             data(part=part, parts=parts), eval_data=data(part=part, parts=parts), num_epoch=EPOCHS, kvstore=kv,
             eval_metric=["acc", "ce"], optimizer="adam", batch_end_callback=seen,
             optimizer_params={"learning_rate": 0.01, "lr_scheduler": schedule}, **settings(folder),
-        )
-    )  # fmt: skip
+        )  # fmt: skip
+
+    asyncio.run(train())
     args, aux = mod.get_params()
     log.end({name: array.asnumpy() for name, array in (args | aux).items()})
 
@@ -147,11 +149,12 @@ def block(folder: str | None, log: Log, kv: Any = "device") -> None:
     for epoch in range(start[0], EPOCHS):
         number = start[1] if epoch == start[0] else 0
         for batch in batches:
+            inputs, labels = (batch.data or [])[0], (batch.label or [])[0]
             with autograd.record():
-                out = net(batch.data[0])
-                loss = loss_of(out, batch.label[0])
+                out = net(inputs)
+                loss = loss_of(out, labels)
             loss.backward()
-            metric.update(batch.label, [out])
+            metric.update([labels], [out])
             if not isinstance(kv, str):
                 trainer.step(BATCH * kv.num_workers)
             elif number % 2:

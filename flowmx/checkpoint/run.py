@@ -61,7 +61,7 @@ class Run:
         self._trainer = trainer
         self._data = data
         self._metric = metric
-        self._store = getattr(trainer, "_kvstore", None)
+        self._store: Any = getattr(trainer, "_kvstore", None)
         self._workers: int = 1 if self._store is None else self._store.num_workers
         made = folder if isinstance(folder, Checkpoints) else Checkpoints(folder, every, keep)
         self._checkpoints = made.of_worker(0 if self._store is None else self._store.rank, self._workers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
@@ -194,7 +194,7 @@ class BaseRNNCell:
     def _get_activation(self, inputs: Symbol, activation: Any, **kwargs: Any) -> Symbol:
         """An activation by name, or by a function of symbols."""
         if isinstance(activation, str):
-            return sym.Activation(inputs, act_type=activation, **kwargs)
+            return sym.Activation(inputs, act_type=cast(Any, activation), **kwargs)
         found: Symbol = activation(inputs, **kwargs)
         return found
 

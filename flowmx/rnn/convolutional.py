@@ -55,8 +55,8 @@ class BaseConvRNNCell(BaseRNNCell):
         self._activation = activation
         self._conv_layout = conv_layout
         pad = tuple(step * (size - 1) // 2 for size, step in zip(h2h_kernel, h2h_dilate, strict=True))
-        self._h2h = {"kernel": h2h_kernel, "dilate": h2h_dilate, "pad": pad, "stride": (1, 1)}
-        self._i2h = {"kernel": i2h_kernel, "dilate": i2h_dilate, "pad": i2h_pad, "stride": i2h_stride}
+        self._h2h: dict[str, Any] = {"kernel": h2h_kernel, "dilate": h2h_dilate, "pad": pad, "stride": (1, 1)}
+        self._i2h: dict[str, Any] = {"kernel": i2h_kernel, "dilate": i2h_dilate, "pad": i2h_pad, "stride": i2h_stride}
         self._state_shape = self._shape_of_state(input_shape)
         get = self.params.get
         self._iW, self._hW = (
@@ -70,7 +70,9 @@ class BaseConvRNNCell(BaseRNNCell):
         made = sym.Convolution(
             data=sym.Variable("data"), num_filter=self._num_hidden, layout=self._conv_layout, **self._i2h
         )
-        return (0, *made.infer_shape(data=input_shape)[1][0][1:])
+        shapes = made.infer_shape(data=input_shape)[1]
+        assert shapes is not None, "the shape of a convolution follows from that of its data"
+        return (0, *shapes[0][1:])
 
     @property
     def state_info(self) -> list[dict[str, Any]]:
@@ -78,7 +80,7 @@ class BaseConvRNNCell(BaseRNNCell):
 
     def _conv_forward(self, inputs: Any, states: list[Any], name: str) -> tuple[Symbol, Symbol]:
         filters = self._num_hidden * len(self._gate_names)
-        common = {"num_filter": filters, "layout": self._conv_layout}
+        common: dict[str, Any] = {"num_filter": filters, "layout": self._conv_layout}
         i2h = sym.Convolution(
             data=inputs, weight=self._iW, bias=self._iB, name=f"{name}i2h", **common, **self._i2h
         )  # fmt: skip

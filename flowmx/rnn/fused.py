@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 from flowmx import initializer as init
 from flowmx import ndarray as nd
@@ -54,6 +54,7 @@ class FusedRNNCell(BaseRNNCell):
         self._directions = ["l", "r"] if bidirectional else ["l"]
         first = init.FusedRNN(None, num_hidden, num_layers, mode, bidirectional, forget_bias)
         self._parameter = self.params.get("parameters", init=first)
+        self._name = str(self._parameter.name)
 
     @property
     def state_info(self) -> list[dict[str, Any]]:
@@ -92,7 +93,7 @@ class FusedRNNCell(BaseRNNCell):
 
     def unpack_weights(self, args: Weights) -> dict[str, NDArray]:
         found = dict(args)
-        packed = found.pop(self._parameter.name)
+        packed = found.pop(self._name)
         per_input = len(self._directions) * self._num_hidden * len(self._gate_names)
         inputs = (packed.size - self._size(0)) // per_input
         return found | {name: piece.copy() for name, piece in self._sliced(packed, inputs)}
@@ -103,7 +104,7 @@ class FusedRNNCell(BaseRNNCell):
         packed = nd.zeros((self._size(first.shape[1]),), first.context, first.dtype)
         for name, piece in self._sliced(packed, first.shape[1]):
             piece[:] = found.pop(name)
-        return {**found, self._parameter.name: packed}
+        return {**found, self._name: packed}
 
     # -- graphs ----------------------------------------------------------------------------------------
 
@@ -123,8 +124,8 @@ class FusedRNNCell(BaseRNNCell):
         named = dict(zip(("state", "state_cell"), states, strict=False))
         made = sym.RNN(
             data=data, parameters=self._parameter, state_size=self._num_hidden, num_layers=self._num_layers,
-            bidirectional=self._bidirectional, p=self._dropout, state_outputs=self._get_next_state, mode=self._mode,
-            name=f"{self._prefix}rnn", **named,
+            bidirectional=self._bidirectional, p=self._dropout, state_outputs=self._get_next_state,
+            mode=cast(Any, self._mode), name=f"{self._prefix}rnn", **named,
         )  # fmt: skip
         outputs, after = (made[0], [made[1 + i] for i in range(len(named))]) if self._get_next_state else (made, [])
         outputs = outputs if time_first else sym.swapaxes(outputs, dim1=0, dim2=1)
@@ -140,9 +141,10 @@ class FusedRNNCell(BaseRNNCell):
         }
         cell, stack = made[self._mode], SequentialRNNCell()
         for layer in range(self._num_layers):
-            own = [cell(f"{self._prefix}{direction}{layer}_") for direction in self._directions]
-            two_ways = self._bidirectional
-            stack.add(BidirectionalCell(*own, output_prefix=f"{self._prefix}bi_l{layer}_") if two_ways else own[0])
+            first, *others = (cell(f"{self._prefix}{direction}{layer}_") for direction in self._directions)
+            if others:
+                first = BidirectionalCell(first, others[0], output_prefix=f"{self._prefix}bi_l{layer}_")
+            stack.add(first)
             if self._dropout > 0 and layer != self._num_layers - 1:
                 stack.add(DropoutCell(self._dropout, prefix=f"{self._prefix}_dropout{layer}_"))
         return stack

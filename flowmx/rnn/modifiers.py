@@ -73,7 +73,8 @@ class ModifierCell(BaseRNNCell):
 
     def begin_state(self, init_sym: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Any]:  # type: ignore[override]
         self._check_unmodified()
-        return self._of_base(lambda: self.base_cell.begin_state(func=init_sym, **kwargs))
+        found: list[Any] = self._of_base(lambda: self.base_cell.begin_state(func=init_sym, **kwargs))
+        return found
 
     def _of_base(self, work: Callable[[], Any]) -> Any:
         """What the other cell does, which may be called here."""
