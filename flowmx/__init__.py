@@ -27,6 +27,7 @@ from flowmx import (
     onnx,
     operator,
     optimizer,
+    profiler,
     random,
     recordio,
     registry,
@@ -69,6 +70,6 @@ __all__ = [
     "contrib", "cpu", "cpu_pinned", "current_context", "engine", "executor", "gluon", "gpu", "image", "img", "init",
     "initializer", "io", "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model",
     "module", "mon", "monitor", "name", "nd", "ndarray", "np_array", "np_shape", "num_gpus", "onnx", "operator",
-    "optimizer", "random", "recordio", "registry", "rnd", "rnn", "run", "runtime", "safety", "set_np_shape", "sym",
-    "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
+    "optimizer", "profiler", "random", "recordio", "registry", "rnd", "rnn", "run", "runtime", "safety", "set_np_shape",
+    "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip

@@ -34,6 +34,12 @@ __all__ = [
 def seed(seed_state: int, ctx: str | Context = "all") -> None:
     """Start the random numbers anew: what is pushed from here on repeats exactly with the same seed.
 
+    Initial values, dropout, and the order and augmentation of data follow from it. In a job of several workers each
+    process has numbers of its own: with one seed on all of them, all draw the same numbers in the same order (each for
+    its own part of the data), and a worker's rank changes nothing. For numbers that differ, call
+    ``mx.random.seed(seed + kv.rank)`` after ``mx.kv.create``; before it, all workers that give a seed must give the
+    same. First values of parameters are those of the worker of rank 0 either way.
+
     Args:
         seed_state: the seed, a whole number.
         ctx: ``"all"`` seeds every device, those not used yet too, each with a stream of its own; a context

@@ -73,14 +73,14 @@ EXCLUDED: dict[str, str] = {name: reason for reason, names in _REASONS.items() f
 """Modules, their names (``module.name``, of `mx` itself ``.name``) and attributes of classes, each with its reason."""
 
 COMING: set[str] = {
-    ".contrib", ".mon", ".monitor", ".onnx", ".profiler", ".rnn", "contrib", "contrib.amp", "contrib.io",
-    "contrib.onnx", "contrib.tensorboard", "contrib.text", "contrib.text.embedding", "contrib.text.utils",
-    "contrib.text.vocab", "gluon.data", "gluon.data.vision", "gluon.data.vision.datasets",
-    "gluon.data.vision.transforms",
-    "gluon.contrib.data", "model.FeedForward", "module.BucketingModule", "module.PythonLossModule",
-    "module.PythonModule", "module.SequentialModule", "module.BaseModule:get_states", "module.BaseModule:set_states",
-    "monitor", "profiler", "rnn", "executor.Executor:set_monitor_callback", "gluon.Block:register_op_hook",
-    "gluon.HybridBlock:register_op_hook",
+    ".contrib", ".mon", ".monitor", ".onnx", ".rnn", "contrib", "contrib.amp", "contrib.io", "contrib.onnx",
+    "contrib.tensorboard", "contrib.text", "contrib.text.embedding", "contrib.text.utils", "contrib.text.vocab",
+    "executor.Executor:set_monitor_callback", "gluon.Block:register_op_hook", "gluon.HybridBlock:register_op_hook",
+    "gluon.contrib.data", "gluon.data", "gluon.data.vision", "gluon.data.vision.datasets",
+    "gluon.data.vision.transforms", "model.FeedForward", "module.BaseModule:get_states", "module.BaseModule:set_states",
+    "module.BucketingModule", "module.BucketingModule:load_dict", "module.PythonLossModule", "module.PythonModule",
+    "module.SequentialModule", "monitor", "profiler.Counter", "profiler.Domain", "profiler.Event", "profiler.Frame",
+    "profiler.Marker", "profiler.Task", "profiler.set_kvstore_handle", "rnn",
 }  # fmt: skip
 """What is not there yet."""
 

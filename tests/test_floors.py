@@ -28,6 +28,7 @@ FLOORS: list[set[str]] = [
         "flowmx.graph",
         "flowmx.name",
         "flowmx.ndarray",
+        "flowmx.profiler",
         "flowmx.random",
         "flowmx.safety",
         "flowmx.runtime",

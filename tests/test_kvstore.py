@@ -407,7 +407,7 @@ def test_the_base_says_what_a_store_lacks(call):
         ("locall", ValueError, "did you mean 'local'"),
         ("dist_sync", SettingError, "`python -m flowmx launch` sets it"),
         ("dist_device_async", SettingError, "belongs to no job"),
-        ("nccl", NotImplementedError, "use 'device'"),
+        ("horovod", NotImplementedError, "use 'device'"),
     ],
 )
 def test_stores_that_are_not_there(name, error, message):

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
 from flowmx import settings
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 def new_event_loop(use_uvloop: bool = True) -> asyncio.AbstractEventLoop:
@@ -22,11 +26,41 @@ def new_event_loop(use_uvloop: bool = True) -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
-def run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine from plain code to its end, on uvloop where it is there; returns its result."""
+def run(coroutine: Any) -> Any:
+    """Run a coroutine from plain code to its end, on uvloop where it is there; returns its result.
+
+    What is no coroutine is returned: plain code that calls a function decorated with :func:`runs_in_plain_code` has its
+    result already.
+    """
+    if not asyncio.iscoroutine(coroutine):
+        return coroutine
     config = settings.get()
     with asyncio.Runner(loop_factory=lambda: new_event_loop(config.uvloop)) as runner:
         return runner.run(coroutine)
+
+
+def runs_in_plain_code(
+    function: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Let a coroutine function be called without an event loop too: it runs to its end then, and returns its result.
+
+    So scripts of plain code call ``mod.fit(...)``, and coroutines ``await mod.fit(...)``.
+    """
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        coroutine = function(*args, **kwargs)
+        return coroutine if _a_loop_runs() else run(coroutine)
+
+    return called
+
+
+def _a_loop_runs() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def run_loop(loop: asyncio.AbstractEventLoop) -> None:

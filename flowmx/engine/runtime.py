@@ -122,14 +122,25 @@ class Engine(Ending):
             return True
         return False
 
-    def use_watch(self, watch: Callable[[Operation], None] | None) -> None:
-        """From now on show each operation to a function before it is pushed; None: to none, which costs nothing."""
+    def use_watch(self, watch: Callable[[Operation], None] | None, purpose: str = "values") -> None:
+        """From now on show each operation to a function before it is pushed; None: to none, which costs nothing.
+
+        Args:
+            watch: the function, or None.
+            purpose: what it is for; there is one function for each.
+        """
         if watch is None:
+            self._watches.pop(purpose, None)
+        else:
+            self._watches[purpose] = watch
+        watches = tuple(self._watches.values())
+        if not watches:
             self.__dict__.pop("enqueue", None)
             return
 
         def enqueue(op: Operation) -> None:
-            watch(op)
+            for each in watches:
+                each(op)
             Engine.enqueue(self, op)
 
         self.__dict__["enqueue"] = enqueue

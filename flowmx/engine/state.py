@@ -68,6 +68,7 @@ class EngineState:
         self.inline: Callable[..., Any] = _call
         """Calls the function of a light operation at its push, as ``inline(function, *arguments)``."""
         self._inside_inline = False
+        self._watches: dict[str, Callable[[Operation], None]] = {}
         self.followers: list[Callable[[settings.Settings], None]] = []
         """Told of the settings whenever they are put in force."""
         self._closed = False

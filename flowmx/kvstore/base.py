@@ -12,7 +12,7 @@ from flowmx.registry import Registry
 
 __all__ = ["KVStoreBase", "TestStore", "create", "create_async", "register"]
 
-_ELSEWHERE = ("nccl", "horovod", "byteps", "p3")
+_ELSEWHERE = ("horovod", "byteps", "p3")
 
 C = TypeVar("C", bound=type)
 
@@ -203,8 +203,8 @@ def create(name: str = "local", **options: Any) -> Any:
 
     Args:
         name: in any case: ``"local"`` (also ``"local_update_cpu"``, ``"local_allreduce_cpu"``) sums on the CPU beside
-            the devices, ``"device"`` (also ``"local_allreduce_device"``) on the devices themselves; or the name of a
-            class registered by :meth:`KVStoreBase.register`.
+            the devices, ``"device"`` (also ``"local_allreduce_device"``, and ``"nccl"``) on the devices themselves; or
+            the name of a class registered by :meth:`KVStoreBase.register`.
         **options: what the class takes besides.
 
     Returns:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from flowmx.serialization.atomic import replace_file
 __all__ = ["KVStore"]
 
 _ON_CPU = ("local", "local_update_cpu", "local_allreduce_cpu")
-_ON_DEVICES = ("device", "local_allreduce_device")
+_ON_DEVICES = ("device", "local_allreduce_device", "nccl")
 
 
 class Slot:
@@ -77,6 +78,10 @@ class KVStore(KVStoreBase):
 
     @classmethod
     def open(cls, name: str, **options: Any) -> KVStore:
+        if name == "nccl":
+            warnings.warn(
+                "create: without NCCL the kvstore 'nccl' is summed on the devices, as 'device' is", stacklevel=4
+            )
         return cls(name, **options)
 
     # -- what it is ------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowmx import metric, model
 from flowmx.checkpoint import Place
+from flowmx.engine.loops import runs_in_plain_code
 from flowmx.initializer import Initializer, Uniform
 from flowmx.io import DataDesc
 from flowmx.module.fitting import Fit
@@ -205,6 +206,7 @@ class BaseModule(Loops):
 
     # -- many batches ----------------------------------------------------------------------------------
 
+    @runs_in_plain_code
     async def fit(
         self,
         train_data: Any,

@@ -11,6 +11,7 @@ import numpy as np
 
 from flowmx import engine, metric
 from flowmx import ndarray as nd
+from flowmx.engine.loops import runs_in_plain_code
 from flowmx.io import DataBatch
 from flowmx.model import BatchEndParam
 from flowmx.ndarray import NDArray
@@ -42,6 +43,7 @@ class Loops:
         """Count the outputs of the last forward pass into a metric, awaiting them."""
         raise NotImplementedError
 
+    @runs_in_plain_code
     async def score(
         self,
         eval_data: Any,
@@ -108,6 +110,7 @@ class Loops:
             await give_way()
             nbatch += 1
 
+    @runs_in_plain_code
     async def predict(
         self,
         eval_data: Any,

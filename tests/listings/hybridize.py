@@ -1,0 +1,2 @@
+# Troubleshooting MXNet, "Identify Bottlenecks in HybridBlocks"
+net.hybridize(static_alloc=True, static_shape=True)
