@@ -64,6 +64,7 @@ def test_runs_after_a_few_edits(script, tmp_path):
 
 
 @pytest.mark.skipif(MXNET is None, reason="no MXNet 1.9.1 environment under PEERS")
+@pytest.mark.soak
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_mxnet_itself_gives_the_same(script, tmp_path):
     prepare(tmp_path)
@@ -82,7 +83,7 @@ def test_few_lines_change(script):
 def test_the_page_s_recipes_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     page = (FOLDER.parent.parent / "docs" / "migration.md").read_text()
-    names: dict[str, object] = {}
+    names = {}
     for block in re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL):
         exec(compile(block, "docs/migration.md", "exec"), names)
     printed = capsys.readouterr().out
