@@ -63,9 +63,9 @@ def example(net):
 
 
 def test_every_listing_is_run_and_says_where_it_is_from():
-    used = set(re.findall(r'"(\w+\.(?:py|txt))"', Path(__file__).read_text(encoding="utf-8")))
+    used = set(re.findall(r'"(\w+\.txt)"', Path(__file__).read_text(encoding="utf-8")))
     files = {path.name: path.read_text(encoding="utf-8") for path in FOLDER.iterdir() if path.is_file()}
-    assert set(files) == used & set(files) and set(files) >= {"module.py", "environment.txt"}
+    assert set(files) == used
     assert all(text.startswith("# ") for text in files.values())
 
 
@@ -74,7 +74,7 @@ def test_every_listing_is_run_and_says_where_it_is_from():
 
 def test_a_gradient_is_computed():
     net = network()
-    names = run("lazy_evaluation.py", autograd=autograd, **example(net))
+    names = run("lazy_evaluation.txt", autograd=autograd, **example(net))
     assert np.isfinite(names["loss"].asnumpy()).all()
     assert all(np.abs(param.grad().asnumpy()).max() > 0 for param in net.collect_params().values())
 
@@ -98,14 +98,14 @@ def test_an_error_names_the_line_that_is_its_origin():
 
     names = {**example(network()), "loss_fn": loss_fn}
     with pytest.raises(ZeroDivisionError, match="planted") as caught:
-        run("lazy_evaluation.py", autograd=autograd, **names)["loss"].asnumpy()
+        run("lazy_evaluation.txt", autograd=autograd, **names)["loss"].asnumpy()
     assert "test_listings.py" in "".join(caught.value.__notes__) and "in loss_fn" in "".join(caught.value.__notes__)
 
 
 # -- hybrid blocks -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("listing", ["hybridize.py", "static_shapes.py"])
+@pytest.mark.parametrize("listing", ["hybridize.txt", "static_shapes.txt"])
 def test_a_hybridized_network_computes_the_same(listing):
     net = network()
     x = mx.nd.random.normal(shape=(4, 5))
@@ -119,7 +119,7 @@ def test_a_hybridized_network_computes_the_same(listing):
 def test_parameters_are_moved_to_a_device(gpus):
     net = network()
     net(mx.nd.ones((1, 5)))
-    ctx = run("pinned_context.py", net=net)["ctx"]
+    ctx = run("pinned_context.txt", net=net)["ctx"]
     assert ctx == mx.gpu(0)
     assert all(param.list_ctx() == [ctx] for param in net.collect_params().values())
     assert net(mx.nd.ones((2, 5), ctx=ctx)).context == ctx
@@ -129,7 +129,7 @@ def test_devices_are_not_mixed_silently(gpus):
     # "Mixing devices without care causes silent performance degradation"
     net = network()
     net(mx.nd.ones((1, 5)))
-    run("pinned_context.py", net=net)
+    run("pinned_context.txt", net=net)
     with pytest.raises(RuntimeError, match=r"cpu\(0\)"):
         net(mx.nd.ones((2, 5), ctx=mx.cpu(0)))
 
@@ -155,7 +155,7 @@ def test_a_scaled_loss(mixed_precision):
     names = mixed(net)
     # The listing takes the network's output as given; what reaches the parameters must be recorded with the loss.
     loss = names["loss_fn"]
-    names = run("mixed_precision.py", **{**names, "loss_fn": lambda x, label: loss(net(x), label) / 16})
+    names = run("mixed_precision.txt", **{**names, "loss_fn": lambda x, label: loss(net(x), label) / 16})
     trainer, scaled = names["trainer"], names["scaled_loss"]
     weight = net[0].weight.data().asnumpy()
     trainer.step(4)
@@ -182,7 +182,7 @@ def test_a_loss_that_was_not_scaled_is_reported(mixed_precision):
 
 def test_a_profile_shows_what_ran(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run("profiler.py")
+    run("profiler.txt")
     network()(mx.nd.ones((4, 5))).wait_to_read()
     mx.profiler.set_state("stop")
     mx.profiler.dump()
@@ -196,7 +196,7 @@ def test_a_profile_shows_what_ran(tmp_path, monkeypatch):
 def test_sums_over_devices(monkeypatch):
     monkeypatch.setenv("MXNET_KVSTORE_REDUCE_BUCKET_SIZE", "")
     with pytest.warns(UserWarning, match="summed on the devices"):
-        kv = run("allreduce.py", os=os)["kv"]
+        kv = run("allreduce.txt", os=os)["kv"]
     values = [mx.nd.ones((3,), ctx=mx.cpu(i)) for i in range(2)]
     kv.init("g", mx.nd.zeros((3,)))
     kv.pushpull("g", values, out=values)
@@ -221,11 +221,11 @@ def test_variables_of_the_environment_mean_the_same():
 @pytest.mark.skipif(mx.num_gpus() > 0, reason="this machine has a GPU")
 def test_the_memory_of_a_gpu_that_is_not_there():
     with pytest.raises(mx.MXNetError, match=r"gpu\(0\) was asked for"):
-        run("memory_info.py")
+        run("memory_info.txt")
 
 
 def test_the_memory_of_a_device(gpus, capsys):
-    run("memory_info.py")
+    run("memory_info.txt")
     free, total = map(int, re.findall(r"\d+", capsys.readouterr().out))
     assert 0 < free <= total
 
@@ -259,7 +259,7 @@ def digits(batch_size):
 
 def test_a_module_learns(gpus):
     train, val = digits(20)
-    model = run("module.py", batch_size=20, train_iter=train, val_iter=val)["model"]
+    model = run("module.txt", batch_size=20, train_iter=train, val_iter=val)["model"]
     assert dict(model.score(val, "acc"))["accuracy"] > 0.95
     assert model.predict(val).shape == (100, 10)
     assert model.get_outputs()[0].context == mx.gpu(0)
