@@ -32,7 +32,11 @@ def grouped(call: str, keys: Any, values: Any) -> dict[Key, list[NDArray]]:
         raise KVStoreError(f"{call}: the keys {list(keys)!r} are of both kinds, expected either all int or all str")
     found: dict[Key, list[NDArray]] = {}
     for key, value in zip(keys, values, strict=True):
-        found.setdefault(checked(call, key), []).extend(listed(call, key, value))
+        arrays = [value] if isinstance(value, NDArray) else listed(call, key, value)
+        if key in found:
+            found[key] += arrays
+        else:
+            found[checked(call, key)] = arrays
     return found
 
 

@@ -348,19 +348,19 @@ class KVStore(KVStoreBase):
         """The keys with the arrays given for them, once it is certain that all fit."""
         found = [(self._slot(call, name), arrays) for name, arrays in grouped(call, key, given).items()]
         for slot, arrays in found:
+            shape = slot.value._shape
             for each in arrays:
-                if each.shape != slot.value.shape:
+                if each._shape != shape:
                     raise ShapeError(
-                        f"{call}: for key {slot.key!r} came an array of shape {each.shape}, expected {slot.value.shape}"
+                        f"{call}: for key {slot.key!r} came an array of shape {each._shape}, expected {shape}"
                     )
         return found
 
     def _sources(self, call: str, key: Any, value: Any) -> list[tuple[Slot, list[NDArray]]]:
         found = self._found(call, key, value)
         for slot, arrays in found:
-            kinds = list(dict.fromkeys(dtype_of(each) for each in arrays))
-            if len(kinds) > 1:
-                names = " and ".join(map(name_of, kinds))
+            if len(arrays) > 1 and len({dtype_of(each) for each in arrays}) > 1:
+                names = " and ".join(name_of(kind) for kind in dict.fromkeys(map(dtype_of, arrays)))
                 raise TypeInferenceError(f"{call}: for key {slot.key!r} came arrays of {names}, expected one dtype")
             self._move(slot, arrays[0])
         return found
