@@ -109,8 +109,8 @@ class HybridRandomApply(HybridSequential):
     def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
         if F is not sym:
             return self.transforms(x) if stream().random() < self.p else x
-        made = self.transforms(x)
-        return F.where(F.broadcast_lesser(F.random.uniform(0, 1, shape=(1,)), F.full((1,), self.p)), made, x)
+        drawn = F.broadcast_add(F.zeros_like(F.cast(x, dtype="float32")), F.random.uniform(0, 1, shape=(1,)))
+        return F.where(drawn < self.p, self.transforms(x), x)
 
 
 # -- types and scales --------------------------------------------------------------------------------------
