@@ -92,6 +92,20 @@ class GraphImport:
             self._variables[value.name] = self.parameter(value.name, value.trials[0])
         return self._variables[value.name]
 
+    def ruler(self, length: Varying) -> tuple[Symbol, int]:
+        """An input of the model and an axis of it, which has a length that varies.
+
+        Raises:
+            Unsupported: none has.
+        """
+        for each in self.inputs:
+            value = self.values[each.name]
+            assert isinstance(value, Symbol)
+            dims = self.dims(value)
+            if length in dims:
+                return value, dims.index(length)
+        raise Unsupported("a length of its result varies, and is none of the inputs': give input_shapes")
+
     def dims(self, symbol: Symbol) -> Lengths:
         """The lengths of a symbol's axes.
 

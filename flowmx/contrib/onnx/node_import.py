@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flowmx.contrib.onnx.codes import reshape_codes
 from flowmx.contrib.onnx.known import Array, Known
 from flowmx.contrib.onnx.lengths import Length, Lengths, Varying
 from flowmx.contrib.onnx.table import Unsupported, need_onnx
@@ -168,6 +169,31 @@ class NodeImport:
         """A known result that ``value`` computes."""
         return Known(shape.trials, shape.name, lambda: value)
 
+    def zeros(self, dims: Sequence[Length], dtype: str = "float32") -> Symbol:
+        """Zeros in a shape that varies as the model's inputs do: made from what these have on such an axis.
+
+        Raises:
+            Unsupported: no input has such a length.
+        """
+        total: Symbol | None = None
+        for at, length in enumerate(dims):
+            if isinstance(length, Varying):
+                shape = tuple(-1 if axis == at else 1 for axis in range(len(dims)))
+                line = self.make("Reshape", self._line(length, dtype), shape=shape)
+                total = line if total is None else self.make("broadcast_add", total, line)
+        shape = tuple(0 if isinstance(length, Varying) or length == 1 else length for length in dims)
+        if total is None:
+            return self.make("_zeros", shape=tuple(dims), dtype=dtype)
+        return self.make("broadcast_to", total, shape=shape) if any(shape) else total
+
+    def _line(self, length: Varying, dtype: str) -> Symbol:
+        """Zeros along an axis of that length of an input of the model."""
+        made, axis = self._graph.ruler(length)
+        for other in range(self.rank(made)):
+            if other != axis:
+                made = self.make("slice_axis", made, axis=other, begin=0, end=1)
+        return self.make("Cast", self.make("zeros_like", made), dtype=dtype)
+
     def as_number(self, symbol: Symbol) -> Symbol:
         """A condition in float32, so that conditions from values of different dtypes meet."""
         return symbol if self.dtype(symbol) == np.float32 else self.make("Cast", symbol, dtype="float32")
@@ -183,7 +209,7 @@ class NodeImport:
             raise Unsupported(f"its attribute {name} is {value!r}, expected {' or '.join(map(repr, allowed))}")
 
     def reshape(self, symbol: Symbol, dims: Sequence[Length]) -> Symbol:
-        """A symbol in a new shape: a length that varies is that of the same axis before, or the only one left.
+        """A symbol in a new shape: a length that varies is that of an axis before, or the only one left.
 
         Raises:
             Unsupported: more than one is left.
@@ -191,9 +217,12 @@ class NodeImport:
         codes = self._codes(dims, ())
         if codes.count(-1) > 1:
             codes = self._codes(dims, self.dims(symbol))
-        if codes.count(-1) > 1:
+        if codes.count(-1) <= 1:
+            return self.make("Reshape", symbol, shape=tuple(codes))
+        found = reshape_codes(self.dims(symbol), tuple(dims))
+        if found is None:
             raise Unsupported("several lengths of its result vary: give input_shapes")
-        return self.make("Reshape", symbol, shape=tuple(codes))
+        return self.make("Reshape", symbol, shape=found)
 
     def _codes(self, dims: Sequence[Length], before: Lengths) -> list[int]:
         return [

@@ -53,7 +53,7 @@ def _pick(n: NodeExport) -> str:
 @imports("Gather")
 def _gather(n: NodeImport) -> Symbol:
     axis = n.axis(0)
-    if not n.is_known(1):
+    if not n.is_known(1) or not n.known(1).fixed:
         if n.is_known(0) and axis == 0 and n.array(0).ndim == 2:
             rows, width = n.array(0).shape
             return n.make("Embedding", n.symbol(1), n.symbol(0), input_dim=rows, output_dim=width,

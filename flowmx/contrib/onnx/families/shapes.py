@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.contrib.onnx.known import Known
-from flowmx.contrib.onnx.lengths import Length, Varying, joined, trial
+from flowmx.contrib.onnx.lengths import Length, Lengths, Varying, joined, trial
 from flowmx.contrib.onnx.node_export import NodeExport, Value
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.table import Unsupported, exports, imports
@@ -30,8 +30,7 @@ def _flatten(n: NodeExport) -> str:
 
 @imports("Reshape")
 def _import_reshape(n: NodeImport) -> Symbol:
-    first, second = n.known(1).trials
-    dims = joined(tuple(map(int, first)), tuple(map(int, second)))
+    dims = _dims(n.known(1))
     if 0 in dims and n.attr("allowzero", 0):
         raise Unsupported("its result is empty")
     return n.reshape(n.symbol(0), dims)
@@ -264,7 +263,7 @@ def _broadcast(n: NodeExport) -> str:
 @imports("Expand")
 def _expand(n: NodeImport) -> Symbol:
     x, old = n.symbol(0), n.dims()
-    wanted = joined(*(tuple(map(int, each)) for each in n.known(1).trials))
+    wanted = _dims(n.known(1))
     while len(wanted) > len(old):
         x, old = n.make("expand_dims", x, axis=0), (1, *old)
     skip = len(old) - len(wanted)
@@ -272,6 +271,8 @@ def _expand(n: NodeImport) -> Symbol:
     for axis, length in enumerate(wanted, start=skip):
         if length == 0 != old[axis]:
             raise Unsupported("its result is empty")
+        if isinstance(length, Varying) and length != old[axis]:
+            return n.make("broadcast_add", x, n.zeros(wanted, n.dtype().name))
         if length not in (1, old[axis]):
             shape[axis] = n.fixed(length, f"the length of axis {axis}")
     return n.make("broadcast_to", x, shape=tuple(shape)) if any(shape) else n.make("_copy", x)
@@ -347,7 +348,7 @@ def _import_size(n: NodeImport) -> Known:
 
 @imports("ConstantOfShape")
 def _constant_of_shape(n: NodeImport) -> Symbol:
-    """In a shape that varies: like another value, or with what varies left to be inferred from its use."""
+    """In a shape that varies: like another value, or as the inputs are."""
     shape, content = n.known(0), n.attr("value")
     value = 0.0 if content is None else float(content.reshape(-1)[0])
     if shape.like is not None:
@@ -355,14 +356,26 @@ def _constant_of_shape(n: NodeImport) -> Symbol:
         if content is not None and n.dtype(made) != content.dtype:
             made = n.make("Cast", made, dtype=content.dtype.name)
         return made if value in (0, 1) else n.make("_mul_scalar", made, scalar=value)
-    if value not in (0, 1):
-        raise Unsupported(f"it is filled with {value} in a shape that varies: give input_shapes")
-    first, second = shape.trials
-    dims = tuple(int(a) if a == b else 0 for a, b in zip(first, second, strict=True))
-    return n.make("_zeros" if value == 0 else "_ones", shape=dims)
+    made = n.zeros(_dims(shape), "float32" if content is None else content.dtype.name)
+    return made if value == 0 else n.make("_plus_scalar", made, scalar=value)
 
 
-@imports("Constant", "Range", "EyeLike", "NonZero", "Trilu", "Einsum", "BitShift",
+@imports("Range")
+def _range(n: NodeImport) -> Symbol:
+    """Up to a length that varies, from 0 on."""
+    (first, second), dtype = n.known(1).trials, n.known(1).trials[0].dtype
+    if n.scalar(0) != 0 or n.scalar(2) != 1:
+        raise Unsupported("its bounds vary with the inputs' shapes, expected 0 and steps of 1: give input_shapes")
+    return n.make("_contrib_arange_like", n.zeros([Varying(int(first), int(second))], dtype.name), axis=0)
+
+
+def _dims(shape: Known) -> Lengths:
+    """The lengths that a known vector holds."""
+    first, second = (tuple(map(int, each)) for each in shape.trials)
+    return joined(first, second)
+
+
+@imports("Constant", "EyeLike", "NonZero", "Trilu", "Einsum", "BitShift",
          "ScatterElements", "Compress", "Unique")  # fmt: skip
 def _folded(n: NodeImport) -> Symbol:
     raise Unsupported("its inputs are computed, expected constants")
