@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowmx as mx
-from flowmx.checkpoint import Checkpoint, CheckpointError, Checkpoints, Place, attributes, content
+from flowmx.checkpoint import Checkpoint, CheckpointError, Checkpoints, Place, attributes, content, generators
 from flowmx.comm.launch.job import Launcher, Plan
 from flowmx.kvstore.worker.agreement import newest_common
+from flowmx.module.saving import Saving
 from tests import resuming
 from tests.fixtures import record_buckets
 
@@ -159,6 +160,24 @@ async def test_every_kind_of_module_goes_on_to_the_bit(kind, optimizer, tmp_path
     assert found[1] == wanted[1]
     for name, array in wanted[0].items():
         assert np.array_equal(found[0][name], array), name
+
+
+@pytest.mark.parametrize("left_out", ["generators.set_state", "Saving.set_optimizers", "data.set_state"])
+async def test_what_a_checkpoint_leaves_out_is_found(left_out, tmp_path, monkeypatch):
+    async def nothing(*_):
+        pass
+
+    owner, name = left_out.split(".")
+    replaced = {"generators": generators, "Saving": Saving, "data": mx.io.NDArrayIter}[owner]
+    mx.random.seed(3)
+    wanted, _ = await trained(sequential, optimizer="adam")
+    mx.random.seed(3)
+    with pytest.raises(Stopped):
+        await trained(sequential, tmp_path / "run", (0, 3), "adam")
+    mx.random.seed(99)
+    monkeypatch.setattr(replaced, name, nothing if owner == "Saving" else lambda *_: None)
+    found, _ = await trained(sequential, tmp_path / "run", None, "adam")
+    assert not all(np.array_equal(found[each], array) for each, array in wanted.items())
 
 
 async def test_training_that_was_finished_is_not_done_again(tmp_path):
