@@ -249,11 +249,11 @@ def digits(batch_size):
     """Images of ten kinds, each a pattern with noise."""
     rng = np.random.default_rng(0)
     patterns = rng.standard_normal((10, 784))
-    labels = np.arange(400) % 10
-    images = (patterns[labels] + 0.5 * rng.standard_normal((400, 784))).astype(np.float32)
+    labels = np.arange(200) % 10
+    images = (patterns[labels] + 0.5 * rng.standard_normal((200, 784))).astype(np.float32)
     return (
-        mx.io.NDArrayIter(images[:300], labels[:300], batch_size, shuffle=True),
-        mx.io.NDArrayIter(images[300:], labels[300:], batch_size),
+        mx.io.NDArrayIter(images[:100], labels[:100], batch_size, shuffle=True),
+        mx.io.NDArrayIter(images[100:], labels[100:], batch_size),
     )
 
 

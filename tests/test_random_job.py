@@ -1,5 +1,6 @@
 """``mx.random.seed`` in a launched job: data order, dropout and initialisation repeat on all workers."""
 
+import asyncio
 import json
 import os
 import sys
@@ -61,7 +62,7 @@ async def trained(folder, how):
 
 
 async def test_with_one_seed_all_workers_draw_the_same_and_a_second_run_repeats(tmp_path):
-    one, other = await trained(tmp_path, "alike"), await trained(tmp_path, "alike")
+    one, other = await asyncio.gather(trained(tmp_path, "alike"), trained(tmp_path, "alike"))
     assert one == other and len(one) == 2
     first, second = one
     assert {**first, "rank": 1} == second  # initial values, order, dropout and what was learnt
@@ -71,7 +72,7 @@ async def test_with_one_seed_all_workers_draw_the_same_and_a_second_run_repeats(
 
 
 async def test_with_seeds_by_rank_the_workers_differ_and_a_second_run_repeats(tmp_path):
-    one, other = await trained(tmp_path, "by rank"), await trained(tmp_path, "by rank")
+    one, other = await asyncio.gather(trained(tmp_path, "by rank"), trained(tmp_path, "by rank"))
     assert one == other and len(one) == 2
     first, second = one
     assert first["order"] != second["order"] and first["mask"] != second["mask"]
