@@ -66,7 +66,7 @@ def test_what_differs_is_named_with_its_nodes_and_both_values(differing, item, o
 def test_the_other_workers_are_told_why_the_job_failed(differing):
     differing("the seed of mx.random", "7", "8")
     with job() as running:
-        begun = [running.begin(lambda kv: kv.barrier(), rank=rank) for rank in range(2)]
+        begun = [running.begin(lambda kv: mx.run(kv.barrier()), rank=rank) for rank in range(2)]
         errors = [each.exception(60) for each in begun]
     assert all(SEEDS.search(str(error)) for error in errors)
 
