@@ -11,6 +11,7 @@ import argparse
 from benchmarks import figure7, figure8, turns
 from benchmarks import images as pictures
 from benchmarks import kvstore as stores
+from benchmarks import loader as loaders
 from benchmarks import recordio as records
 
 
@@ -222,11 +223,16 @@ def images(rounds: int) -> None:
     pictures.compare(rounds)
 
 
+def loader(rounds: int) -> None:
+    """DataLoader: rows in memory, small images augmented, JPEG photographs decoded and augmented."""
+    loaders.compare(rounds)
+
+
 BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, gluon, shapes, importing, kvstore, recordio, images,
+        transformer, hybrid, gluon, shapes, importing, kvstore, recordio, images, loader,
     )
 }  # fmt: skip
 PICTURES = {"figure7": memory_strategies, "figure8": scaling, "figure8_measure": scaling_measured}

@@ -1,0 +1,18 @@
+"""DataLoader, beside MXNet's and PyTorch's: rows in memory, small images augmented, JPEG decoded and augmented."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from benchmarks import images, turns
+
+COUNT = 640
+
+
+def compare(rounds: int) -> None:
+    """Measure all, and print milliseconds for a thousand samples."""
+    with tempfile.TemporaryDirectory() as folder:
+        images.write(Path(folder), COUNT)
+        figures = turns.compare("loader", ["mxnet", "torch"], rounds, [folder], min)
+    turns.report("DataLoader (milliseconds for 1000 samples)", figures)
