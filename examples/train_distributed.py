@@ -91,7 +91,7 @@ def work(options: argparse.Namespace) -> None:
     apart = max(float(np.abs(value - alone[name]).max()) for name, value in numbers(module).items())
     print(f"largest difference from one process: {apart}")
     test = mx.io.NDArrayIter(test_images, test_labels, options.batch_size)
-    print(f"test accuracy: {asyncio.run(module.score(test, 'acc'))[0][1]:.4f}")
+    print(f"test accuracy: {mx.run(module.score(test, 'acc'))[0][1]:.4f}")
     if apart:
         raise SystemExit("the parameters of the job are not those of one process")
 

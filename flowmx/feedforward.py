@@ -11,6 +11,7 @@ import numpy as np
 from flowmx import metric, model
 from flowmx.callback import LogValidationMetricsCallback
 from flowmx.devices import Context, cpu
+from flowmx.engine.loops import runs_in_plain_code
 from flowmx.initializer import Uniform
 from flowmx.io import DataIter, NDArrayIter, ResizeIter
 from flowmx.module import BaseModule, BucketingModule, Module
@@ -21,7 +22,7 @@ __all__ = ["FeedForward"]
 
 
 class FeedForward:
-    """A network that is trained on arrays or an iterator, then predicts; what takes long is a coroutine.
+    """A network that is trained on arrays or an iterator, then predicts; what takes long is a coroutine, or is done in plain code.
 
     Args:
         symbol: the symbol; or a function that makes one of a bucket's key.
@@ -73,6 +74,7 @@ class FeedForward:
 
     # -- training --------------------------------------------------------------------------------------
 
+    @runs_in_plain_code
     async def fit(
         self, X: Any, y: Any = None, eval_data: Any = None, eval_metric: Any = "acc", epoch_end_callback: Any = None,
         batch_end_callback: Any = None, kvstore: Any = "local", logger: Any = None, work_load_list: Any = None,
@@ -132,6 +134,7 @@ class FeedForward:
 
     # -- predicting ------------------------------------------------------------------------------------
 
+    @runs_in_plain_code
     async def predict(self, X: Any, num_batch: int | None = None, return_data: bool = False, reset: bool = True) -> Any:
         """The outputs for all inputs, as NumPy arrays: one, or a list where there are several.
 
@@ -157,6 +160,7 @@ class FeedForward:
                 labels.append([(await each[:kept].copy()).asnumpy() for each in batch.label or ()])
         return (_joined(outputs), _joined(inputs), _joined(labels)) if return_data else _joined(outputs)
 
+    @runs_in_plain_code
     async def score(
         self, X: Any, eval_metric: Any = "acc", num_batch: int | None = None, batch_end_callback: Any = None,
         reset: bool = True,
@@ -258,6 +262,7 @@ class FeedForward:
         )  # fmt: skip
 
     @staticmethod
+    @runs_in_plain_code
     async def create(
         symbol: Any, X: Any, y: Any = None, ctx: Context | Sequence[Context] | None = None,
         num_epoch: int | None = None, epoch_size: int | None = None, optimizer: Any = "sgd",

@@ -303,14 +303,14 @@ def fit(kv, data, epochs, **more):
     symbol = mlp()
     mod = mx.mod.Module(symbol)
     params = {"arg_params": first_values(symbol), "optimizer_params": {"learning_rate": 0.1, "momentum": 0.9}}
-    asyncio.run(mod.fit(data, kvstore=kv, num_epoch=epochs, **{**params, **more}))
+    mx.run(mod.fit(data, kvstore=kv, num_epoch=epochs, **{**params, **more}))
     return mod
 
 
 def accuracy(mod):
     _, _, images, labels = digits()
     test = mx.io.NDArrayIter(images, labels, 60)
-    return asyncio.run(mod.score(test, "acc"))[0][1]
+    return mx.run(mod.score(test, "acc"))[0][1]
 
 
 @functools.cache
@@ -376,7 +376,7 @@ def script(name, prefix):
     steps = len(images) // 64
     schedule = mx.lr_scheduler.MultiFactorScheduler(step=[steps, 2 * steps], factor=0.5)
     model = mx.mod.Module(mlp(), context=mx.cpu())
-    asyncio.run(
+    mx.run(
         model.fit(
             train, begin_epoch=0, num_epoch=3, eval_data=mx.io.NDArrayIter(test_images, test_labels, 60),
             eval_metric=["accuracy", mx.metric.create("top_k_accuracy", top_k=5)], kvstore=kv, optimizer="sgd",
