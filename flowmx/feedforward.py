@@ -22,7 +22,7 @@ __all__ = ["FeedForward"]
 
 
 class FeedForward:
-    """A network that is trained on arrays or an iterator, then predicts; what takes long is a coroutine, or is done in plain code.
+    """A network that is trained on arrays or an iterator, then predicts; awaited in coroutines, at once in plain code.
 
     Args:
         symbol: the symbol; or a function that makes one of a bucket's key.
