@@ -9,34 +9,24 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from flowmx import optimizer as opt
 from flowmx import settings
-from flowmx.devices import CPUDevice, cpu
-from flowmx.engine import Handle, State, Variable, capture
+from flowmx.engine import Handle, State
 from flowmx.engine.runtime import engine
-from flowmx.errors import KVStoreError, ShapeError
+from flowmx.errors import KVStoreError
 from flowmx.kvstore import compression
 from flowmx.kvstore.base import registry
-from flowmx.kvstore.keys import Key, grouped, paired
-from flowmx.kvstore.local import KVStore, Slot
 from flowmx.kvstore.roles import run_if_server
-from flowmx.kvstore.shards import Layout
 from flowmx.kvstore.worker import agreement, states
-from flowmx.kvstore.worker.actor import Deferred
-from flowmx.kvstore.worker.groups import Groups, runs
-from flowmx.kvstore.worker.keys import Entry
-from flowmx.kvstore.worker.outbox import Exchange
+from flowmx.kvstore.worker.groups import runs
 from flowmx.kvstore.worker.packing import Packing
 from flowmx.kvstore.worker.process import leave_on_sigterm, of_process
 from flowmx.kvstore.worker.session import Session
-from flowmx.kvstore.worker.transfers import SMALL, Transfers, nbytes_of
-from flowmx.ndarray import NDArray, empty
-from flowmx.ndarray.array import copy_into, dtype_of
-from flowmx.ndarray.core import BaseArray
+from flowmx.kvstore.worker.values import DistValues
 from flowmx.serialization.atomic import replace_file
 
 __all__ = ["DistKVStore"]
@@ -50,7 +40,7 @@ _PATIENCE = 10.0
 
 
 @registry.alias(*_SYNC, *_ASYNC)
-class DistKVStore(KVStore):
+class DistKVStore(DistValues):
     """Values by key, kept by the servers of a job, to which all its workers push (``mx.kv.create("dist_sync")``).
 
     Gradients are summed over the devices of this process first. In a synchronous store a push is over when every
@@ -64,25 +54,6 @@ class DistKVStore(KVStore):
         name: the name that it was created by.
         session: the job.
     """
-
-    _is_remote = True
-
-    def __init__(self, name: str, session: Session) -> None:
-        super().__init__(name)
-        self._on_devices = "device" in name
-        self._session = session
-        self._layout = Layout(session.servers)
-        self._entries: dict[Key, Entry] = {}
-        self._control = Variable("kvstore")
-        self._groups = Groups()
-        self._transfers = Transfers(session.submit)
-        self._starts = 0
-        self._fits = 0
-        self._agreements = 0
-        self._has_pushed = False
-        self._packing: Packing | None = None
-        self._optimizer: opt.Optimizer | None = None
-        self._configured: dict[str, Any] | None = None
 
     @classmethod
     def open(cls, name: str, **options: Any) -> DistKVStore:
@@ -102,21 +73,6 @@ class DistKVStore(KVStore):
         run_if_server()
         return of_process((name, mode), lambda: cls(name, _joined(mode)))
 
-    # -- what it is ------------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        return self._session.node.rank
-
-    @property
-    def num_workers(self) -> int:
-        """How many workers the job has places for, whoever has left: gradients and data are divided by it."""
-        return max(sum(member.role == "worker" for member in self._session.node.view.members), 1)
-
-    @property
-    def _is_synchronous(self) -> bool:
-        return self._session.mode[0] == "sync"
-
     @property
     def num_dead_nodes(self) -> int:
         """How many nodes the job has lost lately."""
@@ -125,128 +81,6 @@ class DistKVStore(KVStore):
     def get_num_dead_node(self, node_id: int = 0, timeout: float = 60) -> int:
         """MXNet's form of :attr:`num_dead_nodes`: of all nodes, whatever is asked for."""
         return self.num_dead_nodes
-
-    @property
-    def step(self) -> int:
-        """How many pushes of each key that is pushed at all are done: a synchronous job's steps.
-
-        A worker that starts again in the middle of a synchronous job goes on from here, when its keys are started.
-        """
-        for entry in list(self._entries.values()):
-            engine.wait_variable(entry.order)
-        return self._steps()
-
-    def _steps(self) -> int:
-        return min((min(entry.numbers) for entry in self._entries.values() if any(entry.numbers)), default=0)
-
-    # -- values ----------------------------------------------------------------------------------------
-
-    def init(self, key: Any, value: Any) -> None:
-        """Start keys, with the values of the worker of rank 0; each key once, by all workers in the same order.
-
-        Args:
-            key: an int or a str, or a list of them: all keys of a store are of one kind.
-            value: an array, or a list with one for each key.
-
-        Raises:
-            KVStoreError: a key is known already, of the other kind, or has several values.
-        """
-        with self._lock:
-            self._session.check()
-            found = grouped("init", key, value)
-            for name, values in found.items():
-                if len(values) != 1:
-                    raise KVStoreError(f"init: {len(values)} values came for key {name!r}, expected one")
-                self._start(name, empty(values[0].shape, cpu(), dtype_of(values[0])))
-            arrays = {name: values[0] for name, values in found.items()}
-            whole = self._optimizer is not None and self._optimizer.whole_array
-            self._layout.add({name: each.shape for name, each in arrays.items()}, whole=whole)
-            entries = [Entry(name, each.shape, dtype_of(each), self._layout[name]) for name, each in arrays.items()]
-            self._entries.update((entry.key, entry) for entry in entries)
-            self._starts += 1
-            here = [each.as_in_context(cpu()) for each in arrays.values()]
-            reads = (*(each._storage for each in here), self._control)
-            orders = tuple(entry.order for entry in entries)
-            self._operate("kvstore init", self._begin_init, (entries, here, self._starts), reads, orders)
-
-    def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
-        with self._lock:
-            self.init(key, value)
-            entries = [self._entries[name] for name in grouped("broadcast", key, value)]
-            orders = tuple(entry.order for entry in entries)
-            self._operate("kvstore broadcast", self._check_untouched, (entries,), (), orders)
-            self.pull(key, out, priority)
-
-    def push(self, key: Any, value: Any, priority: int = 0) -> None:
-        with self._lock:
-            self._session.check()
-            self._has_pushed = True
-            found = self._sources("push", key, value)
-            entries = [self._entries[slot.key] for slot, _ in found]
-            sources = [self._outgoing(slot, given, priority) for slot, given in found]
-            alone, groups = self._groups.divide(entries, map(_may_join, entries, sources))
-            exchange = Exchange(sum(len(entries[at].shards) for at in alone) + len(groups))
-            held: list[Variable] = [entry.order for entry in entries]
-            for group, places in groups:
-                given = [sources[at] for at in places]
-                reads, writes = _variables(given), tuple(entry.order for entry in group.entries)
-                arguments: tuple[Any, ...] = (group, given, exchange, priority)
-                light = group.shard.nbytes <= SMALL
-                self._operate("kvstore push", self._transfers.push_group, arguments, reads, writes, priority, light)
-            for entry, source in ((entries[at], sources[at]) for at in alone):
-                arguments, reads = (entry, source, exchange, priority), (source.variable,)
-                light = nbytes_of(source) <= SMALL
-                self._operate("kvstore push", self._transfers.push, arguments, reads, (entry.order,), priority, light)
-                if not light:
-                    held.append(source.variable)
-            # The gradients stay as they are until they have arrived: they may have to be sent again.
-            self._operate("kvstore push", lambda: exchange, (), tuple(held), (), priority)
-
-    def pull(self, key: Any, out: Any = None, priority: int = 0, ignore_sparse: bool = True) -> None:
-        with self._lock:
-            self._session.check()
-            found = self._targets("pull", key, out)
-            entries, targets = [self._entries[slot.key] for slot, _ in found], [each for _, each in found]
-            alone, groups = self._groups.divide(entries, map(_are_here, targets))
-            for group, places in groups:
-                orders, taken = tuple(entry.order for entry in group.entries), [targets[at] for at in places]
-                reads, writes = (*orders, *_parts_of_others(taken)), _written_by(taken)
-                arguments = (group, taken, priority)
-                self._operate("kvstore pull", self._transfers.pull_group, arguments, reads, writes, priority)
-            for at in alone:
-                self._pull(*found[at], priority)
-
-    def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
-        with self._lock:
-            self._session.check()
-            self._has_pushed = True
-            pushed = self._sources("pushpull", key, value)
-            pulled = self._targets("pushpull", key, value if out is None else out)
-            entries, targets = [self._entries[slot.key] for slot, _ in pushed], [each for _, each in pulled]
-            sources = [self._outgoing(slot, given, priority) for slot, given in pushed]
-            fits = (_may_join(*each) and _are_here(to) for *each, to in zip(entries, sources, targets, strict=True))
-            alone, groups = self._groups.divide(entries, fits)
-            for group, places in groups:
-                given, taken = [sources[at] for at in places], [targets[at] for at in places]
-                reads = (*_variables(given), *_parts_of_others(taken))
-                writes = (*(entry.order for entry in group.entries), *_written_by(taken))
-                arguments: tuple[Any, ...] = (group, given, taken, priority)
-                self._operate("kvstore pushpull", self._transfers.pushpull_group, arguments, reads, writes, priority)
-            for at in alone:
-                self._pushpull(pulled[at][0], sources[at], targets[at], priority)
-
-    def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
-        if row_ids is None:
-            raise KVStoreError("row_sparse_pull: row_ids is missing: give an NDArray of row numbers, or a list of them")
-        with self._lock:
-            self._session.check()
-            pulled = self._targets("row_sparse_pull", key, out)
-            ids = paired("row_sparse_pull", key, row_ids, {slot.key: targets for slot, targets in pulled})
-            for slot, targets in pulled:
-                if not slot.value.shape:
-                    raise ShapeError(f"row_sparse_pull: the value of key {slot.key!r} has no axes, expected rows")
-                for target, rows in zip(targets, ids[slot.key], strict=True):
-                    self._pull_rows(slot, target, rows.as_in_context(cpu()), priority)
 
     # -- updating --------------------------------------------------------------------------------------
 
@@ -294,6 +128,9 @@ class DistKVStore(KVStore):
             self._starts += 1
             work = self._session.configure_together
             self._control_by("kvstore set_optimizer", work, (self._configured, self._starts))
+
+    def _install(self, updater: Any) -> None:
+        self.set_optimizer(updater.optimizer)
 
     def _watch(self) -> None:
         leave_on_sigterm()
@@ -436,15 +273,6 @@ class DistKVStore(KVStore):
         fits, reached, _ = await self._position()
         return reached if fits == self._fits else sys.maxsize  # more than asked for where it joined late
 
-    def _check_untouched(self, entries: Sequence[Entry]) -> None:
-        """Refuse values that are no longer what a worker that joins late expects: its parameters."""
-        changed = [entry.key for entry in entries if any(entry.numbers)]
-        if changed and self._optimizer is None:
-            raise KVStoreError(
-                f"broadcast: key {changed[0]!r} holds a sum of gradients already, and the parameters are with the "
-                "other workers: a worker can join late only where the kvstore updates them (update_on_kvstore)"
-            )
-
     async def _position(self, reached: Sequence[int] | None = None) -> list[int]:
         return await asyncio.wrap_future(self._session.ask(lambda: self._session.position(reached)))
 
@@ -511,108 +339,6 @@ class DistKVStore(KVStore):
             self.fail(error)
         # A program that fails waits for nobody: others may wait for what it will not push.
         self.close(None if error is None else settings.get().exit_timeout)
-
-    # -- inside ----------------------------------------------------------------------------------------
-
-    def _share(self, key: Key, arrays: list[NDArray]) -> None:
-        if key not in self._entries:
-            self.init(key, arrays[0])
-        self.pull(key, arrays)
-
-    def _install(self, updater: Any) -> None:
-        self.set_optimizer(updater.optimizer)
-
-    def _move(self, slot: Slot, pushed: NDArray) -> None:
-        """Values are kept by the servers."""
-
-    def _outgoing(self, slot: Slot, values: list[NDArray], priority: int) -> Any:
-        """What is sent for the values of all devices: an array in this machine's memory, or a compressed one."""
-        source = values[0]
-        if len(values) > 1 or not isinstance(source._storage.device, CPUDevice):
-            source = self._merged(slot, values, priority)
-        if self._packing is None:
-            return source
-        return self._packing.packed(self._entries[slot.key], source, priority)
-
-    def _arrives(self, slot: Slot, targets: Sequence[NDArray]) -> NDArray:
-        """The array that an answer is received in: one of the targets, if it may be."""
-        kind = dtype_of(slot.value)
-        for each in targets:
-            if each._view is None and dtype_of(each) == kind and isinstance(each._storage.device, CPUDevice):
-                return each
-        return slot.value
-
-    def _hand_on(self, target: NDArray, targets: Sequence[NDArray], priority: int) -> None:
-        for each in targets:
-            if each is not target:
-                copy_into(target, each, priority)
-
-    def _pushpull(self, slot: Slot, source: Any, targets: Sequence[NDArray], priority: int) -> None:
-        entry, target = self._entries[slot.key], self._arrives(slot, targets)
-        arguments, reads, writes = (entry, source, target, priority), (source.variable,), (entry.order, target._storage)
-        self._operate("kvstore pushpull", self._transfers.pushpull, arguments, reads, writes, priority)
-        self._hand_on(target, targets, priority)
-
-    def _pull(self, slot: Slot, targets: Sequence[NDArray], priority: int) -> None:
-        entry, target = self._entries[slot.key], self._arrives(slot, targets)
-        arguments = (entry, target, priority)
-        self._operate("kvstore pull", self._transfers.pull, arguments, (entry.order,), (target._storage,), priority)
-        self._hand_on(target, targets, priority)
-
-    def _pull_rows(self, slot: Slot, target: NDArray, rows: NDArray, priority: int) -> None:
-        entry, arrives = self._entries[slot.key], self._arrives(slot, [target])
-        arguments, reads = (entry, arrives, rows, priority), (entry.order, rows._storage)
-        self._operate(
-            "kvstore row_sparse_pull", self._transfers.pull_rows, arguments, reads, (arrives._storage,), priority
-        )
-        self._hand_on(arrives, [target], priority)
-
-    def _operate(
-        self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], reads: tuple[Variable, ...],
-        writes: tuple[Variable, ...], priority: int = 0, light: bool = False,
-    ) -> Handle:  # fmt: skip
-        op = Handle(function, arguments, reads, writes, self._session.actor, name, capture(), 0, light)
-        op.priority, op.bulkable = priority, False
-        engine.enqueue(op)
-        return op
-
-    def _control_by(
-        self, name: str, work: Callable[..., Coroutine[Any, Any, Any]] | None, arguments: tuple[Any, ...]
-    ) -> Handle:
-        """Enqueue something that comes after everything pushed so far, and before everything pushed later."""
-        orders = tuple(entry.order for entry in self._entries.values())
-        if work is None:
-            return self._operate(name, lambda: None, (), (*orders, self._control), ())
-        session = self._session
-        begin = lambda: session.spawn(lambda: work(*arguments))  # noqa: E731
-        return self._operate(name, begin, (), (), (*orders, self._control))
-
-    def _begin_init(self, entries: list[Entry], arrays: list[NDArray], number: int) -> Deferred:
-        values = [each._read() for each in arrays]
-        return self._session.spawn(lambda: self._session.init(entries, values, f"init {number}"))
-
-
-def _may_join(entry: Entry, source: Any) -> bool:
-    """Whether what is pushed may travel with that of other small keys."""
-    return isinstance(source, BaseArray) and source._dtype == entry.dtype
-
-
-def _are_here(targets: Sequence[BaseArray]) -> bool:
-    """Whether arrays may be written as they are, without a copy operation of a device's."""
-    return all(isinstance(each._storage.device, CPUDevice) for each in targets)
-
-
-def _variables(arrays: Sequence[BaseArray]) -> tuple[Variable, ...]:
-    return tuple(dict.fromkeys(each._storage for each in arrays))
-
-
-def _written_by(targets: Sequence[Sequence[BaseArray]]) -> tuple[Variable, ...]:
-    return tuple(dict.fromkeys(each._storage for arrays in targets for each in arrays))
-
-
-def _parts_of_others(targets: Sequence[Sequence[BaseArray]]) -> tuple[Variable, ...]:
-    """The memory of which only a part is written: what a view leaves out must survive."""
-    return tuple({each._storage: None for arrays in targets for each in arrays if each._view is not None})
 
 
 def _joined(mode: tuple[str, int | None]) -> Session:
