@@ -16,7 +16,7 @@ import numpy as np
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops import custom
-from flowmx.ops.dtypes import DType
+from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, required
 
 if TYPE_CHECKING:
@@ -208,7 +208,7 @@ class Flow(Operator):
 
 
 def _is_float(dtype: DType | None) -> bool:
-    return dtype is None or dtype.kind == "f"
+    return dtype is None or is_floating(dtype)
 
 
 @operator("_backward_flow")

@@ -334,3 +334,14 @@ def test_updates_pushed_before_the_next_gradient_see_the_one_before():
         y.backward()
         total += x.grad
     assert (total.asnumpy() == sum(range(1, 30))).all()
+
+
+def test_an_error_in_the_last_gradient_reaches_the_buffer():
+    head, x = mx.nd.ones((2, 2)), mx.nd.ones((2, 2))
+    mx.engine.push(lambda: 1 / 0, writes=[head])
+    x.attach_grad()
+    with mx.autograd.record():
+        y = x * 2
+    y.backward(head)
+    with pytest.raises(ZeroDivisionError):
+        x.grad.asnumpy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 from flowmx import autograd
 from flowmx.amp.scaler import LossScaler, all_finite, log
@@ -78,6 +78,13 @@ class Guard:
         origin.names_layers += 1
         _guards.add(self)
         _recorder.arm(self)
+        self._close = finalize(self, _let_go)
+
+    def disarm(self) -> None:
+        """Look at nothing any more."""
+        _guards.discard(self)
+        _recorder.disarm(self)
+        self._close()
 
     # -- losses ----------------------------------------------------------------------------------------
 
@@ -134,12 +141,16 @@ class Guard:
             UnscaledLossError: its loss was not scaled.
         """
         self._check_scaled()
-        return self._settle(bool(self.scaler.finite(self._params).asscalar()))
+        is_finite = bool(self.scaler.finite(self._params).asscalar())
+        flags = {} if is_finite else self._flags()
+        return self._settle(is_finite, [name for name, flag in flags.items() if not flag.asscalar()])
 
     async def skips_async(self) -> bool:
         """As :meth:`skips`, awaiting the gradients."""
         self._check_scaled()
-        return self._settle(bool((await self.scaler.finite(self._params)).asscalar()))
+        is_finite = bool((await self.scaler.finite(self._params)).asscalar())
+        flags = {} if is_finite else self._flags()
+        return self._settle(is_finite, [name for name, flag in flags.items() if not (await flag).asscalar()])
 
     def _check_scaled(self) -> None:
         self._scaled.clear()
@@ -150,20 +161,20 @@ class Guard:
                 "what `with amp.scale_loss(loss, trainer) as scaled_loss` gives"
             )
 
-    def _settle(self, is_finite: bool) -> bool:
+    def _flags(self) -> dict[str, NDArray]:
+        """For each parameter whether its gradient is finite, 1 or 0."""
+        return {str(p.name): all_finite(p.list_grad()[:1]) for p in self._params if p.grad_req != "null"}
+
+    def _settle(self, is_finite: bool, overflown: Sequence[str]) -> bool:
+        """Let the loss scale follow, and say what has overflowed: the gradients of these parameters."""
         finding, scale = _recorder.take(), self.scaler.loss_scale
         if self.scaler.settle(is_finite):
-            self.last_overflow = Overflow(current_step(), scale, tuple(self._overflown()), finding)
+            self.last_overflow = Overflow(current_step(), scale, tuple(overflown), finding)
             _recorder.arm(self)
             self._tell(self.last_overflow)
         else:
             _recorder.disarm(self)
         return not is_finite
-
-    def _overflown(self) -> list[str]:
-        grads = {str(p.name): p.list_grad()[0] for p in self._params if p.grad_req != "null"}
-        flags = {name: all_finite([grad]) for name, grad in grads.items()}
-        return [name for name, flag in flags.items() if not flag.asscalar()]
 
     def _tell(self, overflow: Overflow) -> None:
         finding = overflow.finding
@@ -205,14 +216,18 @@ class _Recorder:
     def disarm(self, guard: Guard) -> None:
         """Watch no longer, for this guard."""
         self._wanted.discard(guard)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Watch no longer where nobody is left who wants it."""
         if self._is_on and not self._wanted:
             self._is_on = False
             watch.no_longer(self._watch)
 
     def take(self) -> Finding | None:
-        """What was found since it was asked last."""
+        """What was found in this step."""
         found, self._watch.found = self._watch.found, None
-        return found
+        return found if found is not None and found.step == current_step() else None
 
 
 _recorder = _Recorder()
@@ -227,8 +242,6 @@ def _see(heads: list[NDArray]) -> None:
 autograd.before_backward.append(_see)
 
 
-def release(guard: Guard) -> None:
-    """Let a guard go."""
-    _guards.discard(guard)
-    _recorder.disarm(guard)
+def _let_go() -> None:
     origin.names_layers -= 1
+    _recorder.tidy()

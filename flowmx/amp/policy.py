@@ -103,7 +103,7 @@ class Policy:
         return found
 
     def _decide(self, op: Operator, dtypes: tuple[DType, ...], is_excluded: bool) -> tuple[DType, ...] | None:
-        if op.updates or op.hidden or not dtypes or any(dtype == np.float64 for dtype in dtypes):
+        if op.updates or (op.hidden and not op.subgraphs) or not dtypes or any(dtype == np.float64 for dtype in dtypes):
             return None
         rule = self._wide if is_excluded or self._is_conditional(op) else self._rules.get(op.name, self._any)
         names = op.inputs()

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flowmx import autograd
-from flowmx.amp.guard import AmpWarning, Guard, release
+from flowmx.amp.guard import AmpWarning, Guard
 from flowmx.amp.policy import Conditions, Policy
 from flowmx.amp.scaler import LossScaler, log
 from flowmx.gluon.trainer import Trainer
@@ -91,7 +91,7 @@ def init_trainer(optimizer_or_trainer: Any, loss_scaler: LossScaler | None = Non
     if loss_scaler is None:
         loss_scaler = LossScaler() if policy.needs_scaling else LossScaler(1.0, max_scale=1.0, min_scale=1.0)
     if trainer._amp_guard is not None:
-        release(trainer._amp_guard)
+        trainer._amp_guard.disarm()
     check_weights(trainer)
     trainer._amp_loss_scaler = loss_scaler
     trainer._amp_original_scale = trainer._scale

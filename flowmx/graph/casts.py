@@ -89,19 +89,19 @@ def _group(node: Node) -> dict[str, str]:
 
 
 def remove_casts(entries: Sequence[Entry]) -> list[Entry]:
-    """The outputs of the graph without the casts of mixed precision."""
-    moved: dict[Entry, Entry] = {}
+    """The outputs of the graph without the casts of mixed precision, but for casts that are outputs themselves."""
+    made: dict[Node, Node] = {}
+
+    def read(entry: Entry) -> Entry:
+        while entry.node.op is not None and entry.node.op.name in CASTS:
+            entry = entry.node.inputs[entry.index]
+        return new(entry)
 
     def new(entry: Entry) -> Entry:
-        return moved.get(entry, entry)
+        return Entry(made.get(entry.node, entry.node), entry.index)
 
     for node in topological(entries):
-        if node.op is None:
-            continue
-        inputs = tuple([new(entry) for entry in node.inputs])
-        if node.op.name in CASTS:
-            moved.update({Entry(node, index): entry for index, entry in enumerate(inputs)})
-        elif inputs != node.inputs:
-            made = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin, node.versions)
-            moved.update({Entry(node, index): Entry(made, index) for index in range(node.outputs())})
+        inputs = tuple([read(entry) for entry in node.inputs])
+        if inputs != node.inputs:
+            made[node] = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin, node.versions)
     return [new(entry) for entry in entries]

@@ -499,7 +499,8 @@ def store(source: BaseArray, target: BaseArray) -> None:
     device, reads = target._storage.device, source._storage
     writes: tuple[Variable, ...] = (target._storage, reads)
     light = source._dtype.itemsize * math.prod(source._shape) <= LIGHT_BYTES
-    push_on(device, _store, (reads, target._storage), (), writes, "store", light, depth=3)
+    # Read too, so that what went wrong with the result goes on to the array.
+    push_on(device, _store, (reads, target._storage), (reads,), writes, "store", light, depth=3)
 
 
 def may_store(source: BaseArray, target: BaseArray) -> bool:

@@ -67,6 +67,6 @@ def _report_link(
 
 def _shown(op: Any) -> str:
     """An operator's name as the user knows it: fused ones by what they are made of."""
-    name: str = op.name.removeprefix("_fused_")
+    name: str = op.name.removeprefix("_fused_").removeprefix("_noted_")
     then = getattr(op, "then", "")
     return f"{name} with {then}" if then else name

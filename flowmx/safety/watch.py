@@ -28,7 +28,7 @@ from flowmx.ops.registry import Array
 from flowmx.safety import steps
 from flowmx.safety.finding import Finding, NonFiniteError
 
-_MOVES = frozenset({"store", "seed"})
+_MOVES = frozenset({"store", "seed", "assign", "fill", "copy", "array"})
 """Operations that compute nothing."""
 
 

@@ -13,6 +13,7 @@ from flowmx import attribute, name
 from flowmx.engine import Origin, capture
 from flowmx.errors import MXNetError, ParameterError, ShapeError
 from flowmx.graph import infer
+from flowmx.graph.casts import remove_casts
 from flowmx.graph.node import Entry, Node, auxiliary_nodes, input_versions, topological
 from flowmx.graph.subgraph import Body
 from flowmx.ops import calling
@@ -407,12 +408,12 @@ class Symbol(Methods):
         return describe_graph(self._entries)
 
     def tojson(self, remove_amp_cast: bool = True) -> str:
-        """The graph in MXNet's JSON format."""
-        return symbol_json.render(_to_plain(self._entries))
+        """The graph in MXNet's JSON format, without the casts of mixed precision or with them."""
+        return symbol_json.render(_to_plain(remove_casts(self._entries) if remove_amp_cast else self._entries))
 
     def save(self, fname: str | Path, remove_amp_cast: bool = True) -> None:
         """Write the JSON to a file (replaced as a whole)."""
-        replace_file(fname, [self.tojson().encode()])
+        replace_file(fname, [self.tojson(remove_amp_cast).encode()])
 
     # -- arithmetic (by the names that MXNet's frontend calls: automatic node names come from them) -----
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.ops.dtypes import is_floating
 from flowmx.ops.kernels.onednn.kernel import Kernel, plainly
 from flowmx.ops.kernels.onednn.layouts import (
     Array,
@@ -169,7 +170,7 @@ class _Noting(Kernel):
     """A kernel whose last input or output is the note."""
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        return [each for each in arrays if each.dtype.kind == "f"]
+        return [each for each in arrays if is_floating(each.dtype)]
 
 
 def _noting(op: NotedPooling, data: Geometry, out: Geometry) -> Forward | None:

@@ -1,0 +1,157 @@
+"""``mx.mon.Monitor``: statistics of executors and blocks."""
+
+import asyncio
+import json
+import logging
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import autograd, gluon
+from flowmx.gluon import nn
+from tests.fixtures.record_monitor import bound, symbol
+
+FIXTURE = json.loads((Path(__file__).parent / "fixtures" / "monitor.json").read_text())
+
+
+def test_statistics_are_mxnets():
+    """Names and values of outputs, gradients and weights, as MXNet 1.9.1 gives them."""
+    executor = bound(mx)
+    monitor = mx.mon.Monitor(1)
+    monitor.install(executor)
+    monitor.tic()
+    executor.forward(is_train=True)
+    executor.backward()
+    found = {name: float(text) for step, name, text in monitor.toc()}
+    # What MXNet's passes make (sums of gradients, workspaces) is no operator of the user's.
+    expected = {name: value for name, value in FIXTURE.items() if name in found}
+    assert len(expected) >= 30
+    missing = {name for name in FIXTURE if name not in found}
+    assert all(re.match("pool0_workspace|split0_backward|sum_grad|zeros_without", name) for name in missing)
+    assert {name: found[name] for name in expected} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def test_what_is_computed_is_the_same():
+    one, other = bound(mx), bound(mx)
+    monitor = mx.mon.Monitor(1)
+    monitor.install(one)
+    for executor in (one, other):
+        monitor.tic()
+        executor.forward_backward()
+        monitor.toc()
+    for tables in ((one.grad_dict, other.grad_dict), (one.aux_dict, other.aux_dict)):
+        for name in tables[0]:
+            a, b = (table[name].asnumpy() for table in tables)
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(one.outputs[0].asnumpy(), other.outputs[0].asnumpy(), rtol=1e-5)
+
+
+def test_gradients_that_are_added_up():
+    net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=2, no_bias=True, name="fc")
+    grads = {"fc_weight": mx.nd.ones((2, 3))}
+    args = {"x": mx.nd.ones((1, 3)), "fc_weight": mx.nd.ones((2, 3))}
+    executor = net.bind(mx.cpu(), args, grads, grad_req={"x": "null", "fc_weight": "add"})
+    seen = []
+    executor.set_monitor_callback(lambda name, array: seen.append(name), monitor_all=True)
+    executor.forward(is_train=True)
+    executor.backward(mx.nd.array([[2, 3]]))
+    assert grads["fc_weight"].asnumpy().tolist() == [[3] * 3, [4] * 3]
+    assert seen == ["x", "fc_data", "fc_weight", "fc_weight", "fc_output", "fc_backward_output0", "fc_backward_output1"]
+    executor.set_monitor_callback(None)
+    executor.forward(is_train=True)
+    assert len(seen) == 7
+
+
+def test_pattern_sort_and_interval():
+    executor = bound(mx)
+    monitor = mx.mon.Monitor(2, stat_func=lambda x: [x.max(), x.min()], pattern=".*(weight|fc0_output)", sort=True)
+    monitor.install(executor)
+    rows = []
+    for _ in range(3):
+        monitor.tic()
+        executor.forward()
+        rows.append(monitor.toc())
+    assert [name for _, name, _ in rows[0]] == ["conv0_weight", "fc0_output", "fc0_weight"]
+    assert [len(each) for each in rows] == [3, 0, 3]
+    assert [step for step, _, _ in rows[2]] == [3, 3, 3]
+    words = rows[0][0][2].split("\t")
+    weight = executor.arg_dict["conv0_weight"].asnumpy()
+    assert [float(word) for word in words[:2]] == pytest.approx([weight.max(), weight.min()])
+
+
+def test_between_looks_nothing_is_different():
+    executor = bound(mx)
+    monitor = mx.mon.Monitor(2)
+    monitor.install(executor)
+    ran = []
+    for _ in range(3):
+        monitor.tic()
+        executor.forward(is_train=True)
+        executor.backward()
+        monitor.toc()
+        ran.append(executor._went_monitored)
+    assert ran == [True, False, True]
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_blocks(hybridize):
+    net = nn.HybridSequential(prefix="net_")
+    with net.name_scope():
+        net.add(nn.Dense(3, in_units=2, activation="relu"), nn.Dense(1, in_units=3))
+    net.initialize(mx.init.One())
+    if hybridize:
+        net.hybridize()
+    monitor = mx.mon.Monitor(1, stat_func=mx.nd.max, monitor_all=hybridize)
+    monitor.install(net)
+    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0})
+    monitor.tic()
+    with autograd.record():
+        loss = net(mx.nd.full((4, 2), 2)).sum()
+    loss.backward()
+    trainer.step(1)
+    found = {name: float(text) for _, name, text in monitor.toc()}
+    assert found["net_dense1_weight"] == 1 and found["net_dense1_weight_grad"] == 16
+    assert found["net_output"] == 12
+    inner = "net_dense0_fwd_output" if hybridize else "net_dense0_output"
+    assert found[inner] == 4
+    if hybridize:
+        assert found["net_dense1_fwd_backward_1"] == 16 and found["net_dense1_fwd_data"] == 4
+
+
+def test_op_hooks_see_operators():
+    net = nn.Dense(2, in_units=2, activation="tanh", prefix="one_")
+    net.initialize()
+    net.hybridize()
+    seen = []
+    net.register_op_hook(lambda name, operator, array: seen.append((name, operator, array.shape)))
+    net(mx.nd.ones((3, 2)))
+    assert seen == [("one_fwd_output", "FullyConnected", (3, 2)), ("one_tanh_fwd_output", "Activation", (3, 2))]
+
+
+def test_fit_prints_now_and_then(caplog):
+    caplog.set_level(logging.INFO)
+    data = mx.io.NDArrayIter(np.random.RandomState(0).randn(8, 1, 8, 8), np.zeros(8), 2)
+    module = mx.mod.Module(symbol(mx))
+    monitor = mx.mon.Monitor(2, pattern="fc0_weight|softmax_output")
+
+    async def main():
+        await module.fit(data, num_epoch=1, monitor=monitor)
+
+    asyncio.run(main())
+    lines = [each.message for each in caplog.records if each.message.startswith("Batch:")]
+    assert [line.split()[1:3] for line in lines] == [
+        ["1", "softmax_output"], ["1", "fc0_weight"], ["3", "softmax_output"], ["3", "fc0_weight"],
+    ]  # fmt: skip
+
+
+def test_refuses_what_it_can_not_watch():
+    with pytest.raises(TypeError, match="expected an Executor or a Block"):
+        mx.mon.Monitor(1).install(symbol(mx))
+    executor, monitor = bound(mx), mx.mon.Monitor(1, stat_func=lambda x: 3)
+    monitor.install(executor)
+    monitor.tic()
+    with pytest.raises(TypeError, match="stat_func gave 3 for conv0_output"):
+        executor.forward()
