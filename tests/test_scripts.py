@@ -1,5 +1,6 @@
 """Small modules that MXNet's scripts use: mx.context, util, runtime, log, base, registry, name, attribute."""
 
+import asyncio
 import logging
 
 import numpy as np
@@ -149,3 +150,23 @@ def test_compiled_before_it_is_called(tmp_path):
     block.reset_ctx(mx.cpu(1))
     x = mx.nd.ones((2, 3))
     assert mx.test_utils.same(net(x), block(x.as_in_context(mx.cpu(1))))
+
+
+def test_training_may_be_called_run_or_awaited():
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), name="softmax")
+    module, data = mx.mod.Module(net), mx.io.NDArrayIter(np.ones((30, 4), np.float32), np.ones(30, np.float32), 10)
+    assert repr(module.fit(data, num_epoch=1)) == "done"
+    asyncio.run(module.fit(data, num_epoch=1))
+    mx.run(module.fit(data, num_epoch=1))
+    ((name, first),) = module.score(data, "acc")
+    assert name == "accuracy"
+
+    async def in_a_coroutine():
+        await module.fit(data, num_epoch=1)
+        return await module.score(data, "acc")
+
+    assert len(asyncio.run(in_a_coroutine())) == 1 and 0 <= first <= 1
+
+
+def test_a_store_of_one_process_meets_nobody():
+    mx.kv.create("local").barrier()

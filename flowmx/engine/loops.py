@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, ParamSpec, TypeVar
 
 from flowmx import settings
@@ -44,15 +44,39 @@ def runs_in_plain_code(
 ) -> Callable[P, Coroutine[Any, Any, T]]:
     """Let a coroutine function be called without an event loop too: it runs to its end then, and returns its result.
 
-    So scripts of plain code call ``mod.fit(...)``, and coroutines ``await mod.fit(...)``.
+    So scripts of plain code call ``mod.fit(...)``, and coroutines ``await mod.fit(...)``. What has no result may
+    also be given to ``asyncio.run``, which finds it done.
     """
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         coroutine = function(*args, **kwargs)
-        return coroutine if _a_loop_runs() else run(coroutine)
+        if _a_loop_runs():
+            return coroutine
+        result = run(coroutine)
+        return _Done() if result is None else result
 
     return called
+
+
+class _Done(Coroutine[Any, Any, None]):
+    """A coroutine that has come to its end; nobody need await it."""
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return
+        yield
+
+    def send(self, value: Any) -> Any:
+        raise StopIteration
+
+    def throw(self, *error: Any) -> Any:
+        raise error[0]
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def __repr__(self) -> str:
+        return "done"
 
 
 def _a_loop_runs() -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from flowmx import optimizer as opt
 from flowmx.devices import CPUDevice, cpu
 from flowmx.engine import Actor
+from flowmx.engine.loops import runs_in_plain_code
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
 from flowmx.kvstore import compression, merge
 from flowmx.kvstore.base import KVStoreBase, capable, registry
@@ -296,6 +297,7 @@ class KVStore(KVStoreBase):
 
     # -- workers ---------------------------------------------------------------------------------------
 
+    @runs_in_plain_code
     async def barrier(self) -> None:
         """Await that every worker has come here; in a store of one process that is at once."""
 

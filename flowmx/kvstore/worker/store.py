@@ -16,6 +16,7 @@ from typing import Any
 from flowmx import optimizer as opt
 from flowmx import settings
 from flowmx.engine import Handle, State
+from flowmx.engine.loops import runs_in_plain_code
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError
 from flowmx.kvstore import compression
@@ -232,6 +233,7 @@ class DistKVStore(DistValues):
 
     # -- workers ---------------------------------------------------------------------------------------
 
+    @runs_in_plain_code
     async def barrier(self) -> None:
         """Await that every worker has come here, all it pushed before included.
 
