@@ -162,6 +162,7 @@ def test_training_may_be_called_run_or_awaited():
     assert name == "accuracy"
 
     async def in_a_coroutine():
+        data.reset()
         await module.fit(data, num_epoch=1)
         return await module.score(data, "acc")
 
