@@ -92,6 +92,33 @@ def test_composed():
         transforms.HybridCompose([transforms.CenterCrop(3)])
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "float32"])
+def test_composed_is_bit_equal_to_one_after_the_other(dtype):
+    """In a row they may be computed at once, without the engine, for arrays whose content is there."""
+    changes = [
+        transforms.RandomFlipLeftRight(), transforms.RandomFlipTopBottom(), transforms.Cast("uint8"),
+        transforms.ToTensor(), transforms.Normalize((0.1, 0.2, 0.3), 0.7), transforms.Cast("float16"),
+    ]  # fmt: skip
+    every = np.arange(256, dtype=dtype).repeat(3).reshape(16, 16, 3)
+    for image in (every, recorded.image().astype(dtype)):
+        array = mx.nd.array(image, dtype=dtype)
+        array.wait_to_read()
+        for length in range(1, len(changes) + 1):
+            mx.random.seed(length)
+            expected = array
+            for change in changes[:length]:
+                expected = change(expected)
+            mx.random.seed(length)
+            made = transforms.Compose(changes[:length])(array)
+            assert made.dtype is expected.dtype and (made.asnumpy() == expected.asnumpy()).all()
+            made[:] = 0
+            assert (array.asnumpy() == image).all()
+    with pytest.raises(mx.errors.ShapeError, match="image_to_tensor"):
+        transforms.Compose([transforms.ToTensor()])(mx.nd.zeros((3, 3)))
+    with pytest.raises(mx.errors.ShapeError, match="mean has 2 values"):
+        transforms.Compose([transforms.Normalize((1, 2))])(mx.nd.zeros((3, 3, 3)))
+
+
 @pytest.mark.parametrize("change", [each for each in RANDOM if isinstance(each, mx.gluon.HybridBlock)], ids=name)
 def test_random_transforms_compose_with_symbols(change):
     mx.random.seed(3)

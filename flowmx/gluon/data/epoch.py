@@ -169,9 +169,10 @@ class Ahead(Epoch):
 
     def close(self) -> None:
         super().close()
-        ahead, self._ahead = getattr(self, "_ahead", deque()), deque()
+        ahead = [job for job, _ in getattr(self, "_ahead", ())]  # it may have failed before it had any
+        self._ahead = deque()
         if ahead:
-            self._crew.forget([job for job, _ in ahead])
+            self._crew.forget(ahead)
 
 
 async def _fetched(crew: Crew, job: Job, seconds: float) -> Any:

@@ -16,11 +16,13 @@ import numpy as np
 from flowmx import image
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
+from flowmx.engine import State
 from flowmx.gluon.block import Block, HybridBlock
 from flowmx.gluon.nn import HybridSequential, Sequential
 from flowmx.image.augmenters import RandomGrayAug
 from flowmx.image.chance import stream
 from flowmx.ndarray import NDArray
+from flowmx.ops.dtypes import as_dtype
 
 __all__ = [
     "Cast", "CenterCrop", "Compose", "CropResize", "HybridCompose", "HybridRandomApply", "Normalize", "RandomApply",
@@ -31,6 +33,14 @@ __all__ = [
 
 Size = int | Sequence[int]
 Range = tuple[float, float]
+
+
+class OnHost:
+    """Mixed into a block that can do its work at once, on a NumPy array; :class:`Compose` then spares it the engine."""
+
+    def host(self, image: Any) -> Any:
+        """The changed array: a view, or a new one."""
+        raise NotImplementedError
 
 
 def _pair(size: Size) -> tuple[int, int]:
@@ -59,6 +69,35 @@ class Compose(Sequential):
 
     def hybridize(self, active: bool = True, **kwargs: Any) -> None:
         """Nothing: a graph would be compiled for each size that images have."""
+
+    def forward(self, x: Any, *args: Any) -> Any:
+        """The changed image."""
+        for change in self._children.values():
+            if isinstance(change, OnHost) and (isinstance(x, np.ndarray) or _is_ready(x)) and not _is_hooked(change):
+                x = change.host(x._host() if isinstance(x, NDArray) else x)
+            else:
+                x = change(_as_array(x))
+        return _as_array(x)
+
+
+def _is_ready(x: Any) -> bool:
+    """Whether an array's content is there, in this machine's memory, and no tape asks what becomes of it."""
+    if not isinstance(x, NDArray) or x.context.device_type == "gpu" or x._entry is not None:
+        return False
+    storage = x.variable
+    done = storage.writer is None or storage.writer.state == State.DONE
+    return done and storage.array is not None and storage.failure is None
+
+
+def _is_hooked(block: Block) -> bool:
+    return bool(block._forward_hooks or block._forward_pre_hooks)
+
+
+def _as_array(x: Any) -> Any:
+    """An array of memory of its own."""
+    if not isinstance(x, np.ndarray):
+        return x
+    return nd.from_numpy(x if x.base is None and x.flags.c_contiguous else np.array(x, order="C"))
 
 
 class HybridCompose(HybridSequential):
@@ -116,7 +155,7 @@ class HybridRandomApply(HybridSequential):
 # -- types and scales --------------------------------------------------------------------------------------
 
 
-class Cast(HybridBlock):
+class Cast(OnHost, HybridBlock):
     """Another element type.
 
     Args:
@@ -130,15 +169,24 @@ class Cast(HybridBlock):
     def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
         return F.cast(x, dtype=self._dtype)
 
+    def host(self, image: Any) -> Any:
+        return image.astype(as_dtype(self._dtype), order="C")
 
-class ToTensor(HybridBlock):
+
+class ToTensor(OnHost, HybridBlock):
     """From images (height, width, channels) with values to 255 to float32, the channels in front, with values to 1."""
 
     def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
         return F.image.to_tensor(x)
 
+    def host(self, image: Any) -> Any:
+        if image.ndim not in (3, 4):
+            return nd.image.to_tensor(_as_array(image)).asnumpy()  # which says what is wrong
+        made = np.empty((*image.shape[:-3], image.shape[-1], *image.shape[-3:-1]), np.float32)
+        return np.divide(np.moveaxis(image, -1, -3), np.float32(255), out=made, casting="unsafe", dtype=np.float32)
 
-class Normalize(HybridBlock):
+
+class Normalize(OnHost, HybridBlock):
     """``(x - mean) / std`` for each channel of (channels, height, width), or of a batch.
 
     Args:
@@ -152,6 +200,17 @@ class Normalize(HybridBlock):
 
     def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
         return F.image.normalize(x, mean=self._mean, std=self._std)
+
+    def host(self, image: Any) -> Any:
+        if (
+            image.dtype != np.float32
+            or image.ndim not in (3, 4)
+            or {len(self._mean), len(self._std)} - {1, image.shape[-3]}
+        ):
+            return nd.image.normalize(_as_array(image), mean=self._mean, std=self._std).asnumpy()
+        mean, std = (np.array(each, np.float32).reshape(-1, 1, 1) for each in (self._mean, self._std))
+        made = image - mean
+        return np.divide(made, std, out=made)
 
 
 # -- geometry ----------------------------------------------------------------------------------------------
@@ -322,24 +381,30 @@ class _Chance(HybridBlock):
         raise NotImplementedError
 
 
-class RandomFlipLeftRight(_Chance):
+class RandomFlipLeftRight(OnHost, _Chance):
     """Every second image mirrored, at random."""
 
     def drawn(self, x: NDArray) -> NDArray:
-        return nd.image.flip_left_right(x) if stream().random() < 0.5 else x.copy()  # type: ignore[no-any-return]
+        return nd.image.flip_left_right(x) if stream().random() < 0.5 else x.copy()
 
     def operator(self, F: Any, x: Any) -> Any:
         return F.image.random_flip_left_right(x)
 
+    def host(self, image: Any) -> Any:
+        return image[:, ::-1] if stream().random() < 0.5 else image
 
-class RandomFlipTopBottom(_Chance):
+
+class RandomFlipTopBottom(OnHost, _Chance):
     """Every second image upside down, at random."""
 
     def drawn(self, x: NDArray) -> NDArray:
-        return nd.image.flip_top_bottom(x) if stream().random() < 0.5 else x.copy()  # type: ignore[no-any-return]
+        return nd.image.flip_top_bottom(x) if stream().random() < 0.5 else x.copy()
 
     def operator(self, F: Any, x: Any) -> Any:
         return F.image.random_flip_top_bottom(x)
+
+    def host(self, image: Any) -> Any:
+        return image[::-1] if stream().random() < 0.5 else image
 
 
 # -- colours -----------------------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 _DEPTH = 2
 """Tasks that a worker may have: the next one is there when one is done."""
+_STARTING = 300.0
+"""Seconds that a worker may take until it is up, whatever `timeout` says of a batch: a busy machine is no error."""
 _ENVIRONMENT = {
     "FLOWMX_ENGINE_TYPE": "NaiveEngine", "FLOWMX_CPU_KERNEL_NTHREADS": "1", "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
@@ -89,7 +91,7 @@ class Line(threading.Thread):
 
     def _new_worker(self) -> Worker:
         made = Worker(self._package, self._called)
-        made.connection.settimeout(self._timeout)
+        made.connection.settimeout(max(_STARTING, self._timeout))
         return made
 
     def run(self) -> None:
@@ -154,13 +156,16 @@ class Line(threading.Thread):
         except (EOFError, OSError):
             self._lose(failures.ended)
         else:
-            self._take(result.kind, worker.blocks.open(result), worker.name)
+            self._take(worker, result.kind, worker.blocks.open(result))
 
-    def _take(self, kind: int, value: Any, name: str) -> None:
+    def _take(self, worker: Worker, kind: int, value: Any) -> None:
+        if kind == messages.READY:
+            worker.connection.settimeout(self._timeout)
+            return
         if kind == messages.BATCH:
             self._jobs.popleft().finish(value)
             return
-        error = failures.rebuilt(failures.Report(*value), name)
+        error = failures.rebuilt(failures.Report(*value), worker.name)
         if kind == messages.REFUSED:
             self._lose(lambda *_: error)
         else:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 _LENGTH = struct.Struct("<I")
 _RESULT = struct.Struct("<BQQQQ")
 
-BATCH, ERROR, REFUSED = range(3)
-"""Kinds of results: a batch, the error of one, and the reason why the worker can make none."""
+BATCH, ERROR, READY, REFUSED = range(4)
+"""Kinds of results: a batch, the error of one; before them, that the worker is up, or why it can make none."""
 
 
 class Task(NamedTuple):
@@ -124,4 +124,5 @@ def receive_result(connection: socket.socket) -> Result:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
-    return Result(*_RESULT.unpack(raw), descriptors[0] if descriptors else -1)
+    kind, ticket, block, capacity, size = _RESULT.unpack(raw)
+    return Result(kind, ticket, block, capacity, size, descriptors[0] if descriptors else -1)

@@ -50,6 +50,7 @@ def main(given: dict[str, Any]) -> None:
         error.add_note("when it opened the data set")
         worker.answer(messages.REFUSED, 0, failures.report(error))
         return
+    worker.answer(messages.READY, 0, None)
     worker.work(*content)
 
 
