@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from flowmx import engine as _engine
-from flowmx.devices.context import Context, cpu, cpu_pinned, current_context, gpu
+from flowmx.devices.context import Context, cpu, cpu_pinned, current_context, gpu, sim
 from flowmx.devices.cpu_device import CPUDevice
 from flowmx.devices.device import Device
 from flowmx.devices.generator import Generator
@@ -23,13 +24,21 @@ from flowmx.errors import DeviceError
 
 __all__ = [
     "CPUDevice", "Context", "Device", "Generator", "cpu", "cpu_pinned", "current_context", "get", "gpu", "in_use",
-    "num_gpus", "register_device_type",
+    "num_gpus", "register_device_type", "sim", "standing_in",
 ]  # fmt: skip
+
+
+def _simulated(context: Context) -> Device:
+    from flowmx.devices import sim
+
+    return sim.make(context)
+
 
 _types: dict[str, Callable[[Context], Device]] = {
     "cpu": CPUDevice,
     "cpu_pinned": CPUDevice,
     "cpu_shared": CPUDevice,
+    "sim": _simulated,
 }
 _devices: dict[Context, Device] = {}
 _lock = threading.Lock()
@@ -59,6 +68,23 @@ def get(context: Context) -> Device:
         if context not in _devices:
             _devices[context] = make(context)
         return _devices[context]
+
+
+@contextlib.contextmanager
+def standing_in(made: Mapping[Context, Device]) -> Iterator[None]:
+    """A ``with`` block in which these devices are found in the place of others."""
+    with _lock:
+        before = {context: _devices.get(context) for context in made}
+        _devices.update(made)
+    try:
+        yield
+    finally:
+        with _lock:
+            for context, device in before.items():
+                if device is None:
+                    del _devices[context]
+                else:
+                    _devices[context] = device
 
 
 def in_use() -> list[Device]:

@@ -52,6 +52,11 @@ class Context:
         """MXNet's number for the device type (1: cpu, 2: gpu, ...)."""
         return self.devstr2type[self.device_type]
 
+    @property
+    def kernels(self) -> str:
+        """The device type whose kernels its operators use."""
+        return "cpu" if self.device_type == "sim" else self.device_type
+
     def empty_cache(self) -> None:
         """Give the memory that the device keeps for new arrays back to the system."""
         from flowmx import devices
@@ -80,6 +85,11 @@ def cpu(device_id: int = 0) -> Context:
 def gpu(device_id: int = 0) -> Context:
     """The GPU of that number."""
     return Context("gpu", device_id)
+
+
+def sim(device_id: int = 0) -> Context:
+    """The simulated device of that number: a GPU's streams, memory and errors, on a machine that has none."""
+    return Context("sim", device_id)
 
 
 def cpu_pinned(device_id: int = 0) -> Context:

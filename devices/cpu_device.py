@@ -29,6 +29,7 @@ class CPUDevice(Device):
     """
 
     xp = np
+    kernels = "cpu"
 
     def __init__(self, context: Context) -> None:
         config = settings.get()
@@ -47,7 +48,7 @@ class CPUDevice(Device):
         pool.clear()
 
     def copy_actor(self, source: Device) -> Actor:
-        return self._copies
+        return source.copy_actor_out() if source.is_asynchronous else self._copies
 
     def copy(self, source: Any, target: Any) -> None:
         np.copyto(target, source, casting="unsafe")

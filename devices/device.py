@@ -10,22 +10,24 @@ A device owns
 
 Completion
 ----------
-For the CPU an operation is complete when its function returns. A CUDA or simulated stream will complete
-an operation for the scheduler when it has been *launched*; the variables that it writes then carry a
-token (:attr:`Device.token_after`, a stream with an event). :meth:`Device.wait_token` is what a consumer
-does with a token: nothing on the same stream, a stream wait on another one, a host wait where a person
-asked for the value. Memory goes back to a pool together with the tokens that still use it. The CPU has no
-tokens: ``None`` means ready.
+For the CPU an operation is complete when its function returns. An asynchronous device (``is_asynchronous``) completes
+an operation for the scheduler when it has been *launched* on a stream; what is known of the rest of its life is in
+``streams.py``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from flowmx.devices.context import Context
 from flowmx.devices.generator import Generator
 from flowmx.engine.actor import Actor
+
+if TYPE_CHECKING:
+    from flowmx.devices.streams import Token
+    from flowmx.engine.scheduler import Variable
 
 
 class Device(ABC):
@@ -36,12 +38,16 @@ class Device(ABC):
         xp: the array namespace of its operators.
         compute: the actor that runs operators.
         generator: the state of its random numbers.
+        kernels: the device type whose kernels its operators use.
+        is_asynchronous: whether operations are complete when they have been launched.
     """
 
     context: Context
     xp: Any
     compute: Actor
     generator: Generator
+    kernels: str
+    is_asynchronous = False
 
     @abstractmethod
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -66,12 +72,19 @@ class Device(ABC):
     def empty_cache(self) -> None:
         """Give memory that is kept for new arrays back to the system."""
 
-    def token_after(self) -> object | None:
-        """What completes when the work launched so far on this thread's stream does (None: it has)."""
-        return None
+    def copy_actor_out(self) -> Actor:
+        """The actor that brings bytes from an asynchronous device to the host."""
+        return self.compute
 
-    def wait_token(self, token: object | None) -> None:
-        """Make the calling thread's stream, or the host where it has none, wait for a token."""
+    def used(self, variable: Variable, token: Token) -> None:
+        """Note that what ends with a token uses a variable's memory here."""
+
+    def timed(self, op: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """The computation of an operator, as it is to be called here."""
+        return forward
+
+    def synchronize(self) -> None:
+        """Block until all that was launched here is done."""
 
     def __repr__(self) -> str:
         return repr(self.context)

@@ -49,7 +49,7 @@ from flowmx import random as rnd
 from flowmx import symbol as sym
 from flowmx import visualization as viz
 from flowmx.attribute import AttrScope
-from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
+from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, sim
 from flowmx.engine import run
 from flowmx.errors import MXNetError
 from flowmx.util import (
@@ -71,5 +71,5 @@ __all__ = [
     "initializer", "io", "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model",
     "module", "mon", "monitor", "name", "nd", "ndarray", "np_array", "np_shape", "num_gpus", "onnx", "operator",
     "optimizer", "profiler", "random", "recordio", "registry", "rnd", "rnn", "run", "runtime", "safety", "set_np_shape",
-    "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
+    "sim", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip

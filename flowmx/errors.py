@@ -23,6 +23,14 @@ class DeviceError(MXNetError, ValueError):
     """A device does not exist here, or arrays of one operation live on different devices."""
 
 
+class OutOfMemory(MXNetError, MemoryError):
+    """A device has no memory left: the message says what was asked for, what is free, and who holds the most."""
+
+
+class RaceError(MXNetError):
+    """The simulated device's checker: two operations use the same memory and nothing keeps them in order."""
+
+
 class NotImplementedForSymbol(MXNetError, NotImplementedError):
     """A method of arrays that symbols can not have: they have no content until they are bound."""
 

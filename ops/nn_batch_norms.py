@@ -13,7 +13,7 @@ from flowmx.ops.registry import Array, Operator, Run, kernel_for, operator, opti
 
 def _run(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """Compute another operator, by the device's kernel where there is one."""
-    fast = kernel_for(run.device.context.device_type, op.name)
+    fast = kernel_for(run.device.kernels, op.name)
     if fast is None:
         op.forward(run, inputs, outputs)
     else:

@@ -24,6 +24,6 @@ def product(device_type: str) -> Callable[[F], F]:
 
 def matmul(run: Run, a: Array, b: Array, out: Array) -> None:
     """Compute ``out = a @ b`` for matrices, or stacks of them, of one dtype."""
-    fast = _products.get(run.device.context.device_type)
+    fast = _products.get(run.device.kernels)
     if fast is None or not fast(a, b, out):
         run.xp.matmul(a, b, out=out)

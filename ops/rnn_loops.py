@@ -40,7 +40,7 @@ def loop(device_type: str, mode: str) -> Callable[[Forward], Forward]:
 
 def forward(mode: str, run: Run, track: Track) -> None:
     """Run a track through all its steps."""
-    fast = _loops.get((run.device.context.device_type, mode)) if track.plain else None
+    fast = _loops.get((run.device.kernels, mode)) if track.plain else None
     (fast or _FORWARD[mode])(run, track)
 
 

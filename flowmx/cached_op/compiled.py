@@ -131,7 +131,7 @@ class Compiled:
                 context = self.device.context
                 graph = graph_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context)
                 # A call runs its steps in a row: branches beside each other would only take more memory.
-                options = replace(options_of(context.device_type), pack=self._pack, workers=1)
+                options = replace(options_of(context.kernels), pack=self._pack, workers=1)
                 self._plan = compile_graph(graph, straight=self.wanted, options=options)
             return self._plan
 

@@ -83,12 +83,16 @@ class Handle(Operation):
     def __await__(self) -> Generator[Any, None, Any]:
         if self.failure is None:
             yield from engine.wait_async(self)
+        if self.token is not None:
+            yield from engine.wait_for_device(self.token)
         return self._outcome()
 
     def wait(self) -> Any:
         """Block until it is complete; returns the function's result or raises its error."""
         if self.failure is None:
             engine.wait(self)
+        if self.token is not None:
+            self.token.wait()
         return self._outcome()
 
     def done(self) -> bool:

@@ -44,6 +44,19 @@ class Failure:
         raise self.exception.with_traceback(self.traceback)
 
 
+class Inherited(Exception):
+    """Raised inside an operation to say that it carries a failure on which is known already."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__()
+        self.failure = failure
+
+
+def failure_of(error: BaseException, op: Operation) -> Failure:
+    """How an operation failed that raised an exception."""
+    return error.failure if isinstance(error, Inherited) else Failure(error, op)
+
+
 def notes_for(op: Operation) -> list[str]:
     """What an exception's notes say of the operation that raised it."""
     origin = op.origin

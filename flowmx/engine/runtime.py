@@ -26,7 +26,7 @@ from flowmx import settings
 from flowmx.engine.actor import Actor, InlineActor, LoopActor, ThreadActor
 from flowmx.engine.checking import checked, checked_coroutine
 from flowmx.engine.ending import Ending
-from flowmx.engine.failure import Failure
+from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.loops import new_event_loop, run_loop
 from flowmx.engine.scheduler import DONE, READY, RUNNING, WAITING, Operation
 from flowmx.errors import EngineError, OperationCancelled
@@ -259,7 +259,7 @@ class Engine(Ending):
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
                 interrupt, error = error, _interrupted(op)
-            failure = Failure(error, op)
+            failure = failure_of(error, op)
         following: Operation | None = None
         try:
             with self.lock:
@@ -292,7 +292,7 @@ class Engine(Ending):
             except asyncio.CancelledError:
                 failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled while it ran"), op)
             except BaseException as error:
-                failure = Failure(error, op)
+                failure = failure_of(error, op)
         with self.lock:
             if isinstance(op.actor, LoopActor):
                 op.actor.forget(op)
@@ -368,14 +368,18 @@ class Engine(Ending):
         self._poisoned = True
         op.failure = failure
         self.failed += 1
+        self.report(failure)
+        for variable in op.writes:
+            variable.failure = failure
+
+    def report(self, failure: Failure) -> None:
+        """Have the next ``waitall`` raise a failure that nobody has seen by then (locked)."""
         if not failure.seen and not failure.listed:
             if len(self.failures) >= _MAX_FAILURES:
                 self.failures = [each for each in self.failures if not each.seen]
             if len(self.failures) < _MAX_FAILURES:  # the first ones are what tells most
                 failure.listed = True
                 self.failures.append(failure)
-        for variable in op.writes:
-            variable.failure = failure
 
     def settle(self, op: Operation) -> None:
         """Run one part of a bulk: its own error poisons its own variables, at once."""
@@ -384,7 +388,7 @@ class Engine(Ending):
             try:
                 op.result = op.function(*op.arguments)
             except Exception as error:
-                failure = Failure(error, op)
+                failure = failure_of(error, op)
         if failure is not None:
             with self.lock:
                 self._poison(op, failure)

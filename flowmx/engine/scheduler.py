@@ -26,12 +26,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from flowmx.engine.failure import Failure
 
 _PRUNE_AT = 32
+
+
+class Marks(Protocol):
+    """What asynchronous devices leave on a variable: an operation there is complete when it has been launched."""
+
+    def finish(self) -> Failure | None:
+        """Block until the device has made the last write; returns what went wrong with it."""
+
+    def finish_reads(self) -> None:
+        """Block until its reads are done too."""
+
+    def done(self) -> bool:
+        """Whether the last write is done."""
+
+    # For the devices alone.
+    write: Any
+    reads: Any
+    note: Any
+
+    def before(self, writing: bool) -> list[Any]:
+        """The tokens that a read, or a write, must come after."""
+
+
+class Token(Protocol):
+    """What completes when the device is done with an operation that was launched there."""
+
+    def done(self) -> bool:
+        """Whether it is."""
+
+    def finish(self) -> Failure | None:
+        """Block until it is; returns what went wrong."""
+
+    def wait(self) -> None:
+        """Block until it is; raises what went wrong."""
 
 
 class State(IntEnum):
@@ -58,6 +92,7 @@ class Variable:
     Attributes:
         version: how many writes have been pushed so far.
         failure: what poisoned it, or None.
+        marks: the tokens of asynchronous devices that use it (:class:`flowmx.devices.streams.Marks`), or None.
         deleted: True after :func:`flowmx.engine.delete_variable`; pushing on it is then refused.
     """
 
@@ -68,6 +103,7 @@ class Variable:
     readers: list[Operation] | None = None
     prune_at = _PRUNE_AT
     failure: Failure | None = None
+    marks: Marks | None = None
     deleted = False
     _fingerprint: Callable[[], object] | None = None
 
@@ -105,6 +141,7 @@ class Operation:
         state, blockers, held, dependents, serial: the scheduler's.
         waiters: called when it is complete.
         failure, result: how it ended.
+        token: where an asynchronous device was launched, what completes when the work is done there.
     """
 
     priority = 0
@@ -117,6 +154,7 @@ class Operation:
     waiters: list[Callable[[], None]] | None = None
     failure: Failure | None = None
     result: Any = None
+    token: Token | None = None
     serial = 0
 
     def __init__(

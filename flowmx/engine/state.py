@@ -69,6 +69,8 @@ class EngineState:
         """Calls the function of a light operation at its push, as ``inline(function, *arguments)``."""
         self._inside_inline = False
         self._watches: dict[str, Callable[[Operation], None]] = {}
+        self.synchronizers: list[Callable[[], None]] = []
+        """Block until an asynchronous device has done what was launched there; called by whoever waits for all."""
         self.followers: list[Callable[[settings.Settings], None]] = []
         """Told of the settings whenever they are put in force."""
         self._closed = False

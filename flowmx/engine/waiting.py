@@ -17,7 +17,7 @@ from typing import Any
 
 from flowmx.engine.actor import Actor, ThreadActor
 from flowmx.engine.origin import user_frame
-from flowmx.engine.scheduler import DONE, READY, RUNNING, Operation, Variable
+from flowmx.engine.scheduler import DONE, READY, RUNNING, Marks, Operation, Token, Variable
 from flowmx.engine.state import EngineState, current
 from flowmx.errors import EngineError
 
@@ -172,6 +172,8 @@ class Waiting(EngineState):
             if self.holds(variable):
                 return
             self.wait(writer)
+        if variable.marks is not None:
+            self._wait_for_device(variable.marks)
         if variable.failure is not None:
             variable.failure.throw()
 
@@ -184,8 +186,41 @@ class Waiting(EngineState):
             yield from self.wait_async(writer)
         elif self.must_yield():
             yield
+        if variable.marks is not None:
+            yield from self.wait_for_device(variable.marks)
         if variable.failure is not None:
             variable.failure.throw()
+
+    def _wait_for_device(self, marks: Marks) -> None:
+        """Block until what was launched has been done; raises what went wrong on the device."""
+        if not marks.done() and asyncio._get_running_loop() is not None:
+            self._warn_of_blocking("a device")
+        failure = marks.finish()
+        if failure is not None:
+            failure.throw()
+
+    def wait_for_device(self, waited: Marks | Token) -> Generator[Any, None, None]:
+        """The awaited form: a thread beside the loop waits."""
+        if not waited.done():
+            yield from asyncio.get_running_loop().run_in_executor(None, waited.finish)
+        failure = waited.finish()
+        if failure is not None:
+            failure.throw()
+
+    @contextlib.contextmanager
+    def standing_aside(self) -> Iterator[None]:
+        """While this thread waits for a device, let another worker take its place, where it is one."""
+        inside = self.here.actor
+        if not isinstance(inside, ThreadActor):
+            yield
+            return
+        with self.lock:
+            inside.yield_slot()
+        try:
+            yield
+        finally:
+            with self.lock:
+                inside.regain_slot()
 
     def holds(self, variable: Variable) -> bool:
         """True inside an operation that reads or writes the variable: it is there, and later writers wait."""
@@ -246,6 +281,8 @@ class Waiting(EngineState):
                     self._blocking_in_coroutine(op)
                 with contextlib.suppress(_Circle):
                     self._wait(op)
+        for synchronize in list(self.synchronizers):
+            synchronize()
         if throw:
             self._throw_unseen()
 
@@ -257,6 +294,8 @@ class Waiting(EngineState):
             if op.state != DONE:
                 with contextlib.suppress(_Circle):
                     yield from self.wait_async(op)
+        for synchronize in list(self.synchronizers):
+            yield from asyncio.get_running_loop().run_in_executor(None, synchronize)
         self._throw_unseen()
 
     def _throw_unseen(self) -> None:
@@ -280,13 +319,17 @@ class Waiting(EngineState):
                         "which needs that loop: await it instead"
                     )
             return
+        self._warn_of_blocking(repr(op.name))
+
+    def _warn_of_blocking(self, what: str) -> None:
+        """A blocking read inside a coroutine waits: warn once per place, or raise."""
         mode = self.config.blocking_in_loop
         if mode == "allow" or _in_notebook():
             return
         frame = user_frame(_PRIVATE_FRAMES_HIDDEN)
         place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("?", 0)
         message = (
-            f"a blocking read inside a coroutine waits for {op.name!r} and holds up the event loop: "
+            f"a blocking read inside a coroutine waits for {what} and holds up the event loop: "
             "write `await array` first (or `await mx.nd.waitall_async()`), then read it"
         )
         if mode == "error":

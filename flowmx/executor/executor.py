@@ -123,7 +123,7 @@ class Executor:
                 if self._requests[node.name] == "write" and gradients[node]._dtype == self._dtypes[Entry(node, 0)]
             ],
             strided=[node for node, bound in self._arrays.items() if bound._view is not None],
-            options=options_of(context.device_type),
+            options=options_of(context.kernels),
         )  # fmt: skip
         arrays = dict(self._arrays)
         read = {e.node for node in (*plan.forward, *plan.backward) for e in node.inputs}

@@ -94,7 +94,7 @@ class Program:
         graph = graph_of(body.entries, differentiated, all_shapes, all_dtypes, train)
         self._device = device
         self._plan = compile_graph(
-            graph, options=replace(options_of(device.context.device_type), workers=1), external=()
+            graph, options=replace(options_of(device.context.kernels), workers=1), external=()
         )
         self._inputs = [Entry(node, 0) for node in (*body.variables, *graph.heads)]
         self._gradients = [self._plan.gradients.get(node) for node in differentiated]

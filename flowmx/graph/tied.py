@@ -66,10 +66,11 @@ class Tied:
             return None
         if not (any(self.plan.nbytes(each) for each in outputs) or node.op.writes_more()):
             return None
-        tied = tied_forward(self.device(node).context.device_type, node.op)
+        tied = tied_forward(self.device(node).kernels, node.op)
         if tied is not None:
             self._tied[node] = tied
-        forward = tied or forward_of(node.op, self.device(node))
+        device = self.device(node)
+        forward = forward_of(node.op, device) if tied is None else device.timed(node.op, tied)
         if self._poisoned is not None and not node.op.once:
             forward = self._poisoned.wrap(forward, node)
         return self.step(forward, node.inputs, outputs, node)

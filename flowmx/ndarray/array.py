@@ -210,7 +210,7 @@ class NDArray(Methods, Arithmetic):
             ShapeError: the other array has another shape.
         """
         if isinstance(other, Context):
-            other = empty(self._shape, other, self._dtype)
+            other = cast("NDArray", allocate(on_context(other), self._shape, self._dtype))
         elif not isinstance(other, NDArray):
             raise TypeError(f"copyto: target is {type(other).__name__}, expected an NDArray or a context")
         if other is self:
@@ -410,10 +410,10 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
         kind = as_dtype(dtype)
     data = np.array(source_array, dtype=kind, order="C")
     device = on_context(ctx)
-    if device.xp is np:
+    if not device.is_asynchronous:
         return cast("NDArray", allocate(device, data.shape, kind, data))
-    made = empty(data.shape, ctx, kind)
-    device.copy(data, made._read())
+    made = cast("NDArray", allocate(device, data.shape, kind))
+    copy_into(allocate(devices.get(devices.cpu()), data.shape, kind, data), made)
     return made
 
 
@@ -424,15 +424,15 @@ def copy_into(source: BaseArray, target: BaseArray, priority: int = 0) -> None:
     here, there = source._storage.device, target._storage.device
     actor = there.compute if here is there else there.copy_actor(here)
     reads = (source._storage, target._storage) if target._view is not None else (source._storage,)
-    size = math.prod(source._shape) * source._dtype.itemsize
-
-    def copy() -> None:
-        there.copy(source._read(), target._written())
-
-    op = Operation(copy, (), reads, (target._storage,), actor, "copy", capture(), 0, size < 1 << 16)
+    light = math.prod(source._shape) * source._dtype.itemsize < 1 << 16
+    op = Operation(_copy, (there, source, target), reads, (target._storage,), actor, "copy", capture(), 0, light)
     if priority:
         op.priority = priority
     engine.enqueue(op)
+
+
+def _copy(device: devices.Device, source: BaseArray, target: BaseArray) -> None:
+    device.copy(source._read(), target._written())
 
 
 def dtype_of(array: BaseArray) -> DType:

@@ -125,6 +125,8 @@ class BaseArray:
             yield from engine.wait_async(writer)
         elif engine.must_yield():
             yield
+        if storage.marks is not None:
+            yield from engine.wait_for_device(storage.marks)
         if storage.failure is not None:
             storage.failure.throw()
         return self
@@ -138,6 +140,8 @@ class BaseArray:
         if not engine.holds(self._storage):
             for op in list(self._storage.pending()):
                 engine.wait(op)
+        if self._storage.marks is not None:
+            self._storage.marks.finish_reads()
 
 
 _new: Callable[[type[BaseArray]], BaseArray] = object.__new__
@@ -193,14 +197,14 @@ def run_on(device: Device, train: bool) -> Run:
 
 def forward_of(op: Operator, device: Device) -> Callable[..., None]:
     """The computation of an operator on a device: a registered kernel, else the plain forward."""
-    fast = kernel_for(device.context.device_type, op.name)
+    fast = kernel_for(device.kernels, op.name)
     if fast is None:
-        return op.forward
+        return device.timed(op, op.forward)
 
     def call(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         fast(op, run, inputs, outputs)
 
-    return call
+    return device.timed(op, call)
 
 
 def _forward(op: Operator, device: Device) -> Callable[..., None]:
@@ -338,7 +342,7 @@ class Elementwise:
         if casting is not None and casting.targets(self.op, tuple([each._dtype for each in operands])) is not None:
             return None
         spec = self.op.spec(tuple([each._shape for each in operands]), tuple([each._dtype for each in operands]))
-        if spec.nbytes >= _SHARED_BYTES and kernel_for(device.context.device_type, self.op.name) is not None:
+        if spec.nbytes >= _SHARED_BYTES and kernel_for(device.kernels, self.op.name) is not None:
             return None
         first, last = operands[0], operands[-1]
         self._known = (first._shape, first._dtype, last._shape, last._dtype, device, spec, *direct)

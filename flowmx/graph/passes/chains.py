@@ -160,7 +160,7 @@ class _Search:
             ):
                 return None
         context = graph.context(node)
-        device_type = self._device_type if context is None else context.device_type
+        device_type = self._device_type if context is None else context.kernels
         return kernels.weight_of_link(device_type, op, dtype, len(node.inputs)) if math.prod(shape) else None
 
     def _visit(self, node: Node) -> None:

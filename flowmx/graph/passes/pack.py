@@ -32,7 +32,7 @@ def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     if not weight.node.is_variable or any(graph.dtypes[entry] != FLOAT32 for entry in node.inputs):
         return False
     context = graph.context(node)
-    kind = options.device_type if context is None else context.device_type
+    kind = options.device_type if context is None else context.kernels
     shape = graph.shapes[data]
     layer = fused(node, packed=True, scaled=False)
     size = packed_size(kind, layer, shape)

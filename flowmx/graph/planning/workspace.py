@@ -23,7 +23,7 @@ def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int,
     for position, node in enumerate(steps):
         assert node.op is not None
         context = plan.graph.context(node)
-        ask = workspace_of(options.device_type if context is None else context.device_type, node.op)
+        ask = workspace_of(options.device_type if context is None else context.kernels, node.op)
         if ask is not None:
             outputs = [_laid(plan, Entry(node, index)) for index in range(node.outputs())]
             nbytes = ask(node.op, [_laid(plan, entry) for entry in node.inputs], outputs)

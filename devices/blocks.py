@@ -1,0 +1,261 @@
+"""Pools of device memory that know streams: a freed block may still be in use by what was launched before.
+
+A block remembers, by stream, the token of the last operation that used it. It is given to an operation on a stream
+after that stream was made to wait for the tokens of others, which costs nothing where they are done or its own. The
+order of choice: a free block that needs no wait, fresh memory, a free block of another stream. Where there is nothing,
+what is free goes back to the device, what is in flight is waited for, and one more try is made.
+
+How sizes are rounded is the pool's type, as in MXNet: ``Naive`` keeps blocks by their exact size (in pages), ``Round``
+by powers of two and multiples of one above a cutoff, so that shapes which vary find blocks again, and ``Unpooled``
+keeps none.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
+
+from flowmx import settings
+from flowmx.devices.streams import Stream, Token, here
+from flowmx.engine.origin import Origin, describe
+from flowmx.errors import OutOfMemory
+
+PAGE = 4096
+"""Blocks are whole pages."""
+
+_LARGEST = 5
+"""Holders that a message names."""
+
+
+class Ticket(weakref.ref[Any]):
+    """Comes back when what held a block is gone."""
+
+    __slots__ = ("block",)
+    block: Block
+
+
+class Block:
+    """A piece of a device's memory.
+
+    Attributes:
+        size: bytes.
+        memory: the backend's handle on it.
+        address: where it begins.
+        uses: by stream, the token of the last operation that used it.
+        holder: the operation that it was allocated for: its name and origin; None: none.
+        note: the backend's own.
+        ticket: comes back when its lease has ended.
+    """
+
+    __slots__ = ("address", "holder", "memory", "note", "size", "ticket", "uses")
+
+    def __init__(self, size: int, memory: Any, address: int) -> None:
+        self.size = size
+        self.memory = memory
+        self.address = address
+        self.uses: dict[Stream, Token] = {}
+        self.holder: tuple[str, Origin | None] | None = None
+        self.note: Any = None
+        self.ticket: Ticket | None = None
+
+    def lease(self, holder: Any, returned: deque[Ticket]) -> None:
+        """Be free again when an object is gone; that may happen in any thread, in the middle of anything."""
+        self.ticket = Ticket(holder, returned.append)
+        self.ticket.block = self
+
+    def idle_for(self, stream: Stream | None) -> bool:
+        """Whether a stream (None: the host) may use it without a wait."""
+        return all(user is stream or token.done() for user, token in self.uses.items())
+
+
+def round_naive(nbytes: int) -> int:
+    """Whole pages."""
+    return max(1, -(-nbytes // PAGE)) * PAGE
+
+
+def round_up(nbytes: int) -> int:
+    """Powers of two up to the cutoff's, its multiples above."""
+    step = 1 << settings.get().gpu_mem_pool_round_linear_cutoff
+    if nbytes > step:
+        return -(-nbytes // step) * step
+    return max(PAGE, 1 << math.ceil(math.log2(max(1, nbytes))))
+
+
+_ROUNDINGS: dict[str, Callable[[int], int]] = {"Naive": round_naive, "Round": round_up, "Unpooled": round_naive}
+
+
+class BlockPool:
+    """Blocks of one device's memory.
+
+    Args:
+        device: its name, for messages.
+        take: gets so many bytes from the device: a handle and the address.
+        give: gives a handle back.
+        limit: most bytes to take.
+        total: bytes that the device has.
+        synchronize: waits for all that was launched on the device.
+        kind: the pool's type (``Naive``, ``Round``, ``Unpooled``).
+
+    Attributes:
+        used, idle: bytes that are in use, and that are kept free.
+        peak: the most that was ever in use.
+        returned: what comes back, appended by code in C, which no interrupt can get into.
+        before: called with the bytes of each allocation before it is made; may raise.
+    """
+
+    def __init__(
+        self, device: str, take: Callable[[int], tuple[Any, int]], give: Callable[[Any], None], limit: int, total: int,
+        synchronize: Callable[[], None], kind: str,
+    ) -> None:  # fmt: skip
+        self.device = device
+        self._take = take
+        self._give = give
+        self._limit = limit
+        self._total = total
+        self._synchronize = synchronize
+        self.kind = kind
+        self._round = _ROUNDINGS[kind]
+        self.used = self.idle = self.peak = self.allocations = 0
+        self.returned: deque[Ticket] = deque()
+        self.before: Callable[[int], None] | None = None
+        self._free: dict[int, list[Block]] = {}
+        self._leased: dict[int, Block] = {}
+        self.lock = threading.RLock()
+
+    # -- what its users call ---------------------------------------------------------------------------
+
+    def acquire(self, nbytes: int, stream: Stream | None) -> Block:
+        """A block of at least so many bytes, for use on a stream (None: by the host).
+
+        Raises:
+            OutOfMemory: there is none, even after all that is free was given back and what is in flight is done.
+        """
+        size = self._round(nbytes)
+        with self.lock:
+            self.allocations += 1
+            if self.before is not None:
+                self.before(nbytes)
+            self.collect()
+            block = self._idle_block(size, stream) or self._fresh(size) or self._busy_block(size, stream)
+            if block is None:
+                self._reclaim()
+                block = self._fresh(size)
+            if block is None:
+                raise OutOfMemory(self._complaint(nbytes, size))
+            self._leased[id(block)] = block
+            self.used += size
+            self.peak = max(self.peak, self.used)
+            launch = here.launch
+            block.holder = None if launch is None else (launch.op.name, launch.op.origin)
+        if launch is not None:
+            launch.blocks.append(block)
+        return block
+
+    def free_bytes(self) -> int:
+        """Bytes that can still be allocated."""
+        with self.lock:
+            self.collect()
+            return self._limit - self.used
+
+    def trim(self) -> None:
+        """Give every free block back to the device."""
+        with self.lock:
+            self.collect()
+            self._drop_free()
+
+    def collect(self) -> None:
+        """Sort in what has been returned (locked)."""
+        while self.returned:
+            block = self.returned.popleft().block
+            if self._leased.pop(id(block), None) is None:
+                continue
+            self.used -= block.size
+            if self.kind == "Unpooled":
+                self._release(block)
+            else:
+                self._free.setdefault(block.size, []).append(block)
+                self.idle += block.size
+
+    def holders(self) -> list[tuple[str, int]]:
+        """Who holds memory, the largest first: what it was allocated for, and the bytes."""
+        with self.lock:
+            self.collect()
+            counted: Counter[str] = Counter()
+            for block in self._leased.values():
+                counted[_words(block.holder)] += block.size
+        return counted.most_common()
+
+    # -- finding a block (all locked) ------------------------------------------------------------------
+
+    def _idle_block(self, size: int, stream: Stream | None) -> Block | None:
+        found = self._free.get(size, [])
+        for index in range(len(found) - 1, -1, -1):
+            if found[index].idle_for(stream):
+                return self._use_again(found, index, stream)
+        return None
+
+    def _busy_block(self, size: int, stream: Stream | None) -> Block | None:
+        found = self._free.get(size, [])
+        return self._use_again(found, 0, stream) if found else None  # the one that was freed first
+
+    def _use_again(self, found: list[Block], index: int, stream: Stream | None) -> Block:
+        block = found.pop(index)
+        self.idle -= block.size
+        self.wait_for_uses(block, stream)
+        return block
+
+    def wait_for_uses(self, block: Block, stream: Stream | None) -> None:
+        """Make a stream, or the host, wait for what used a block."""
+        for token in block.uses.values():
+            if stream is None:
+                token.finish()
+            else:
+                stream.wait(token)
+        if stream is None:
+            block.uses.clear()
+
+    def _fresh(self, size: int) -> Block | None:
+        if self.used + self.idle + size > self._limit:
+            return None
+        memory, address = self._take(size)
+        return Block(size, memory, address)
+
+    def _release(self, block: Block) -> None:
+        for token in block.uses.values():
+            token.finish()
+        self._give(block.memory)
+
+    def _drop_free(self) -> None:
+        for blocks in self._free.values():
+            for block in blocks:
+                self.idle -= block.size
+                self._release(block)
+        self._free.clear()
+
+    def _reclaim(self) -> None:
+        self._synchronize()
+        self.collect()
+        self._drop_free()
+
+    def _complaint(self, nbytes: int, size: int) -> str:
+        largest = "".join(f"\n  {count / 2**20:10.1f} MiB: {holder}" for holder, count in self.holders()[:_LARGEST])
+        return (
+            f"{self.device} is out of memory: {nbytes} bytes were asked for (a block of {size}), "
+            f"{self._limit - self.used} are free of {self._total}, of which {self._total - self._limit} are "
+            f"left to others (FLOWMX_GPU_MEM_POOL_RESERVE). Use a smaller batch, or recompute values "
+            f"(FLOWMX_BACKWARD_DO_MIRROR=1). The largest holders:{largest or ' none'}"
+        )
+
+
+def _words(holder: tuple[str, Origin | None] | None) -> str:
+    """What a block was allocated for, in words."""
+    if holder is None:
+        return "arrays made outside of any operation"
+    name, origin = holder
+    layer = f"layer {origin[2]!r}, " if origin is not None and origin[2] else ""
+    place = f", enqueued at {describe(origin)}" if origin is not None else ""
+    return f"{layer}operation {name!r}{place}"

@@ -1,0 +1,89 @@
+"""What a simulated device is like: memory, arithmetic, bandwidths, latencies.
+
+The presets' figures are the makers' data sheets (dense rates, no sparsity); how much of them a kernel reaches is
+``efficiency``, an assumption that is the same for all and not a measurement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+_GiB = 1 << 30
+_SLOWEST = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """A kind of device.
+
+    Attributes:
+        name: what it is called.
+        memory: bytes.
+        flops: floating-point operations a second by dtype; what is not named counts as float32.
+        bandwidth: bytes a second of its memory.
+        host_bandwidth, host_latency: bytes a second and seconds of a copy from or to the host.
+        peer_bandwidth, peer_latency: the same between two such devices.
+        kernel_seconds: the least that a kernel takes.
+        launch_seconds: what launching one takes the host.
+        efficiency: the part of the rates that kernels reach.
+    """
+
+    name: str
+    memory: int
+    flops: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({_SLOWEST: 1e12}))
+    bandwidth: float = 1e11
+    host_bandwidth: float = 1.2e10
+    host_latency: float = 1e-5
+    peer_bandwidth: float = 1e10
+    peer_latency: float = 1e-5
+    kernel_seconds: float = 3e-6
+    launch_seconds: float = 5e-6
+    efficiency: float = 0.6
+
+    def kernel(self, flops: float, nbytes: float, dtype: str) -> float:
+        """Seconds of a kernel: the longer of its arithmetic and its memory traffic (the roofline)."""
+        rate = self.flops.get(dtype, self.flops[_SLOWEST])
+        return max(self.kernel_seconds, flops / (rate * self.efficiency), nbytes / (self.bandwidth * self.efficiency))
+
+    def copy(self, nbytes: float, between: str) -> float:
+        """Seconds of a copy between the ``host`` and the device, or between a ``peer`` and it."""
+        if between == "peer":
+            return self.peer_latency + nbytes / self.peer_bandwidth
+        return self.host_latency + nbytes / self.host_bandwidth
+
+
+PRESETS: Mapping[str, Description] = MappingProxyType(
+    {
+        "h100": Description(
+            name="H100", memory=80 * _GiB, bandwidth=3.35e12, host_bandwidth=5.5e10, peer_bandwidth=4.5e11,
+            # float32 products run as TF32, as PyTorch's convolutions do.
+            flops={"float32": 4.94e14, "float16": 9.89e14, "bfloat16": 9.89e14, "float64": 3.4e13},
+        ),
+        "a10": Description(
+            name="A10", memory=24 * _GiB, bandwidth=6e11, host_bandwidth=2.5e10, peer_bandwidth=2.5e10,
+            flops={"float32": 6.25e13, "float16": 1.25e14, "bfloat16": 1.25e14, "float64": 9.8e11},
+        ),
+        "gtx980": Description(
+            name="GTX 980", memory=4 * _GiB, bandwidth=2.24e11, host_bandwidth=1.2e10, peer_bandwidth=1e10,
+            flops={"float32": 4.98e12, "float64": 1.56e11},
+        ),
+        "gk104": Description(
+            name="GK104", memory=4 * _GiB, bandwidth=1.6e11, host_bandwidth=1.0e10, peer_bandwidth=6e9,
+            flops={"float32": 2.46e12, "float64": 1.02e11},
+        ),
+    }
+)  # fmt: skip
+
+
+def named(name: str) -> Description:
+    """The preset of a name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = PRESETS.get(name.lower())
+    if found is None:
+        raise ValueError(f"the device is {name!r}, expected one of {', '.join(PRESETS)}")
+    return found

@@ -1,0 +1,184 @@
+"""A simulated GPU: NumPy computes, streams, memory and time are those of the described device."""
+
+from __future__ import annotations
+
+import math
+import mmap
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx import settings
+from flowmx.devices.blocks import Block, BlockPool
+from flowmx.devices.context import Context
+from flowmx.devices.device import Device
+from flowmx.devices.generator import Generator
+from flowmx.devices.sim.description import Description
+from flowmx.devices.sim.stream import SimStream
+from flowmx.devices.sim.system import System
+from flowmx.devices.streams import StreamActor, Token, current_stream, here
+from flowmx.engine.actor import Actor
+from flowmx.engine.runtime import engine
+from flowmx.engine.scheduler import Variable
+
+_MAPPING = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0) | getattr(mmap, "MAP_NORESERVE", 0)
+_COMPUTE, _FROM_HOST, _TO_HOST, _FROM_PEERS = "compute", "copies from the host", "copies to the host", "copies of peers"
+
+
+class _Lease(np.ndarray[Any, Any]):
+    """The right to use a block, as an array of its bytes; views of it hold on to it."""
+
+    block: Block
+
+
+class SimDevice(Device):
+    """One device of a simulated machine.
+
+    Args:
+        context: its name.
+        system: the machine.
+        description: what it is like.
+        streams: how many streams compute (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
+        memory: bytes, where they are not the description's.
+    """
+
+    xp = np
+    kernels = "cpu"
+    is_asynchronous = True
+
+    def __init__(
+        self, context: Context, system: System, description: Description, streams: int | None = None,
+        memory: int | None = None,
+    ) -> None:  # fmt: skip
+        config = settings.get()
+        self.context = context
+        self.system = system
+        self.description = description
+        self.generator = Generator(repr(context))
+        total = memory or description.memory
+        self._total = total
+        self.pool = BlockPool(
+            repr(context), _map, _unmap, total - total * config.gpu_mem_pool_reserve // 100, total, self.synchronize,
+            config.gpu_mem_pool_type,
+        )  # fmt: skip
+        self.compute: StreamActor = self._actor(
+            repr(context), _COMPUTE, streams or config.gpu_worker_nthreads, has_urgent=True
+        )
+        copies = config.gpu_copy_nthreads
+        self.incoming = self._actor(f"host to {context}", _FROM_HOST, copies)
+        self.outgoing = self._actor(f"{context} to host", _TO_HOST, copies)
+        self.peers = self._actor(f"peers to {context}", _FROM_PEERS, copies)
+        self.actors = (self.compute, self.incoming, self.outgoing, self.peers)
+        engine.synchronizers.append(self.synchronize)
+
+    def _actor(self, name: str, purpose: str, count: int, has_urgent: bool = False) -> StreamActor:
+        made = [SimStream(self.system, self, f"{purpose} {index}", purpose) for index in range(count)]
+        urgent = SimStream(self.system, self, f"{purpose} urgent", purpose, priority=1) if has_urgent else None
+        return StreamActor(name, made, urgent)
+
+    # -- memory ----------------------------------------------------------------------------------------
+
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        dtype = np.dtype(dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        if self.system.executing:  # scratch of work that was launched before: its launch has counted its results
+            return np.empty(shape, dtype)
+        block = self.pool.acquire(nbytes, current_stream())
+        lease = _Lease((block.size,), np.uint8, block.memory)
+        lease.block = block
+        block.lease(lease, self.pool.returned)
+        return np.ndarray(shape, dtype, lease)
+
+    def block_of(self, variable: Variable) -> Block | None:
+        """The block that holds an array, as far as it has one."""
+        return _block_of(getattr(variable, "array", None))
+
+    def used(self, variable: Variable, token: Token) -> None:
+        block = self.block_of(variable)
+        if block is not None:
+            block.uses[token.stream] = token
+
+    def without_lease(self, array: Any) -> Any:
+        """The same memory as a NumPy array that does not keep it in use; None where it is no block's."""
+        block = _block_of(array)
+        if block is None:
+            return None
+        offset = array.__array_interface__["data"][0] - block.address
+        return np.ndarray(array.shape, array.dtype, block.memory, offset, array.strides)
+
+    def empty_cache(self) -> None:
+        self.pool.trim()
+
+    def memory_info(self) -> tuple[int, int]:
+        return self.pool.free_bytes(), self._total
+
+    # -- copies ----------------------------------------------------------------------------------------
+
+    def copy_actor(self, source: Device) -> Actor:
+        if source is self:
+            return self.compute
+        return self.peers if source.is_asynchronous else self.incoming
+
+    def copy_actor_out(self) -> Actor:
+        return self.outgoing
+
+    def copy(self, source: Any, target: Any) -> None:
+        self._account_for_copy(target)
+        np.copyto(target, source, casting="unsafe")
+
+    def to_host(self, array: Any) -> Any:
+        return array
+
+    # -- time ------------------------------------------------------------------------------------------
+
+    def timed(self, op: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+        def run(run: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+            launch = here.launch
+            if launch is not None:
+                flops, moved = op.cost([each.shape for each in inputs], [each.shape for each in outputs])
+                first = outputs[0] if outputs else inputs[0]
+                launch.work.kernels += 1
+                launch.work.seconds += self.description.kernel(flops, moved * first.itemsize, first.dtype.name)
+            return forward(run, inputs, outputs)
+
+        return run
+
+    def _account_for_copy(self, target: Any) -> None:
+        launch = here.launch
+        if launch is None or launch.op.actor is self.compute:
+            return
+        between = "peer" if launch.op.actor is self.peers else "host"
+        launch.work.kernels += 1
+        launch.work.seconds += self.description.copy(target.nbytes, between)
+
+    # -- ends ------------------------------------------------------------------------------------------
+
+    def synchronize(self) -> None:
+        for actor in self.actors:
+            for stream in actor.all_streams():
+                stream.synchronize()
+
+    def close(self) -> None:
+        """Stop the device's actors; nothing may be pushed on it any more."""
+        engine.synchronizers.remove(self.synchronize)
+        with engine.lock:
+            for actor in self.actors:
+                engine.actors.pop(actor.name, None)
+                actor.stop()
+
+
+def _block_of(array: Any) -> Block | None:
+    while array is not None and type(array) is not _Lease:
+        array = getattr(array, "base", None)
+    return None if array is None else array.block
+
+
+def _map(size: int) -> tuple[Any, int]:
+    """Memory that takes none of the machine's before it is touched."""
+    memory = mmap.mmap(-1, size, flags=_MAPPING) if _MAPPING else bytearray(size)
+    return memory, int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
+
+
+def _unmap(memory: Any) -> None:
+    """Freed when nobody looks at it any more."""

@@ -1,0 +1,124 @@
+"""Streams of a simulated device: work is noted on the clock, checked for races, and carried out at once or later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from flowmx.devices.sim.system import Deferred, System, Work
+from flowmx.devices.streams import Launch, Stream, Token, here
+from flowmx.engine.runtime import SettledArguments
+from flowmx.engine.scheduler import Variable
+
+if TYPE_CHECKING:
+    from flowmx.devices.sim.device import SimDevice
+
+
+class SimStream(Stream):
+    """A stream of a simulated device.
+
+    Args:
+        system: the machine.
+        device: the device.
+        name: what it is for.
+        engine: what it keeps busy, such as the arithmetic or a link: two streams of one engine take turns.
+        priority: as of :class:`Stream`.
+    """
+
+    device: SimDevice
+
+    def __init__(self, system: System, device: SimDevice, name: str, engine: str, priority: int = 0) -> None:
+        super().__init__(f"{device} {name}", device, priority)
+        self.system = system
+        self.engine = f"{device} {engine}"
+
+    def run(self, launch: Launch) -> Any:
+        system = self.system
+        system.progress()
+        if system.rng is None or not launch.op.bulkable or isinstance(launch.arguments, SettledArguments):
+            launch.work = Work()
+            if system.rng is not None:
+                system.run_until(self.record())  # what may wait, or do anything, finds its stream idle
+            result = launch.function(*launch.arguments)
+        else:
+            result = None
+            launch.work = Deferred(self._deferred(launch))
+        if not launch.work.kernels:
+            _account_for_memory(launch)
+        system.check(launch)
+        return result
+
+    def _deferred(self, launch: Launch) -> Callable[[], Any]:
+        """The work of an operation, on memory that is looked up now and not kept alive."""
+        for variable in launch.writes:
+            ensure = getattr(variable, "ensure", None)
+            if ensure is not None:
+                ensure()
+        arguments = tuple(map(unleased, launch.arguments))
+
+        def carry_out() -> None:
+            outer, here.launch = here.launch, None
+            try:
+                with self:
+                    launch.function(*arguments)
+            finally:
+                here.launch = outer
+
+        return carry_out
+
+    def _wait(self, token: Token) -> None:
+        self.system.wait(self, token)
+
+    def _record(self, token: Token, launch: Launch | None) -> None:
+        self.system.record(token, launch, self.engine)
+
+    def is_done(self, token: Token) -> bool:
+        return self.system.is_done(token)
+
+    def finish(self, token: Token) -> None:
+        self.system.finish(token)
+
+
+def unleased(argument: Any) -> Any:
+    """An argument whose arrays use the memory that they have now without keeping it.
+
+    Arrays are known by what they have: a ``_storage`` with a device, an array, a shape and a dtype.
+    """
+    if type(argument) in (list, tuple):
+        return type(argument)([unleased(each) for each in argument])
+    storage = getattr(argument, "_storage", None)
+    if storage is None or storage.array is None or not storage.device.is_asynchronous:
+        return argument
+    memory = storage.device.without_lease(storage.array)
+    if memory is None:
+        return argument
+    copy = object.__new__(type(argument))
+    copy._storage = _Looked(storage, memory)
+    copy._shape, copy._dtype, copy._view, copy._entry = argument._shape, argument._dtype, argument._view, None
+    return copy
+
+
+class _Looked:
+    """A storage as it was found at a launch."""
+
+    shared = True
+
+    def __init__(self, storage: Any, memory: Any) -> None:
+        self.device, self.shape, self.dtype, self.array = storage.device, storage.shape, storage.dtype, memory
+
+    def ensure(self) -> Any:
+        return self.array
+
+
+def _account_for_memory(launch: Launch) -> None:
+    """The work of an operation that has not said what it does: it moves the bytes of its arrays once."""
+    nbytes = sum(map(_nbytes, {*launch.reads, *launch.writes}))
+    device: Any = launch.stream.device
+    launch.work.kernels = 1
+    launch.work.seconds = device.description.kernel(0, nbytes, "float32")
+
+
+def _nbytes(variable: Variable) -> int:
+    shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
+    return 0 if shape is None or dtype is None else math.prod(shape) * int(dtype.itemsize)

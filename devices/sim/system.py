@@ -1,0 +1,350 @@
+"""A simulated machine: devices, their streams, one clock, one race checker, and how their work is carried out.
+
+Work is either carried out when it is launched, as the serial program would, or *deferred*: it stays in its stream's
+queue until the host waits for it, and which stream goes on next is drawn from a seed. Deferred work runs on memory
+that its launch looked up, without keeping it alive, as a device does: where an operation forgot to wait, or memory
+was handed out too early, wrong numbers come out.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowmx.devices.sim.clock import Clock, Event, Span
+from flowmx.devices.sim.races import Clock as VectorClock
+from flowmx.devices.sim.races import RaceChecker, Uses, clock_of, label
+from flowmx.devices.streams import HOST, Launch, Stream, Token
+from flowmx.engine.failure import failure_of
+from flowmx.engine.runtime import engine
+from flowmx.engine.scheduler import Operation, Variable
+from flowmx.errors import RaceError
+
+_SETTLE_AT = 2048
+_MOST_AHEAD = 3
+"""Deferred work that may run, drawn by the seed, whenever some is launched."""
+
+
+class Statistics(NamedTuple):
+    """What a simulated machine did, in its own time.
+
+    Attributes:
+        seconds: from the beginning until the last stream and the host are done.
+        host_seconds: the host's time.
+        busy: seconds of work by stream.
+        utilisation: by device, the part of the time in which it computed.
+        peak_bytes: by device, the most memory in use at one time.
+        holders: by device, who holds memory now, the largest first.
+        spans: the newest pieces of the timeline.
+    """
+
+    seconds: float
+    host_seconds: float
+    busy: dict[str, float]
+    utilisation: dict[str, float]
+    peak_bytes: dict[str, int]
+    holders: dict[str, list[tuple[str, int]]]
+    spans: list[Span]
+
+    def timeline(self, width: int = 72) -> str:
+        """The streams' work as text, a line each; a digit says how much (of ten) of a column's time was busy."""
+        lines = []
+        scale = width / self.seconds if self.seconds else 0.0
+        for stream in sorted(self.busy):
+            filled = [0.0] * width
+            for span in self.spans:
+                if span.stream == stream:
+                    _fill(filled, span.start * scale, span.end * scale)
+            row = "".join("." if part < 0.05 else str(min(9, int(part * 10))) for part in filled)
+            lines.append(f"{stream:>24} |{row}|")
+        return "\n".join(lines)
+
+
+def _fill(columns: list[float], start: float, end: float) -> None:
+    for index in range(int(start), min(len(columns), int(end) + 1)):
+        columns[index] += max(0.0, min(end, index + 1) - max(start, index))
+
+
+class Work:
+    """What a launch does, as far as it has been told.
+
+    Attributes:
+        seconds: on the device.
+        kernels: how many launches the host makes for it.
+    """
+
+    __slots__ = ("kernels", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self.kernels = 0
+
+
+class _Point:
+    """What a token stands for: its event on the clock, what is certain to be done there, and whether it is."""
+
+    __slots__ = ("clock", "event", "passed")
+
+    def __init__(self, clock: VectorClock, event: Event) -> None:
+        self.clock = clock
+        self.event = event
+        self.passed = False
+
+
+class _Task(NamedTuple):
+    """Deferred work."""
+
+    token: Token
+    waited: list[Token]
+    function: Callable[[], Any]
+    op: Operation | None
+
+
+class System:
+    """A machine of simulated devices.
+
+    Args:
+        seed: defer work, and draw from this seed in which order streams go on; None: carry it out at its launch.
+        races: check for races.
+
+    Attributes:
+        clock: the virtual time.
+        checker: knows the streams' clocks; None where races are not checked.
+        devices: by number.
+    """
+
+    def __init__(self, seed: int | None = None, races: bool = True) -> None:
+        self.clock = Clock()
+        self.checker = RaceChecker() if races else None
+        self.devices: dict[int, Any] = {}
+        self.lock = threading.RLock()
+        self.executing = False
+        self.restart(seed)
+
+    def restart(self, seed: int | None) -> None:
+        """From now on defer work by this seed, or carry it out at once; nothing may be in flight."""
+        self.rng = None if seed is None else random.Random(seed)
+        self._queues: dict[Stream, deque[_Task]] = {}
+
+    # -- streams ---------------------------------------------------------------------------------------
+
+    def wait(self, stream: Stream, token: Token) -> None:
+        """A stream waits for a token."""
+        if self.checker is not None:
+            with self.lock:
+                self.checker.join(stream, token)
+
+    def record(self, token: Token, launch: Launch | None, engine_name: str) -> None:
+        """A token is recorded: give it its place on the clock, and queue what was launched where it is deferred."""
+        work: Work = launch.work if launch is not None and launch.work is not None else Work()
+        waited = launch.waited if launch is not None else []
+        device: Any = token.stream.device
+        event = Event(
+            token.op_serial or engine.scheduler.serial, launch.op.name if launch is not None else "", token.stream.name,
+            engine_name, work.seconds, work.kernels * (device.description.launch_seconds if device is not None else 0),
+            [each.event.event for each in _on_streams(waited)],
+        )  # fmt: skip
+        with self.lock:
+            clock = dict(self.checker.begin(token.stream)) if self.checker is not None else {}
+            clock[token.stream] = token.serial
+            token.event = _Point(clock, event)
+        self.clock.add(event)
+        if self.clock.waiting() > _SETTLE_AT:
+            self.settle()
+        if self.rng is not None:
+            function = launch.work.task if launch is not None and isinstance(launch.work, Deferred) else _nothing
+            with self.lock:
+                task = _Task(token, list(waited), function, launch.op if launch is not None else None)
+                self._queues.setdefault(token.stream, deque()).append(task)
+        else:
+            self._inherit(token)
+
+    def is_done(self, token: Token) -> bool:
+        """Whether the host knows that a token is done."""
+        return bool(token.event.passed)
+
+    def finish(self, token: Token) -> None:
+        """The host waits for a token."""
+        with self.lock:
+            if self.rng is not None:
+                self._run_until(token)
+            self.clock.add(_host_waits(token))
+            token.event.passed = True
+
+    def settle(self) -> float:
+        """Bring the clock up to the oldest operation that is still to be launched; returns the host's time."""
+        with engine.lock:
+            oldest = next(iter(engine.pending), None)
+            before = float("inf") if oldest is None else oldest.serial
+        return self.clock.settle(before)
+
+    # -- carrying work out -----------------------------------------------------------------------------
+
+    def progress(self) -> None:
+        """At a launch, let some deferred work happen, or none."""
+        if self.rng is None:
+            return
+        with self.lock:
+            for _ in range(self.rng.randrange(_MOST_AHEAD + 1)):
+                if not self._step():
+                    return
+
+    def run_until(self, token: Token) -> None:
+        """Carry deferred work out until a token's is."""
+        if self.rng is not None:
+            with self.lock:
+                self._run_until(token)
+
+    def _run_until(self, token: Token) -> None:
+        while self._is_pending(token):
+            if not self._step():
+                raise RuntimeError(f"no stream can go on: {token} waits for what was never launched")
+
+    def _step(self) -> bool:
+        """Carry out the first work of some stream that can go on; False where there is none (locked)."""
+        assert self.rng is not None
+        able = [queue for queue in self._queues.values() if queue and not any(map(self._is_pending, queue[0].waited))]
+        if not able:
+            return False
+        queue = self.rng.choice(able)
+        self._carry_out(queue[0])
+        queue.popleft()
+        return True
+
+    def _is_pending(self, token: Token) -> bool:
+        queue = self._queues.get(token.stream)
+        return bool(queue) and queue[0].token.serial <= token.serial  # type: ignore[index]
+
+    def _carry_out(self, task: _Task) -> None:
+        self._inherit(task.token)
+        if task.token.failure is not None:
+            return
+        executing, self.executing = self.executing, True
+        try:
+            with np.errstate(all="ignore"):
+                task.function()
+        except Exception as error:
+            assert task.op is not None
+            task.token.failure = failure_of(error, task.op)
+            with engine.lock:
+                engine.report(task.token.failure)
+        finally:
+            self.executing = executing
+
+    def _inherit(self, token: Token) -> None:
+        token.failure = next((each.failure for each in token.sources if each.failure is not None), None)
+        token.sources = ()
+
+    # -- looking ---------------------------------------------------------------------------------------
+
+    def check(self, launch: Launch) -> None:
+        """See that what an operation uses is certain to be done with.
+
+        Raises:
+            RaceError: something is not.
+        """
+        if self.checker is None:
+            return
+        with self.lock:
+            clock = self.checker.begin(launch.stream)
+            found: RaceError | None = None
+            for variables, is_write in ((launch.reads, False), (launch.writes, True)):
+                for variable in variables:
+                    found = self._use(variable, clock, launch.stream, is_write, label(launch)) or found
+            for block in launch.blocks:
+                block.note = block.note or Uses()
+                found = self._check(block.note, clock, launch.stream, True, label(launch), "its workspace") or found
+        if found is not None:
+            raise found
+
+    def check_host(self, op: Operation, token: Token) -> None:
+        """As :meth:`check`, for an operation of the host that has run."""
+        if self.checker is None:
+            return
+        who = f"operation {op.name!r} (#{op.serial})"
+        with self.lock:
+            clock = clock_of(token)
+            for variables, is_write in ((op.reads, False), (op.writes, True)):
+                for variable in variables:
+                    found = self._use(variable, clock, HOST, is_write, who)
+                    if found is not None:
+                        raise found
+
+    def _use(
+        self, variable: Variable, clock: VectorClock, stream: Stream, is_write: bool, who: str
+    ) -> RaceError | None:
+        device = getattr(variable, "device", None)
+        block = device.block_of(variable) if device is not None and device.is_asynchronous else None
+        if block is not None:
+            block.note = uses = block.note or Uses()
+        elif variable.marks is None:
+            return None
+        else:
+            variable.marks.note = uses = variable.marks.note or Uses()
+        what = f"the memory of an array of shape {variable.shape}" if hasattr(variable, "shape") else repr(variable)
+        return self._check(uses, clock, stream, is_write, who, what)
+
+    def _check(
+        self, uses: Uses, clock: VectorClock, stream: Stream, is_write: bool, who: str, what: str
+    ) -> RaceError | None:  # fmt: skip
+        assert self.checker is not None
+        try:
+            self.checker.use(uses, clock, stream, is_write, who, what)
+        except RaceError as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """Stop the devices."""
+        for device in self.devices.values():
+            device.close()
+
+    def statistics(self) -> Statistics:
+        """What was done so far; waits for all that was pushed."""
+        engine.wait_all(throw=False)
+        self.settle()
+        clock = self.clock
+        seconds = max([clock.host, *clock.ends.values()])
+        names = {device: repr(device) for device in self.devices.values()}
+        computed = {
+            name: sum(clock.busy[stream.name] for stream in device.compute.all_streams())
+            for device, name in names.items()
+        }
+        return Statistics(
+            seconds, clock.host, dict(clock.busy),
+            {name: part / seconds if seconds else 0.0 for name, part in computed.items()},
+            {name: device.pool.peak for device, name in names.items()},
+            {name: device.pool.holders() for device, name in names.items()},
+            list(clock.spans),
+        )  # fmt: skip
+
+
+class Deferred(Work):
+    """Work that is carried out later."""
+
+    __slots__ = ("task",)
+
+    def __init__(self, task: Callable[[], Any]) -> None:
+        super().__init__()
+        self.task = task
+
+
+def _on_streams(tokens: list[Token]) -> list[Token]:
+    """The tokens of streams among some; for the host's, those that it waited for."""
+    found: list[Token] = []
+    for token in tokens:
+        found += token.sources if token.stream is HOST else (token,)
+    return [token for token in found if token.event is not None]
+
+
+def _host_waits(token: Token) -> Event:
+    return Event(engine.scheduler.serial, "", "", "", 0.0, 0.0, [token.event.event])
+
+
+def _nothing() -> None:
+    """What a token that only marks a place does."""

@@ -1,0 +1,421 @@
+"""Streams and tokens: how operations of an asynchronous device (a GPU, a simulated one) run and are waited for.
+
+A *stream* is a queue of work on a device. Launching returns at once, so an operation is complete for the scheduler
+when it has been launched. What keeps the laws is carried by the variables: each has :class:`Marks`, the token of its
+last write and, by stream, of the reads since. An operation first makes its stream wait for the tokens of other streams
+that its variables carry, then is launched, then marks them with its own. The host waits for a token only where a
+value is asked for, or where an operation of a host's actor touches a variable that has marks.
+
+:class:`StreamActor` does this for every backend; a backend implements :class:`Stream`. One thread launches for all
+streams of an actor: launches are short, and in one order they repeat. Which stream an operation gets follows from what
+it depends on: the stream of the operation pushed just before it, where it reads what that one wrote, else the next one
+in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from flowmx.engine.actor import ThreadActor
+from flowmx.engine.failure import Failure, Inherited
+from flowmx.engine.runtime import engine
+from flowmx.engine.scheduler import Operation, Variable
+
+if TYPE_CHECKING:
+    from flowmx.devices.device import Device
+
+_MOST_HELD = 256
+"""Launches whose host memory a stream keeps alive, before the launching thread waits for the oldest."""
+
+
+class Token:
+    """A place in a stream: what was launched there up to it.
+
+    Attributes:
+        stream: the stream.
+        serial: which of its tokens it is, from 1.
+        op_serial: the number of the operation that it ends, in the order pushed (0: none).
+        failure: what went wrong on the device, once it is done; a backend sets it.
+        sources: the tokens whose values the operation read: what failed there fails here too.
+        event: the backend's own.
+    """
+
+    __slots__ = ("event", "failure", "op_serial", "serial", "sources", "stream")
+
+    def __init__(self, stream: Stream, serial: int, op_serial: int = 0, sources: Sequence[Token] = ()) -> None:
+        self.stream = stream
+        self.serial = serial
+        self.op_serial = op_serial
+        self.sources = tuple(sources)
+        self.failure: Failure | None = None
+        self.event: Any = None
+
+    def done(self) -> bool:
+        """Whether the device has come past it, as far as the host knows. Never blocks."""
+        return self.stream.is_done(self)
+
+    def finish(self) -> Failure | None:
+        """Block this thread until the device has come past it; returns what went wrong there."""
+        if not self.stream.is_done(self):
+            with engine.standing_aside():
+                self.stream.finish(self)
+        return self.failure
+
+    def wait(self) -> None:
+        """Block this thread until the device has come past it.
+
+        Raises:
+            Exception: what the operation failed with on the device, with its notes.
+        """
+        failure = self.finish()
+        if failure is not None:
+            failure.throw()
+
+    def __repr__(self) -> str:
+        return f"<Token {self.serial} of {self.stream.name}>"
+
+
+class Launch:
+    """An operation on its way to a stream.
+
+    Attributes:
+        op: the operation.
+        function, arguments: what launches its work.
+        reads, writes: its variables.
+        stream: where it goes.
+        waited: the tokens that the stream was made to wait for.
+        sources: those of them whose values it reads.
+        token: its own, once recorded.
+        blocks: the memory that was allocated meanwhile.
+        work: what a backend notes of it.
+    """
+
+    __slots__ = (
+        "arguments", "blocks", "function", "op", "reads", "sources", "stream", "token", "waited", "work", "writes",
+    )  # fmt: skip
+
+    def __init__(self, op: Operation, stream: Stream, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self.op = op
+        self.stream = stream
+        self.function = function
+        self.arguments = arguments
+        self.reads, self.writes = op.reads, op.writes
+        self.waited: list[Token] = []
+        self.sources: list[Token] = []
+        self.token: Token | None = None
+        self.blocks: list[Any] = []
+        self.work: Any = None
+
+
+class Here(threading.local):
+    """The streams that the calling thread has entered, and what it launches."""
+
+    def __init__(self) -> None:
+        self.streams: list[Stream] = []
+        self.launch: Launch | None = None
+
+
+here = Here()
+
+
+def current_stream() -> Stream | None:
+    """The stream that the calling thread's launches go to; None outside of any."""
+    return here.streams[-1] if here.streams else None
+
+
+class Stream(ABC):
+    """A queue of work on a device, in the order launched.
+
+    Attributes:
+        name: as in messages and timelines, for example ``sim(0) compute 1``.
+        device: the device; None for the host's.
+        priority: higher is preferred by the device where it can choose.
+        serial: how many tokens were recorded.
+    """
+
+    def __init__(self, name: str, device: Device | None, priority: int = 0) -> None:
+        self.name = name
+        self.device = device
+        self.priority = priority
+        self.serial = 0
+        self._seen: dict[Stream, int] = {}
+        self._held: deque[tuple[Token, tuple[Variable, ...]]] = deque()
+
+    def wait(self, token: Token) -> None:
+        """Let what is launched here from now on start after a token. The host does not wait."""
+        if token.stream is not HOST:  # operations of the host are in no order among each other
+            if token.stream is self or self._seen.get(token.stream, 0) >= token.serial:
+                return
+            self._seen[token.stream] = token.serial
+        self._wait(token)
+        if here.launch is not None and here.launch.stream is self:
+            here.launch.waited.append(token)
+
+    def record(self, launch: Launch | None = None) -> Token:
+        """A token for all that was launched here so far."""
+        self.serial += 1
+        token = Token(self, self.serial, 0 if launch is None else launch.op.serial, launch.sources if launch else ())
+        if launch is not None:
+            launch.token = token
+        self._record(token, launch)
+        return token
+
+    def run(self, launch: Launch) -> Any:
+        """Launch an operation on this stream, which is the current one; returns what its function does."""
+        return launch.function(*launch.arguments)
+
+    def hold(self, token: Token, variables: tuple[Variable, ...]) -> None:
+        """Keep host memory alive that the device uses up to a token."""
+        if variables:
+            self._held.append((token, variables))
+        while self._held and (self._held[0][0].done() or len(self._held) > _MOST_HELD):
+            self._held.popleft()[0].finish()
+
+    def synchronize(self) -> None:
+        """Block this thread until all that was launched here is done; errors stay with their tokens."""
+        self.record().finish()
+        self._held.clear()
+
+    def __enter__(self) -> Stream:
+        here.streams.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        here.streams.pop()
+
+    @abstractmethod
+    def _wait(self, token: Token) -> None:
+        """Make the device wait (a backend's part of :meth:`wait`)."""
+
+    @abstractmethod
+    def _record(self, token: Token, launch: Launch | None) -> None:
+        """Record a token on the device."""
+
+    @abstractmethod
+    def is_done(self, token: Token) -> bool:
+        """Whether the device has come past one of its tokens."""
+
+    @abstractmethod
+    def finish(self, token: Token) -> None:
+        """Block until it has."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name}>"
+
+
+class HostStream(Stream):
+    """Stands for the host: its operations are done when they return."""
+
+    def _wait(self, token: Token) -> None:
+        token.finish()
+
+    def _record(self, token: Token, launch: Launch | None) -> None:
+        return None
+
+    def is_done(self, token: Token) -> bool:
+        return True
+
+    def finish(self, token: Token) -> None:
+        return None
+
+
+HOST = HostStream("host", None)
+_marking = threading.Lock()
+
+
+class Marks:
+    """What a variable carries: the token of its last write and, by stream, of the reads since."""
+
+    __slots__ = ("note", "reads", "write")
+
+    def __init__(self) -> None:
+        self.write: Token | None = None
+        self.reads: dict[Stream, Token] = {}
+        self.note: Any = None
+
+    def before(self, writing: bool) -> list[Token]:
+        """What a read, or a write, must come after."""
+        found = list(self.reads.values()) if writing else []
+        return found if self.write is None else [self.write, *found]
+
+    def finish(self) -> Failure | None:
+        """Block until the last write is done; returns what went wrong with it."""
+        return None if self.write is None else self.write.finish()
+
+    def finish_reads(self) -> None:
+        """Block until the reads since are done too."""
+        for token in self.before(writing=True):
+            token.finish()
+
+    def done(self) -> bool:
+        """Whether the last write is done, as far as the host knows."""
+        return self.write is None or self.write.done()
+
+
+def _carried_before(variables: Iterable[Variable], writing: bool) -> Iterator[Token]:
+    for variable in variables:
+        if variable.marks is not None:
+            yield from variable.marks.before(writing)
+
+
+def mark(reads: Iterable[Variable], writes: Iterable[Variable], token: Token) -> None:
+    """Say on variables that an operation which ends with a token reads and writes them."""
+    with _marking:
+        for variable in reads:
+            if variable.marks is None:
+                variable.marks = Marks()
+            variable.marks.reads[token.stream] = token
+        for variable in writes:
+            if variable.marks is None:
+                variable.marks = Marks()
+            variable.marks.write = token
+            variable.marks.reads = {}
+
+
+class StreamActor(ThreadActor):
+    """Launches operations onto the streams of a device.
+
+    Args:
+        name: as in messages and profiles.
+        streams: where operations go.
+        urgent: where those of a priority above 0 go, if not to one of the others.
+    """
+
+    may_lend = False
+
+    def __init__(self, name: str, streams: Sequence[Stream], urgent: Stream | None = None) -> None:
+        super().__init__(name, slots=1)
+        self.streams = tuple(streams)
+        self.urgent = urgent
+        watch_operations()
+
+    def all_streams(self) -> tuple[Stream, ...]:
+        """Every stream that it launches onto."""
+        return self.streams if self.urgent is None else (*self.streams, self.urgent)
+
+    def is_idle(self) -> bool:
+        return False  # nothing is run at its push: launches are this actor's
+
+    def accept(self, op: Operation) -> None:
+        if op.function is not self._launch:
+            # Of the same class: a bulk has its own.
+            op.arguments = type(op.arguments)((op, op.function, op.arguments))
+            op.function = self._launch
+        super().accept(op)
+
+    def choose(self, op: Operation, before: Sequence[Token]) -> Stream:
+        """The stream for an operation that comes after these tokens."""
+        if op.priority > 0 and self.urgent is not None:
+            return self.urgent
+        if len(self.streams) > 1:
+            newest = max(before, key=lambda token: token.op_serial, default=None)
+            if newest is not None and newest.op_serial == op.serial - 1 and newest.stream in self.streams:
+                return newest.stream
+        return self.streams[op.serial % len(self.streams)]
+
+    def _launch(self, op: Operation, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """The operation, as the engine runs it: wait on the stream, launch, record, mark."""
+        sources = list(_carried_before(op.reads, writing=False))
+        before = [*sources, *_carried_before(op.writes, writing=True)]
+        for token in sources:
+            if token.failure is not None:
+                raise Inherited(token.failure)
+        stream = self.choose(op, before)
+        launch = Launch(op, stream, function, arguments)
+        launch.sources = [token for token in sources if not token.done()]
+        outer, here.launch = here.launch, launch
+        try:
+            with stream:
+                for token in before:
+                    stream.wait(token)
+                try:
+                    return stream.run(launch)
+                finally:
+                    self.after(launch)
+        finally:
+            here.launch = outer
+
+    def after(self, launch: Launch) -> None:
+        """Record the token of what was launched, also where it broke off half-way, and mark what it touches."""
+        token = launch.stream.record(launch)
+        launch.op.token = token
+        mark(launch.reads, launch.writes, token)
+        for variable in (*launch.reads, *launch.writes):
+            block_of = getattr(getattr(variable, "device", None), "used", None)
+            if block_of is not None:
+                block_of(variable, token)
+        for block in launch.blocks:
+            block.uses[token.stream] = token
+        host = tuple(v for v in (*launch.reads, *launch.writes) if _in_host_memory(v))
+        launch.stream.hold(token, host)
+
+
+def _in_host_memory(variable: Variable) -> bool:
+    device = getattr(variable, "device", None)
+    return device is not None and not device.is_asynchronous
+
+
+# -- operations of the host --------------------------------------------------------------------------------
+
+observers: list[Callable[[Operation, Token], None]] = []
+"""Told of each operation of the host that touches variables with marks, when it has run."""
+
+
+def watch_operations() -> None:
+    """From now on see that operations of the host's actors wait for the devices: there is an asynchronous one."""
+    engine.use_watch(_prepare, "tokens")
+
+
+def _prepare(op: Operation) -> None:
+    """Before a push: variables that a stream will touch get marks; what the host runs waits for marks."""
+    if isinstance(op.actor, StreamActor):
+        for variable in (*op.reads, *op.writes):
+            if variable.marks is None:
+                variable.marks = Marks()
+    elif any(variable.marks is not None for variable in (*op.reads, *op.writes)):
+        op.light = False  # it may have to wait, which the thread that pushes it must not
+        op.arguments = type(op.arguments)((op, op.function, op.arguments))
+        op.function = _on_host_async if op.is_coroutine else _on_host
+
+
+def _on_host(op: Operation, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    token = _arrive(op)
+    try:
+        return function(*arguments)
+    finally:
+        _leave(op, token)
+
+
+async def _on_host_async(op: Operation, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    token = await asyncio.get_running_loop().run_in_executor(None, _arrive, op)
+    try:
+        return await function(*arguments)
+    finally:
+        _leave(op, token)
+
+
+def _arrive(op: Operation) -> Token:
+    """Wait for what an operation of the host must come after; returns the token that stands for it."""
+    sources = list(_carried_before(op.reads, writing=False))
+    for token in sources:
+        failure = token.finish()
+        if failure is not None:
+            raise Inherited(failure)
+    newest: dict[Stream, Token] = {}
+    for token in (*sources, *_carried_before(op.writes, writing=True)):
+        token.finish()
+        for each in (token,) if token.stream is not HOST else token.sources:
+            if each.stream not in newest or newest[each.stream].serial < each.serial:
+                newest[each.stream] = each
+    return Token(HOST, 0, op.serial, tuple(newest.values()))
+
+
+def _leave(op: Operation, token: Token) -> None:
+    mark((), [each for each in op.writes if each.marks is not None], token)
+    for observe in observers:
+        observe(op, token)
