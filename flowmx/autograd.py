@@ -13,19 +13,14 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from contextvars import Token
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-from flowmx.engine import describe, layer_scope, origin
 from flowmx.errors import AutogradError
-from flowmx.ndarray import functions as F
 from flowmx.ndarray import recording
 from flowmx.ndarray.array import NDArray, check_request
-from flowmx.ndarray.core import may_store, store
+from flowmx.ndarray.backward import Walk
 from flowmx.ndarray.core import record as record_call
-from flowmx.ndarray.recording import Entry, Leaf, State, TapeNode
-from flowmx.ops.registry import Operator
+from flowmx.ndarray.recording import Entry, Leaf
 
 __all__ = [
     "Function", "backward", "grad", "is_recording", "is_training", "mark_variables", "pause", "predict_mode", "record",
@@ -37,48 +32,24 @@ before_backward: list[Callable[[list[NDArray]], None]] = []
 """Called with the heads of each :func:`backward`, before it computes anything."""
 
 
-class _Scope:
-    """A ``with`` block that changes the task's autograd state, and puts it back."""
-
-    def __init__(self, recording_: bool | None, training: bool | None, backward: bool | None = None) -> None:
-        self._change = (recording_, training, backward)
-        self._tokens: list[Token[State]] = []
-
-    def __enter__(self) -> None:
-        now = recording.state.get()
-        recording_, training, backward = self._change
-        self._tokens.append(
-            recording.state.set(
-                State(
-                    now.recording if recording_ is None else recording_,
-                    now.training if training is None else training,
-                    now.backward if backward is None else backward,
-                )
-            )
-        )
-
-    def __exit__(self, *error: object) -> None:
-        recording.state.reset(self._tokens.pop())
-
-
-def record(train_mode: bool = True) -> _Scope:
+def record(train_mode: bool = True) -> recording.Scope:
     """Record the operators called inside, in training mode (or not), for :func:`backward`."""
-    return _Scope(True, train_mode)
+    return recording.Scope(True, train_mode)
 
 
-def pause(train_mode: bool = False) -> _Scope:
+def pause(train_mode: bool = False) -> recording.Scope:
     """Do not record what is called inside."""
-    return _Scope(False, train_mode)
+    return recording.Scope(False, train_mode)
 
 
-def train_mode() -> _Scope:
+def train_mode() -> recording.Scope:
     """Training mode (Dropout drops, BatchNorm uses the batch) without changing what is recorded."""
-    return _Scope(None, True)
+    return recording.Scope(None, True)
 
 
-def predict_mode() -> _Scope:
+def predict_mode() -> recording.Scope:
     """Prediction mode without changing what is recorded."""
-    return _Scope(None, False)
+    return recording.Scope(None, False)
 
 
 def is_recording() -> bool:
@@ -147,15 +118,9 @@ def backward(
     """
     for tell in before_backward:
         tell(_as_list(heads))
-    totals = _walk(_as_list(heads), _as_grads(head_grads, heads), retain_graph, False, train_mode)
-    with _Scope(False, train_mode):
-        seen = set()
-        for total in totals.values():
-            if total._storage in seen:  # the same array may be the gradient of several
-                total._storage.shared = True
-            seen.add(total._storage)
-        for leaf, total in totals.items():
-            _store(leaf, total)
+    walk = Walk(retain_graph, False, train_mode)
+    walk.go(_as_list(heads), _as_grads(head_grads, heads))
+    walk.store()
 
 
 def grad(
@@ -189,11 +154,13 @@ def grad(
             raise AutogradError(f"grad: variable {position} was not marked: call attach_grad() on it before recording")
         leaves.append(leaf)
     retain = create_graph if retain_graph is None else retain_graph
-    totals = _walk(_as_list(heads), _as_grads(head_grads, heads), retain, create_graph, train_mode)
+    walk = Walk(retain, create_graph, train_mode)
+    walk.go(_as_list(heads), _as_grads(head_grads, heads))
+    totals = walk.totals()
     for position, leaf in enumerate(leaves):
         if leaf not in totals:
             raise AutogradError(f"grad: the heads do not depend on variable {position}")
-    found = [totals[leaf] for leaf in leaves]
+    found = walk.arrays([totals[leaf] for leaf in leaves])
     return found[0] if isinstance(variables, NDArray) else found
 
 
@@ -211,145 +178,6 @@ def _as_grads(
     if len(grads) != count:
         raise ValueError(f"backward: {len(grads)} head gradients were given, expected {count}")
     return grads
-
-
-def _order(heads: Sequence[NDArray]) -> list[TapeNode]:
-    """The nodes that the heads depend on, each after all its inputs' nodes."""
-    done: dict[TapeNode, None] = {}
-    entered: set[TapeNode] = set()
-    stack: list[TapeNode] = [
-        head._entry.node for head in heads if head._entry is not None and isinstance(head._entry.node, TapeNode)
-    ]
-    while stack:
-        node = stack[-1]
-        if node in done:
-            stack.pop()
-            continue
-        before = [e.node for e in node.entries if e is not None and isinstance(e.node, TapeNode)]
-        todo = [n for n in before if n not in done and n not in entered] if node not in entered else []
-        entered.add(node)
-        if todo:
-            stack += todo
-        else:
-            done[node] = None
-            stack.pop()
-    return list(done)
-
-
-def _walk(
-    heads: list[NDArray], head_grads: list[NDArray | None], retain: bool, create_graph: bool, train_mode: bool
-) -> dict[Leaf, NDArray]:
-    """The total gradient of every leaf that the heads depend on."""
-    sums: dict[Entry, NDArray] = {}
-
-    def add(entry: Entry, gradient: NDArray) -> None:
-        before = sums.get(entry)
-        sums[entry] = gradient if before is None else before + gradient
-
-    with _Scope(create_graph, train_mode, True):
-        for position, (head, given) in enumerate(zip(heads, head_grads, strict=True)):
-            if head._entry is None:
-                raise AutogradError(
-                    f"backward: head {position} (shape {head.shape}) was not computed inside autograd.record() from "
-                    "arrays with attach_grad()"
-                )
-            if given is not None and given.shape != head.shape:
-                raise AutogradError(
-                    f"backward: head gradient {position} has shape {given.shape}, expected {head.shape}"
-                )
-            if given is None:
-                given = F.ones_like(head.detach())
-            else:
-                given._storage.shared = True
-            add(head._entry, given)
-        for node in reversed(_order(heads)):
-            grads = [sums.pop(Entry(node, index), None) for index in range(node.visible)]
-            if all(each is None for each in grads):
-                continue
-            for entry, gradient in zip(node.entries, _gradients(node, grads), strict=False):
-                if entry is not None and gradient is not None:
-                    add(entry, gradient)
-            if not retain:
-                node.release()
-    return {entry.node: total for entry, total in sums.items() if isinstance(entry.node, Leaf)}
-
-
-def _gradients(node: TapeNode, grads: list[NDArray | None]) -> Sequence[NDArray | None]:
-    if node.inputs is None or node.outputs is None:
-        place = f" (called at {describe(node.origin)})" if node.origin is not None else ""
-        raise AutogradError(
-            f"backward: the tape of {node.name!r}{place} was freed by an earlier backward pass; "
-            "pass retain_graph=True to that one"
-        )
-    heads = [
-        F.op("zeros_like", node.outputs.unchecked(index)) if each is None else each for index, each in enumerate(grads)
-    ]
-    # Inputs handed out with their history, so that a recorded backward pass continues the graph.
-    inputs = _with_history(node)
-    layer = node.origin[2] if origin.names_layers and node.origin is not None else None
-    try:
-        with layer_scope(layer, fresh=True) if layer else nullcontext():
-            found = cast("Sequence[NDArray | None]", node.gradient(F, inputs, _outputs(node), heads))
-    except NotImplementedError:
-        raise AutogradError(f"backward: operator {node.name!r} has no gradient") from None
-    if not isinstance(getattr(node.gradient, "__self__", None), Operator):
-        for each in found:  # code of the user's may have kept it
-            if each is not None:
-                each._storage.shared = True
-    return found
-
-
-class _History(Sequence[Any]):
-    """The saved arrays of a node, with the place on the tape that each came from."""
-
-    def __init__(self, saved: recording.Saved, entries: Sequence[Entry | None]) -> None:
-        self._saved, self._entries = saved, entries
-
-    def __len__(self) -> int:
-        return len(self._saved)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        array = self._saved[index]._plain()
-        array._entry = self._entries[index]
-        return array
-
-    def unchecked(self, index: int) -> Any:
-        return self._saved.unchecked(index)
-
-    def wanted(self, index: int) -> bool:
-        return self._entries[index] is not None
-
-
-def _with_history(node: TapeNode) -> Sequence[Any]:
-    assert node.inputs is not None
-    return _History(node.inputs, node.entries) if is_recording() else node.inputs
-
-
-def _outputs(node: TapeNode) -> Sequence[Any]:
-    assert node.outputs is not None
-    if not is_recording():
-        return node.outputs
-    entries: list[Entry | None] = [
-        Entry(node, index) if index < node.visible else None for index in range(len(node.outputs))
-    ]
-    return _History(node.outputs, entries)
-
-
-def _store(leaf: Leaf, total: NDArray) -> None:
-    """Put a total into a leaf's buffer, as its request says."""
-    target = cast("NDArray | None", leaf.grad)
-    if target is None or leaf.request == "null":
-        return
-    if total._dtype != target._dtype:
-        total = total.astype(target._dtype)
-    if leaf.request == "add":
-        F.op("elemwise_add", target, total, out=target)
-    elif may_store(total, target):
-        store(total, target)
-    else:
-        F.op("_copy", total, out=target)
 
 
 class Function:

@@ -73,6 +73,8 @@ _SPEC_LIMIT = 512
 LIGHT_BYTES = 1 << 16
 """Bytes that an operation may touch and still run at its push."""
 _LIGHT_FLOPS = 1 << 16
+_FLOPS_A_BYTE = 16
+"""Floating-point operations that take about as long as a byte that is moved."""
 PLANNED = 1 << 10
 """Bytes of workspace from which a bound graph plans for it; for less, kernels see to themselves."""
 
@@ -125,16 +127,28 @@ class TiedForward(Protocol):
 
 
 class Spec:
-    """What was inferred for one combination of input shapes and dtypes of an operator."""
+    """What was inferred for one combination of input shapes and dtypes of an operator.
 
-    __slots__ = ("dtypes", "light", "nbytes", "shapes", "single")
+    Attributes:
+        shapes: those of the outputs.
+        dtypes: likewise.
+        nbytes: of the outputs.
+        light: whether it takes microseconds.
+        weight: about how much there is to do, in bytes moved.
+        single: whether there is one output.
+        rules: the gradient as it was learned (the tape's).
+    """
 
-    def __init__(self, shapes: list[Shape], dtypes: list[DType], light: bool) -> None:
+    __slots__ = ("dtypes", "light", "nbytes", "rules", "shapes", "single", "weight")
+
+    def __init__(self, shapes: list[Shape], dtypes: list[DType], light: bool, weight: int = 0) -> None:
         self.shapes = shapes
         self.dtypes = dtypes
         self.nbytes = sum(_size(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
         self.light = light
+        self.weight = weight
         self.single = len(shapes) == 1
+        self.rules: dict[Any, Any] = {}
 
 
 class Operator:
@@ -397,6 +411,9 @@ class Operator:
         moved = sum(_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
         made = Spec(final_shapes, final_dtypes, light=False)
         made.light = moved + made.nbytes <= LIGHT_BYTES and self._is_quick(shapes, final_shapes)
+        made.weight = moved + made.nbytes
+        if self.heavy and type(self).cost is not Operator.cost:
+            made.weight += self.cost(shapes, final_shapes)[0] // _FLOPS_A_BYTE
         if len(self._specs) >= _SPEC_LIMIT:
             self._specs.clear()
         self._specs[key] = made

@@ -72,3 +72,4 @@ def _observe_gradient(hooks: Sequence[OpHook], name: str, operator: str, outputs
         return found
 
     entry.node.gradient = gradient
+    entry.node.rules = None

@@ -28,7 +28,7 @@ from flowmx.engine.checking import checked, checked_coroutine
 from flowmx.engine.ending import Ending
 from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.loops import new_event_loop, run_loop
-from flowmx.engine.scheduler import DONE, READY, RUNNING, WAITING, Operation
+from flowmx.engine.scheduler import DONE, READY, RUNNING, WAITING, Operation, Variable
 from flowmx.errors import EngineError, OperationCancelled
 
 _log = logging.getLogger("flowmx.engine")
@@ -93,7 +93,7 @@ class Engine(Ending):
             self._inside_inline = False
         if failure is not None:
             self._poison(op, failure)
-        elif self._poisoned:
+        elif self._poisoned and not isinstance(op.arguments, SettledArguments):
             for variable in op.writes:
                 variable.failure = None
         op.actor.executed += 1
@@ -106,7 +106,8 @@ class Engine(Ending):
             op.actor = self._route
         if self.checking:
             checking = checked_coroutine if op.is_coroutine else checked
-            op.function, op.arguments = checking, (op.function, op.arguments, op.reads, op.writes)
+            kind = type(op.arguments)  # those that settle their failures go on doing so
+            op.function, op.arguments = checking, kind((op.function, op.arguments, op.reads, op.writes))
         if op.actor.engine is not self:
             self._adopt(op.actor)
         if self._naive:
@@ -144,6 +145,11 @@ class Engine(Ending):
             Engine.enqueue(self, op)
 
         self.__dict__["enqueue"] = enqueue
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at each operation, so that none should stand for several."""
+        return "enqueue" in self.__dict__
 
     def use_bulks(self, scope: ContextVar[Any]) -> None:
         """From now on look for an open bulk at each push."""
@@ -380,6 +386,17 @@ class Engine(Ending):
             if len(self.failures) < _MAX_FAILURES:  # the first ones are what tells most
                 failure.listed = True
                 self.failures.append(failure)
+
+    @property
+    def poisoned(self) -> bool:
+        """Whether anything has ever failed, so that variables must be looked at."""
+        return self._poisoned
+
+    def poison(self, failure: Failure, variables: tuple[Variable, ...], op: Operation) -> None:
+        """Law 3 for a part of an operation that settles its failures by itself: these carry its error."""
+        part = Operation(_nothing, (), (), variables, op.actor, op.name, op.origin)
+        with self.lock:
+            self._poison(part, failure)
 
     def settle(self, op: Operation) -> None:
         """Run one part of a bulk: its own error poisons its own variables, at once."""

@@ -15,7 +15,7 @@ from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.cached_op import CachedOp
 from flowmx.cached_op.observed import OpHook, observed
-from flowmx.devices import Context
+from flowmx.devices import Context, current_context
 from flowmx.gluon.base import Block
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
 from flowmx.gluon.parameter_dict import ParameterDict
@@ -218,13 +218,15 @@ class HybridBlock(Block):
     def _compute(self, context: Context, args: tuple[Any, ...]) -> Any:
         if self._active:
             return self._call_cached_op(context, args)
-        with context:
-            try:
-                params = {key: param.data(context) for key, param in self._reg_params.items()}
-            except DeferredInitializationError:
-                self._finish(self._params.values(), self._trace(args), args)
-                params = {key: param.data(context) for key, param in self._reg_params.items()}
-            return self.hybrid_forward(nd, *args, **params)
+        if context is not current_context():
+            with context:
+                return self._compute(context, args)
+        try:
+            params = {key: param.data(context) for key, param in self._reg_params.items()}
+        except DeferredInitializationError:
+            self._finish(self._params.values(), self._trace(args), args)
+            params = {key: param.data(context) for key, param in self._reg_params.items()}
+        return self.hybrid_forward(nd, *args, **params)
 
     def _compose(self, args: Sequence[Any]) -> Any:
         params = {key: param.var() for key, param in self._reg_params.items()}

@@ -177,7 +177,9 @@ class Parameter:
             DeferredInitializationError: its shape is not known yet.
             RuntimeError: it is not initialized, or not on that device.
         """
-        return self._array_on(self._arrays, ctx)
+        arrays = self._arrays
+        found = None if arrays is None or ctx is None else arrays.get(ctx)
+        return self._array_on(arrays, ctx) if found is None else found
 
     def list_data(self) -> list[NDArray]:
         """Its arrays, in the order of :meth:`list_ctx`."""

@@ -419,7 +419,10 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
 
 def copy_into(source: BaseArray, target: BaseArray, priority: int = 0) -> None:
     """Enqueue a copy, between devices on the target's copy actor, converting the dtype."""
-    if recording.state.get().recording:
+    mode = recording.state.get()
+    if mode.notes is not None:
+        mode.notes.refuse()
+    if mode.recording:
         refuse_in_place(target, "copyto")
     here, there = source._storage.device, target._storage.device
     actor = there.compute if here is there else there.copy_actor(here)

@@ -27,7 +27,7 @@ from flowmx.errors import AutogradError, DeviceError, ShapeError, TypeInferenceE
 from flowmx.ndarray.recording import Entry, TapeNode, state
 from flowmx.ops import custom
 from flowmx.ops.dtypes import DType, name_of
-from flowmx.ops.registry import LIGHT_BYTES, Operator, Run, Shape, kernel_for, lookup
+from flowmx.ops.registry import LIGHT_BYTES, Operator, Run, Shape, Spec, kernel_for, lookup
 
 View = tuple[int, tuple[int, ...]]
 """Byte offset and byte strides of a view into its storage."""
@@ -146,6 +146,8 @@ class BaseArray:
 
 _new: Callable[[type[BaseArray]], BaseArray] = object.__new__
 
+_KEPT = 256
+"""Forms of calls that an elementwise operator remembers."""
 _SHARED_BYTES = 1 << 18
 """Bytes of a result from which a kernel on several cores beats a ufunc on one."""
 
@@ -216,6 +218,19 @@ def _forward(op: Operator, device: Device) -> Callable[..., None]:
     return known[1]
 
 
+def forward_of_call(op: Operator, spec: Spec, device: Device, dtype: DType | None) -> Callable[..., Any]:
+    """The computation of an operator on arrays of known shapes and dtypes, the first input's as given."""
+    if not spec.nbytes and not op.writes_more():
+        return _nothing
+    direct = None if dtype is None or spec.nbytes >= _SHARED_BYTES else op.as_ufunc(device.xp, dtype)
+    if direct is None:
+        return _forward(op, device)
+    ufunc, number = direct
+    if number is not None:
+        return lambda run, inputs, outputs: ufunc(inputs[0], number, out=outputs[0])
+    return lambda run, inputs, outputs: ufunc(*inputs, out=outputs[0])
+
+
 def _nothing(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
     """The computation of outputs without elements."""
 
@@ -275,12 +290,12 @@ _elementwise: WeakSet[Elementwise] = WeakSet()
 class Elementwise:
     """An elementwise operator, ready to be called on arrays again and again.
 
-    It remembers what was inferred at the last call: where shapes and dtypes are the same objects, as they
-    are in loops, nothing is inferred, and a ufunc is called without anything between. What it remembers is
-    one tuple, replaced as a whole, so that several threads may call it.
+    It remembers what was inferred, for the last call in particular: where shapes and dtypes are the same objects,
+    as they are in loops, nothing is looked up, and a ufunc is called without anything between. What it remembers of
+    a call is one tuple, replaced as a whole, so that several threads may call it.
     """
 
-    __slots__ = ("__weakref__", "_known", "op")
+    __slots__ = ("__weakref__", "_all", "_known", "op")
 
     def __init__(self, op: Operator) -> None:
         self.op = op
@@ -290,6 +305,7 @@ class Elementwise:
     def forget(self) -> None:
         """Learn anew at the next call."""
         self._known: tuple[Any, ...] = (None,) * 8
+        self._all: dict[Any, tuple[Any, ...]] = {}
 
     def __call__(self, x: BaseArray, y: BaseArray | None = None, out: BaseArray | None = None) -> Any:
         """Enqueue it; ``out`` may only be ``x`` itself, which is then updated in place."""
@@ -302,10 +318,22 @@ class Elementwise:
         else:
             operands, reads = (x, y), (storage, y._storage)
             same = same and y_shape is y._shape and y_dtype is y._dtype and reads[1].device is device
-        if state.get().recording or not same:
-            known = None if state.get().recording else self._learn(operands, storage.device)
+        mode = state.get()
+        if mode.recording and (out is not None or mode.notes is not None):
+            return invoke(self.op, operands, out, depth=3)
+        if not same:
+            key = (
+                (x._shape, x._dtype, storage.device)
+                if y is None
+                else (x._shape, x._dtype, storage.device, y._shape, y._dtype, reads[1].device)
+            )
+            known = self._all.get(key)
             if known is None:
-                return invoke(self.op, operands, out, depth=3)
+                known = self._learn(operands, storage.device, key)
+                if known is None:
+                    return invoke(self.op, operands, out, depth=3)
+            else:
+                self._known = known
             _, _, _, _, device, spec, ufunc, number = known
         shape, dtype = spec.shapes[0], spec.dtypes[0]
         if out is None:
@@ -319,6 +347,7 @@ class Elementwise:
             target, nbytes = storage, 0
         else:
             return invoke(self.op, operands, out, depth=3)
+        origin = capture(3)
         engine.enqueue(
             Operation(
                 _compute_ufunc,
@@ -327,14 +356,16 @@ class Elementwise:
                 (target,),
                 device.compute,
                 self.op.name,
-                capture(3),
+                origin,
                 nbytes,
                 spec.light,
             )
         )
+        if mode.recording and not self.op.no_gradient and (x._entry is not None or y is not None):
+            record(self.op.name, self.op.gradient, operands, (out,), 1, origin, spec.rules)
         return out
 
-    def _learn(self, operands: tuple[BaseArray, ...], device: Device) -> tuple[Any, ...] | None:
+    def _learn(self, operands: tuple[BaseArray, ...], device: Device, key: Any) -> tuple[Any, ...] | None:
         """Remember what calls like this one need; None where the general path must take it."""
         direct = self.op.as_ufunc(device.xp, operands[0]._dtype)
         if direct is None or any(each._storage.device is not device for each in operands):
@@ -345,8 +376,11 @@ class Elementwise:
         if spec.nbytes >= _SHARED_BYTES and kernel_for(device.kernels, self.op.name) is not None:
             return None
         first, last = operands[0], operands[-1]
-        self._known = (first._shape, first._dtype, last._shape, last._dtype, device, spec, *direct)
-        return self._known
+        self._known = known = (first._shape, first._dtype, last._shape, last._dtype, device, spec, *direct)
+        if len(self._all) >= _KEPT:
+            self._all.clear()
+        self._all[key] = known
+        return known
 
 
 def invoke(
@@ -385,6 +419,9 @@ def invoke(
         device = devices.get(devices.current_context())
     spec = op.spec(tuple([each._shape for each in inputs]), tuple([each._dtype for each in inputs]))
     mode = state.get()
+    if mode.notes is not None:
+        noted = mode.notes.note(op, inputs, spec, device, out)
+        return noted[0] if op.visible_outputs() == 1 else noted[: op.visible_outputs()]
     reads = tuple([each._storage for each in inputs])
     compute: Callable[..., None] = _compute
     if out is None:
@@ -419,7 +456,7 @@ def invoke(
     engine.enqueue(work)
     visible = op.visible_outputs() if not spec.single else 1
     if mode.recording and not op.no_gradient:
-        record(op.name, op.gradient, inputs, outputs, visible, origin)
+        record(op.name, op.gradient, inputs, outputs, visible, origin, spec.rules)
     if visible == 1:
         return outputs[0]
     return outputs[:visible]
@@ -432,14 +469,25 @@ def record(
     outputs: Sequence[BaseArray],
     visible: int,
     origin: Origin | None = None,
+    rules: dict[Any, Any] | None = None,
 ) -> None:
-    """Put a call on the tape, where one of its inputs is part of it."""
+    """Put a call on the tape, where one of its inputs is part of it.
+
+    Args:
+        name: what messages call it.
+        gradient: as :meth:`flowmx.ops.registry.Operator.gradient`.
+        inputs: its inputs.
+        outputs: its outputs.
+        visible: how many outputs the user sees.
+        origin: the user's line.
+        rules: where the gradient is kept once it was learned, for all calls of one form; None: it is called each time.
+    """
     for each in inputs:
         if each._entry is not None:
             break
     else:
         return
-    node = TapeNode(name, gradient, inputs, outputs, visible, origin)
+    node = TapeNode(name, gradient, inputs, outputs, visible, origin, rules)
     for index, each in enumerate(outputs[:visible]):
         each._entry = Entry(node, index)
 
@@ -543,6 +591,9 @@ def push_on(
     detached: bool = False,
 ) -> None:
     """Enqueue work on arrays that is no operator (assignments, copies), or ``detached``: with user code in it."""
+    notes = state.get().notes
+    if notes is not None:
+        notes.refuse()
     work = Operation(function, arguments, reads, writes, device.compute, name, capture(depth), nbytes, light)
     if detached:
         custom.detach(work)

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from flowmx import devices
 from flowmx.errors import ParameterError
 from flowmx.ndarray.core import BaseArray, Elementwise, invoke
@@ -24,7 +26,7 @@ def _is_array(value: Any) -> bool:
 _is_array.__name__ = "an NDArray"
 
 
-def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any], depth: int = 4) -> Any:
     """Call an operator on arrays, with arguments as the user wrote them."""
     out = kwargs.pop("out", None)
     kwargs.pop("name", None)
@@ -33,7 +35,86 @@ def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     ctx = parameters.pop("ctx", None) if "ctx" in cls.parameters else None
     op = cls.create(**parameters)
     ordered = calling.in_order(op, inputs)
-    return invoke(op, ordered, out, _device(ctx) if ctx and not ordered else None, 4)
+    return invoke(op, ordered, out, _device(ctx) if ctx and not ordered else None, depth)
+
+
+class _Calls:
+    """The calls of one operator's function, by everything about their arguments but the arrays: what they come to.
+
+    A loop makes the same calls again and again, and sorting arguments costs more than a small operator.
+    """
+
+    def __init__(self, cls: type[Operator]) -> None:
+        self._cls = cls
+        self._known: dict[Any, _Known] = {}
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the operator as the user wrote it."""
+        arrays: list[BaseArray] = []
+        key: list[Any] = []
+        for value in args:
+            if isinstance(value, BaseArray):
+                arrays.append(value)
+                value = _ARRAY
+            elif isinstance(value, _FLOATS) and not value:
+                return call(self._cls, args, kwargs, 5)  # 0, 0.0 and -0.0 are equal as keys
+            key.append(value)
+        for name, value in kwargs.items():
+            if isinstance(value, BaseArray):
+                arrays.append(value)
+                value = _ARRAY
+            elif name == "name":
+                value = None  # it says nothing here
+            elif isinstance(value, _FLOATS) and not value:
+                return call(self._cls, args, kwargs, 5)
+            key += (name, value)
+        whole = tuple(key)
+        try:
+            known = self._known.get(whole)
+        except TypeError:  # a list among them
+            return call(self._cls, args, kwargs, 5)
+        if known is None:
+            known = self._learn(args, kwargs, whole)
+            if known is None:
+                return call(self._cls, args, kwargs, 5)
+        op, order = known
+        return invoke(op, arrays if order is None else [arrays[at] for at in order], None, None, 4)
+
+    def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> _Known | None:
+        """Remember what such calls come to; None where they are not of the usual kind, or wrong."""
+        cls = self._cls
+        if "out" in kwargs or "ctx" in cls.parameters or cls.open_ended:
+            return None
+        stand: list[BaseArray] = []  # the same array may be given twice
+
+        def instead(value: Any) -> Any:
+            if isinstance(value, BaseArray):
+                stand.append(value := object.__new__(BaseArray))
+            return value
+
+        try:
+            given = [instead(each) for each in args], {name: instead(value) for name, value in kwargs.items()}
+            given[1].pop("name", None)
+            inputs, parameters = calling.split(cls, *given, _is_array)
+            op = cls.create(**parameters)
+            ordered = calling.in_order(op, inputs)
+        except Exception:  # what is wrong with it is said where it is called
+            return None
+        if not stand or len(ordered) != len(stand):
+            return None
+        at = {id(each): position for position, each in enumerate(stand)}
+        order = tuple([at[id(each)] for each in ordered])
+        if len(self._known) >= _KEPT:
+            self._known.clear()
+        made = self._known[key] = op, None if order == tuple(range(len(stand))) else order
+        return made
+
+
+_ARRAY = object()
+_FLOATS = (float, np.floating)
+_KEPT = 1024
+_Known = tuple[Operator, tuple[int, ...] | None]
+"""An operator, and the order in which it takes the arrays of a call, where it is another one."""
 
 
 def _device(ctx: devices.Context | str) -> devices.Device:
@@ -62,10 +143,11 @@ def function_for(name: str) -> Callable[..., Any]:
     cls = lookup(name)
     plain = _without_parameters(cls)
     count = len(cls.arguments)
+    calls = _Calls(cls)
     if plain is None or count > 2:
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            return call(cls, args, kwargs)
+            return calls(args, kwargs)
 
     else:
         quick = Elementwise(plain)
@@ -73,10 +155,10 @@ def function_for(name: str) -> Callable[..., Any]:
         def function(*args: Any, **kwargs: Any) -> Any:
             # The usual call, arrays alone, without sorting its arguments.
             if kwargs or len(args) != count:
-                return call(cls, args, kwargs)
+                return calls(args, kwargs)
             for each in args:
                 if not isinstance(each, BaseArray):
-                    return call(cls, args, kwargs)
+                    return calls(args, kwargs)
             return quick(*args)
 
     calling.dress(function, cls, name, "flowmx.ndarray", _EXTRA)
@@ -86,9 +168,15 @@ def function_for(name: str) -> Callable[..., Any]:
 _functions: dict[str, Callable[..., Any]] = {}
 
 
+_hidden: dict[str, _Calls] = {}
+
+
 def op(name: str, /, *args: Any, **kwargs: Any) -> Any:
     """Call the operator of that name on arrays."""
-    return call(lookup(name), args, kwargs)
+    calls = _hidden.get(name)
+    if calls is None:
+        calls = _hidden[name] = _Calls(lookup(name))
+    return calls(args, kwargs)
 
 
 def apply(made: Operator, arrays: Sequence[BaseArray]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -271,6 +272,20 @@ def reshape(array: BaseArray, codes: tuple[int, ...], reverse: bool = False) -> 
     return _share(array, shape)
 
 
+class _Reshaping:
+    """The gradient of what gave an array of this shape another one."""
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self.rules: dict[Any, dict[Any, Any]] = {}
+
+    def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[BaseArray]:
+        return [_share(heads[0], self._shape)]
+
+
+_reshaping = lru_cache(1024)(_Reshaping)
+
+
 def _share(array: BaseArray, shape: Shape) -> BaseArray:
     strides = contiguous_strides(array._shape, array._dtype.itemsize)
     if array._view is not None and array._view[1] != strides and math.prod(array._shape) > 1:
@@ -279,6 +294,6 @@ def _share(array: BaseArray, shape: Shape) -> BaseArray:
     offset = array._view[0] if array._view is not None else 0
     made = _make_view(array, offset, shape, contiguous_strides(shape, array._dtype.itemsize))
     if recording.state.get().recording and array._entry is not None:
-        old = array._shape
-        core.record("Reshape", lambda F, i, o, heads: [reshape(heads[0], old)], [array], [made], 1)
+        back = _reshaping(array._shape)
+        core.record("Reshape", back.gradient, [array], [made], 1, None, back.rules.setdefault((shape, made._dtype), {}))
     return made

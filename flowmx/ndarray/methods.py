@@ -52,9 +52,10 @@ class Methods:
 def method_for(name: str) -> Callable[..., Any]:
     """The method of an operator."""
     cls = lookup(name)
+    calls = functions._Calls(cls)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return functions.call(cls, (self, *args), kwargs)
+        return calls((self, *args), kwargs)
 
     calling.dress_method(method, cls, name, "flowmx.ndarray", "NDArray", ("out",))
     return method

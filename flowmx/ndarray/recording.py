@@ -7,7 +7,7 @@ back over the tape is in ``flowmx/autograd.py``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowmx.engine import Origin
@@ -15,6 +15,7 @@ from flowmx.errors import AutogradError
 
 if TYPE_CHECKING:
     from flowmx.ndarray.core import BaseArray
+    from flowmx.ops.registry import Operator, Spec
 
 
 class State(NamedTuple):
@@ -24,10 +25,49 @@ class State(NamedTuple):
     training: bool = False
     backward: bool = False
     """True where a backward pass computes gradients."""
+    notes: Notes | None = None
+    """Where calls are noted in place of being made, while a gradient is learned."""
+
+
+class Notes:
+    """What notes calls on arrays that stand for others; see ``rules.py``."""
+
+    def note(self, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Any, out: Any) -> list[BaseArray]:
+        """Note the call of an operator; returns arrays that stand for its outputs."""
+        raise NotImplementedError
+
+    def refuse(self) -> None:
+        """Say that something was called which can not be noted."""
+        raise NotImplementedError
 
 
 OFF = State()
 state: ContextVar[State] = ContextVar("flowmx_autograd", default=OFF)
+
+
+class Scope:
+    """A ``with`` block that changes the task's autograd state, and puts it back."""
+
+    def __init__(self, recording_: bool | None, training: bool | None, backward: bool | None = None) -> None:
+        self._change = (recording_, training, backward)
+        self._tokens: list[Token[State]] = []
+
+    def __enter__(self) -> None:
+        now = state.get()
+        recording_, training, backward = self._change
+        self._tokens.append(
+            state.set(
+                State(
+                    now.recording if recording_ is None else recording_,
+                    now.training if training is None else training,
+                    now.backward if backward is None else backward,
+                    now.notes,
+                )
+            )
+        )
+
+    def __exit__(self, *error: object) -> None:
+        state.reset(self._tokens.pop())
 
 
 class Leaf:
@@ -52,12 +92,14 @@ class TapeNode:
 
     Attributes:
         gradient: called with (F, inputs, outputs, heads), as :meth:`flowmx.ops.registry.Operator.gradient`.
-        inputs: the input arrays (without history) and ``entries``, where each came from.
-        outputs: the output arrays (without history).
+        arrays: the inputs, then the outputs (without history), and ``versions``, what they were at. None once freed.
+        entries: where each input came from.
+        visible: how many outputs the user sees.
         origin: the user's line.
+        rules: the gradient as it was learned, by what is wanted and given; None where it must be called.
     """
 
-    __slots__ = ("entries", "gradient", "inputs", "name", "origin", "outputs", "versions", "visible")
+    __slots__ = ("arrays", "entries", "gradient", "name", "origin", "rules", "versions", "visible")
 
     def __init__(
         self,
@@ -67,51 +109,65 @@ class TapeNode:
         outputs: Sequence[BaseArray],
         visible: int,
         origin: Origin | None,
+        rules: dict[Any, Any] | None = None,
     ) -> None:
         self.name = name
         self.gradient = gradient
         self.entries = [array._entry for array in inputs]
-        self.inputs: Saved | None = Saved(self, "input", [array._plain() for array in inputs])
-        self.outputs: Saved | None = Saved(self, "output", [array._plain() for array in outputs])
+        self.arrays: list[BaseArray] | None = [array._plain() for array in (*inputs, *outputs)]
+        self.versions = [array._storage.version for array in self.arrays]
         self.visible = visible
         self.origin = origin
+        self.rules = rules
 
     def release(self) -> None:
         """Forget the arrays, after a backward pass that did not ask to retain them."""
-        self.inputs = self.outputs = None
+        self.arrays = None
+
+    def saved(self) -> tuple[Saved, Saved]:
+        """The inputs and the outputs, for a gradient to look at."""
+        assert self.arrays is not None
+        count = len(self.entries)
+        return Saved(self, 0, count), Saved(self, count, len(self.arrays) - count)
+
+    def refuse_changed(self, position: int) -> None:
+        """Raise AutogradError for an array that was changed since it was recorded."""
+        assert self.arrays is not None
+        count = len(self.entries)
+        kind = f"input {position}" if position < count else f"output {position - count}"
+        raise AutogradError(
+            f"backward: the {kind} of {self.name!r} (shape {self.arrays[position].shape}) was changed in place "
+            "after it was recorded, so the gradient would be wrong; change a copy (x.copy()), or call backward "
+            "before the change"
+        )
 
 
 class Saved(Sequence["BaseArray"]):
     """Arrays that a gradient may look at, refused when they were changed since they were recorded."""
 
-    __slots__ = ("_arrays", "_entries", "_kind", "_node", "_versions")
+    __slots__ = ("_arrays", "_count", "_first", "_node")
 
-    def __init__(self, node: TapeNode, kind: str, arrays: list[BaseArray]) -> None:
-        self._node = (node.name, getattr(node, "origin", None))
-        self._entries = node.entries
-        self._kind = kind
-        self._arrays = arrays
-        self._versions = [array._storage.version for array in arrays]
+    def __init__(self, node: TapeNode, first: int, count: int) -> None:
+        assert node.arrays is not None
+        self._node, self._arrays = node, node.arrays
+        self._first, self._count = first, count
 
     def __len__(self) -> int:
-        return len(self._arrays)
+        return self._count
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        array = self._arrays[index]
-        if array._storage.version != self._versions[index]:
-            raise AutogradError(
-                f"backward: the {self._kind} {index} of {self._node[0]!r} (shape {array.shape}) was changed in place "
-                "after it was recorded, so the gradient would be wrong; change a copy (x.copy()), or call backward "
-                "before the change"
-            )
+            return [self[i] for i in range(*index.indices(self._count))]
+        position = self._first + range(self._count)[index]
+        array = self._arrays[position]
+        if array._storage.version != self._node.versions[position]:
+            self._node.refuse_changed(position)
         return array
 
     def unchecked(self, index: int) -> BaseArray:
         """An array of which only the shape and dtype will be looked at."""
-        return self._arrays[index]
+        return self._arrays[self._first + index]
 
     def wanted(self, index: int) -> bool:
         """Whether an input's gradient leads anywhere (a gradient may leave out what is costly)."""
-        return self._entries[index] is not None
+        return self._node.entries[index] is not None

@@ -1,0 +1,337 @@
+"""The walk back over the tape: gradients of operators, and what becomes of the totals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import Any, cast
+
+from flowmx.devices import Device
+from flowmx.engine import Variable, capture, describe, layer_scope, origin
+from flowmx.engine.runtime import engine
+from flowmx.errors import AutogradError
+from flowmx.ndarray import functions as F
+from flowmx.ndarray.array import NDArray
+from flowmx.ndarray.core import BaseArray, may_store, store
+from flowmx.ndarray.recording import Entry, Leaf, Saved, Scope, TapeNode, state
+from flowmx.ndarray.rules import Rule, learn, rule_for
+from flowmx.ndarray.stretch import Cell, Stretch, Value
+from flowmx.ops.registry import Operator
+
+
+def _order(heads: Sequence[NDArray]) -> list[TapeNode]:
+    """The nodes that the heads depend on, each after all its inputs' nodes."""
+    done: dict[TapeNode, None] = {}
+    entered: set[TapeNode] = set()
+    stack: list[TapeNode] = [
+        head._entry.node for head in heads if head._entry is not None and isinstance(head._entry.node, TapeNode)
+    ]
+    while stack:
+        node = stack[-1]
+        if node in entered:
+            stack.pop()
+            done[node] = None
+            continue
+        entered.add(node)
+        for entry in node.entries:
+            if entry is not None and entry.node not in entered and type(entry.node) is TapeNode:
+                stack.append(entry.node)
+    return list(done)
+
+
+class Walk:
+    """A walk back over the tape, from heads to the total gradient of every leaf that they depend on.
+
+    Gradients by rules are gathered in stretches (``ndarray/stretch.py``); others are called with arrays.
+    """
+
+    def __init__(self, retain: bool, create_graph: bool, train_mode: bool) -> None:
+        self._retain, self._create_graph, self._train = retain, create_graph, train_mode
+        self._by_calls = create_graph or engine.is_watched or origin.names_layers > 0
+        self._sums: dict[Entry, Cell] = {}
+        self._stretch: Stretch | None = None
+        self._nodes: list[TapeNode] = []
+        """What is walked over, and how far it is."""
+        self._at = 0
+        self._left: Counter[Any] | None = None
+        self._kept: set[Any] = set()
+        self._orders: dict[Device, Variable] = {}
+        self._origin = capture(3)
+
+    # -- walking ---------------------------------------------------------------------------------------
+
+    def go(self, heads: list[NDArray], head_grads: list[NDArray | None]) -> None:
+        """Enqueue the gradients, as far as anybody needs to see them on the way."""
+        # What an asynchronous device launches is known operation by operation.
+        self._by_calls |= any(head._storage.device.is_asynchronous for head in heads)
+        with Scope(self._create_graph, self._train, True):
+            for position, (head, given) in enumerate(zip(heads, head_grads, strict=True)):
+                if head._entry is None:
+                    raise AutogradError(
+                        f"backward: head {position} (shape {head.shape}) was not computed inside autograd.record() "
+                        "from arrays with attach_grad()"
+                    )
+                if given is not None and given.shape != head.shape:
+                    raise AutogradError(
+                        f"backward: head gradient {position} has shape {given.shape}, expected {head.shape}"
+                    )
+                if given is not None:
+                    given._storage.shared = True
+                self._add(head._entry, self._ones(head) if given is None else given)
+            self._nodes = _order(heads)
+            for at in range(len(self._nodes) - 1, -1, -1):
+                self._at = at
+                self._through(self._nodes[at])
+            self._nodes = []
+
+    def _through(self, node: TapeNode) -> None:
+        """Add to the gradients of a node's inputs what follows from those of its outputs."""
+        sums = self._sums
+        grads = [sums.pop(Entry(node, index), None) for index in range(node.visible)]
+        if any(each is not None for each in grads):
+            if node.arrays is None:
+                place = f" (called at {describe(node.origin)})" if node.origin is not None else ""
+                raise AutogradError(
+                    f"backward: the tape of {node.name!r}{place} was freed by an earlier backward pass; "
+                    "pass retain_graph=True to that one"
+                )
+            found = self._by_rule(node, grads)
+            if found is None:
+                found = _gradients(node, self.arrays(grads))
+                # It may be code that waits for operations of this very pass: none may now stand for several.
+                self._by_calls = True
+            for entry, gradient in zip(node.entries, found, strict=False):
+                if entry is not None and gradient is not None:
+                    self._add(entry, gradient)
+            if not self._retain:
+                node.release()
+        if self._left is not None:
+            self._left.subtract(entry for entry in node.entries if entry is not None)
+
+    def _add(self, entry: Entry, gradient: Cell) -> None:
+        before = self._sums.get(entry)
+        if before is None:
+            self._sums[entry] = gradient
+            return
+        before, gradient = _seen(before), _seen(gradient)
+        rule = None if self._by_calls else _sum_of(before, gradient)
+        if rule is not None:
+            total = self._on(_device(before)).compute(rule, (before, gradient))[0]
+            assert total is not None
+            self._sums[entry] = total
+        else:
+            one, other = self.arrays([before, gradient])
+            self._sums[entry] = one + other
+
+    def _ones(self, head: NDArray) -> Cell:
+        if self._by_calls:
+            return F.ones_like(head.detach())
+        rule = rule_for("ones_like", [head], _ones_like, head._storage.device)
+        assert rule is not None
+        found = self._on(head._storage.device).compute(rule, [head])[0]
+        assert found is not None
+        return found
+
+    def _by_rule(self, node: TapeNode, grads: Sequence[Cell | None]) -> Sequence[Cell | None] | None:
+        """The gradients of a node's inputs by its rule; None where it has none for these."""
+        rules, arrays = node.rules, node.arrays
+        if rules is None or self._by_calls:
+            return None
+        assert arrays is not None
+        count, device = len(node.entries), arrays[0]._storage.device
+        if device.is_asynchronous:
+            return None
+        heads = [None if each is None else _seen(each) for each in grads]
+        for position, each in enumerate(heads, count):
+            if each is not None and not _is_like(each, arrays[position], device):
+                return None
+        key = (device, tuple([each is not None for each in node.entries]), tuple([each is not None for each in heads]))
+        try:
+            rule = rules[key]
+        except KeyError:
+            rule = rules[key] = learn(node.gradient, arrays[:count], arrays[count:], *key[1:], device)
+        if rule is None:
+            return None
+        for position in rule.checked:
+            if arrays[position]._storage.version != node.versions[position]:
+                node.refuse_changed(position)
+        every = [*arrays, *heads]
+        return self._on(device).compute(rule, [every[position] for position in rule.sources])
+
+    # -- stretches -------------------------------------------------------------------------------------
+
+    def _on(self, device: Device) -> Stretch:
+        """The stretch to add to."""
+        stretch = self._stretch
+        if stretch is None or stretch.device is not device or stretch.is_full:
+            if stretch is not None and stretch.is_full and self._nodes:
+                self._store_early(stretch)
+            self._push()
+            order = self._orders.get(device)
+            if order is None:
+                order = self._orders[device] = Variable("order of a backward pass")
+            stretch = self._stretch = Stretch(device, self._train, self._origin, order)
+        return stretch
+
+    def _push(self) -> None:
+        if self._stretch is not None:
+            self._stretch.push()
+            self._stretch = None
+
+    def arrays(self, cells: Sequence[Cell | None]) -> list[Any]:
+        """Gradients as arrays."""
+        waiting = [each for each in cells if isinstance(each, Value) and each.handle is None]
+        for each in waiting:
+            self._on(each.device).show(each)
+        if waiting:
+            self._push()
+        return [None if each is None else _seen(each) for each in cells]
+
+    # -- totals ----------------------------------------------------------------------------------------
+
+    def totals(self) -> dict[Leaf, Cell]:
+        """The total of each leaf."""
+        return {entry.node: total for entry, total in self._sums.items() if isinstance(entry.node, Leaf)}
+
+    def store(self) -> None:
+        """Enqueue that the totals go where the leaves' requests say."""
+        with Scope(False, self._train):
+            totals, seen = self.totals(), set()
+            for total in map(_seen, totals.values()):
+                if not isinstance(total, Value):
+                    if total._storage in seen:  # the same array may be the gradient of several
+                        total._storage.shared = True
+                    seen.add(total._storage)
+            for leaf, total in totals.items():
+                self._store(leaf, total)
+            self._push()
+
+    def _store_early(self, stretch: Stretch) -> None:
+        """Hand over the totals that are complete, so that they can be used while the pass goes on."""
+        if self._left is None:
+            reached = self._nodes[: self._at + 1]
+            self._left = Counter(entry for node in reached for entry in node.entries if entry is not None)
+            self._kept = {each._storage for node in reached for each in node.arrays or ()}
+        for entry, total in list(self._sums.items()):
+            leaf = entry.node
+            if not isinstance(leaf, Leaf) or self._left[entry] or leaf.grad is None:
+                continue
+            now = _seen(total)
+            if (
+                isinstance(now, Value)
+                and leaf.grad._storage not in self._kept
+                and _is_like(now, leaf.grad, stretch.device)
+            ):
+                del self._sums[entry]
+                _store(stretch, leaf, now, leaf.grad)
+
+    def _store(self, leaf: Leaf, total: Cell) -> None:
+        target, total = cast("NDArray | None", leaf.grad), _seen(total)
+        if target is None:
+            return
+        if isinstance(total, Value) and _is_like(total, target, target._storage.device):
+            _store(self._on(target._storage.device), leaf, total, target)
+        elif leaf.request != "null":
+            _store_array(leaf, self.arrays([total])[0], target)
+
+
+def _store_array(leaf: Leaf, total: NDArray, target: NDArray) -> None:
+    """Put a total that is an array into a leaf's buffer: by an operation of its own, so that it waits for no other."""
+    if total._dtype != target._dtype:
+        total = total.astype(target._dtype)
+    if leaf.request == "add":
+        F.op("elemwise_add", target, total, out=target)
+    elif may_store(total, target):
+        store(total, target)
+    else:
+        F.op("_copy", total, out=target)
+
+
+def _seen(cell: Cell) -> Cell:
+    """What stands for a value now."""
+    return cell.handle if type(cell) is Value and cell.handle is not None else cell
+
+
+def _device(cell: Cell) -> Device:
+    return cell.device if isinstance(cell, Value) else cell._storage.device
+
+
+def _is_like(cell: Cell, array: BaseArray, device: Device) -> bool:
+    return _device(cell) is device and cell._shape == array._shape and cell._dtype == array._dtype
+
+
+def _store(stretch: Stretch, leaf: Leaf, total: Cell, target: BaseArray) -> None:
+    """Put a total into a leaf's buffer, which is like it, as its request says."""
+    if leaf.request == "write":
+        stretch.store(total, target)
+    elif leaf.request == "add":
+        rule = _sum_of(target, total)
+        assert rule is not None
+        stretch.add_to(total, target, rule)
+
+
+def _ones_like(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    return [F.ones_like(inputs.unchecked(0))]
+
+
+def _plus(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    return [inputs[0] + inputs[1]]
+
+
+def _sum_of(one: Cell, other: Cell) -> Rule | None:
+    """The rule of a sum of two gradients of one form; None where they are not."""
+    if _device(one) is not _device(other) or one._shape != other._shape or one._dtype != other._dtype:
+        return None
+    return rule_for("sum", [one, other], _plus, _device(one))
+
+
+def _gradients(node: TapeNode, grads: Sequence[NDArray | None]) -> Sequence[NDArray | None]:
+    """The gradients of a node's inputs, by calling what computes them with arrays."""
+    inputs, outputs = node.saved()
+    heads = [F.op("zeros_like", outputs.unchecked(index)) if each is None else each for index, each in enumerate(grads)]
+    # Inputs handed out with their history, so that a recorded backward pass continues the graph.
+    given = _History(inputs, node.entries) if state.get().recording else inputs
+    layer = node.origin[2] if origin.names_layers and node.origin is not None else None
+    try:
+        with layer_scope(layer, fresh=True) if layer else nullcontext():
+            found = cast("Sequence[NDArray | None]", node.gradient(F, given, _outputs(node, outputs), heads))
+    except NotImplementedError:
+        raise AutogradError(f"backward: operator {node.name!r} has no gradient") from None
+    if not isinstance(getattr(node.gradient, "__self__", None), Operator):
+        for each in found:  # code of the user's may have kept it
+            if each is not None:
+                each._storage.shared = True
+    return found
+
+
+class _History(Sequence[Any]):
+    """The saved arrays of a node, with the place on the tape that each came from."""
+
+    def __init__(self, saved: Saved, entries: Sequence[Entry | None]) -> None:
+        self._saved, self._entries = saved, entries
+
+    def __len__(self) -> int:
+        return len(self._saved)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        array = self._saved[index]._plain()
+        array._entry = self._entries[index]
+        return array
+
+    def unchecked(self, index: int) -> Any:
+        return self._saved.unchecked(index)
+
+    def wanted(self, index: int) -> bool:
+        return self._entries[index] is not None
+
+
+def _outputs(node: TapeNode, outputs: Saved) -> Sequence[Any]:
+    if not state.get().recording:
+        return outputs
+    entries: list[Entry | None] = [
+        Entry(node, index) if index < node.visible else None for index in range(len(outputs))
+    ]
+    return _History(outputs, entries)
