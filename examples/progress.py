@@ -1,0 +1,105 @@
+"""What the training examples share: their options, a progress line, and a plot of what was learnt."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import flowmx as mx
+
+Curve = Sequence[tuple[float, float]]
+
+
+def options(doc: str | None, epochs: int, batch_size: int, seed: int = 7) -> argparse.ArgumentParser:
+    """The options that every training example has, with its defaults."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=epochs)
+    parser.add_argument("--batch-size", type=int, default=batch_size)
+    parser.add_argument("--seed", type=int, default=seed)
+    parser.add_argument("--plot", type=Path, help="write a plot to this file (needs matplotlib)")
+    parser.add_argument(
+        "--checkpoint", type=Path, help="write checkpoints to this folder, and go on from what is there"
+    )
+    parser.add_argument("--every", type=int, default=100, help="batches between checkpoints, beside those of epochs")
+    return parser
+
+
+class Progress:
+    """The line in the terminal, and the losses for a plot.
+
+    ``await progress.batch(loss, samples)`` looks at the loss of the batch before, so that there is always one batch
+    under way while the program looks at another, and never many.
+    """
+
+    def __init__(self, epochs: int, batches: int) -> None:
+        self.epochs, self.batches = epochs, batches
+        self.losses: list[tuple[float, float]] = []
+        self.live = sys.stdout.isatty()
+        self.begin(0)
+
+    def begin(self, epoch: int, batch: int = 0) -> None:
+        """An epoch begins, or goes on behind a batch."""
+        self.epoch, self.first, self.done = epoch, batch, batch
+        self.sum, self.samples, self.started = 0.0, 0, time.perf_counter()
+        self.waiting: mx.nd.NDArray | None = None
+
+    async def batch(self, loss: mx.nd.NDArray, samples: int) -> None:
+        """A batch is under way, and this will be its mean loss."""
+        await self._look()
+        self.waiting, self.samples = loss, self.samples + samples
+        if self.live:
+            print(f"\r{self._line()}", end="", flush=True)
+
+    async def end(self, note: str = "") -> float:
+        """The epoch is over; returns its mean loss."""
+        await self._look()
+        print("\r" * self.live + self._line() + note, flush=True)
+        return self.mean
+
+    @property
+    def mean(self) -> float:
+        """The mean loss of the epoch so far."""
+        return self.sum / max(1, self.done - self.first)
+
+    async def _look(self) -> None:
+        if self.waiting is None:
+            return
+        await self.waiting
+        self.sum, self.done = self.sum + self.waiting.asscalar(), self.done + 1
+        self.losses.append((self.epoch + self.done / self.batches, float(self.waiting.asscalar())))
+        self.waiting = None
+
+    def _line(self) -> str:
+        rate = self.samples / (time.perf_counter() - self.started)
+        return (
+            f"epoch {self.epoch + 1:2}/{self.epochs} batch {self.done:4}/{self.batches} "
+            f"loss {self.mean:7.4f} {rate:7.0f} samples/s"
+        )
+
+
+def draw(
+    path: Path | None, title: str, curves: Mapping[str, Curve], ylabel: str = "loss", yscale: str = "linear"
+) -> None:
+    """Draw curves over the epochs into a file, where one was asked for."""
+    if path is None:
+        return
+    axis = figure(path, 6, 3.5).subplots()
+    for name, curve in curves.items():
+        marker = "." if len(curve) < 50 else ""
+        axis.plot([x for x, _ in curve], [y for _, y in curve], label=name, linewidth=1, marker=marker)
+    axis.set(xlabel="epoch", ylabel=ylabel, yscale=yscale, title=title)
+    axis.legend()
+    axis.figure.savefig(path, dpi=120)
+
+
+def figure(path: Path, width: float, height: float):  # type: ignore[no-untyped-def]  # matplotlib may be missing
+    """A figure, with the folder that its file will be in."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise SystemExit("--plot needs matplotlib: pip install 'flowmx[examples]'") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return Figure(figsize=(width, height), layout="constrained")
