@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from flowmx.ops.conversion import as_type, cast
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import (
     Linear,
@@ -17,6 +18,7 @@ from flowmx.ops.nn_common import (
     expect_rank,
     expect_shape,
     product,
+    scratch,
     unchecked,
 )
 from flowmx.ops.products import matmul
@@ -36,7 +38,9 @@ def _multiply(run: Run, a: Array, b: Array, out: Array) -> None:
     if dtype == out.dtype:
         matmul(run, a, b, out)
     else:
-        out[...] = run.xp.matmul(a.astype(dtype), b.astype(dtype))
+        wide = scratch(run, "product", out.shape, dtype)
+        matmul(run, as_type(run, a, dtype), as_type(run, b, dtype), wide)
+        cast(run, wide, out)
 
 
 @operator("FullyConnected")

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from flowmx.errors import ParameterError
 from flowmx.ops import rnn_loops
+from flowmx.ops.conversion import as_type, cast
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, product, scratch
 from flowmx.ops.products import matmul
@@ -152,7 +153,7 @@ class RNN(Operator):
         if lengths is not None:
             running = run.xp.arange(time)[:, None, None] < lengths[None, :, None]
         dtype = computing_dtype(given["data"].dtype)
-        wide = {name: array.astype(dtype, copy=False) for name, array in given.items()}
+        wide = {name: as_type(run, array, dtype) for name, array in given.items()}
         return _Inputs(
             wide["data"], wide["parameters"], wide["state"], wide.get("state_cell"),
             None if running is None else running.astype(dtype),
@@ -203,7 +204,7 @@ class RNN(Operator):
                 for state, last in zip(outputs[1:-1], (track.before, track.cell_before), strict=False):
                     state[row] = last(time)
         if given.running is None:
-            xp.copyto(outputs[0], kept[-1].hidden, casting="unsafe")
+            cast(run, kept[-1].hidden, outputs[0])
         else:
             xp.multiply(kept[-1].hidden, given.running, out=outputs[0], casting="unsafe")
 

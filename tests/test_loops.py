@@ -139,9 +139,9 @@ def test_float64_arithmetic_is_fused_too(case, calls):
     assert calls
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int32])
+@pytest.mark.parametrize("dtype", [np.float64, np.int16, np.int32])
 def test_other_dtypes_take_the_plain_forward(dtype, calls):
-    check("abs" if dtype == np.int32 else "tanh", [X.astype(dtype)], rtol=0, atol=0)
+    check("abs" if np.dtype(dtype).kind == "i" else "tanh", [X.astype(dtype)], rtol=0, atol=0)
     assert not calls
 
 

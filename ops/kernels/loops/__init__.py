@@ -9,6 +9,16 @@ when this is imported. Nothing here is compiled, and llvmlite is not imported, b
 
 from __future__ import annotations
 
-from flowmx.ops.kernels.loops import chain, formulas, gather, normalization, optimizers, reductions, resizing, softmax
+from flowmx.ops.kernels.loops import (
+    casts,
+    chain,
+    formulas,
+    gather,
+    normalization,
+    optimizers,
+    reductions,
+    resizing,
+    softmax,
+)
 
-__all__ = ["chain", "formulas", "gather", "normalization", "optimizers", "reductions", "resizing", "softmax"]
+__all__ = ["casts", "chain", "formulas", "gather", "normalization", "optimizers", "reductions", "resizing", "softmax"]

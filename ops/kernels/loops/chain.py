@@ -15,7 +15,7 @@ import numpy as np
 from flowmx.ops.chain import Chain
 from flowmx.ops.dtypes import DType
 from flowmx.ops.kernels.loops.code import Real
-from flowmx.ops.kernels.loops.elementwise import REALS, Fused, is_exact
+from flowmx.ops.kernels.loops.elementwise import Fused, is_exact, real_of
 from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, parameter, placeholder, steps, uniforms
 from flowmx.ops.kernels.loops.walks import Axes, Walk, axes_of, streams
 from flowmx.ops.registry import Array, Operator, Run, kernel, kernel_for
@@ -115,7 +115,7 @@ def weight(op: Operator, dtype: DType, count: int) -> int | None:
 
 
 def _weight(op: Operator, dtype: DType, count: int) -> int | None:
-    found, real = kernel_for("cpu", op.name), REALS.get(dtype)
+    found, real = kernel_for("cpu", op.name), real_of(dtype)
     if real is None or not isinstance(found, Fused):
         return None
     made = found.formula(Parameters(op), *[placeholder(at) for at in range(count)])
@@ -178,5 +178,7 @@ def _form(chain: Chain, dtype: DType) -> _Form:
     key = (dtype, chain.count, tuple(links), chain.results)
     known = _forms.get(key)
     if known is None:
-        known = _forms.setdefault(key, _Form(chain, REALS[dtype]))
+        real = real_of(dtype)
+        assert real is not None
+        known = _forms.setdefault(key, _Form(chain, real))
     return known

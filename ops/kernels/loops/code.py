@@ -27,8 +27,21 @@ DATA = object.__basicsize__
 INDEX = "i64"
 
 
+class Kept(NamedTuple):
+    """An element type in memory, where it is another than in registers: LLVM's name, and the suffix of functions."""
+
+    name: str
+    suffix: str
+    bits: int
+    feature: str
+    """What a processor must be able to do for it; nothing where any can."""
+
+
 class Real(NamedTuple):
-    """An element type in registers: LLVM's name, the whole numbers of its size, the lanes of a vector."""
+    """An element type in registers: LLVM's name, the whole numbers of its size, the lanes of a vector.
+
+    Elements that are ``kept`` in 16 bits are widened as they are loaded, and rounded as they are stored.
+    """
 
     name: str
     integer: str
@@ -36,6 +49,12 @@ class Real(NamedTuple):
     bits: int
     mantissa: int
     lanes: int
+    kept: Kept | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of an element in memory."""
+        return (self.kept or self).bits // 8
 
     @property
     def bias(self) -> int:
@@ -46,6 +65,9 @@ class Real(NamedTuple):
 # 64 bytes: one register where the machine has them that long, several where not.
 FLOAT = Real("float", "i32", "f32", 32, 23, 16)
 DOUBLE = Real("double", "i64", "f64", 64, 52, 8)
+HALF = FLOAT._replace(kept=Kept("half", "f16", 16, "f16c"))
+BFLOAT = FLOAT._replace(kept=Kept("i16", "i16", 16, ""))
+"""bfloat16: the upper half of a float."""
 
 
 class Value(NamedTuple):
@@ -289,30 +311,72 @@ class Code:
 
     def at(self, address: Value, index: Value, type: str = "") -> Value:
         """The address of an element."""
-        return self.put("ptr", f"getelementptr {type or self.real.name}, {address}, {index}")
+        return self.put("ptr", f"getelementptr {type or self._kept[0]}, {address}, {index}")
 
     def load(self, address: Value, index: Value, mask: Value | None = None, other: Value | None = None) -> Value:
         """A vector from an element on; lanes outside the mask are ``other`` (default 0)."""
-        place, size = self.at(address, index), self.real.bits // 8
+        place, size = self.at(address, index), self.real.nbytes
+        kept, suffix = f"<{self.lanes} x {self._kept[0]}>", self._kept[1]
         if mask is None:
-            return self.put(self.vector, f"load {self.vector}, {place}, align {size}")
-        name = f"llvm.masked.load.v{self.lanes}{self.real.suffix}.p0"
-        other = other or Value(self.vector, "zeroinitializer")
-        return self.call(name, self.vector, place, Value("i32", str(size)), mask, other)
+            return self._widened(self.put(kept, f"load {kept}, {place}, align {size}"))
+        name = f"llvm.masked.load.v{self.lanes}{suffix}.p0"
+        filled = Value(kept, "zeroinitializer") if other is None or self.real.kept else other
+        found = self._widened(self.call(name, kept, place, Value("i32", str(size)), mask, filled))
+        return found if filled is other or other is None else self.choose(mask, found, other)
 
     def store(
         self, value: Value, address: Value, index: Value, mask: Value | None = None, streams: bool = False
     ) -> None:  # fmt: skip
         """Store a vector from an element on; one that streams goes past the caches, to the start of a cache line."""
-        place, size = self.at(address, index), self.real.bits // 8
+        place, size, value = self.at(address, index), self.real.nbytes, self._narrowed(value)
         if mask is None and streams:
             self._streams = True
-            self.do(f"store {value}, {place}, align 64, !nontemporal !0")
+            self.do(f"store {value}, {place}, align {self.lanes * size}, !nontemporal !0")
         elif mask is None:
             self.do(f"store {value}, {place}, align {size}")
         else:
-            name = f"llvm.masked.store.v{self.lanes}{self.real.suffix}.p0"
+            name = f"llvm.masked.store.v{self.lanes}{self._kept[1]}.p0"
             self.call(name, "void", value, place, Value("i32", str(size)), mask)
+
+    @property
+    def _kept(self) -> tuple[str, str]:
+        """How elements lie in memory: LLVM's name, and the suffix of functions."""
+        kept = self.real.kept or self.real
+        return kept.name, kept.suffix
+
+    def _widened(self, value: Value) -> Value:
+        """What was loaded, as the element type of registers; a vector or one element."""
+        if self.real.kept is None:
+            return value
+        wide, integers = (self.vector, self.integers) if value.is_vector else (self.real.name, self.real.integer)
+        if self.real.kept.name == "half":
+            return self.put(wide, f"fpext {value} to {wide}")
+        bits = self.put(integers, f"zext {value} to {integers}")
+        return self.put(wide, f"bitcast {self._shifted('shl', bits)} to {wide}")
+
+    def _narrowed(self, value: Value) -> Value:
+        """What is to be stored, rounded to the nearest of the element type of memory, even where two are as near."""
+        if self.real.kept is None:
+            return value
+        kept = f"<{self.lanes} x {self.real.kept.name}>" if value.is_vector else self.real.kept.name
+        if self.real.kept.name == "half":
+            return self.put(kept, f"fptrunc {value} to {kept}")
+        integers = self.integers if value.is_vector else self.real.integer
+        bits = self.put(integers, f"bitcast {value} to {integers}")
+        high = self._shifted("lshr", bits)
+        odd = self.put(integers, f"and {high}, {self._whole(1, integers)}")
+        half = self.put(integers, f"add {odd}, {self._whole(0x7FFF, integers)}")
+        rounded = self._shifted("lshr", self.put(integers, f"add {bits}, {half.name}"))
+        quiet = self.put(integers, f"or {high}, {self._whole(0x40, integers)}")
+        is_nan = self.put(self.mask if value.is_vector else "i1", f"fcmp uno {value}, {value.name}")
+        return self.put(kept, f"trunc {self.choose(is_nan, quiet, rounded)} to {kept}")
+
+    def _shifted(self, direction: str, bits: Value) -> Value:
+        return self.put(bits.type, f"{direction} {bits}, {self._whole(16, bits.type)}")
+
+    def _whole(self, value: int, type: str) -> str:
+        """A whole number of a type, without the type."""
+        return self.whole(value).name if type == self.integers else str(value)
 
     def prefetch(self, address: Value, start: Value, count: Value) -> None:
         """Ask the memory for the first elements from one on, as many as there are, up to some cache lines."""
@@ -323,7 +387,8 @@ class Code:
 
     def load_one(self, address: Value, index: Value) -> Value:
         """One element."""
-        return self.put(self.real.name, f"load {self.real.name}, {self.at(address, index)}")
+        kept = self._kept[0]
+        return self._widened(self.put(kept, f"load {kept}, {self.at(address, index)}"))
 
     def load_index(self, address: Value, index: Value) -> Value:
         """One element of an int64 array."""
@@ -331,7 +396,7 @@ class Code:
 
     def store_one(self, value: Value, address: Value, index: Value) -> None:
         """Store one element."""
-        self.do(f"store {value}, {self.at(address, index)}")
+        self.do(f"store {self._narrowed(value)}, {self.at(address, index)}")
 
     # -- numbers ---------------------------------------------------------------------------------------
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 from typing import Any
 
-import numpy as np
-
-from flowmx.ops.kernels.loops import team
-from flowmx.ops.kernels.loops.code import DOUBLE, FLOAT, Code, Real
+from flowmx.ops.dtypes import NAMES
+from flowmx.ops.kernels.loops import compiler, team
+from flowmx.ops.kernels.loops.code import BFLOAT, DOUBLE, FLOAT, HALF, Code, Real
 from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, kinds, placeholder, steps, uniforms
 from flowmx.ops.kernels.loops.lowering import lower
 from flowmx.ops.kernels.loops.program import Program
@@ -26,7 +26,18 @@ from flowmx.ops.registry import Array, Operator, Run, kernel, lookup
 
 Formula = Callable[..., Any]
 
-REALS: dict[Any, Real] = {np.dtype(np.float32): FLOAT, np.dtype(np.float64): DOUBLE}
+_REALS: dict[str, Real] = {"float32": FLOAT, "float64": DOUBLE, "float16": HALF, "bfloat16": BFLOAT}
+
+
+@cache
+def real_of(dtype: Any) -> Real | None:
+    """How loops compute with an element type; None where they can not."""
+    real = _REALS.get(NAMES.get(dtype, ""))
+    if real is None or real.kept is None or not real.kept.feature or real.kept.feature in compiler.features():
+        return real
+    return None
+
+
 _FLOAT_ONLY = {"scale", "exponent", "mantissa"}
 """Primitives of polynomials, whose coefficients are those of float32."""
 
@@ -34,18 +45,20 @@ _FLOAT_ONLY = {"scale", "exponent", "mantissa"}
 _BYTES_A_NS = 64
 _STEPS_A_NS = 140
 WORTH_A_THREAD_NS = 16_000
+_LEAST_HALVES = 1024
+"""Elements of 16 bits below which the plain forward is as fast: it is slow with them."""
 TASK = 1 << 14
 """Elements of a task, at least."""
 
 
 def pace(outputs: Sequence[Expr], arrays: int, real: Real) -> float:
     """Nanoseconds for each element, by what it costs to compute or to bring from memory."""
-    return max(arrays * real.bits / 8 / _BYTES_A_NS, steps(outputs) / _STEPS_A_NS)
+    return max(arrays * real.nbytes / _BYTES_A_NS, steps(outputs) / _STEPS_A_NS)
 
 
 def is_exact(outputs: Sequence[Expr], real: Real) -> bool:
     """Whether formulas are right in this element type."""
-    return real is FLOAT or not kinds(outputs) & _FLOAT_ONLY
+    return real.name == "float" or not kinds(outputs) & _FLOAT_ONLY
 
 
 class Loop:
@@ -158,7 +171,7 @@ class Fused:
             return self._loops.setdefault(key, self._make(op, dtype, count))
 
     def _make(self, op: Any, dtype: Any, count: int) -> Loop | None:
-        real = REALS.get(dtype)
+        real = real_of(dtype)
         if real is None:
             return None
         inputs = [placeholder(position) for position in range(count)]
@@ -171,13 +184,16 @@ class Fused:
     def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """The kernel: compute into the outputs."""
         out = outputs[0]
-        if out.size < self.least or not self._fast(op, out, inputs, outputs):
+        if out.size < self._least(out) or not self._fast(op, out, inputs, outputs):
             op.forward(run, inputs, outputs)
 
     def compute(self, parameters: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Compute with parameters of any owner; False, and nothing is done, where a plain forward must do it."""
         out = outputs[0]
-        return out.size >= self.least and self._fast(parameters, out, inputs, outputs)
+        return out.size >= self._least(out) and self._fast(parameters, out, inputs, outputs)
+
+    def _least(self, out: Array) -> int:
+        return self.least if out.dtype.itemsize > 2 else min(self.least, _LEAST_HALVES)
 
     def _fast(self, op: Any, out: Array, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         shape, dtype = out.shape, out.dtype

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.ops.conversion import as_type, cast
+from flowmx.ops.dtypes import is_floating
 from flowmx.ops.kernels.onednn.layouts import FLOAT32, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import Bound
 from flowmx.ops.kernels.onednn.work import Work, first_line
-from flowmx.ops.registry import PLANNED, Laid, Operator, Run, Shape
+from flowmx.ops.registry import PLANNED, Laid, Operator, Run, Shape, kernel_for
 
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
@@ -27,6 +29,31 @@ PackedSize = Callable[[Any, Shape], int | None]
 
 
 def plainly(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """The operator where oneDNN cannot: in float32 for it where numbers have 16 bits, else by its plain forward."""
+    if any(map(_is_half, (*inputs, *outputs))):
+        _widely(op, run, inputs, outputs)
+    else:
+        _by_itself(op, run, inputs, outputs)
+
+
+def _is_half(array: Array) -> bool:
+    return array.dtype.itemsize == 2 and is_floating(array.dtype)
+
+
+def _widely(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """The operator on float32 copies of what has 16 bits."""
+    given = [as_type(run, each, FLOAT32) if _is_half(each) else each for each in inputs]
+    made = [np.empty_like(each, dtype=FLOAT32) if _is_half(each) else each for each in outputs]
+    fast = kernel_for("cpu", op.name)
+    assert fast is not None
+    fast(op, run, given, made)
+    count = len(inputs) - len(op.auxiliary)
+    for each, out in (*zip(made, outputs, strict=True), *zip(given[count:], inputs[count:], strict=True)):
+        if each is not out:
+            cast(run, each, out)
+
+
+def _by_itself(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """The operator's plain forward, on copies in C order where an array lies otherwise."""
     results = [each if each.flags.c_contiguous else np.empty(each.shape, each.dtype) for each in outputs]
     count = len(inputs) - len(op.auxiliary)

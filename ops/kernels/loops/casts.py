@@ -1,0 +1,87 @@
+"""Casts between float32, float16 and bfloat16, which NumPy makes number by number."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from functools import cache, partial
+from typing import Any
+
+from flowmx.ops.conversion import caster
+from flowmx.ops.kernels.loops import team
+from flowmx.ops.kernels.loops.code import Code, Real
+from flowmx.ops.kernels.loops.elementwise import TASK, WORTH_A_THREAD_NS, real_of
+from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.registry import Array, Operator, Run, kernel
+
+_LEAST = 1024
+"""Elements below which NumPy is as fast."""
+_NS = 1 / 16
+"""Nanoseconds that an element takes, about."""
+
+_pack = struct.Struct("6q").pack
+
+
+def _write(source: Real, target: Real, features: frozenset[str]) -> str:
+    code = Code(source, features)
+    size, share, given, made = code.word(), code.word(), code.array(), code.array()
+    with code.tasks() as task:
+        start = code.times(task, share)
+        stop = code.least(code.plus(start, share), size)
+
+        def body(index: Any, mask: Any) -> None:
+            code.real = source
+            value = code.load(given, index, mask)
+            code.real = target
+            code.store(value, made, index, mask)
+
+        code.strips(start, stop, body)
+    return code.finish()
+
+
+@cache
+def _program(source: Any, target: Any) -> Program | None:
+    """The loop from one element type to another; None where there is none."""
+    given, made = real_of(source), real_of(target)
+    if given is None or made is None or not given.name == made.name == "float":
+        return None
+    return Program(partial(_write, given, made))
+
+
+@caster("cpu")
+def copy(source: Array, out: Array) -> bool:
+    """Copy an array as another element type; False where no loop can."""
+    size = out.size
+    if size < _LEAST or source.shape != out.shape or source.dtype == out.dtype or not _alike(source, out):
+        return False
+    program = _program(source.dtype, out.dtype)
+    compiled = None if program is None else program.compiled or program.get()
+    if compiled is None:
+        return False
+    threads = team.count() if size * _NS > WORTH_A_THREAD_NS else 1
+    share = size if threads == 1 else max(TASK, size // (8 * threads) // 1024 * 1024)
+    team.run(compiled, _pack(0, -(-size // share), size, share, id(source), id(out)), threads)
+    return True
+
+
+def _alike(source: Array, out: Array) -> bool:
+    """Whether two arrays lie densely in the same order of axes."""
+    if source.flags.c_contiguous and out.flags.c_contiguous:
+        return True
+    one, other = ([step // each.itemsize for step in each.strides] for each in (source, out))
+    steps = sorted((step, length) for step, length in zip(one, out.shape, strict=True) if length != 1)
+    dense = 1
+    for step, length in steps:
+        if step != dense:
+            return False
+        dense *= length
+    return one == other
+
+
+def _cast(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    if not copy(inputs[0], outputs[0]):
+        op.forward(run, inputs, outputs)
+
+
+for _name in ("Cast", "amp_cast", "_cast_like"):
+    kernel("cpu", _name)(_cast)
