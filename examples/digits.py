@@ -41,14 +41,13 @@ def shifted(images: Images, labels: Labels, copies: int, seed: int = 7) -> tuple
     return np.concatenate(sets), np.tile(labels, len(sets))
 
 
-def lenet(classes: int = 10, pool_type: str = "max") -> mx.sym.Symbol:
+def lenet(classes: int = 10, pool_type: Literal["max", "avg"] = "max") -> mx.sym.Symbol:
     """LeNet (LeCun et al., 1998, by default with max pooling) for 28x28 images, ending in a softmax loss."""
-    pooling = {"pool_type": pool_type, "kernel": (2, 2), "stride": (2, 2)}
     data = mx.sym.Variable("data")
     conv1 = mx.sym.Convolution(data, kernel=(5, 5), num_filter=20, name="conv1")
-    pool1 = mx.sym.Pooling(mx.sym.Activation(conv1, act_type="tanh"), **pooling)
+    pool1 = mx.sym.Pooling(mx.sym.Activation(conv1, act_type="tanh"), pool_type=pool_type, kernel=(2, 2), stride=(2, 2))
     conv2 = mx.sym.Convolution(pool1, kernel=(5, 5), num_filter=50, name="conv2")
-    pool2 = mx.sym.Pooling(mx.sym.Activation(conv2, act_type="tanh"), **pooling)
+    pool2 = mx.sym.Pooling(mx.sym.Activation(conv2, act_type="tanh"), pool_type=pool_type, kernel=(2, 2), stride=(2, 2))
     fc1 = mx.sym.FullyConnected(mx.sym.Flatten(pool2), num_hidden=500, name="fc1")
     fc2 = mx.sym.FullyConnected(mx.sym.Activation(fc1, act_type="tanh"), num_hidden=classes, name="fc2")
     return mx.sym.SoftmaxOutput(fc2, name="softmax")
