@@ -1,18 +1,17 @@
 """flowmx: the MXNet programming model on asyncio (``import flowmx as mx``)."""
 
+from typing import TYPE_CHECKING
+
 from flowmx import (
-    amp,
     attribute,
     autograd,
     base,
     callback,
     checkpoint,
     context,
-    contrib,
     engine,
     executor,
     gluon,
-    image,
     initializer,
     io,
     kvstore,
@@ -24,22 +23,17 @@ from flowmx import (
     monitor,
     name,
     ndarray,
-    onnx,
     operator,
     optimizer,
     profiler,
     random,
-    recordio,
     registry,
-    rnn,
     runtime,
     safety,
     symbol,
-    test_utils,
     util,
     visualization,
 )
-from flowmx import image as img
 from flowmx import initializer as init
 from flowmx import kvstore as kv
 from flowmx import module as mod
@@ -52,6 +46,7 @@ from flowmx.attribute import AttrScope
 from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, sim
 from flowmx.engine import run
 from flowmx.errors import MXNetError
+from flowmx.lazy import later
 from flowmx.util import (
     is_np_array,
     is_np_shape,
@@ -63,6 +58,10 @@ from flowmx.util import (
     use_np_shape,
 )
 
+if TYPE_CHECKING:
+    from flowmx import amp, contrib, image, onnx, recordio, rnn, test_utils
+    from flowmx import image as img
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -73,3 +72,6 @@ __all__ = [
     "optimizer", "profiler", "random", "recordio", "registry", "rnd", "rnn", "run", "runtime", "safety", "set_np_shape",
     "sim", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip
+
+_LATER = ("amp", "contrib", "image", "onnx", "recordio", "rnn", "test_utils")
+__getattr__, __dir__ = later(__name__, {"img": "flowmx.image", **{each: f"flowmx.{each}" for each in _LATER}})

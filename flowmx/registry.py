@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import json
 import warnings
@@ -29,6 +30,8 @@ class Registry(Generic[T]):
         self.base = base
         self.nickname = nickname
         self.classes: dict[str, type[T]] = {}
+        self.coming: dict[str, str] = {}
+        """Names that are not there yet, and the modules that register them."""
         _known.setdefault(base, self)
 
     def register(self, cls: C, name: str | None = None) -> C:
@@ -61,12 +64,18 @@ class Registry(Generic[T]):
 
         return register
 
+    def later(self, module: str, *names: str) -> None:
+        """Names that a module registers: it is imported when the first of them is asked for."""
+        self.coming.update((name.lower(), module) for name in names)
+
     def find(self, name: str) -> type[T]:
         """The class of a name, in any case.
 
         Raises:
             ValueError: there is none; the message names the nearest.
         """
+        if name.lower() not in self.classes and name.lower() in self.coming:
+            importlib.import_module(self.coming[name.lower()])
         cls = self.classes.get(name.lower())
         if cls is None:
             near = difflib.get_close_matches(name.lower(), self.classes, 1)

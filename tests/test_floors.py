@@ -18,7 +18,7 @@ FOLDERS = {"flowmx": "flowmx", "flowmx.devices": "devices", "flowmx.ops": "ops",
 # From the ground up. A name stands for the module and all that is in it, except the top, `flowmx`, which
 # stands for the package's __init__ alone.
 FLOORS: list[set[str]] = [
-    {"flowmx.settings", "flowmx.errors", "flowmx.registry", "flowmx.base", "flowmx.log"},
+    {"flowmx.settings", "flowmx.errors", "flowmx.registry", "flowmx.base", "flowmx.log", "flowmx.lazy"},
     {"flowmx.engine", "flowmx.comm"},
     {"flowmx.devices"},
     {"flowmx.ops"},

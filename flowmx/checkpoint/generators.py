@@ -10,7 +10,12 @@ import numpy as np
 
 from flowmx import devices, engine
 from flowmx.devices import Context, generator
-from flowmx.image import chance
+
+
+def _images() -> Any:
+    from flowmx.image import chance  # images take long to import, and few programs have any
+
+    return chance
 
 
 def push() -> list[tuple[Context, engine.Handle]]:
@@ -28,7 +33,7 @@ def state(found: list[tuple[Context, Any]]) -> dict[str, Any]:
     return {
         "seed": generator.seeding()[1],
         "devices": [[context.device_type, context.device_id, bits] for context, bits in found],
-        "image": chance.state(),
+        "image": _images().state(),
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
     }
@@ -40,7 +45,7 @@ def set_state(state: Mapping[str, Any]) -> None:
     for kind, number, bits in state["devices"]:
         stream = devices.get(Context(kind, number)).generator
         engine.push(_writer(stream, bits), writes=[stream], name="set generator")
-    chance.set_state(state["image"])
+    _images().set_state(state["image"])
     version, numbers, normal = state["python"]
     random.setstate((version, tuple(numbers), normal))
     np.random.set_state(state["numpy"])

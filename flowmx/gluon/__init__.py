@@ -12,13 +12,21 @@ Example:
     >>> trainer.step(batch_size=len(data))
 """
 
-from flowmx.gluon import block, contrib, data, loss, model_zoo, nn, parameter, rnn, trainer, utils
+from typing import TYPE_CHECKING
+
+from flowmx.gluon import block, loss, nn, parameter, rnn, trainer, utils
 from flowmx.gluon.block import Block, HybridBlock, SymbolBlock
 from flowmx.gluon.parameter import Constant, DeferredInitializationError, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.trainer import Trainer
+from flowmx.lazy import later
+
+if TYPE_CHECKING:
+    from flowmx.gluon import contrib, data, model_zoo
 
 __all__ = [
     "Block", "Constant", "DeferredInitializationError", "HybridBlock", "Parameter", "ParameterDict", "SymbolBlock",
     "Trainer", "block", "contrib", "data", "loss", "model_zoo", "nn", "parameter", "rnn", "trainer", "utils",
 ]  # fmt: skip
+
+__getattr__, __dir__ = later(__name__, {each: f"flowmx.gluon.{each}" for each in ("contrib", "data", "model_zoo")})

@@ -148,6 +148,10 @@ class KVStoreBase:
 registry: Registry[KVStoreBase] = Registry(KVStoreBase, "kvstore")
 KVStoreBase.kv_registry = registry.classes
 
+SYNC = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
+ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
+registry.later("flowmx.kvstore.worker.store", *SYNC, *ASYNC)  # with all that talks to other machines
+
 register = KVStoreBase.register
 
 
@@ -228,7 +232,7 @@ def create(name: str = "local", **options: Any) -> Any:
     if not isinstance(name, str):
         raise TypeError(f"create: name is {name!r}, expected the name of a kvstore, such as 'local'")
     name = name.lower()
-    if name not in registry.classes:
+    if name not in registry.classes and name not in registry.coming:
         _refuse(name)
     return registry.find(name).open(name, **options)
 

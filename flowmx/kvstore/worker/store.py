@@ -20,7 +20,7 @@ from flowmx.engine.loops import runs_in_plain_code
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError
 from flowmx.kvstore import compression
-from flowmx.kvstore.base import registry
+from flowmx.kvstore.base import ASYNC, SYNC, registry
 from flowmx.kvstore.roles import run_if_server
 from flowmx.kvstore.worker import agreement, states
 from flowmx.kvstore.worker.groups import runs
@@ -34,13 +34,11 @@ __all__ = ["DistKVStore"]
 
 log = logging.getLogger("flowmx.kvstore")
 
-_SYNC = ("dist", "dist_sync", "dist_device_sync", "dist_sync_device")
-_ASYNC = ("dist_async", "dist_device_async", "dist_async_device")
 _PATIENCE = 10.0
 """Seconds after which the log is told what is waited for."""
 
 
-@registry.alias(*_SYNC, *_ASYNC)
+@registry.alias(*SYNC, *ASYNC)
 class DistKVStore(DistValues):
     """Values by key, kept by the servers of a job, to which all its workers push (``mx.kv.create("dist_sync")``).
 
@@ -352,8 +350,8 @@ def _joined(mode: tuple[str, int | None]) -> Session:
 def _mode(name: str, max_staleness: int | None = None) -> tuple[str, int | None]:
     """The kind of consistency that a name means."""
     if max_staleness is None:
-        return ("sync" if name in _SYNC else "async"), None
-    if name in _SYNC or type(max_staleness) is not int or max_staleness < 1:
+        return ("sync" if name in SYNC else "async"), None
+    if name in SYNC or type(max_staleness) is not int or max_staleness < 1:
         raise ValueError(
             f"create: max_staleness is {max_staleness!r} for the kvstore {name!r}: only 'dist_async' takes one, a "
             "whole number of at least 1 (none may get ahead in 'dist_sync')"

@@ -1,0 +1,44 @@
+"""Modules that are imported when somebody asks for them."""
+
+import subprocess
+import sys
+
+import pytest
+
+import flowmx as mx
+from flowmx.lazy import later
+
+
+def run(code):
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_importing_flowmx_leaves_out_what_few_programs_use():
+    slow = ("aiohttp", "flowmx.image", "flowmx.amp", "flowmx.contrib.onnx", "flowmx.gluon.data", "onnx")
+    assert run(f"import sys, flowmx; print([each for each in {slow!r} if each in sys.modules])") == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["amp", "contrib.onnx", "img.imdecode", "rnn.LSTMCell", "gluon.data.DataLoader", "gluon.model_zoo.vision",
+             "gluon.contrib.estimator", "kv.DistKVStore", "recordio.MXRecordIO", "test_utils.assert_almost_equal"],
+)  # fmt: skip
+def test_a_name_is_there_when_it_is_asked_for(name):
+    assert run(f"import flowmx as mx; print(callable(mx.{name}) or mx.{name}.__name__)")
+
+
+def test_names_are_listed_before_they_are_there():
+    assert "['amp', 'onnx']" in run("import flowmx; print([n for n in dir(flowmx) if n in ('amp', 'onnx')])")
+
+
+def test_other_names_are_refused_as_ever():
+    with pytest.raises(AttributeError, match="'flowmx' has no attribute 'nothing'"):
+        _ = mx.nothing
+
+
+def test_a_name_may_stand_for_what_is_in_a_module():
+    find, _ = later("tests.test_lazy", {"there": "os.path:join"})
+    import os.path
+
+    assert find("there") is os.path.join
