@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import engine as _engine
+from flowmx.devices import threads
 from flowmx.devices.context import Context, cpu, cpu_pinned, current_context, gpu, sim
 from flowmx.devices.cpu_device import CPUDevice
 from flowmx.devices.device import Device
@@ -120,8 +121,14 @@ def _actor_of(device: Any) -> Actor:
     raise TypeError(f"device is {device!r}, expected a context such as mx.cpu(0)")
 
 
-# Floating-point warnings are NumPy's habit, not MXNet's: infinities and NaNs are values like others.
-_engine.engine.guard = lambda: np.errstate(all="ignore")
+def _guard() -> AbstractContextManager[None]:
+    """What a thread needs that runs operations."""
+    threads.apply_here()
+    # Floating-point warnings are NumPy's habit, not MXNet's: infinities and NaNs are values like others.
+    return np.errstate(all="ignore")
+
+
+_engine.engine.guard = _guard
 # NumPy keeps that state in a context variable: entering a prepared context costs a tenth of an errstate block.
 _quiet = contextvars.Context()
 _quiet.run(np.seterr, all="ignore")

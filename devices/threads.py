@@ -15,6 +15,8 @@ from flowmx.settings import Settings
 _PAUSE_HARD = 2
 
 _applied: int | None = None
+_openmp: ctypes.CDLL | None = None
+"""OpenMP's library, where its kernels are to use fewer threads than there are cores."""
 
 
 def cores() -> int:
@@ -29,18 +31,28 @@ def kernel_threads(config: Settings) -> int:
 
 def apply(config: Settings) -> None:
     """Give the libraries in this process their thread counts (once for each count)."""
-    global _applied
+    global _applied, _openmp
     count = kernel_threads(config)
     if count == _applied:
         return
-    _applied = count
-    if count == cores():
+    before, _applied = _applied, count
+    if before is None and count == cores():
         return  # what the libraries do by themselves
+    try:
+        _openmp = ctypes.CDLL("libgomp.so.1")
+    except OSError:
+        pass  # there are no kernels of OpenMP's either
     try:
         from threadpoolctl import threadpool_limits
     except ImportError:
         return
     threadpool_limits(limits=count)
+
+
+def apply_here() -> None:
+    """Give the kernels of the calling thread their thread count, which OpenMP keeps for each thread."""
+    if _openmp is not None:
+        _openmp.omp_set_num_threads(_applied)
 
 
 def _before_fork() -> None:
