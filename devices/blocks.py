@@ -12,6 +12,7 @@ keeps none.
 
 from __future__ import annotations
 
+import gc
 import math
 import threading
 import weakref
@@ -103,6 +104,8 @@ class BlockPool:
     Attributes:
         used, idle: bytes that are in use, and that are kept free.
         peak: the most that was ever in use.
+        allocations: how many blocks were asked for.
+        handed_over: how many were still in use by another stream, which was waited for.
         returned: what comes back, appended by code in C, which no interrupt can get into.
         before: called with the bytes of each allocation before it is made; may raise.
     """
@@ -119,7 +122,7 @@ class BlockPool:
         self._synchronize = synchronize
         self.kind = kind
         self._round = _ROUNDINGS[kind]
-        self.used = self.idle = self.peak = self.allocations = 0
+        self.used = self.idle = self.peak = self.allocations = self.handed_over = 0
         self.returned: deque[Ticket] = deque()
         self.before: Callable[[int], None] | None = None
         self._free: dict[int, list[Block]] = {}
@@ -200,7 +203,10 @@ class BlockPool:
 
     def _busy_block(self, size: int, stream: Stream | None) -> Block | None:
         found = self._free.get(size, [])
-        return self._use_again(found, 0, stream) if found else None  # the one that was freed first
+        if not found:
+            return None
+        self.handed_over += 1
+        return self._use_again(found, 0, stream)  # the one that was freed first
 
     def _use_again(self, found: list[Block], index: int, stream: Stream | None) -> Block:
         block = found.pop(index)
@@ -238,6 +244,7 @@ class BlockPool:
 
     def _reclaim(self) -> None:
         self._synchronize()
+        gc.collect()  # what an exception's frames and other circles keep, such as the arrays of a step that failed
         self.collect()
         self._drop_free()
 

@@ -46,7 +46,7 @@ class Device(ABC):
     xp: Any
     compute: Actor
     generator: Generator
-    kernels: str
+    kernels = ""
     is_asynchronous = False
 
     @abstractmethod

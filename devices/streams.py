@@ -62,8 +62,11 @@ class Token:
     def finish(self) -> Failure | None:
         """Block this thread until the device has come past it; returns what went wrong there."""
         if not self.stream.is_done(self):
-            with engine.standing_aside():
+            if here.launch is not None:  # nobody else is to launch here meanwhile
                 self.stream.finish(self)
+            else:
+                with engine.standing_aside():
+                    self.stream.finish(self)
         return self.failure
 
     def wait(self) -> None:
@@ -292,6 +295,7 @@ class StreamActor(ThreadActor):
         super().__init__(name, slots=1)
         self.streams = tuple(streams)
         self.urgent = urgent
+        self._first = engine.scheduler.serial  # so that the same program gets the same streams again
         watch_operations()
 
     def all_streams(self) -> tuple[Stream, ...]:
@@ -316,7 +320,7 @@ class StreamActor(ThreadActor):
             newest = max(before, key=lambda token: token.op_serial, default=None)
             if newest is not None and newest.op_serial == op.serial - 1 and newest.stream in self.streams:
                 return newest.stream
-        return self.streams[op.serial % len(self.streams)]
+        return self.streams[(op.serial - self._first) % len(self.streams)]
 
     def _launch(self, op: Operation, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """The operation, as the engine runs it: wait on the stream, launch, record, mark."""

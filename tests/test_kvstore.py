@@ -314,13 +314,9 @@ def place(array):
 @pytest.fixture
 def apart():
     """Three contexts of such devices."""
-    devices.register_device_type("sim", Apart)
-    try:
-        yield [mx.Context("sim", index) for index in range(3)]
-    finally:
-        devices._types.pop("sim")
-        for context in [each for each in devices._devices if each.device_type == "sim"]:
-            devices._devices.pop(context)
+    contexts = [mx.Context("sim", index) for index in range(3)]
+    with devices.standing_in({context: Apart(context) for context in contexts}):
+        yield contexts
 
 
 @pytest.mark.parametrize(

@@ -36,10 +36,11 @@ class SimStream(Stream):
     def run(self, launch: Launch) -> Any:
         system = self.system
         system.progress()
-        if system.rng is None or not launch.op.bulkable or isinstance(launch.arguments, SettledArguments):
+        if system.rng is None or _may_do_anything(launch):
             launch.work = Work()
-            if system.rng is not None:
-                system.run_until(self.record())  # what may wait, or do anything, finds its stream idle
+            if system.rng is not None:  # what may wait, or do anything, finds what it comes after done
+                for token in (self.record(), *launch.waited):
+                    system.run_until(token)
             result = launch.function(*launch.arguments)
         else:
             result = None
@@ -55,13 +56,14 @@ class SimStream(Stream):
             ensure = getattr(variable, "ensure", None)
             if ensure is not None:
                 ensure()
-        arguments = tuple(map(unleased, launch.arguments))
+        # Not the launch itself, which holds on to the arrays.
+        function, arguments = launch.function, tuple(map(unleased, launch.arguments))
 
         def carry_out() -> None:
             outer, here.launch = here.launch, None
             try:
                 with self:
-                    launch.function(*arguments)
+                    function(*arguments)
             finally:
                 here.launch = outer
 
@@ -78,6 +80,15 @@ class SimStream(Stream):
 
     def finish(self, token: Token) -> None:
         self.system.finish(token)
+
+
+def _may_do_anything(launch: Launch) -> bool:
+    """Whether an operation does more than work on its arrays: runs user code, settles errors, moves memory about."""
+    return (
+        not launch.op.bulkable
+        or isinstance(launch.arguments, SettledArguments)
+        or getattr(launch.function, "moves_memory", False)
+    )
 
 
 def unleased(argument: Any) -> Any:

@@ -97,12 +97,16 @@ class _Point:
 
 
 class _Task(NamedTuple):
-    """Deferred work."""
+    """What stands in a stream's queue: work that ends with a token, or a wait for another stream's."""
 
-    token: Token
-    waited: list[Token]
+    token: Token | None
+    waits_for: Token | None
     function: Callable[[], Any]
     op: Operation | None
+
+
+class _Here(threading.local):
+    executing = False
 
 
 class System:
@@ -123,7 +127,7 @@ class System:
         self.checker = RaceChecker() if races else None
         self.devices: dict[int, Any] = {}
         self.lock = threading.RLock()
-        self.executing = False
+        self._here = _Here()
         self.restart(seed)
 
     def restart(self, seed: int | None) -> None:
@@ -131,13 +135,20 @@ class System:
         self.rng = None if seed is None else random.Random(seed)
         self._queues: dict[Stream, deque[_Task]] = {}
 
+    @property
+    def executing(self) -> bool:
+        """Whether the calling thread carries out deferred work."""
+        return self._here.executing
+
     # -- streams ---------------------------------------------------------------------------------------
 
     def wait(self, stream: Stream, token: Token) -> None:
         """A stream waits for a token."""
-        if self.checker is not None:
-            with self.lock:
+        with self.lock:
+            if self.checker is not None:
                 self.checker.join(stream, token)
+            if self.rng is not None and self._is_pending(token):
+                self._queues.setdefault(stream, deque()).append(_Task(None, token, _nothing, None))
 
     def record(self, token: Token, launch: Launch | None, engine_name: str) -> None:
         """A token is recorded: give it its place on the clock, and queue what was launched where it is deferred."""
@@ -159,7 +170,7 @@ class System:
         if self.rng is not None:
             function = launch.work.task if launch is not None and isinstance(launch.work, Deferred) else _nothing
             with self.lock:
-                task = _Task(token, list(waited), function, launch.op if launch is not None else None)
+                task = _Task(token, None, function, launch.op if launch is not None else None)
                 self._queues.setdefault(token.stream, deque()).append(task)
         else:
             self._inherit(token)
@@ -208,7 +219,7 @@ class System:
     def _step(self) -> bool:
         """Carry out the first work of some stream that can go on; False where there is none (locked)."""
         assert self.rng is not None
-        able = [queue for queue in self._queues.values() if queue and not any(map(self._is_pending, queue[0].waited))]
+        able = [queue for queue in self._queues.values() if queue and not self._is_pending(queue[0].waits_for)]
         if not able:
             return False
         queue = self.rng.choice(able)
@@ -216,15 +227,19 @@ class System:
         queue.popleft()
         return True
 
-    def _is_pending(self, token: Token) -> bool:
-        queue = self._queues.get(token.stream)
-        return bool(queue) and queue[0].token.serial <= token.serial  # type: ignore[index]
+    def _is_pending(self, token: Token | None) -> bool:
+        """Whether work up to a token is still to be carried out."""
+        queue = self._queues.get(token.stream) if token is not None else None
+        first = next((task.token for task in queue or () if task.token is not None), None)
+        return first is not None and token is not None and first.serial <= token.serial
 
     def _carry_out(self, task: _Task) -> None:
+        if task.token is None:
+            return
         self._inherit(task.token)
         if task.token.failure is not None:
             return
-        executing, self.executing = self.executing, True
+        outer, self._here.executing = self._here.executing, True
         try:
             with np.errstate(all="ignore"):
                 task.function()
@@ -234,7 +249,7 @@ class System:
             with engine.lock:
                 engine.report(task.token.failure)
         finally:
-            self.executing = executing
+            self._here.executing = outer
 
     def _inherit(self, token: Token) -> None:
         token.failure = next((each.failure for each in token.sources if each.failure is not None), None)

@@ -578,6 +578,9 @@ def _store(source: Storage, target: Storage) -> None:
         target.device.copy(array, target.ensure())
 
 
+_store.moves_memory = True  # type: ignore[attr-defined]  # it must not be put off
+
+
 def push_on(
     device: Device,
     function: Callable[..., Any],

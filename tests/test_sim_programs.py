@@ -1,0 +1,211 @@
+"""Random programs on two simulated devices of three streams: whatever the order in which streams go on, and wherever
+memory comes from, they give what a serial run gives; devices that forget something are found out."""
+
+import contextlib
+import gc
+
+import pytest
+
+import flowmx as mx
+from flowmx.devices import blocks, streams
+from flowmx.devices.sim import SimStream, simulated
+from flowmx.engine.runtime import engine
+from flowmx.errors import OutOfMemory, RaceError
+from tests.programs import Flow, Serial, make
+from tests.test_serial_equivalence import check, explain
+
+NORMAL, SOAK = 600, 12_000
+LITTLE = 1 << 22
+"""Bytes that are enough for the largest programs, but no more: blocks go from stream to stream."""
+CONTEXTS = [mx.sim(0), mx.sim(1)]
+
+
+SHARE = {"Naive": 6, "Round": 2, "Unpooled": 2}
+"""So many sixths of the programs run with a type of pool: a thousand in all."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections():
+    """A device that is out of memory collects garbage: without what pytest and its plugins hold, that takes little."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def forgotten_errors():
+    """Nobody is told at exit of the errors that programs are made to have."""
+    yield
+    engine.failures.clear()
+
+
+def run(machine, seed, deferred):
+    machine.restart(seed if deferred else None)
+    kind = "NaiveEngine" if seed % 3 == 0 else "ThreadedEnginePerDevice"
+    with mx.engine.using(engine_type=kind):
+        found = Flow(make(seed, length=30), CONTEXTS).run()
+        engine.wait_all(throw=False)
+    return found
+
+
+@pytest.mark.parametrize("count", [NORMAL, pytest.param(SOAK, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+@pytest.mark.parametrize("deferred", [True, False], ids=["adversarial timing", "at launch"])
+@pytest.mark.parametrize("pool", ["Naive", "Round", "Unpooled"])
+def test_a_random_program_gives_what_a_serial_run_gives(deferred, pool, count, monkeypatch):
+    monkeypatch.setenv("FLOWMX_GPU_MEM_POOL_TYPE", pool)
+    mx.settings.reload()
+    try:
+        with simulated("a10", 2, streams=3, memory=LITTLE) as machine:
+            for seed in range(SHARE[pool] * count // (6 if deferred else 24)):
+                check(make(seed, length=30), run(machine, seed, deferred))
+            handed_over = sum(device.pool.handed_over for device in machine.devices.values())
+            assert bool(handed_over) == (pool != "Unpooled")
+    finally:
+        monkeypatch.undo()
+        mx.settings.reload()
+
+
+# -- devices that forget ---------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def forgetting(monkeypatch, owner, name, wrong):
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, wrong)
+        yield
+
+
+def no_wait(self, token):
+    """A stream that forgets to wait for others."""
+
+
+def no_uses(self, block, stream):
+    """A pool that gives memory away whatever still uses it."""
+
+
+def no_marks_of_copies(real):
+    """Copies leave no token on what they touch."""
+
+    def mark(reads, writes, token):
+        if "copies" not in token.stream.name:
+            real(reads, writes, token)
+
+    return mark
+
+
+WRONG = {
+    "a stream forgets to wait": (streams.Stream, "wait", no_wait),
+    "a pool forgets tokens": (blocks.BlockPool, "wait_for_uses", no_uses),
+    "copies do not mark": (streams, "mark", no_marks_of_copies(streams.mark)),
+}
+MEMORY = {"a pool forgets tokens": 1 << 20}
+
+
+def is_found_out(deferred, races, memory):
+    """Whether one of some programs finds a race, or, where these are not checked, gives wrong numbers."""
+    with simulated("a10", 2, streams=3, races=races, memory=memory) as machine:
+        for seed in range(60):
+            machine.restart(seed if deferred else None)
+            program = make(seed, length=30)
+            with mx.engine.using(engine_type="NaiveEngine"):
+                expected, given = Serial(program).run(), Flow(program, CONTEXTS).run()
+                engine.wait_all(throw=False)
+            if any(RaceError in outcome for outcome in given) if races else is_wrong(expected, given):
+                return True
+    return False
+
+
+def is_wrong(expected, given):
+    """Whether other numbers were given; an error of memory does not count."""
+    return not all(map(agrees, expected, given))
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_checker_finds_a_device_that_forgets(wrong, monkeypatch):
+    with forgetting(monkeypatch, *WRONG[wrong]):
+        assert is_found_out(False, True, MEMORY.get(wrong))
+
+
+@pytest.mark.parametrize("wrong", ["a stream forgets to wait", "copies do not mark"])
+def test_adversarial_timing_gives_wrong_numbers_where_a_device_forgets(wrong, monkeypatch):
+    with forgetting(monkeypatch, *WRONG[wrong]):
+        assert is_found_out(True, False, None)
+
+
+def handed_on(seed):
+    """Sums of arrays that share two blocks of memory, on streams in turn; how many are wrong."""
+    with simulated("a10", 1, streams=3, memory=1 << 16, seed=seed, races=False) as machine:
+        with mx.engine.using(engine_type="NaiveEngine"):
+            sums = []
+            for value in range(10):
+                array = mx.nd.full((64, 64), value, ctx=mx.sim(0))
+                sums.append(array.sum())
+                del array
+            wrong = sum(found.asscalar() != 64 * 64 * value for value, found in enumerate(sums))
+        assert machine.devices[0].pool.handed_over
+    return wrong
+
+
+def test_memory_that_a_pool_gives_away_too_early_gives_wrong_numbers(monkeypatch):
+    assert not any(handed_on(seed) for seed in range(10))
+    with forgetting(monkeypatch, *WRONG["a pool forgets tokens"]):
+        assert any(handed_on(seed) for seed in range(10))
+
+
+def test_a_race_names_both_operations_and_the_memory(monkeypatch):
+    with simulated("a10", 1, streams=2), forgetting(monkeypatch, SimStream, "wait", no_wait):
+        with mx.engine.using(engine_type="NaiveEngine"):
+            a = mx.nd.ones((4, 6), ctx=mx.sim(0))
+            other = mx.nd.ones((4, 6), ctx=mx.sim(0))
+            _ = [a * 2 for _ in range(2)]
+        expected = r"operation '_mul_scalar' .* reads the memory .*\(4, 6\).*'full' .* writes"
+        with pytest.raises(RaceError, match=expected):
+            mx.nd.waitall()
+        other.wait_to_read()
+
+
+# -- out of memory ---------------------------------------------------------------------------------------------
+
+
+class Refuses:
+    """Refuses one allocation, counted over devices."""
+
+    def __init__(self, machine, number):
+        self.left = number
+        for device in machine.devices.values():
+            device.pool.before = self
+
+    def __call__(self, nbytes):
+        self.left -= 1
+        if self.left == 0:
+            raise OutOfMemory(f"refused: {nbytes} bytes")
+
+
+def agrees(expected, found):
+    """Where no error of memory is carried, all is as in the serial run; an error may hide another one."""
+    return expected == found or (found[0] == "error" and issubclass(found[1], OutOfMemory))
+
+
+@pytest.mark.parametrize("deferred", [True, False], ids=["adversarial timing", "at launch"])
+@pytest.mark.parametrize("count", [8, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(3600)])])
+def test_out_of_memory_at_every_allocation_in_turn(count, deferred):
+    refused = 0
+    with simulated("a10", 2, streams=3) as machine:
+        for seed in range(count):
+            program = make(seed, length=15)
+            expected = Serial(program).run()
+            number = 1
+            while True:
+                machine.restart(seed if deferred else None)
+                refuses = Refuses(machine, number)
+                with mx.engine.using(engine_type="NaiveEngine"):
+                    found = Flow(program, CONTEXTS).run()
+                    engine.wait_all(throw=False)
+                if refuses.left > 0:
+                    assert found == expected
+                    break
+                assert all(map(agrees, expected, found)), explain(program, expected, found)
+                refused += any(OutOfMemory in outcome for outcome in found)
+                number += 1
+    assert refused > 5 * count, "allocations must have been refused, and somebody have seen it"

@@ -1,0 +1,265 @@
+"""What holds on every device, whether its operations are complete when they return or when they are launched."""
+
+import asyncio
+import gc
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import devices
+from flowmx.devices.sim import PRESETS, Description, simulated
+from flowmx.engine.runtime import engine
+from flowmx.errors import OutOfMemory
+
+
+@pytest.fixture(params=["cpu", "sim", "sim, adversarial timing"])
+def places(request):
+    """Two devices of a kind."""
+    if request.param == "cpu":
+        yield [mx.cpu(0), mx.cpu(1)]
+    else:
+        with simulated("a10", 2, streams=3, seed=None if request.param == "sim" else 1):
+            yield [mx.sim(0), mx.sim(1)]
+    engine.failures.clear()
+
+
+# -- one body for every device -----------------------------------------------------------------------------
+
+
+def test_arrays_are_made_computed_and_read(places):
+    a = mx.nd.array([[1.0, 2], [3, 4]], ctx=places[0])
+    assert a.context == places[0]
+    np.testing.assert_array_equal((mx.nd.dot(a, a.T) + 1).asnumpy(), [[6, 12], [12, 26]])
+
+
+def test_copies_go_between_devices_and_the_host(places):
+    a = mx.nd.arange(12, ctx=places[0]).reshape((3, 4))
+    there = a.as_in_context(places[1]) * 2
+    here = there.as_in_context(mx.cpu(5))
+    assert there.context == places[1] and here.context == mx.cpu(5)
+    np.testing.assert_array_equal((here + 1).asnumpy(), np.arange(12).reshape(3, 4) * 2 + 1)
+
+
+def test_the_host_does_not_change_memory_that_a_copy_still_reads(places):
+    source = mx.nd.ones((64, 64), ctx=mx.cpu(0))
+    copies = []
+    for value in range(8):
+        source[:] = value
+        copies.append(source.copyto(places[value % 2]))
+    assert [each.asnumpy().max() for each in copies] == list(range(8))
+
+
+def test_slices_are_read_and_assigned(places):
+    a = mx.nd.zeros((4, 4), ctx=places[0])
+    a[1:3, ::2] = 7
+    a[0] = mx.nd.ones(4, ctx=places[1])
+    np.testing.assert_array_equal(a[:3].asnumpy(), [[1, 1, 1, 1], [7, 0, 7, 0], [7, 0, 7, 0]])
+
+
+def test_an_await_is_for_the_value(places):
+    async def main():
+        a = mx.nd.ones((8, 8), ctx=places[0])
+        b = await (a * 3).as_in_context(places[1])
+        await mx.nd.waitall_async()
+        return b.asnumpy()
+
+    assert (asyncio.run(main()) == 3).all()
+
+
+def test_functions_of_the_user_see_what_they_come_after(places):
+    a = mx.nd.ones((4, 4), ctx=places[0])
+    a += 1
+    handle = mx.engine.push(lambda: float(np.from_dlpack(a).sum()), reads=[a], device=places[0])
+    host = mx.engine.push(lambda: np.from_dlpack(a).fill(5), writes=[a], device=mx.cpu(0))
+    b = a * 2
+    assert handle.wait() == 32
+    host.wait()
+    assert (b.asnumpy() == 10).all()
+
+
+def fail():
+    raise ValueError("on purpose")
+
+
+def test_an_error_poisons_what_depends_on_it_and_a_write_heals(places):
+    a, other = mx.nd.ones(3, ctx=places[0]), mx.nd.ones(3, ctx=places[0])
+    mx.engine.push(fail, writes=[a], device=places[0], name="failing")
+    b = a * 2
+    with pytest.raises(ValueError, match="on purpose") as caught:
+        b.as_in_context(places[1]).wait_to_read()
+    assert any("failing" in note for note in caught.value.__notes__)
+    assert (other + 1).asnumpy().sum() == 6
+    a[:] = 2
+    assert (a * 2).asnumpy().sum() == 12
+
+
+def test_a_seed_repeats_random_numbers(places):
+    def draw():
+        mx.random.seed(11)
+        return mx.nd.random.normal(shape=(40, 40), ctx=places[0]).asnumpy()
+
+    np.testing.assert_array_equal(draw(), draw())
+
+
+def test_free_and_total_bytes_are_told(places):
+    free, total = devices.get(places[0]).memory_info()
+    assert 0 < free <= total
+    places[0].empty_cache()
+
+
+# -- errors on the device ----------------------------------------------------------------------------------
+
+
+def test_an_error_on_the_device_comes_to_the_operation_that_launched_it():
+    with simulated("a10", 1, streams=2, seed=4):
+        a = mx.nd.ones((4, 4), ctx=mx.sim(0))
+        table = mx.nd.array([9], ctx=mx.sim(0))
+        bad = mx.nd.take(a, table, mode="raise")
+        later = bad * 2
+        with pytest.raises(IndexError) as caught:
+            later.asnumpy()
+        notes = "\n".join(caught.value.__notes__)
+        assert "'take'" in notes and "test_streams.py" in notes
+        assert "_mul_scalar" not in notes
+        assert (a + 1).asnumpy().sum() == 32
+    engine.failures.clear()
+
+
+# -- memory ------------------------------------------------------------------------------------------------
+
+SMALL = 1 << 20
+
+
+def test_out_of_memory_names_the_largest_holders():
+    with simulated("a10", memory=SMALL), mx.engine.using(engine_type="NaiveEngine"):
+        kept = [mx.nd.ones((256, 100), ctx=mx.sim(0)) for _ in range(6)]
+        with mx.engine.layer_scope("encoder"):
+            kept.append(kept[0] * 2)
+        with pytest.raises(OutOfMemory, match="out of memory") as caught:
+            [each * 2 for each in kept][-1].wait_to_read()
+        text = str(caught.value)
+        assert "operation 'full'" in text and "layer 'encoder'" in text and f"of {SMALL}" in text
+        assert isinstance(caught.value, MemoryError)
+        assert "102400 bytes were asked for" in text
+        kept.clear()
+        assert (mx.nd.ones((256, 100), ctx=mx.sim(0)) * 2).asnumpy().max() == 2
+    engine.failures.clear()
+
+
+def test_caches_are_freed_before_memory_is_out():
+    with simulated("a10", memory=SMALL) as machine:
+        for size in range(1, 60):
+            x = mx.nd.ones((size * 1000,), ctx=mx.sim(0)) * 2
+            assert x.asnumpy()[-1] == 2
+            del x
+        assert machine.statistics().peak_bytes["sim(0)"] <= 0.95 * SMALL
+
+
+@pytest.mark.parametrize("pool", ["Naive", "Round"])
+def test_training_on_shapes_that_vary_peaks_near_the_largest(pool, monkeypatch):
+    monkeypatch.setenv("FLOWMX_GPU_MEM_POOL_TYPE", pool)
+    mx.settings.reload()
+    try:
+        with simulated("a10") as machine, mx.engine.using(engine_type="NaiveEngine"):
+            rng, largest = np.random.default_rng(0), 0
+            for _ in range(100):
+                n = int(rng.integers(1, 200_000))
+                largest = max(largest, 3 * 4 * n)
+                a = mx.nd.ones((n,), ctx=mx.sim(0))
+                b = a * 2
+                c = a + b
+                del a, b, c
+            device = devices.get(mx.sim(0))
+            assert device.pool.peak <= (1.3 if pool == "Naive" else 2.0) * largest
+            gc.collect()
+            device.empty_cache()
+            assert device.memory_info()[0] == device.pool.free_bytes()
+            assert machine.statistics().holders["sim(0)"] == []
+    finally:
+        monkeypatch.undo()
+        mx.settings.reload()
+
+
+# -- virtual time ------------------------------------------------------------------------------------------
+
+PLAIN = Description(
+    name="plain", memory=1 << 30, flops={"float32": 1e9}, bandwidth=1e9, host_bandwidth=1e8, host_latency=0.0,
+    peer_bandwidth=1e8, peer_latency=0.0, kernel_seconds=0.0, launch_seconds=1e-3, efficiency=1.0,
+)  # fmt: skip
+
+
+def product(n, ctx):
+    return mx.nd.dot(mx.nd.ones((n, n), ctx=ctx), mx.nd.ones((n, n), ctx=ctx))
+
+
+def test_time_is_that_of_the_description():
+    with simulated(PLAIN, 1, streams=1) as machine:
+        a = mx.nd.ones((100, 100), ctx=mx.sim(0))
+        mx.nd.waitall()
+        before = machine.settle()
+        mx.nd.dot(a, a).wait_to_read()
+        after = machine.settle()
+        # a launch, and two million operations at a thousand million a second
+        assert after - before == pytest.approx(1e-3 + 2e-3)
+
+
+def test_the_host_runs_ahead_until_it_waits():
+    with simulated(PLAIN, 1, streams=1) as machine, mx.engine.using(engine_type="NaiveEngine"):
+        for _ in range(5):
+            product(100, mx.sim(0))
+        ahead = machine.settle()
+        mx.nd.waitall()
+        assert ahead == pytest.approx(15e-3)  # three launches each
+        assert machine.settle() >= 5 * 2e-3 + ahead / 15
+
+
+def test_copies_overlap_with_what_is_computed():
+    with simulated(PLAIN, 1, streams=1) as machine:
+        batch = mx.nd.ones((500, 500), ctx=mx.cpu(0))
+        x = mx.nd.ones((200, 200), ctx=mx.sim(0))
+        for _ in range(5):
+            x = mx.nd.dot(x, x) * 0.005
+            batch.as_in_context(mx.sim(0))
+        seconds = machine.statistics()
+        copying = seconds.busy["sim(0) copies from the host 0"]
+        computing = seconds.busy["sim(0) compute 0"]
+        assert copying == pytest.approx(5 * 1e6 / 1e8)
+        assert seconds.seconds < 1.1 * max(copying, computing) + 0.02 < copying + computing
+
+
+def test_the_same_program_takes_the_same_time_whatever_threads_do():
+    def run():
+        with simulated("gtx980", 2, streams=2) as machine:
+            x = mx.nd.ones((64, 64), ctx=mx.sim(0))
+            for step in range(12):
+                y = mx.nd.dot(x, x).as_in_context(mx.sim(1))
+                x = (y * 0.1).as_in_context(mx.sim(0)) + step
+            x.wait_to_read()
+            found = machine.statistics()
+            return found.seconds, found.busy, found.timeline()
+
+    first = run()
+    for _ in range(3):
+        again = run()
+        assert again[0] == pytest.approx(first[0], rel=1e-12)
+        assert again[1] == pytest.approx(first[1], rel=1e-12)
+        assert again[2] == first[2]
+
+
+def test_faster_devices_take_less_time():
+    def seconds(name):
+        with simulated(name) as machine:
+            x = mx.nd.ones((400, 400), ctx=mx.sim(0))
+            for _ in range(3):
+                x = mx.nd.dot(x, x) * 0.0025
+            x.wait_to_read()
+            return machine.statistics().seconds
+
+    assert seconds("h100") < seconds("a10") < seconds("gtx980") < seconds("gk104")
+    assert set(PRESETS) == {"h100", "a10", "gtx980", "gk104"}
+
+
+def test_an_unknown_device_is_refused():
+    with pytest.raises(ValueError, match=r"gtx1080.*h100"), simulated("gtx1080"):
+        pass
