@@ -17,7 +17,7 @@ import numpy as np
 
 from flowmx import engine as _engine
 from flowmx.devices import threads
-from flowmx.devices.context import Context, cpu, cpu_pinned, current_context, gpu, sim
+from flowmx.devices.context import Context, cpu, cpu_pinned, current_context, gpu
 from flowmx.devices.cpu_device import CPUDevice
 from flowmx.devices.device import Device
 from flowmx.devices.generator import Generator
@@ -26,14 +26,14 @@ from flowmx.errors import DeviceError
 
 __all__ = [
     "CPUDevice", "Context", "Device", "Generator", "cpu", "cpu_pinned", "current_context", "get", "gpu", "in_use",
-    "num_gpus", "register_device_type", "sim", "standing_in",
+    "num_gpus", "register_device_type", "standing_in",
 ]  # fmt: skip
 
 
 def _simulated(context: Context) -> Device:
-    from flowmx.devices import sim
+    from flowmx.devices.sim import make
 
-    return sim.make(context)
+    return make(context)
 
 
 _types: dict[str, Callable[[Context], Device]] = {

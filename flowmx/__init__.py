@@ -43,7 +43,8 @@ from flowmx import random as rnd
 from flowmx import symbol as sym
 from flowmx import visualization as viz
 from flowmx.attribute import AttrScope
-from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus, sim
+from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
+from flowmx.devices.context import sim
 from flowmx.engine import run
 from flowmx.errors import MXNetError
 from flowmx.lazy import later

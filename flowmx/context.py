@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from flowmx import devices
 from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
+from flowmx.devices.context import sim
 
-__all__ = ["Context", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "num_gpus"]
+__all__ = ["Context", "cpu", "cpu_pinned", "current_context", "gpu", "gpu_memory_info", "num_gpus", "sim"]
 
 
 def gpu_memory_info(device_id: int = 0) -> tuple[int, int]:

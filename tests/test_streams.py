@@ -263,3 +263,10 @@ def test_faster_devices_take_less_time():
 def test_an_unknown_device_is_refused():
     with pytest.raises(ValueError, match=r"gtx1080.*h100"), simulated("gtx1080"):
         pass
+
+
+def test_a_simulated_device_is_there_without_preparation():
+    a = mx.nd.ones((3, 3), ctx=mx.sim(7))
+    with mx.sim(7):
+        b = a + mx.nd.ones((3, 3))
+    assert (b.asnumpy() == 2).all() and repr(b.context) == "sim(7)"
