@@ -53,8 +53,10 @@ def runs_in_plain_code(
         coroutine = function(*args, **kwargs)
         if _a_loop_runs():
             return coroutine
-        result = run(coroutine)
-        return _Done() if result is None else result
+        result: Any = run(coroutine)
+        if result is None:
+            result = _Done()
+        return result  # type: ignore[no-any-return]
 
     return called
 

@@ -93,9 +93,7 @@ class Program:
         differentiated = [body.variables[i] for i in wanted]
         graph = graph_of(body.entries, differentiated, all_shapes, all_dtypes, train)
         self._device = device
-        self._plan = compile_graph(
-            graph, options=replace(options_of(device.context.kernels), workers=1), external=()
-        )
+        self._plan = compile_graph(graph, options=replace(options_of(device.context.kernels), workers=1), external=())
         self._inputs = [Entry(node, 0) for node in (*body.variables, *graph.heads)]
         self._gradients = [self._plan.gradients.get(node) for node in differentiated]
         self.described = [(all_shapes[entry], all_dtypes[entry]) for entry in body.entries]
