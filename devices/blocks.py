@@ -221,8 +221,9 @@ class BlockPool:
                 token.finish()
             else:
                 stream.wait(token)
-        if stream is None:
+        if stream is None:  # what comes now comes after the host's wait
             block.uses.clear()
+            block.note = None
 
     def _fresh(self, size: int) -> Block | None:
         if self.used + self.idle + size > self._limit:

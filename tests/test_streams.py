@@ -270,3 +270,12 @@ def test_a_simulated_device_is_there_without_preparation():
     with mx.sim(7):
         b = a + mx.nd.ones((3, 3))
     assert (b.asnumpy() == 2).all() and repr(b.context) == "sim(7)"
+
+
+def test_memory_that_the_host_allocates_is_free_of_what_was_before():
+    with simulated("a10", streams=2) as machine, mx.engine.using(engine_type="NaiveEngine"):
+        for _ in range(4):
+            mx.nd.ones((2, 2), ctx=mx.sim(0)).wait_to_read()
+            a = mx.nd.empty((2, 2), ctx=mx.sim(0))
+            assert (mx.nd.ones((2, 2), ctx=mx.sim(0), out=a).asnumpy() == 1).all()
+        assert machine.devices[0].pool.allocations == 8
