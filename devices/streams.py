@@ -67,6 +67,7 @@ class Token:
             else:
                 with engine.standing_aside():
                     self.stream.finish(self)
+        self.stream.finished(self)
         return self.failure
 
     def wait(self) -> None:
@@ -184,6 +185,9 @@ class Stream(ABC):
         self.record().finish()
         self._held.clear()
 
+    def finished(self, token: Token) -> None:
+        """The calling thread knows that one of its tokens is done (for devices that keep account of it)."""
+
     def __enter__(self) -> Stream:
         here.streams.append(self)
         return self
@@ -290,6 +294,9 @@ class StreamActor(ThreadActor):
     """
 
     may_lend = False
+    launches = True
+    on_push: Callable[[Operation], None] | None = None
+    """Told of each operation at its push, on the thread that pushes it."""
 
     def __init__(self, name: str, streams: Sequence[Stream], urgent: Stream | None = None) -> None:
         super().__init__(name, slots=1)
@@ -329,6 +336,9 @@ class StreamActor(ThreadActor):
         for token in sources:
             if token.failure is not None:
                 raise Inherited(token.failure)
+        if not op.bulkable:  # the user's code may do anything with its arrays, on any stream
+            for token in before:
+                token.finish()
         stream = self.choose(op, before)
         launch = Launch(op, stream, function, arguments)
         launch.sources = [token for token in sources if not token.done()]
@@ -381,6 +391,8 @@ def _prepare(op: Operation) -> None:
         for variable in (*op.reads, *op.writes):
             if variable.marks is None:
                 variable.marks = Marks()
+        if op.actor.on_push is not None:
+            op.actor.on_push(op)
     elif any(variable.marks is not None for variable in (*op.reads, *op.writes)):
         op.light = False  # it may have to wait, which the thread that pushes it must not
         op.arguments = type(op.arguments)((op, op.function, op.arguments))
@@ -397,6 +409,8 @@ def _on_host(op: Operation, function: Callable[..., Any], arguments: tuple[Any, 
 
 async def _on_host_async(op: Operation, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     token = await asyncio.get_running_loop().run_in_executor(None, _arrive, op)
+    for each in token.sources:
+        each.finish()  # done: so that what this thread pushes is known to come after it
     try:
         return await function(*arguments)
     finally:

@@ -19,6 +19,7 @@ Either may use arrays as any code does, and wait for what it has computed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
@@ -194,12 +195,17 @@ class _Lent:
         for storage in self._storages:
             for op in list(storage.pending()):
                 engine.wait(op)
+            if storage.marks is not None:
+                storage.marks.finish_reads()
 
     async def wait_async(self) -> None:
         """The awaited form of :meth:`wait`."""
         for storage in self._storages:
             for op in list(storage.pending()):
                 await _Until(op)
+            if storage.marks is not None:  # a device: launched, and to be waited for
+                await asyncio.get_running_loop().run_in_executor(None, storage.marks.finish_reads)
+                storage.marks.finish_reads()  # done: this thread is to know it too
 
     def close(self) -> None:
         """Raise what failed inside, and bring the results where they belong."""

@@ -75,7 +75,9 @@ class SimDevice(Device):
     def _actor(self, name: str, purpose: str, count: int, has_urgent: bool = False) -> StreamActor:
         made = [SimStream(self.system, self, f"{purpose} {index}", purpose) for index in range(count)]
         urgent = SimStream(self.system, self, f"{purpose} urgent", purpose, priority=1) if has_urgent else None
-        return StreamActor(name, made, urgent)
+        actor = StreamActor(name, made, urgent)
+        actor.on_push = self.system.pushed
+        return actor
 
     # -- memory ----------------------------------------------------------------------------------------
 

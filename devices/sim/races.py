@@ -83,7 +83,7 @@ class RaceChecker:
 def clock_of(token: Token) -> Clock:
     """What is certain to be done where a token is."""
     if token.stream is HOST:
-        merged: Clock = {}
+        merged: Clock = dict(token.event or {})
         for each in token.sources:
             merge(merged, clock_of(each))
         return merged

@@ -81,6 +81,9 @@ class SimStream(Stream):
     def finish(self, token: Token) -> None:
         self.system.finish(token)
 
+    def finished(self, token: Token) -> None:
+        self.system.finished(token)
+
 
 def _may_do_anything(launch: Launch) -> bool:
     """Whether an operation does more than work on its arrays: runs user code, settles errors, moves memory about."""

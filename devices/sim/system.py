@@ -18,8 +18,8 @@ import numpy as np
 
 from flowmx.devices.sim.clock import Clock, Event, Span
 from flowmx.devices.sim.races import Clock as VectorClock
-from flowmx.devices.sim.races import RaceChecker, Uses, clock_of, label
-from flowmx.devices.streams import HOST, Launch, Stream, Token
+from flowmx.devices.sim.races import RaceChecker, Uses, clock_of, label, merge
+from flowmx.devices.streams import HOST, Launch, Stream, Token, observers
 from flowmx.engine.failure import failure_of
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation, Variable
@@ -86,14 +86,13 @@ class Work:
 
 
 class _Point:
-    """What a token stands for: its event on the clock, what is certain to be done there, and whether it is."""
+    """What a token stands for: its event on the clock, and what is certain to be done there."""
 
-    __slots__ = ("clock", "event", "passed")
+    __slots__ = ("clock", "event")
 
     def __init__(self, clock: VectorClock, event: Event) -> None:
         self.clock = clock
         self.event = event
-        self.passed = False
 
 
 class _Task(NamedTuple):
@@ -106,7 +105,12 @@ class _Task(NamedTuple):
 
 
 class _Here(threading.local):
+    """What a thread is about, and what it has waited for."""
+
     executing = False
+
+    def __init__(self) -> None:
+        self.clock: VectorClock = {}
 
 
 class System:
@@ -128,12 +132,15 @@ class System:
         self.devices: dict[int, Any] = {}
         self.lock = threading.RLock()
         self._here = _Here()
+        observers.append(self.check_host)
         self.restart(seed)
 
     def restart(self, seed: int | None) -> None:
         """From now on defer work by this seed, or carry it out at once; nothing may be in flight."""
         self.rng = None if seed is None else random.Random(seed)
         self._queues: dict[Stream, deque[_Task]] = {}
+        self._passed: VectorClock = {}
+        """Up to where the host has waited for each stream."""
 
     @property
     def executing(self) -> bool:
@@ -177,7 +184,7 @@ class System:
 
     def is_done(self, token: Token) -> bool:
         """Whether the host knows that a token is done."""
-        return bool(token.event.passed)
+        return self._passed.get(token.stream, 0) >= token.serial
 
     def finish(self, token: Token) -> None:
         """The host waits for a token."""
@@ -185,7 +192,19 @@ class System:
             if self.rng is not None:
                 self._run_until(token)
             self.clock.add(_host_waits(token))
-            token.event.passed = True
+            merge(self._passed, token.event.clock)
+
+    def finished(self, token: Token) -> None:
+        """The calling thread knows that a token is done."""
+        if self._here.clock.get(token.stream, 0) >= token.serial:
+            return
+        known = dict(self._here.clock)  # a new one: operations that were pushed keep the old one
+        merge(known, token.event.clock)
+        self._here.clock = known
+
+    def pushed(self, op: Operation) -> None:
+        """An operation is pushed: it comes after what this thread has waited for."""
+        op.after_wait = self._here.clock  # type: ignore[attr-defined]
 
     def settle(self) -> float:
         """Bring the clock up to the oldest operation that is still to be launched; returns the host's time."""
@@ -267,6 +286,8 @@ class System:
             return
         with self.lock:
             clock = self.checker.begin(launch.stream)
+            merge(clock, getattr(launch.op, "after_wait", {}))
+            merge(clock, self._here.clock)
             found: RaceError | None = None
             for variables, is_write in ((launch.reads, False), (launch.writes, True)):
                 for variable in variables:
@@ -278,9 +299,10 @@ class System:
             raise found
 
     def check_host(self, op: Operation, token: Token) -> None:
-        """As :meth:`check`, for an operation of the host that has run."""
+        """As :meth:`check`, for an operation of the host that has run; what its thread knows goes with its token."""
         if self.checker is None:
             return
+        token.event = {**(token.event or {}), **self._here.clock}
         who = f"operation {op.name!r} (#{op.serial})"
         with self.lock:
             clock = clock_of(token)
@@ -316,6 +338,7 @@ class System:
 
     def close(self) -> None:
         """Stop the devices."""
+        observers.remove(self.check_host)
         for device in self.devices.values():
             device.close()
 
@@ -354,7 +377,7 @@ def _on_streams(tokens: list[Token]) -> list[Token]:
     found: list[Token] = []
     for token in tokens:
         found += token.sources if token.stream is HOST else (token,)
-    return [token for token in found if token.event is not None]
+    return [token for token in found if isinstance(token.event, _Point)]
 
 
 def _host_waits(token: Token) -> Event:

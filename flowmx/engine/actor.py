@@ -75,9 +75,11 @@ class Actor(ABC):
     Attributes:
         name: as in messages and profiles, for example ``cpu(0)``.
         may_lend: True when a thread that waits may run this actor's operations itself.
+        launches: True when its operations only launch work, on threads of their own.
     """
 
     may_lend = False
+    launches = False
 
     def __init__(self, name: str) -> None:
         self.name = name

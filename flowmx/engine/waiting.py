@@ -312,7 +312,12 @@ class Waiting(EngineState):
         if threading.current_thread() is self._loop_thread:
             with self.lock:
                 # What does not lend its work runs on this loop, or is code that may wait for it.
-                needing = [each for each in self.pending if not each.actor.may_lend and each is not current.get()]
+                needing = [
+                    each
+                    for each in self.pending
+                    if not (each.actor.may_lend or (each.actor.launches and each.bulkable))
+                    and each is not current.get()
+                ]
                 if op in self._after(needing):
                     raise EngineError(
                         f"a coroutine operation would block the engine's own loop until {op.name!r} is complete, "
