@@ -55,9 +55,6 @@ def bound(symbol, network):
 
 def test_composes_what_mxnet_writes(network, monkeypatch):
     written = json.loads(TEXTS[network.__name__])
-    for node in written["nodes"] + written["nodes"][-1].get("subgraphs", [{"nodes": []}])[0]["nodes"]:
-        # MXNet notes how to initialize moving averages, which their names say too.
-        node.get("attrs", {}).pop("__init__", None)
     assert json.loads(composed(network, monkeypatch).tojson()) == written
 
 
