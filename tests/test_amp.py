@@ -1,6 +1,7 @@
 """Mixed precision: which operators compute in what, scaled losses, steps left out, and what is reported."""
 
 import asyncio
+import gc
 import json
 import logging
 import warnings
@@ -13,6 +14,7 @@ import flowmx as mx
 from flowmx import amp, autograd, gluon
 from flowmx.amp import lists
 from flowmx.contrib import amp as contrib_amp
+from flowmx.engine.runtime import engine
 from flowmx.gluon import nn
 from flowmx.ops.dtypes import as_dtype
 from flowmx.ops.registry import lookup, registered
@@ -27,6 +29,13 @@ def use():
     """Switch mixed precision on, for the test."""
     yield amp.init
     amp.deinit()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collected():
+    """A trainer in mixed precision watches until it is freed, which others must not wait for."""
+    yield
+    gc.collect()
 
 
 def network():
@@ -366,6 +375,21 @@ def test_a_step_that_overflows_is_left_out(use):
     trainer.step(1)
     np.testing.assert_array_equal(net.weight.data().asnumpy(), [[0.875, 0.75]])
     assert trainer._amp_guard.last_overflow.parameters == ("one_weight",)
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True])
+def test_a_trainer_that_is_freed_watches_no_longer(use, in_a_cycle):
+    use("float16")
+    gc.collect()
+    assert not engine.is_watched
+    _, trainer = one_weight()
+    amp.init_trainer(trainer)
+    assert engine.is_watched
+    if in_a_cycle:
+        trainer.itself = trainer
+    del trainer
+    gc.collect()
+    assert not engine.is_watched
 
 
 def test_unscale(use):

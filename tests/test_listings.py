@@ -4,6 +4,7 @@ Each file of ``tests/listings`` begins with a comment that says where it is from
 (data, a network, a loss) are given here.
 """
 
+import gc
 import os
 import re
 import sys
@@ -32,6 +33,13 @@ def gpus(monkeypatch):
 def seeded():
     mx.random.seed(0)
     np.random.seed(0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def collected():
+    """A trainer in mixed precision watches until it is freed, which others must not wait for."""
+    yield
+    gc.collect()
 
 
 def run(name, **given):

@@ -220,7 +220,8 @@ class _Recorder:
 
     def tidy(self) -> None:
         """Watch no longer where nobody is left who wants it."""
-        if self._is_on and not self._wanted:
+        # A set of weak references may still count a guard while that is being freed, but does not give it.
+        if self._is_on and not list(self._wanted):
             self._is_on = False
             watch.no_longer(self._watch)
 
