@@ -135,6 +135,40 @@ def test_in_the_middle_of_a_fused_loop():
     assert (caught.value.finding.operator, caught.value.finding.layer) == ("log", "down")
 
 
+class Refusing(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        raise KeyError("mine")
+
+
+@mx.operator.register("refusing under a watch")
+class RefusingProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, in_shapes, in_dtypes):
+        return Refusing()
+
+
+def test_outputs_that_are_variables_are_let_pass():
+    """Nothing is computed there: what was given comes out."""
+    x = mx.sym.var("x")
+    bound = mx.sym.Group([x, mx.sym.identity(x), x * 0]).bind(mx.cpu(), {"x": mx.nd.array([np.nan, 1])})
+    with pytest.raises(NonFiniteError) as caught, stop_at_nan():
+        mx.nd.concat(*bound.forward(), dim=0).wait_to_read()
+    assert caught.value.finding.operator == "_mul_scalar"
+    alone = mx.sym.Group([x, mx.sym.identity(x)]).bind(mx.cpu(), {"x": mx.nd.array([np.nan, 1])})
+    with stop_at_nan() as watch:
+        found = alone.forward()
+        for each in found:
+            assert np.isnan(each.asnumpy()[0])
+    assert watch.found is None
+
+
+def test_other_errors_name_their_node_as_ever():
+    x = mx.sym.Custom(mx.sym.var("x"), op_type="refusing under a watch", name="culprit")
+    bound = mx.sym.contrib.foreach(lambda d, s: (d * 2, s), x, [])[0].bind(mx.cpu(), {"x": mx.nd.ones((2, 1))})
+    with pytest.raises(KeyError, match="mine") as caught, stop_at_nan():
+        bound.forward()[0].wait_to_read()
+    assert "in node 'culprit'" in "\n".join(caught.value.__notes__)
+
+
 def test_inside_loops_of_a_graph():
     out, _ = mx.sym.contrib.foreach(lambda d, s: (mx.sym.log(d, name="inner"), s), mx.sym.var("x"), [])
     bound = out.bind(mx.cpu(), {"x": mx.nd.array([[1.0], [-1.0]])})

@@ -149,7 +149,8 @@ def run_steps(run: Run, steps: Sequence[Step], where: str) -> None:
     try:
         if look is not None:
             look.went_through = True
-            stepping.run(look, run, steps)
+            for step in steps:
+                stepping.run(look, run, step)
             return
         for step in steps:
             step[0](run, step[1], step[2])

@@ -13,20 +13,21 @@ from flowmx.ops.registry import Array, Run
 from flowmx.safety.watch import Look
 
 
-def run(look: Look, where: Run, steps: Sequence[Any]) -> None:
-    """Run steps one after the other, and look at what each gives.
+def run(look: Look, where: Run, step: Any) -> None:
+    """Run a step, and look at what it gives.
 
     Args:
         look: what looks.
         where: what steps may ask for.
-        steps: of a graph (:class:`flowmx.graph.tied.Step`).
+        step: of a graph (:class:`flowmx.graph.tied.Step`).
     """
-    for step in steps:
-        inputs = _kept(step)
-        step.forward(where, step.inputs, step.outputs)
-        for output in step.outputs:
-            if output is not None and not all_finite(np, output):
-                _report(look, where, step, output, inputs)
+    inputs = _kept(step)
+    step.forward(where, step.inputs, step.outputs)
+    if step.node.op is None:  # a variable is copied to where an output lies: nothing is computed
+        return
+    for output in step.outputs:
+        if output is not None and not all_finite(np, output):
+            _report(look, where, step, output, inputs)
 
 
 def _kept(step: Any) -> Sequence[Array]:
