@@ -303,7 +303,14 @@ class StreamActor(ThreadActor):
         self.streams = tuple(streams)
         self.urgent = urgent
         self._first = engine.scheduler.serial  # so that the same program gets the same streams again
-        watch_operations()
+        _open.add(self)
+        engine.use_watch(_prepare, "tokens")
+
+    def close(self) -> None:
+        """Nothing is pushed to it any more, and all that was is done; after the last, pushes cost what they did."""
+        _open.discard(self)
+        if not _open:
+            engine.use_watch(None, "tokens")
 
     def all_streams(self) -> tuple[Stream, ...]:
         """Every stream that it launches onto."""
@@ -380,9 +387,8 @@ observers: list[Callable[[Operation, Token], None]] = []
 """Told of each operation of the host that touches variables with marks, when it has run."""
 
 
-def watch_operations() -> None:
-    """From now on see that operations of the host's actors wait for the devices: there is an asynchronous one."""
-    engine.use_watch(_prepare, "tokens")
+_open: set[StreamActor] = set()
+"""While there are any, operations of the host's actors are seen to wait for the devices."""
 
 
 def _prepare(op: Operation) -> None:

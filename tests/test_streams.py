@@ -272,6 +272,15 @@ def test_a_simulated_device_is_there_without_preparation():
     assert (b.asnumpy() == 2).all() and repr(b.context) == "sim(7)"
 
 
+def test_devices_that_are_closed_leave_the_hosts_operations_alone():
+    before = mx.engine.engine._watches.copy()
+    with simulated("a10", 2):
+        assert "tokens" in mx.engine.engine._watches
+        a = mx.nd.ones((3, 3), ctx=mx.sim(0)).as_in_context(mx.cpu())
+    assert mx.engine.engine._watches == before
+    assert ((a + 1).asnumpy() == 2).all()
+
+
 def test_memory_that_the_host_allocates_is_free_of_what_was_before():
     with simulated("a10", streams=2) as machine, mx.engine.using(engine_type="NaiveEngine"):
         for _ in range(4):

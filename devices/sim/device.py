@@ -168,6 +168,7 @@ class SimDevice(Device):
             for actor in self.actors:
                 engine.actors.pop(actor.name, None)
                 actor.stop()
+                actor.close()
 
 
 def _block_of(array: Any) -> Block | None:

@@ -148,8 +148,11 @@ class Engine(Ending):
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looks at each operation, so that none should stand for several."""
-        return "enqueue" in self.__dict__
+        """Whether somebody looks at each operation, so that none should stand for several.
+
+        What orders operations of the host behind asynchronous devices looks at no more than their variables.
+        """
+        return bool(self._watches.keys() - {"tokens"})
 
     def use_bulks(self, scope: ContextVar[Any]) -> None:
         """From now on look for an open bulk at each push."""
