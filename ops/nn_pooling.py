@@ -214,7 +214,7 @@ class Pooling(Operator):
         lines = self.lines(self.spatial(data.shape), self.spatial(out.shape))
         planes, result = self.planes(data), self.planes(out)
         if self.pool_type == "max":
-            low = _lowest(data.dtype)
+            low = lowest(data.dtype)
             for part in _parts(planes):
                 _reduce_all(run, xp.maximum, low, planes[part], lines, result[part])
             return
@@ -259,7 +259,7 @@ class BackwardPooling(Pooling):
         levels = [data]
         for line in reversed(lines[1:]):
             made = scratch(run, f"pooling level {line.axis}", _shrunk(levels[-1].shape, line), data.dtype)
-            _reduce(run.xp, run.xp.maximum, _lowest(data.dtype), levels[-1], line, made)
+            _reduce(run.xp, run.xp.maximum, lowest(data.dtype), levels[-1], line, made)
             levels.append(made)
         for line in lines:
             before = levels.pop()
@@ -306,7 +306,7 @@ def _root(xp: Any, p: int | None, total: Array) -> None:
         xp.cbrt(total, out=total)
 
 
-def _lowest(dtype: DType) -> float:
+def lowest(dtype: DType) -> float:
     """What the maximum of an empty window is, as in MXNet."""
     if dtype.kind in "iu":
         return float(np.iinfo(dtype).min)

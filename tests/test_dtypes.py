@@ -95,3 +95,16 @@ def test_inputs_are_whole_numbers_that_differ():
     case = importlib.import_module("tests.op_cases.elementwise").CASES[0]
     assert {each.dtype.name for each in inputs(case, "int8")} == {"int8"}
     assert len(np.unique(inputs(case, "int32")[0])) > 3
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_empty_windows_of_a_graph_are_the_lowest_number_too(train):
+    x = mx.nd.ones((1, 1, 6, 6), dtype="float16")
+    net = mx.sym.Pooling(mx.sym.var("x"), kernel=(2, 2), stride=(3, 3), pooling_convention="full")
+    bound = net.bind(mx.cpu(), {"x": x}, {"x": mx.nd.zeros_like(x)})
+    found = bound.forward(is_train=train)[0].asnumpy()[0, 0]
+    lowest = np.finfo(np.float16).min
+    np.testing.assert_array_equal(found, [[1, 1, lowest], [1, 1, lowest], [lowest] * 3])
+    if train:
+        bound.backward([mx.nd.ones((1, 1, 3, 3), dtype="float16")])
+        assert bound.grad_dict["x"].asnumpy().sum() == 4

@@ -32,7 +32,7 @@ from flowmx.ops.kernels.onednn.layouts import (
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
-from flowmx.ops.nn_pooling import Pooling
+from flowmx.ops.nn_pooling import Pooling, lowest
 from flowmx.ops.noted import NotedPooling
 from flowmx.ops.registry import Run, kernel
 
@@ -131,12 +131,23 @@ class Backward(_Work):
         ]
 
 
+def _fill_empty(op: Pooling, data: Array, out: Array) -> None:
+    """Give windows wholly behind the data what 16 bits have for them: float32's lowest number is infinite there."""
+    if op.pool_type != "max" or out.dtype.itemsize != 2:
+        return
+    for line in op.lines(data.shape[2:], out.shape[2:]):
+        first = (line.length + line.pad - 1) // line.stride + 1
+        if first < line.windows:
+            out[(slice(None),) * (line.axis + 1) + (slice(first, None),)] = lowest(out.dtype)
+
+
 @kernel("cpu", "Pooling")
 def _pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     data, out = op.channels_first(inputs[0]), op.channels_first(outputs[0])
     made = plan(Forward, op, geometry(data), geometry(out), False) if suits(data, out) else None
     if made is None:
         plainly(op, run, inputs, outputs)
+        _fill_empty(op, data, out)
     else:
         made(pointer(data), pointer(out))
 
@@ -171,6 +182,11 @@ class _Noting(Kernel):
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
         return [each for each in arrays if is_floating(each.dtype)]
+
+    def __call__(self, op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().__call__(op, run, inputs, outputs)
+        if isinstance(op, NotedPooling):
+            _fill_empty(op, inputs[0], outputs[0])
 
 
 def _noting(op: NotedPooling, data: Geometry, out: Geometry) -> Forward | None:
