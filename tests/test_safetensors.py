@@ -102,8 +102,9 @@ def test_gluon_saves_and_loads_safetensors(tmp_path):
             net.add(mx.gluon.nn.Dense(4, in_units=3), mx.gluon.nn.BatchNorm(in_channels=4))
         return net
 
+    mx.random.seed(1)
     net, x = made(), mx.nd.ones((2, 3))
-    net.initialize(mx.init.Normal())
+    net.initialize(mx.init.Normal(0.5))
     wanted = net(x).asnumpy()
     net.save_parameters(tmp_path / "net.safetensors")
     net.collect_params().save(tmp_path / "full.safetensors")
@@ -116,7 +117,7 @@ def test_gluon_saves_and_loads_safetensors(tmp_path):
     symbol, params = net.export(tmp_path / "exported")
     mx.nd.save(tmp_path / "exported.safetensors", mx.nd.load(params))
     block = mx.gluon.SymbolBlock.imports(symbol, ["data"], tmp_path / "exported.safetensors")
-    np.testing.assert_allclose(block(x).asnumpy(), wanted, rtol=1e-6)
+    np.testing.assert_allclose(block(x).asnumpy(), wanted, rtol=1e-6, atol=1e-7)  # sums of a few numbers about 0.5
 
 
 def test_the_package_reads_and_writes_the_same(tmp_path):
