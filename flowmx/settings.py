@@ -308,6 +308,9 @@ class Settings:
     stop_at_nan: bool = _setting(
         False, "Stop at the first NaN or infinity that is computed, and name operator, layer and step."
     )
+    backward_stretches: bool = _setting(
+        False, "Run many small gradients of the tape as one operation: faster; being tried, see docs/architecture.md."
+    )
     backward_do_mirror: bool = _setting(False, "Recompute cheap results in the backward pass to save memory.")
     profiler_autostart: bool = _setting(False, "Profile from the start and write profile.json at the end.")
     profiler_mode: Literal[0, 1] = _setting(0, "What is profiled: 0 symbolic operators, 1 all operators.")

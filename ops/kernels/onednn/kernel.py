@@ -23,8 +23,6 @@ from flowmx.ops.registry import PLANNED, Laid, Operator, Run, Shape, kernel_for
 
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
-_KEPT = 64
-"""Forms of calls for which a kernel remembers what computes them."""
 PackedSize = Callable[[Any, Shape], int | None]
 
 
@@ -76,7 +74,6 @@ class Kernel:
         """
         self._make = make
         self.packed_size = packed_size
-        self._works: dict[Any, Work] = {}
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Those of the inputs, or of the outputs, that must be float32: all."""
@@ -90,18 +87,8 @@ class Kernel:
 
     def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
-        arrays = (*inputs, *outputs)
-        form = (op, *[(each.shape, each.strides, each.dtype) for each in arrays])
-        known = self._works.get(form)
-        if known is not None:
-            known(*map(pointer, arrays))
-            return
         inputs = [np.ascontiguousarray(each) if each.ndim == 1 else each for each in inputs]
         work = self.work(op, inputs, outputs)
-        if work is not None and all(map(is_, arrays, inputs)):
-            if len(self._works) >= _KEPT:
-                self._works.clear()
-            self._works[form] = work
         if work is None and getattr(op, "packed", False):
             raise OneDNNError(f"oneDNN: {op.name} cannot read the weight that was packed for it")
         if work is None:
