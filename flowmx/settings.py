@@ -309,7 +309,7 @@ class Settings:
         False, "Stop at the first NaN or infinity that is computed, and name operator, layer and step."
     )
     backward_stretches: bool = _setting(
-        False, "Run many small gradients of the tape as one operation: faster; being tried, see docs/architecture.md."
+        True, "Run many small gradients of the tape as one operation of the engine, which is faster."
     )
     backward_do_mirror: bool = _setting(False, "Recompute cheap results in the backward pass to save memory.")
     profiler_autostart: bool = _setting(False, "Profile from the start and write profile.json at the end.")

@@ -641,6 +641,31 @@ def test_fork(tmp_path):
     assert out == "good\n"
 
 
+def test_helpers_outlive_their_team(tmp_path):
+    out = run_script(
+        """
+        import time
+        import numpy as np
+        from flowmx import settings
+        from flowmx.ops.kernels.loops import functions, team
+        from flowmx.ops.kernels.loops.code import FLOAT
+        from flowmx.ops.kernels.loops.elementwise import Loop
+        from flowmx.ops.kernels.loops.expressions import placeholder
+        loop = Loop([functions.tanh(placeholder(0))], 1, FLOAT)
+        x = np.ones(200_000, np.float32)
+        out = np.empty_like(x)
+        with settings.override(cpu_kernel_nthreads=2):
+            for _ in range(20):
+                loop.run(x.size, [], [x, out])
+                team._team = team.Team()  # as when the interpreter ends: nobody holds the old one
+                time.sleep(0)
+        print("good")
+        """,
+        FLOWMX_KERNEL_CACHE=str(tmp_path), PYTHONMALLOC="debug",
+    )  # fmt: skip
+    assert out == "good\n"
+
+
 def test_without_llvmlite(tmp_path):
     out = run_script(
         """

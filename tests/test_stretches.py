@@ -14,12 +14,6 @@ from flowmx.ops.registry import lookup
 LAYERS, WIDTH = 4, 1500  # 9 MB a layer: a stretch each
 
 
-@pytest.fixture(autouse=True)
-def stretches():
-    with mx.engine.using(backward_stretches=True):
-        yield
-
-
 def marked(*shape, seed=0):
     x = mx.nd.array(np.random.default_rng(seed).standard_normal(shape))
     x.attach_grad()

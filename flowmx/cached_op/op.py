@@ -254,10 +254,11 @@ class _Function:
 class _Call(Variable):
     """One recorded call: what its forward pass left for the backward pass, as a variable of the engine."""
 
+    instance: Instance | None = None
+
     def __init__(self, compiled: Compiled) -> None:
         super().__init__("values of a cached graph")
         self.compiled = compiled
-        self.instance: Instance | None = None
         self.used = False
 
     def __del__(self) -> None:

@@ -28,6 +28,8 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from flowmx.engine.attributes import KnownAttributes
+
 if TYPE_CHECKING:
     from flowmx.engine.failure import Failure
 
@@ -81,7 +83,7 @@ class State(IntEnum):
 WAITING, READY, RUNNING, DONE = (int(state) for state in State)
 
 
-class Variable:
+class Variable(KnownAttributes):
     """A tag for anything that can be read or written: an array's storage, a generator's state, a file.
 
     Args:
@@ -125,7 +127,7 @@ class Variable:
         return f"<{type(self).__name__} {self.name or hex(id(self))} version {self.version}>"
 
 
-class Operation:
+class Operation(KnownAttributes):
     """A piece of work with the variables it reads and writes, the actor that runs it, and its origin.
 
     ``function(*arguments)`` is called when every dependency is met; where it is a coroutine function, it

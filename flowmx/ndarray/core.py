@@ -21,6 +21,7 @@ import numpy as np
 from flowmx import devices
 from flowmx.devices import Context, Device
 from flowmx.engine import Origin, capture
+from flowmx.engine.attributes import KnownAttributes
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, DeviceError, ShapeError, TypeInferenceError
@@ -59,7 +60,7 @@ class Storage(Variable):
         return None if array is None else zlib.crc32(np.ascontiguousarray(self.device.to_host(array)).tobytes())
 
 
-class BaseArray:
+class BaseArray(KnownAttributes):
     """A handle on a storage; see :class:`flowmx.ndarray.NDArray`."""
 
     _storage: Storage

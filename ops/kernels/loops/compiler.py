@@ -73,7 +73,7 @@ def _host() -> _Host | None:
             cpu=name, features=features.flatten(), opt=3, reloc="pic", codemodel="small", jit=True
         )
         engine = llvm.create_lljit_compiler(machine, use_jit_link=True)
-        _keep(engine)
+        keep(engine)
     except (ImportError, OSError, RuntimeError):
         return None
     able = frozenset(feature for feature, has in features.items() if has)
@@ -147,13 +147,13 @@ def _load(host: _Host, key: str, machine_code: bytes) -> Compiled:
 
     library = llvm.JITLibraryBuilder().add_object_img(machine_code).add_current_process().export_symbol("kernel")
     tracker = library.link(host.engine, key)
-    _keep(tracker)
+    keep(tracker)
     address = tracker["kernel"]
     return Compiled(_PROTOTYPE(address), address)
 
 
-def _keep(thing: Any) -> None:
-    """Never let it go: a thread may be in the midst of its code while the interpreter ends."""
+def keep(thing: Any) -> None:
+    """Never let it go: a thread may be in the midst of its code, or look at it, while the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

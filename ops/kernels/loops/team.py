@@ -192,6 +192,7 @@ class Team:
             if self._run is None:
                 prototype = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int64)
                 self._run = prototype(run.address)
+                compiler.keep(self._memory)  # helpers look at it as long as the process lives
             serve = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(helper.address)
             while self._helpers < count:
                 # They never come back from there, and so never need the interpreter again.
