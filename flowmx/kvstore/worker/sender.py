@@ -51,7 +51,8 @@ class Sender:
         self._unanswered: Counter[int] = Counter()
         self._held: dict[int, asyncio.TimerHandle] = {}
         self._sending: dict[asyncio.Task[None], list[Item]] = {}
-        self._signalled = False
+        self._filled: dict[int, None] = {}
+        """Whose boxes were given something in this turn of the loop."""
 
     def put(self, items: Iterable[Item]) -> None:
         """Send items, in this turn of the loop or later."""
@@ -60,9 +61,9 @@ class Sender:
             if home not in self._boxes:
                 self._boxes[home] = Outbox(self._limit)
             self._boxes[home].put(item)
-        if not self._signalled:
-            self._signalled = True
-            asyncio.get_running_loop().call_soon(self._pump)
+            if not self._filled:
+                asyncio.get_running_loop().call_soon(self._pump_filled)
+            self._filled[home] = None
 
     def under_way(self) -> list[Item]:
         """What is sent and not answered, oldest first; then what waits."""
@@ -83,15 +84,20 @@ class Sender:
             task.cancel()
         await asyncio.gather(*self._sending, return_exceptions=True)
 
-    def _pump(self) -> None:
-        self._signalled = False
-        for home, box in self._boxes.items():
-            box.limit = self._limit * (LOCAL if self._servers.is_local(home) else 1)
-            while self._uploads[home] < UPLOADS and box:
-                if not box.is_full and self._unanswered[home]:
-                    self._hold(home)
-                    break
-                self._start(home, box.take())
+    def _pump_filled(self) -> None:
+        filled, self._filled = self._filled, {}
+        for home in filled:
+            self._pump(home)
+
+    def _pump(self, home: int) -> None:
+        """Send what may go to a server now."""
+        box = self._boxes[home]
+        box.limit = self._limit * (LOCAL if self._servers.is_local(home) else 1)
+        while self._uploads[home] < UPLOADS and box:
+            if not box.is_full and self._unanswered[home]:
+                self._hold(home)
+                break
+            self._start(home, box.take())
 
     def _hold(self, home: int) -> None:
         """Let what waits go a little later."""
@@ -116,7 +122,7 @@ class Sender:
         def sent() -> None:
             if upload:
                 self._uploads[upload.pop()] -= 1
-                self._pump()
+                self._pump(home)
 
         try:
             self._answer(bundle, await self._call(home, bundle, sent))
