@@ -9,10 +9,14 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from flowmx.settings import Settings
 
 _PAUSE_HARD = 2
+
+_WAITS = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "3000"}
 
 _applied: int | None = None
 _openmp: ctypes.CDLL | None = None
@@ -53,6 +57,25 @@ def apply_here() -> None:
     """Give the kernels of the calling thread their thread count, which OpenMP keeps for each thread."""
     if _openmp is not None:
         _openmp.omp_set_num_threads(_applied)
+
+
+@contextmanager
+def looking_before_sleep() -> Iterator[None]:
+    """Load OpenMP's library inside: its threads then look for the next call for some microseconds before they sleep.
+
+    Kernels run on several threads (a worker's, and those that lend themselves), each with OpenMP threads of its own.
+    Where all these are more than there are cores, libgomp's fall asleep almost at once, and each call wakes them, which
+    takes longer than a small product. Nothing is changed where the environment says how they are to wait.
+    """
+    if any(name in os.environ for name in _WAITS):
+        yield
+        return
+    os.environ.update(_WAITS)
+    try:
+        yield
+    finally:
+        for name in _WAITS:
+            os.environ.pop(name, None)
 
 
 def _before_fork() -> None:

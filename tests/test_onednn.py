@@ -204,7 +204,7 @@ def test_batch_norm_in_place(shape, plain, train, order):
 
 
 @needs_onednn
-@pytest.mark.parametrize(("m", "n", "k"), [(64, 48, 32), (1, 300, 200), (300, 1, 200), (33, 65, 129)])
+@pytest.mark.parametrize(("m", "n", "k"), [(64, 96, 64), (1, 600, 500), (600, 1, 500), (33, 65, 129)])
 @pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True), (True, True)])
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
 def test_products(m, n, k, transposed, batch):
@@ -253,7 +253,7 @@ def test_a_single_row(rest, follows, monkeypatch):
 )
 def test_fully_connected_and_its_gradients(shape, flatten, order):
     rng = np.random.default_rng(0)
-    parameters = {"num_hidden": 48, "flatten": flatten}
+    parameters = {"num_hidden": 256, "flatten": flatten}
     op = lookup("FullyConnected").create(**parameters)
     completed, (out,) = op.infer_shape([shape, None, None])
     data, weight, bias = (rng.standard_normal(each).astype(np.float32) for each in completed)

@@ -21,7 +21,7 @@ from flowmx.ops.kernels.onednn.convolution import (
 from flowmx.ops.kernels.onednn.ends import PLAIN, ends_of
 from flowmx.ops.kernels.onednn.kernel import Kernel, Make
 from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, c_strides, dense, dense_vectors, plain, strided
-from flowmx.ops.kernels.onednn.matmul import SMALL, FullyConnect, Gradient, packed_matrix, turned
+from flowmx.ops.kernels.onednn.matmul import SMALL, SMALL_BY_VECTOR, FullyConnect, Gradient, packed_matrix, turned
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
 from flowmx.ops.kernels.onednn.vector import ConnectVector
 from flowmx.ops.kernels.onednn.work import Work, plan
@@ -77,7 +77,7 @@ def _fully_connected(op: Any, inputs: Geometries, outputs: Geometries) -> Work |
     if packed:
         weight = dense(op.weight_shape(data[0]))
     rows, fits = prod(out) // op.num_hidden, strides == c_strides(out) and dense_vectors(rest[: len(rest) - ends.added])
-    if not fits or prod(out) * weight[0][1] < SMALL:
+    if not fits or prod(out) * weight[0][1] < (SMALL_BY_VECTOR if rows == 1 else SMALL):
         return None
     addend = rest[-1] if ends.added else None
     if rows == 1 and not packed and weight == dense(weight[0]) and ends.then in ACTIVATIONS:

@@ -14,6 +14,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from flowmx.devices.threads import looking_before_sleep
+
 Handle = ctypes.c_void_p
 Dims = ctypes.c_int64 * 12
 
@@ -220,6 +222,7 @@ def library() -> Library | None:
 def _load() -> Library | None:
     path = _path()
     try:
-        return None if path is None else Library(path)
+        with looking_before_sleep():
+            return None if path is None else Library(path)
     except (OSError, OneDNNError, AttributeError):
         return None

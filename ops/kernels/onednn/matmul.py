@@ -31,8 +31,10 @@ from flowmx.ops.kernels.onednn.work import Operand, Work, plan
 from flowmx.ops.products import product
 from flowmx.ops.registry import Shape
 
-SMALL = 1 << 15
-"""Multiplications below which NumPy's product is faster."""
+SMALL = 1 << 18
+"""Multiplications below which NumPy's product is faster: its call is cheaper, and it runs on one thread."""
+SMALL_BY_VECTOR = 1 << 15
+"""The same where a factor is a vector."""
 
 
 class Product(Work):
@@ -64,10 +66,13 @@ class Product(Work):
 @product("cpu")
 def multiply(a: Array, b: Array, c: Array) -> bool:
     """Compute ``c = a @ b``; False where oneDNN cannot, or need not."""
-    if c.size * a.shape[-1] < SMALL or not suits(a, b, c):
+    count = c.size * a.shape[-1]
+    if count < SMALL_BY_VECTOR or not suits(a, b, c):
         return False
     if c.ndim == 2 and 1 in c.shape and _by_vector(a, b, c):
         return True
+    if count < SMALL:
+        return False
     made = plan(Product, geometry(a), geometry(b), geometry(c))
     if made is None:
         return False
