@@ -24,6 +24,11 @@ from flowmx.ops.registry import PLANNED, Laid, Operator, Run, Shape, kernel_for
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
 PackedSize = Callable[[Any, Shape], int | None]
+Compute = Callable[[Any, Any, Sequence[Array], Sequence[Array]], None]
+"""What computes an operator: called with it, a run, its inputs and its outputs."""
+
+_KEPT = 32
+"""Forms of calls for which a kernel remembers what computes them."""
 
 
 def plainly(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -62,6 +67,22 @@ def _by_itself(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Arr
             each[...] = result
 
 
+def _forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    """The operator's plain forward as it is."""
+    op.forward(run, inputs, outputs)
+
+
+def _by_work(work: Work) -> Compute:
+    def compute(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        work(*map(pointer, (*_with_dense_vectors(inputs), *outputs)))
+
+    return compute
+
+
+def _with_dense_vectors(arrays: Sequence[Array]) -> list[Array]:
+    return [np.ascontiguousarray(each) if each.ndim == 1 else each for each in arrays]
+
+
 class Kernel:
     """A forward by oneDNN, for :func:`flowmx.ops.registry.kernel`; the plain one where oneDNN cannot."""
 
@@ -74,6 +95,8 @@ class Kernel:
         """
         self._make = make
         self.packed_size = packed_size
+        self._chosen: dict[Any, tuple[Operator, Compute]] = {}
+        """By operator and how its arrays lie; with the operator, so that no other one has its identity."""
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
         """Those of the inputs, or of the outputs, that must be float32: all."""
@@ -87,14 +110,23 @@ class Kernel:
 
     def __call__(self, op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         """Compute the operator."""
-        inputs = [np.ascontiguousarray(each) if each.ndim == 1 else each for each in inputs]
-        work = self.work(op, inputs, outputs)
-        if work is None and getattr(op, "packed", False):
+        form = (id(op), *[(each.shape, each.strides, each.dtype) for each in (*inputs, *outputs)])
+        known = self._chosen.get(form)
+        if known is None:
+            if len(self._chosen) >= _KEPT:
+                self._chosen.clear()
+            known = self._chosen[form] = op, self._choose(op, inputs, outputs)
+        known[1](op, run, inputs, outputs)
+
+    def _choose(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Compute:
+        """What computes the operator on arrays that lie like these."""
+        work = self.work(op, _with_dense_vectors(inputs), outputs)
+        if work is not None:
+            return _by_work(work)
+        if getattr(op, "packed", False):
             raise OneDNNError(f"oneDNN: {op.name} cannot read the weight that was packed for it")
-        if work is None:
-            plainly(op, run, inputs, outputs)
-        else:
-            work(*map(pointer, (*inputs, *outputs)))
+        plain = all(each.flags.c_contiguous and not _is_half(each) for each in (*inputs, *outputs))
+        return _forward if plain else plainly
 
     def workspace(self, op: Operator, inputs: Sequence[Laid], outputs: Sequence[Laid]) -> int:
         """The bytes of workspace for arrays that lie like this."""
