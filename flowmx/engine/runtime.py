@@ -310,8 +310,7 @@ class Engine(Ending):
             waiter()
         op.function = _nothing
         op.arguments = op.reads = op.writes = ()
-        if self._naive:
-            self._run_naive()
+        self._go_on_naively()
 
     def end(self, endings: Iterable[tuple[Operation, Failure | None]]) -> None:
         """Complete operations that their actor began, and that ended elsewhere (on any thread)."""
@@ -325,8 +324,7 @@ class Engine(Ending):
         for op, _ in endings:
             op.function = _nothing
             op.arguments = op.reads = op.writes = ()
-        if self._naive:
-            self._run_naive()
+        self._go_on_naively()
 
     def _finish(self, op: Operation, failure: Failure | None) -> list[Callable[[], None]] | None:
         """Complete an operation and hand on what it makes ready (locked); returns whom to tell."""
@@ -472,6 +470,16 @@ class Engine(Ending):
         self._run_naive()
         if op.state != DONE and self.here.actor is None and threading.current_thread() is not self._loop_thread:
             self._block(op)
+
+    def _go_on_naively(self) -> None:
+        """The naive engine: run what is ready by now; not on the engine's loop, where nothing may wait."""
+        with self.lock:
+            if not self._naive or not len(self._inline.mailbox):
+                return
+        if threading.current_thread() is self._loop_thread:
+            threading.Thread(target=self._run_naive, name="flowmx-naive", daemon=True).start()
+        else:
+            self._run_naive()
 
     def _run_naive(self) -> None:
         """The naive engine: run what is ready on this thread."""
