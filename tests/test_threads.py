@@ -35,3 +35,19 @@ def test_unset_a_kernel_may_use_every_core():
         [sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split() == [str(threads.cores())] * 2
+
+
+def test_the_environment_is_as_it_was_once_openmp_is_loaded(monkeypatch):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.delenv(name, raising=False)
+    before = dict(os.environ)
+    with threads.looking_before_sleep():
+        assert os.environ["OMP_WAIT_POLICY"] == "active"
+    assert dict(os.environ) == before
+
+
+def test_a_user_says_how_openmp_waits(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    with threads.looking_before_sleep():
+        assert os.environ["OMP_WAIT_POLICY"] == "passive"
+        assert "GOMP_SPINCOUNT" not in os.environ
