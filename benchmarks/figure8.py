@@ -56,9 +56,10 @@ Figures = dict[str, dict[bool, dict[int, Predicted]]]
 
 
 def predict(profile: Profile, machines: Sequence[int] = MACHINES, planned: int | None = PLANNED) -> Figures:
-    """Simulate everything, on all cores; of the many planned machines one step, with overlap."""
+    """Simulate everything, on all cores; of the many planned machines one step at the paper's speed, with overlap."""
     wanted = [(name, overlap, count) for name in SPEEDS for overlap in (True, False) for count in machines]
-    wanted = [(name, True, planned) for name in SPEEDS if planned] + wanted
+    if planned:
+        wanted.insert(0, (next(iter(SPEEDS)), True, planned))
     figures: Figures = {name: {True: {}, False: {}} for name in SPEEDS}
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:
         settings = [
