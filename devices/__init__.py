@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import engine as _engine
-from flowmx.devices import threads
+from flowmx.devices import pool, threads
 from flowmx.devices.context import Context, cpu, cpu_pinned, current_context, gpu
 from flowmx.devices.cpu_device import CPUDevice
 from flowmx.devices.device import Device
@@ -26,7 +26,7 @@ from flowmx.errors import DeviceError
 
 __all__ = [
     "CPUDevice", "Context", "Device", "Generator", "cpu", "cpu_pinned", "current_context", "get", "gpu", "in_use",
-    "num_gpus", "register_device_type", "standing_in",
+    "memory_in_use", "num_gpus", "register_device_type", "standing_in",
 ]  # fmt: skip
 
 
@@ -92,6 +92,12 @@ def standing_in(made: Mapping[Context, Device]) -> Iterator[None]:
 def in_use() -> list[Device]:
     """The devices made so far."""
     return list(_devices.values())
+
+
+def memory_in_use() -> dict[str, int]:
+    """Bytes of arrays by device: of each accelerator, and of ``cpu`` those in big blocks, which a pool counts."""
+    found = {repr(each): each.pool.used for each in _devices.copy().values() if hasattr(each, "pool")}
+    return {"cpu": pool.in_use(), **found}
 
 
 def num_gpus() -> int:

@@ -71,6 +71,13 @@ class Pool:
             self._collect()
             return self._idle
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of the blocks that are leased."""
+        with self._lock:
+            self._collect()
+            return self._used
+
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new, uninitialised, C-contiguous array, aligned to pages."""
         nbytes = math.prod(shape) * dtype.itemsize
@@ -150,6 +157,11 @@ def _make() -> Pool:
     global _pool
     _pool = _pool or Pool(settings.get().cpu_mem_pool_limit << 20)
     return _pool
+
+
+def in_use() -> int:
+    """Bytes of the blocks that arrays use."""
+    return 0 if _pool is None else _pool.used_bytes
 
 
 def clear() -> None:

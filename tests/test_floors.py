@@ -25,6 +25,7 @@ FLOORS: list[set[str]] = [
     {
         "flowmx.attribute",
         "flowmx.context",
+        "flowmx.flight",
         "flowmx.graph",
         "flowmx.name",
         "flowmx.ndarray",

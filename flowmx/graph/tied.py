@@ -19,6 +19,7 @@ from flowmx.graph.plan import Plan
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.dtypes import name_of
 from flowmx.ops.registry import Array, Run, Shape, TiedForward, tied_forward
+from flowmx.profiler import stepping as timing
 from flowmx.safety import stepping, watch
 
 
@@ -151,6 +152,11 @@ def run_steps(run: Run, steps: Sequence[Step], where: str) -> None:
             look.went_through = True
             for step in steps:
                 stepping.run(look, run, step)
+            return
+        record = timing.current()
+        if record is not None:
+            for step in steps:
+                timing.run(record, run, step)
             return
         for step in steps:
             step[0](run, step[1], step[2])

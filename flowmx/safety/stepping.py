@@ -47,7 +47,7 @@ def _report(look: Look, where: Run, step: Any, output: Array, inputs: Sequence[A
     if isinstance(node.op, Chain):
         _report_link(look, where, node, inputs, is_backward, given)
     else:
-        look.at_step(_shown(node.op), node.name, node.place(), is_backward, output, inputs, given)
+        look.at_step(shown(node.op), node.name, node.place(), is_backward, output, inputs, given)
 
 
 def _report_link(
@@ -66,7 +66,7 @@ def _report_link(
             look.at_step(link.op.name, link.name, node.place(), backward, made, read, given)
 
 
-def _shown(op: Any) -> str:
+def shown(op: Any) -> str:
     """An operator's name as the user knows it: fused ones by what they are made of."""
     name: str = op.name.removeprefix("_fused_").removeprefix("_noted_")
     then = getattr(op, "then", "")

@@ -14,6 +14,7 @@ from flowmx import settings
 from flowmx.comm.errors import Refused
 from flowmx.comm.frames import Message, Tensor
 from flowmx.errors import KVStoreError
+from flowmx.flight import messages
 from flowmx.kvstore.shards import Key
 from flowmx.kvstore.worker.groups import Group, one_or_all
 from flowmx.kvstore.worker.outbox import Item, Outbox
@@ -32,6 +33,10 @@ a request costs the same."""
 HOLD = 5e-4
 """Seconds that a request which could take more waits for it, where the server is at work for this worker already: a
 request costs about as much as copying a megabyte."""
+
+
+_SHOWN = 8
+"""Keys of a request that are named to people."""
 
 
 class Sender:
@@ -125,7 +130,8 @@ class Sender:
                 self._pump(home)
 
         try:
-            self._answer(bundle, await self._call(home, bundle, sent))
+            with messages.exchange(f"server {home}", bundle[0].operation, **_described_for_people(bundle)):
+                self._answer(bundle, await self._call(home, bundle, sent))
         except asyncio.CancelledError:
             _fail(bundle, KVStoreError("the store was closed before this was answered"))
             raise
@@ -179,6 +185,17 @@ class Sender:
         numbers = itertools.repeat(item.number) if isinstance(item.number, int) else item.number
         for part, number in zip(parts, numbers):  # noqa: B905 (one number may stand for all)
             self._acknowledged[part] = max(self._acknowledged.get(part, 0), number)
+
+
+def _described_for_people(bundle: list[Item]) -> dict[str, Any]:
+    keys = [key for item in bundle for key in ([item.shard.key] if item.group is None else _keys_of(item.group))]
+    shown = [str(key) for key in itertools.islice(dict.fromkeys(keys), _SHOWN)]
+    received = sum(item.target.nbytes for item in bundle if item.target is not None)
+    return {"keys": shown, "count": len(keys), "bytes": sum(item.nbytes for item in bundle) + received}
+
+
+def _keys_of(group: Group) -> list[Key]:
+    return [part[0] for part in group.parts]
 
 
 def _target(item: Item) -> np.ndarray[Any, Any]:

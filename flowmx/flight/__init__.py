@@ -1,0 +1,5 @@
+"""The flight recorder."""
+
+from flowmx.flight import messages
+
+__all__ = ["messages"]

@@ -1,0 +1,131 @@
+"""The recorder: notes when each operation ran that is pushed while it is on. While it is off, nothing is asked."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import partial
+from time import perf_counter
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from flowmx import devices, flight
+from flowmx.engine import Operation, Variable, origin
+from flowmx.engine.actor import InlineActor, ThreadActor
+from flowmx.engine.runtime import engine
+from flowmx.profiler.records import Change, Mark, Record, Span, here
+
+__all__ = ["MOST", "Recorder", "recorder", "scope_name"]
+
+MOST = 1_000_000
+"""Operations that are kept: of a longer run the last ones."""
+
+_MEMORY_EVERY = 1e-3
+"""Seconds between looks at the memory in use."""
+
+scope_name: ContextVar[str] = ContextVar("flowmx_profiler_scope", default="")
+
+
+class Recorder:
+    """What was recorded, and whether more is.
+
+    Attributes:
+        records, spans, marks, changes: what was recorded.
+        running: whether operations are recorded now.
+        symbolic, imperative, memory: what is kept: graphs, other operations, the memory in use.
+    """
+
+    def __init__(self) -> None:
+        self.symbolic = self.imperative = self.memory = True
+        self.running = False
+        self._ids = itertools.count(1)
+        self._writers: WeakKeyDictionary[Variable, int] = WeakKeyDictionary()
+        self._looked = 0.0
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self.records: deque[Record] = deque(maxlen=MOST)
+        self.spans: deque[Span] = deque(maxlen=MOST)
+        self.marks: deque[Mark] = deque(maxlen=MOST)
+        self.changes: deque[Change] = deque(maxlen=MOST)
+
+    def start(self) -> None:
+        """Record what is pushed from now on."""
+        if not self.running:
+            self.running = True
+            origin.names_layers += 1
+            engine.use_watch(self._watch, "times")
+            flight.messages.listeners.append(self._exchanged)
+
+    def stop(self) -> None:
+        """Record no more."""
+        if self.running:
+            self.running = False
+            origin.names_layers -= 1
+            engine.use_watch(None, "times")
+            flight.messages.listeners.remove(self._exchanged)
+
+    # -- operations ------------------------------------------------------------------------------------
+
+    def _watch(self, op: Operation) -> None:
+        """Let an operation that is about to be pushed be timed when it runs, wherever that is."""
+        record = Record(next(self._ids), op.name, op.actor.name, op.origin, scope_name.get())
+        writers = self._writers
+        if op.reads:
+            record.after = tuple({each for variable in op.reads if (each := writers.get(variable)) is not None})
+        for variable in op.writes:
+            writers[variable] = record.id
+        if op.is_coroutine:
+            op.function = partial(self._timed_coroutine, record, op.function)
+        elif isinstance(op.actor, ThreadActor | InlineActor):
+            op.function = partial(self._timed, record, op.function)
+        else:  # it is over when its actor says so, and not when the function returns
+            op.function = partial(_begun, record, op.function)
+            op.waiters = [*(op.waiters or ()), partial(self._end, record)]
+
+    def _timed(self, record: Record, function: Callable[..., Any], *arguments: Any) -> Any:
+        record.thread = here.thread
+        outer, here.record = here.record, record
+        record.start = perf_counter()
+        try:
+            return function(*arguments)
+        finally:
+            here.record = outer
+            self._end(record)
+
+    async def _timed_coroutine(self, record: Record, function: Callable[..., Any], *arguments: Any) -> Any:
+        record.start = perf_counter()
+        try:
+            return await function(*arguments)
+        finally:
+            self._end(record)
+
+    def _end(self, record: Record) -> None:
+        record.end = perf_counter()
+        record.start = record.start or record.end  # it never ran: what it reads has failed
+        if self.symbolic if record.steps else self.imperative:
+            self.records.append(record)
+        if self.memory and record.end - self._looked > _MEMORY_EVERY:
+            self._look_at_memory(record.end)
+
+    def _look_at_memory(self, now: float) -> None:
+        self._looked = now
+        for name, nbytes in devices.memory_in_use().items():
+            self.changes.append(Change(f"memory of {name}", "memory", now, nbytes))
+
+    # -- what else there is ----------------------------------------------------------------------------
+
+    def _exchanged(self, peer: str, operation: str, start: float, end: float, facts: Mapping[str, Any]) -> None:
+        """A request to a server was answered."""
+        self.spans.append(Span(operation, "kvstore", f"kvstore {peer}", start, end, {"peer": peer, **facts}))
+
+
+def _begun(record: Record, function: Callable[..., Any], *arguments: Any) -> Any:
+    record.start = perf_counter()
+    return function(*arguments)
+
+
+recorder = Recorder()

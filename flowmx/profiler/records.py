@@ -1,0 +1,105 @@
+"""What the profiler keeps: plain facts, noted as cheaply as can be. Names, lines and tracks are made of them later."""
+
+from __future__ import annotations
+
+import threading
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from flowmx.engine import Origin
+
+__all__ = ["Change", "Here", "Mark", "Record", "Span", "StepTime", "here"]
+
+
+class StepTime(NamedTuple):
+    """One operator of a bound or hybridized graph.
+
+    Attributes:
+        node: of the graph (:class:`flowmx.graph.node.Node`).
+        start, end: in seconds.
+    """
+
+    node: Any
+    start: float
+    end: float
+
+
+class Record:
+    """One operation of the engine.
+
+    Attributes:
+        id: its number among the records.
+        name: the operation's.
+        actor: the device's queue that it came from.
+        origin: the user's line and the layer.
+        scope: what :func:`flowmx.profiler.scope` said at the push.
+        after: the records of the operations whose results it reads.
+        pushed, start, end: in seconds.
+        thread: the name of the thread that ran it; empty where several may have run beside each other on one.
+        steps: of a graph, its operators.
+    """
+
+    __slots__ = ("actor", "after", "end", "id", "name", "origin", "pushed", "scope", "start", "steps", "thread")
+
+    def __init__(self, id: int, name: str, actor: str, origin: Origin | None, scope: str) -> None:
+        self.id, self.name, self.actor, self.origin, self.scope = id, name, actor, origin, scope
+        self.pushed = perf_counter()
+        self.start = self.end = 0.0
+        self.after: tuple[int, ...] = ()
+        self.thread = ""
+        self.steps: list[StepTime] = []
+
+
+class Span(NamedTuple):
+    """What is no operation and takes time: a task of the user's, a request to a server.
+
+    Attributes:
+        name: what it is called.
+        category: what it is one of.
+        track: where it is shown.
+        start, end: in seconds.
+        facts: what else is known of it.
+    """
+
+    name: str
+    category: str
+    track: str
+    start: float
+    end: float
+    facts: dict[str, Any]
+
+
+class Mark(NamedTuple):
+    """An instant that the user has marked; ``reach`` is ``g``, ``p`` or ``t``: global, process or thread."""
+
+    name: str
+    category: str
+    reach: str
+    thread: str
+    at: float
+
+
+class Change(NamedTuple):
+    """The value of a counter from a moment on."""
+
+    name: str
+    category: str
+    at: float
+    value: float
+
+
+class Here(threading.local):
+    """What the profiler knows of the calling thread.
+
+    Attributes:
+        thread: its name.
+        record: the operation that it runs, where that is recorded.
+    """
+
+    record: Record | None = None
+
+    def __init__(self) -> None:
+        self.thread = threading.current_thread().name
+
+
+here = Here()
