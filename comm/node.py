@@ -105,6 +105,7 @@ class Node:
         rank: its number among those of its role.
         incarnation: which start of the node this is.
         draining: whether SIGTERM came.
+        awaited: the barriers at which this node waits, and who had not come when the scheduler last said so.
 
     Example:
         >>> async with Node("worker", "127.0.0.1:9091") as node:
@@ -136,6 +137,7 @@ class Node:
         self.timing = timing or Timing()
         self.rank = -1
         self.draining = False
+        self.awaited: dict[str, list[Member]] = {}
         self._scheduler = scheduler
         self._connect = connect or (lambda: Peer(scheduler, security=security, limits=LIMITS, node=self.id))
         self._wanted = rank
@@ -391,7 +393,7 @@ class Node:
         missing: list[Member] = []
         async with self._locks.setdefault(name, asyncio.Lock()):
             try:
-                with self.during(f"barrier {name!r}"):
+                with self.during(f"barrier {name!r}"), self._awaiting(name, missing):
                     came = await self._within(timeout, lambda: self.unless_gone(self._pass(name, missing, meet)))
             except asyncio.CancelledError:
                 asyncio.get_running_loop().create_task(self._withdraw(name))
@@ -401,6 +403,14 @@ class Node:
                 who = "; ".join(f"{member.name} ({member.doing or 'no word of what it does'})" for member in missing)
                 raise TimeoutError(f"after {timeout:g} s the barrier {name!r} still waits for {who or 'the scheduler'}")
             return self._rounds[name]
+
+    @contextmanager
+    def _awaiting(self, name: str, missing: list[Member]) -> Iterator[None]:
+        self.awaited[name] = missing
+        try:
+            yield
+        finally:
+            del self.awaited[name]
 
     def is_past(self, name: str) -> bool:
         """Whether the others had passed a barrier when this node joined, which has not come there itself yet."""

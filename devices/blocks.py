@@ -89,6 +89,10 @@ def round_up(nbytes: int) -> int:
 _ROUNDINGS: dict[str, Callable[[int], int]] = {"Naive": round_naive, "Round": round_up, "Unpooled": round_naive}
 
 
+told: list[Callable[[str], None]] = []
+"""Called with what an out-of-memory says, before it is raised."""
+
+
 class BlockPool:
     """Blocks of one device's memory.
 
@@ -148,7 +152,10 @@ class BlockPool:
                 self._reclaim()
                 block = self._fresh(size)
             if block is None:
-                raise OutOfMemory(self._complaint(nbytes, size))
+                complaint = self._complaint(nbytes, size)
+                for tell in told:
+                    tell(complaint)
+                raise OutOfMemory(complaint)
             self._leased[id(block)] = block
             self.used += size
             self.peak = max(self.peak, self.used)

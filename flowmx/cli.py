@@ -37,6 +37,7 @@ NODES = {
     "call": ("flowmx.kvstore.launching.call", "call a function of a module: call module:function"),
     "scheduler": ("flowmx.comm.launch.scheduler", "be the scheduler of a distributed job"),
     "server": ("flowmx.kvstore.server.main", "be a server of a distributed job"),
+    "doctor": ("flowmx.doctor.command", "say what running processes do, what waits for what, who is to blame"),
     "im2rec": ("flowmx.im2rec", "make lists of images, and RecordIO files of them"),
 }
 

@@ -308,6 +308,19 @@ class Settings:
     stop_at_nan: bool = _setting(
         False, "Stop at the first NaN or infinity that is computed, and name operator, layer and step."
     )
+    flight_recorder: bool = _setting(
+        True, "Keep the last operations, waits and messages in memory, and answer `python -m flowmx doctor`."
+    )
+    stall_seconds: float = _setting(
+        300.0,
+        "Seconds without the end of an operation, while some are pending, after which a report is written.",
+        low=0,
+    )
+    runtime_folder: str = _setting(
+        "",
+        "Folder for sockets and reports of processes; unset, flowmx-<user> in the folder for temporary files.",
+        others="{XDG_RUNTIME_DIR}",
+    )
     backward_stretches: bool = _setting(
         True, "Run many small gradients of the tape as one operation of the engine, which is faster."
     )

@@ -55,7 +55,7 @@ FLOORS: list[set[str]] = [
         "flowmx.visualization",
     },
     {"flowmx.feedforward", "flowmx.gluon", "flowmx.model", "flowmx.module", "flowmx.rnn", "flowmx.test_utils"},
-    {"flowmx.amp", "flowmx.contrib.amp", "flowmx.monitor"},
+    {"flowmx.amp", "flowmx.contrib.amp", "flowmx.doctor", "flowmx.monitor"},
     {"flowmx.contrib", "flowmx.onnx"},
     {"flowmx.cli", "flowmx.__main__", "flowmx.stubs"},
     {"flowmx"},

@@ -181,7 +181,9 @@ def test_settings_start_it(tmp_path):
     variables = {"FLOWMX_PROFILER_AUTOSTART": "1", "FLOWMX_PROFILER_MODE": "1"}
     import os
 
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=60, env={**os.environ, **variables})
+    subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=60, env={**os.environ, **variables}
+    )
     events = json.loads((tmp_path / "profile.json").read_text())
     assert problems(events) == [] and slices(events["traceEvents"], "dot")
 

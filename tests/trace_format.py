@@ -71,7 +71,7 @@ def _nesting(events: list[Any]) -> Iterator[str]:
 
 def _flows(events: list[Any]) -> Iterator[str]:
     """Each arrow begins once, ends once and later, and both ends lie in a slice."""
-    starts, ends = defaultdict(list), defaultdict(list)
+    starts, ends = defaultdict[Any, list[Any]](list), defaultdict[Any, list[Any]](list)
     slices = defaultdict(list)
     for event in events:
         if event["ph"] in "sf":

@@ -321,6 +321,10 @@ class LoopActor(Actor):
             task.cancel()
         await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
+    def tasks(self) -> list[tuple[Operation, asyncio.Task[None]]]:
+        """The operations that run, with their tasks."""
+        return list(self._tasks.copy().items())
+
     def forget(self, op: Operation) -> None:
         """The operation's task has ended (locked)."""
         self._tasks.pop(op, None)

@@ -5,12 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine, Generator
+from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
+from weakref import WeakKeyDictionary
 
 from flowmx import settings
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+running: WeakKeyDictionary[asyncio.AbstractEventLoop, int] = WeakKeyDictionary()
+"""Event loops on which operations were awaited, and the identity of the thread of each."""
 
 
 def new_event_loop(use_uvloop: bool = True) -> asyncio.AbstractEventLoop:
@@ -36,6 +42,7 @@ def run(coroutine: Any) -> Any:
         return coroutine
     config = settings.get()
     with asyncio.Runner(loop_factory=lambda: new_event_loop(config.uvloop)) as runner:
+        running[runner.get_loop()] = get_ident()
         return runner.run(coroutine)
 
 

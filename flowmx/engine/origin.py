@@ -54,7 +54,8 @@ def describe(origin: Origin | None) -> str:
     return f"{filename}:{line} in {function}" + (f": {text}" if text else "")
 
 
-def _is_internal(filename: str) -> bool:
+def is_internal(filename: str) -> bool:
+    """Whether a file is flowmx's own, and so never the user's line."""
     known = _internal[filename] = filename.startswith(_ROOTS) or filename.endswith(_THROUGH)
     return known
 
@@ -67,7 +68,7 @@ def user_frame(depth: int = 1) -> FrameType | None:
         filename = frame.f_code.co_filename
         known = internal.get(filename)
         if known is None:
-            known = _is_internal(filename)
+            known = is_internal(filename)
         if not known:
             return frame
         frame = frame.f_back
@@ -82,7 +83,7 @@ def capture(depth: int = 2) -> Origin:
         code = frame.f_code
         known = internal.get(code.co_filename)
         if known is None:
-            known = _is_internal(code.co_filename)
+            known = is_internal(code.co_filename)
         if not known:
             return (code, frame.f_lasti, _layer.get() if _layers_in_use else None)
         frame = frame.f_back

@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextvars import ContextVar
+from time import monotonic
 from typing import Any
 
 from flowmx import settings
@@ -150,9 +151,10 @@ class Engine(Ending):
     def is_watched(self) -> bool:
         """Whether somebody looks at each operation, so that none should stand for several.
 
-        What orders operations of the host behind asynchronous devices looks at no more than their variables.
+        What orders operations of the host behind asynchronous devices, or counts arrays by the lines that made them,
+        looks at no more than their variables.
         """
-        return bool(self._watches.keys() - {"tokens"})
+        return bool(self._watches.keys() - {"tokens", "lines"})
 
     def use_bulks(self, scope: ContextVar[Any]) -> None:
         """From now on look for an open bulk at each push."""
@@ -198,6 +200,8 @@ class Engine(Ending):
             thread = threading.Thread(target=run_loop, args=(loop,), name="flowmx-engine", daemon=True)
             thread.start()
             self._loop, self._loop_thread = loop, thread
+            for opened in self.openers:
+                opened()
         return self._loop
 
     def start_worker(self, actor: ThreadActor, parking: threading.Lock) -> None:
@@ -260,6 +264,7 @@ class Engine(Ending):
         """
         failure: Failure | None = None
         interrupt: BaseException | None = None
+        op.began = monotonic()
         try:
             if self._poisoned:
                 failure = carried(op)
@@ -294,6 +299,7 @@ class Engine(Ending):
 
     async def run_coroutine(self, op: Operation) -> None:
         """Run a coroutine operation to its end, as a task on the engine's loop."""
+        op.began = monotonic()
         failure = carried(op) if self._poisoned else None
         if failure is None:
             try:
@@ -337,6 +343,8 @@ class Engine(Ending):
                 variable.failure = None
         self.pending_bytes -= op.nbytes
         op.actor.executed += 1
+        if self.journal is not None:
+            self.journal.append((op.serial, op.name, op.actor.name, op.origin, op.began, monotonic(), op.failure))
         cancelled: list[Operation] | None = None
         for ready in self.scheduler.complete(op):
             if ready.failure is None:

@@ -144,6 +144,7 @@ class Operation(KnownAttributes):
         waiters: called when it is complete.
         failure, result: how it ended.
         token: where an asynchronous device was launched, what completes when the work is done there.
+        began: when it began to run, in seconds of :func:`time.monotonic`; 0 where it was run at its push.
     """
 
     priority = 0
@@ -157,6 +158,7 @@ class Operation(KnownAttributes):
     failure: Failure | None = None
     result: Any = None
     token: Token | None = None
+    began = 0.0
     serial = 0
 
     def __init__(

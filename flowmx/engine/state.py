@@ -8,18 +8,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowmx import settings
 from flowmx.engine.actor import Actor, InlineActor, LoopActor, ThreadActor
 from flowmx.engine.failure import Failure
+from flowmx.engine.origin import Origin
 from flowmx.engine.scheduler import Operation, Scheduler
 
 current: ContextVar[Operation | None] = ContextVar("flowmx_operation", default=None)
 """The pushed operation that this code runs in."""
+
+
+Ended = tuple[int, str, str, Origin | None, float, float, Failure | None]
+"""An operation that has ended: serial, name, actor, origin, when it began and ended, its failure."""
+
+
+class Wait(NamedTuple):
+    """Somebody who waits for an operation.
+
+    Attributes:
+        op: the operation.
+        since: seconds of :func:`time.monotonic`.
+        thread: the waiting thread's identity.
+        task: the waiting task, where it is one.
+    """
+
+    op: Operation
+    since: float
+    thread: int
+    task: asyncio.Task[Any] | None = None
 
 
 class Here(threading.local):
@@ -62,6 +84,12 @@ class EngineState:
         self._loop_thread: threading.Thread | None = None
         self._left_behind: list[object] = []
         self._threads: list[threading.Thread] = []
+        self.journal: deque[Ended] | None = None
+        """Where to note each queued operation that has ended, for the flight recorder."""
+        self.waits: dict[object, Wait] = {}
+        """Who waits for what at the moment."""
+        self.openers: list[Callable[[], None]] = []
+        """Called when the engine's loop starts, with the lock held: at first use, and anew after a fork."""
         self._warned: set[tuple[str, int]] = set()
         self.guard: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         """A context in which every operation runs, entered once for a worker's life or a lent thread's turn."""

@@ -13,12 +13,14 @@ import sys
 import threading
 import warnings
 from collections.abc import Generator, Iterable, Iterator
+from time import monotonic
 from typing import Any
 
 from flowmx.engine.actor import Actor, ThreadActor
+from flowmx.engine.loops import running
 from flowmx.engine.origin import user_frame
 from flowmx.engine.scheduler import DONE, READY, RUNNING, Marks, Operation, Token, Variable
-from flowmx.engine.state import EngineState, current
+from flowmx.engine.state import EngineState, Wait, current
 from flowmx.errors import EngineError
 
 # Every so many awaits that needed no wait, yield to the loop all the same, so that a task which awaits
@@ -108,8 +110,12 @@ class Waiting(EngineState):
             if op.state == DONE:
                 return
             op.waiters = [*(op.waiters or ()), gate.release]
-        while not gate.acquire(timeout=_LOOK_AFTER):
-            self._find_lost()
+        try:
+            self.waits[gate] = Wait(op, monotonic(), threading.get_ident())
+            while not gate.acquire(timeout=_LOOK_AFTER):
+                self._find_lost()
+        finally:
+            self.waits.pop(gate, None)
 
     def _find_lost(self) -> None:
         """Hand over again what is ready and in no mailbox: an interrupt between two bytecodes lost it."""
@@ -145,6 +151,8 @@ class Waiting(EngineState):
 
     def _wait_in_loop(self, op: Operation) -> Generator[Any, None, None]:
         loop = asyncio.get_running_loop()
+        if loop not in running:
+            running[loop] = threading.get_ident()
         future: asyncio.Future[None] = loop.create_future()
 
         def wake() -> None:
@@ -158,8 +166,10 @@ class Waiting(EngineState):
                 return
             op.waiters = [*(op.waiters or ()), wake]
         try:
+            self.waits[future] = Wait(op, monotonic(), threading.get_ident(), asyncio.current_task(loop))
             yield from future
         finally:
+            self.waits.pop(future, None)
             if not future.done() or future.cancelled():
                 with self.lock:
                     if op.waiters and wake in op.waiters:

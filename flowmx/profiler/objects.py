@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from time import perf_counter
 from typing import Any
 
-from flowmx.profiler.records import Change, Mark, Span, here
 from flowmx.profiler.recorder import recorder, scope_name
+from flowmx.profiler.records import Change, Mark, Span, here
 
 __all__ = ["Counter", "Domain", "Event", "Frame", "Marker", "Task", "scope"]
 

@@ -35,7 +35,9 @@ def scalars(records: Iterable[Record], spans: Iterable[Span], changes: Iterable[
     """The curves of what was recorded: of counters and memory over time, and one value each of every table's cells.
 
     Args:
-        records, spans, changes: what was recorded.
+        records: the operations that were recorded.
+        spans: what else took time.
+        changes: the values of counters.
         offset: what to add to their times, for Unix time.
     """
     records, spans = list(records), list(spans)

@@ -25,7 +25,10 @@ def document(
     """The whole file.
 
     Args:
-        records, spans, marks, changes: what was recorded.
+        records: the operations that were recorded.
+        spans: what else took time.
+        marks: what the user marked.
+        changes: the values of counters.
         process: the number of the process.
         about: what the process is called.
     """

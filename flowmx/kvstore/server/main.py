@@ -11,15 +11,17 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from flowmx import settings
+from flowmx import flight, settings
 from flowmx.comm.client import Peer
 from flowmx.comm.limits import Limits
 from flowmx.comm.node import Node
 from flowmx.comm.security import Security
 from flowmx.comm.server import Service
 from flowmx.engine.loops import run
+from flowmx.flight.web import add_to as add_doctor
 from flowmx.kvstore.server.callers import identity as server_identity
 from flowmx.kvstore.server.service import KVServer
+from flowmx.kvstore.told import of_server
 
 __all__ = ["add_arguments", "main", "serve"]
 
@@ -47,6 +49,8 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
     service = Service("kvserver", security=security, limits=LIMITS)
     node = Node.from_settings("server", drain=True)
     server = KVServer(node.id, node.incarnation, servers, service, lambda at: Peer(at, security=security, node=node.id))
+    add_doctor(service.application, None if security is None else security.check_metrics)
+    flight.describe("kvstore", lambda: of_server(node, server.core))
     listens = await service.start(host, port)
     node.address = settings.get().node_address or listens
     try:
@@ -57,6 +61,7 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
             async with _snapshots(server, path, every):
                 await _follow(node, server)
     finally:
+        flight.forget("kvstore")
         await server.close()
         await service.stop()
 

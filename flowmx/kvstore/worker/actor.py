@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 
 from flowmx.engine import Actor, Operation
 from flowmx.engine.failure import Failure
@@ -82,6 +83,7 @@ class NetworkActor(Actor):
             self._begin(op)
 
     def _begin(self, op: Operation) -> None:
+        op.began = monotonic()
         failure = carried(op)
         deferred: Deferred | None = None
         if failure is None:

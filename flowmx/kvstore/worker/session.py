@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flowmx import settings
+from flowmx import flight, settings
 from flowmx.comm.client import Peer
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.limits import Limits
@@ -24,6 +24,7 @@ from flowmx.comm.view import Member
 from flowmx.engine.loops import new_event_loop, run_loop
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, OperationCancelled
+from flowmx.kvstore import told
 from flowmx.kvstore.shards import Key, Shard
 from flowmx.kvstore.worker import facts
 from flowmx.kvstore.worker.actor import Deferred, NetworkActor
@@ -158,8 +159,10 @@ class Session:
                 try:
                     await self._open()
                     self._joined.set_result(None)
+                    flight.describe("kvstore", self._told)
                     await self._leaving.wait()
                 finally:
+                    flight.forget("kvstore")
                     follow.cancel()
                     await asyncio.gather(follow, return_exceptions=True)
                     await self._end()
@@ -173,6 +176,10 @@ class Session:
 
     failed = ""
     """Why the program fails, told to the job at its end."""
+
+    def _told(self) -> dict[str, Any]:
+        """What the flight recorder is told."""
+        return told.of_node(self.node, facts.of_process()[0])
 
     async def _follow(self) -> None:
         """Let the servers be those of the newest view, until the job is over."""

@@ -1,0 +1,37 @@
+"""``python -m flowmx doctor PID_OR_URL [...]``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from flowmx.doctor.asking import ask_all
+from flowmx.doctor.diagnosis import diagnose
+from flowmx.doctor.picture import draw
+from flowmx.engine.loops import run
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ask, and print what is found; return 0 where nothing is wrong, else 2."""
+    given = _parser().parse_args(argv)
+    snapshots = run(ask_all(given.targets, given.seconds, not given.no_values))
+    findings = diagnose(snapshots)
+    found = {"findings": [each._asdict() for each in findings], "snapshots": snapshots}
+    sys.stdout.write((json.dumps(found, indent=1) if given.json else draw(snapshots, findings)) + "\n")
+    return 2 if findings else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flowmx doctor", description="Say what running processes do, what waits for what, and who is to blame."
+    )
+    about = "number of a process, address of a service (http://host:port), or file that the flight recorder wrote"
+    parser.add_argument("targets", nargs="+", metavar="PID_OR_URL", help=about)
+    parser.add_argument("--seconds", type=float, default=2.0, help="how long to look (default: %(default)s)")
+    parser.add_argument("--no-values", action="store_true", help="do not look for NaN: costs the process less")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser

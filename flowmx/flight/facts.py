@@ -1,0 +1,38 @@
+"""What other parts of flowmx say of themselves, when somebody asks: a KVStore's peers, a service's queue."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+__all__ = ["describe", "forget", "said"]
+
+_speakers: dict[str, Callable[[], Mapping[str, Any]]] = {}
+
+
+def describe(name: str, say: Callable[[], Mapping[str, Any]]) -> None:
+    """Have a function called, on any thread, whenever somebody asks what this process does.
+
+    Args:
+        name: whose words they are, such as ``"kvstore"``; who speaks under the same name takes its place.
+        say: returns values that JSON can hold. Understood are ``node`` (what this process is called in its job),
+            ``peers`` (a list of ``name``, ``state``, ``why``), ``waits`` (a list of ``for``, a peer's name, ``what``
+            and ``seconds``), ``facts`` (what must be alike on all nodes), and ``warnings`` (sentences).
+    """
+    _speakers[name] = say
+
+
+def forget(name: str) -> None:
+    """Ask no more."""
+    _speakers.pop(name, None)
+
+
+def said() -> dict[str, dict[str, Any]]:
+    """What they all say; what one raises is what it says."""
+    found = {}
+    for name, say in list(_speakers.items()):
+        try:
+            found[name] = dict(say())
+        except Exception as error:
+            found[name] = {"error": f"{type(error).__name__}: {error}"}
+    return found

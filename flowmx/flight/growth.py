@@ -1,0 +1,61 @@
+"""Which lines make arrays that stay: counted while somebody observes, and not otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from flowmx.engine import Operation, Origin, describe
+from flowmx.engine.runtime import engine
+from flowmx.ndarray.core import Storage
+
+__all__ = ["Growth"]
+
+_LEAST = 4
+"""Arrays by which a line must have grown to be named."""
+
+
+class Growth:
+    """The arrays that operations make from now on, by the user's line, until :meth:`stop`."""
+
+    def __init__(self) -> None:
+        self._made: WeakKeyDictionary[Storage, Origin] = WeakKeyDictionary()
+        self._counts: list[Counter[Any]] = []
+        self._bytes: Counter[Any] = Counter()
+        self._places: dict[Any, Origin] = {}
+        engine.use_watch(self._watch, "lines")
+
+    def stop(self) -> None:
+        """Look at no more operations."""
+        engine.use_watch(None, "lines")
+
+    def _watch(self, op: Operation) -> None:
+        for variable in op.writes:
+            if isinstance(variable, Storage) and variable.array is None and op.origin is not None:
+                self._made[variable] = op.origin
+
+    def count(self) -> None:
+        """Count what is there now, by line."""
+        counts: Counter[Any] = Counter()
+        self._bytes.clear()
+        for storage, origin in list(self._made.items()):
+            key = origin[:2]
+            counts[key] += 1
+            self._bytes[key] += math.prod(storage.shape) * storage.dtype.itemsize
+            self._places.setdefault(key, origin)
+        self._counts.append(counts)
+
+    def found(self) -> list[dict[str, Any]]:
+        """The lines whose arrays were more at each count, the most bytes first."""
+        last = self._counts[-1] if self._counts else Counter()
+        found: list[dict[str, Any]] = []
+        for key, count in last.items():
+            row = [counts[key] for counts in self._counts]
+            half = row[: len(row) // 2 + 1]
+            if all(a < b for a, b in pairwise(row)) and count - half[-1] >= _LEAST:
+                place = self._places[key]
+                found.append({"line": describe(place), "arrays": count, "bytes": self._bytes[key], "counts": row})
+        return sorted(found, key=lambda each: -int(each["bytes"]))[:8]
