@@ -12,6 +12,7 @@ from benchmarks import figure7, figure8, turns
 from benchmarks import images as pictures
 from benchmarks import kvstore as stores
 from benchmarks import loader as loaders
+from benchmarks import profiling as profilers
 from benchmarks import recordio as records
 
 
@@ -228,11 +229,17 @@ def loader(rounds: int) -> None:
     loaders.compare(rounds)
 
 
+def profiling(rounds: int) -> None:
+    """LeNet's training step under the profiler, and with and without the flight recorder."""
+    profilers.compare(rounds)
+
+
 BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
         transformer, hybrid, gluon, shapes, importing, kvstore, recordio, images, loader,
+        profiling,
     )
 }  # fmt: skip
 PICTURES = {"figure7": memory_strategies, "figure8": scaling, "figure8_measure": scaling_measured}

@@ -12,6 +12,6 @@ Example:
 
 from flowmx.flight import messages
 from flowmx.flight.facts import describe, forget
-from flowmx.flight.watcher import start, write
+from flowmx.flight.watcher import start, stop, write
 
-__all__ = ["describe", "forget", "messages", "start", "write"]
+__all__ = ["describe", "forget", "messages", "start", "stop", "write"]

@@ -30,7 +30,7 @@ from flowmx.flight import folder, observing
 from flowmx.flight.loops import Pings
 from flowmx.serialization.atomic import replace_file
 
-__all__ = ["start", "write"]
+__all__ = ["start", "stop", "write"]
 
 _log = logging.getLogger("flowmx.flight")
 _JOURNAL = 4096
@@ -180,10 +180,15 @@ def start() -> None:
     _watcher.start()
 
 
+def stop() -> None:
+    """Watch no more, and note nothing, until :func:`start`."""
+    engine.journal = None
+    _watcher.stop()
+
+
 def _follow(config: settings.Settings) -> None:
     if not config.flight_recorder:
-        engine.journal = None
-        _watcher.stop()
+        stop()
     elif engine._loop is not None:
         start()
 
