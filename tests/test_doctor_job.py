@@ -1,4 +1,4 @@
-"""The doctor asks the processes of a real job: who is late, who is stopped, who was lost. Slow: it starts five each time."""
+"""The doctor asks the processes of a real job: who is late, who is stopped, who was lost. Slow: each starts four."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ import textwrap
 
 import pytest
 
+from flowmx import settings
 from flowmx.doctor.command import main as doctor
 
 pytestmark = pytest.mark.soak
@@ -34,7 +35,7 @@ WORKER = """
 
 
 @contextlib.contextmanager
-def job(tmp_path, **settings):
+def job(tmp_path, **variables):
     """A scheduler, a server and two workers, which are there; gives the processes by name."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -42,7 +43,7 @@ def job(tmp_path, **settings):
     (tmp_path / "worker.py").write_text(textwrap.dedent(WORKER))
     common = {
         **os.environ, "FLOWMX_RUNTIME_FOLDER": str(tmp_path), "FLOWMX_SCHEDULER": f"127.0.0.1:{port}",
-        "FLOWMX_NUM_WORKERS": "2", "FLOWMX_NUM_SERVERS": "1", **settings,
+        "FLOWMX_NUM_WORKERS": "2", "FLOWMX_NUM_SERVERS": "1", **variables,
     }  # fmt: skip
     flowmx = [sys.executable, "-m", "flowmx"]
     commands = {
@@ -69,39 +70,37 @@ def job(tmp_path, **settings):
             each.stdout.close()
 
 
-def asked(capsys, tmp_path, monkeypatch, *processes):
-    from flowmx import settings
-
+def asked(capsys, tmp_path, *processes):
     with settings.override(runtime_folder=str(tmp_path)):
         assert doctor([*(str(each.pid) for each in processes), "--seconds", "2", "--json"]) == 2
     first = json.loads(capsys.readouterr().out)["findings"][0]
     return first["kind"], first["node"], first["line"], first["text"]
 
 
-def test_who_is_late_is_named_through_the_server(capsys, tmp_path, monkeypatch):
+def test_who_is_late_is_named_through_the_server(capsys, tmp_path):
     with job(tmp_path) as made:
-        found = asked(capsys, tmp_path, monkeypatch, made["worker 0"], made["server 0"], made["worker 1"])
+        found = asked(capsys, tmp_path, made["worker 0"], made["server 0"], made["worker 1"])
     assert found[:2] == ("a late node", "worker 1")
     assert found[2].endswith("sys.stdin.readline()  # late")
 
 
-def test_a_stopped_server_is_named(capsys, tmp_path, monkeypatch):
+def test_a_stopped_server_is_named(capsys, tmp_path):
     with job(tmp_path, FLOWMX_KVSTORE_TIMEOUT="60") as made:
         made["server 0"].send_signal(signal.SIGSTOP)
-        alone = asked(capsys, tmp_path, monkeypatch, made["worker 0"])
-        together = asked(capsys, tmp_path, monkeypatch, made["worker 0"], made["server 0"])
+        alone = asked(capsys, tmp_path, made["worker 0"])
+        together = asked(capsys, tmp_path, made["worker 0"], made["server 0"])
     assert alone[:2] == ("lost peer", "server 0")
     assert together[0] == "a process that does not answer" and "it is stopped" in together[3]
 
 
-def test_a_lost_worker_is_named(capsys, tmp_path, monkeypatch):
-    with job(tmp_path, FLOWMX_KVSTORE_TIMEOUT="2", FLOWMX_KVSTORE_POLICY="elastic") as made:
+def test_a_lost_worker_is_named(capsys, tmp_path):
+    timing = {"FLOWMX_KVSTORE_TIMEOUT": "2", "FLOWMX_KVSTORE_HEARTBEAT": "0.5", "FLOWMX_KVSTORE_POLICY": "elastic"}
+    with job(tmp_path, **timing) as made:
         made["worker 1"].kill()
         made["worker 1"].wait()
-        made["worker 0"].stdin.flush()
         kinds = []
         for _ in range(8):  # until the scheduler has given it up
-            kinds.append(asked(capsys, tmp_path, monkeypatch, made["worker 0"], made["server 0"]))
+            kinds.append(asked(capsys, tmp_path, made["worker 0"], made["server 0"]))
             if kinds[-1][0] == "lost peer" and kinds[-1][1] == "worker 1":
                 break
     assert kinds[-1][:2] == ("lost peer", "worker 1")
