@@ -21,6 +21,7 @@ class Link(NamedTuple):
         lines: more about it, such as where it stands.
         operation: where it is an operation, what its process said of it.
         peer: where it is a request, whom it is made to.
+        idle: whether it is a process that waits for nobody and runs no operation.
     """
 
     node: str
@@ -28,6 +29,7 @@ class Link(NamedTuple):
     lines: tuple[str, ...] = ()
     operation: Mapping[str, Any] | None = None
     peer: str = ""
+    idle: bool = False
 
 
 Story = list[Link]
@@ -141,7 +143,12 @@ def _oldest(snapshot: Snapshot) -> int | None:
 def _at_work(snapshot: Snapshot) -> Link:
     """A process none of whose operations runs: where its main thread is."""
     main = next((each for each in snapshot["threads"] if each["name"] == "MainThread"), None)
-    return Link(name_of(snapshot), "runs no operation; its main thread is at", tuple(main["stack"][:2]) if main else ())
+    return Link(
+        name_of(snapshot),
+        "runs no operation; its main thread is at",
+        tuple(main["stack"][:2]) if main else (),
+        idle=True,
+    )
 
 
 def _link(node: str, op: Mapping[str, Any], through: str) -> Link:

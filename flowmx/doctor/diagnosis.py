@@ -226,7 +226,7 @@ def _idle_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
     """A node that others wait for, and that waits for none and runs nothing."""
     for story in stories(snapshots):
         link = story[-1]
-        if link.text.startswith("runs no operation") and len(story) > 1:
+        if link.idle and len(story) > 1:
             text = f"{len(story) - 1} wait for {link.node}, which runs no operation"
             yield Finding(82, "a late node", link.node, text, next(iter(link.lines), ""))
 

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from itertools import pairwise
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ref
 
 from flowmx.engine import Operation, Origin, describe
 from flowmx.engine.runtime import engine
@@ -22,7 +22,8 @@ class Growth:
     """The arrays that operations make from now on, by the user's line, until :meth:`stop`."""
 
     def __init__(self) -> None:
-        self._made: WeakKeyDictionary[Storage, Origin] = WeakKeyDictionary()
+        # A plain list, since threads append while another counts.
+        self._made: list[tuple[ref[Storage], Origin]] = []
         self._counts: list[Counter[Any]] = []
         self._bytes: Counter[Any] = Counter()
         self._places: dict[Any, Origin] = {}
@@ -35,13 +36,18 @@ class Growth:
     def _watch(self, op: Operation) -> None:
         for variable in op.writes:
             if isinstance(variable, Storage) and variable.array is None and op.origin is not None:
-                self._made[variable] = op.origin
+                self._made.append((ref(variable), op.origin))
 
     def count(self) -> None:
         """Count what is there now, by line."""
         counts: Counter[Any] = Counter()
         self._bytes.clear()
-        for storage, origin in list(self._made.items()):
+        made, self._made = self._made, []
+        for each, origin in made:
+            storage = each()
+            if storage is None:
+                continue
+            self._made.append((each, origin))
             key = origin[:2]
             counts[key] += 1
             self._bytes[key] += math.prod(storage.shape) * storage.dtype.itemsize

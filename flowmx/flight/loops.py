@@ -43,7 +43,7 @@ class Pings:
             self._lag[loop] = monotonic() - sent
 
     def _loops(self) -> dict[asyncio.AbstractEventLoop, int]:
-        found = {loop: ident for loop, ident in list(running.items()) if loop.is_running()}
+        found = {loop: ident for loop, ident in _known() if loop.is_running()}
         if engine._loop is not None and engine._loop_thread is not None:
             found[engine._loop] = engine._loop_thread.ident or 0
         return found
@@ -59,6 +59,14 @@ class Pings:
             }
             for loop, ident in self._loops().items()
         ]  # fmt: skip
+
+
+def _known() -> list[tuple[asyncio.AbstractEventLoop, int]]:
+    while True:
+        try:
+            return list(running.items())
+        except RuntimeError:  # another thread has begun a loop meanwhile
+            continue
 
 
 def _waits_in(ident: int) -> int | None:

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -104,7 +104,8 @@ class Watcher:
                         if key.fileobj is wake:
                             return
                         self._answer()
-                    self._tick()
+                    with _going_on("this process could not be looked at"):
+                        self._tick()
             finally:
                 self._close()
 
@@ -131,7 +132,7 @@ class Watcher:
     def _answer(self) -> None:
         """Answer one question, at most a few seconds long."""
         assert self._listener is not None
-        with contextlib.suppress(OSError, ValueError):
+        with _going_on("a question could not be answered"):
             connection, _ = self._listener.accept()
             with connection:
                 connection.settimeout(5.0)
@@ -151,6 +152,17 @@ class Watcher:
         elif limit and now - since >= limit and not self._reported:
             self._reported = True
             _report(f"no operation has ended for {now - since:.0f} s (FLOWMX_STALL_SECONDS)")
+
+
+@contextlib.contextmanager
+def _going_on(what: str) -> Iterator[None]:
+    """Whatever goes wrong inside is only logged: the thread stays."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        _log.info("%s: %s", what, error)
+    except Exception:
+        _log.exception("%s", what)
 
 
 def _report(why: str) -> None:

@@ -102,7 +102,7 @@ def dump(finished: bool = True, profile_process: str = "worker") -> None:
     if finished:
         recorder.stop()
     found = document(
-        list(recorder.records), list(recorder.spans), list(recorder.marks), list(recorder.changes), os.getpid()
+        recorder.records.copy(), recorder.spans.copy(), recorder.marks.copy(), recorder.changes.copy(), os.getpid()
     )
     replace_file(_filename, [json.dumps(found).encode()])
 
@@ -118,7 +118,9 @@ def dump_tensorboard(logdir: str | os.PathLike[str]) -> Path:
     """
     waitall()
     offset = time.time() - time.perf_counter()
-    return write_events(logdir, scalars(recorder.records, recorder.spans, recorder.changes, offset))
+    return write_events(
+        logdir, scalars(recorder.records.copy(), recorder.spans.copy(), recorder.changes.copy(), offset)
+    )
 
 
 def dumps(
@@ -142,7 +144,7 @@ def dumps(
         if given not in allowed:
             raise ValueError(f"dumps: {name} is {given!r}, expected one of {allowed}")
     waitall()
-    rows = aggregated(list(recorder.records), list(recorder.spans), by)
+    rows = aggregated(recorder.records.copy(), recorder.spans.copy(), by)
     rows = dict(sorted(rows.items(), key=lambda row: row[1][sort_by], reverse=not ascending))
     if reset:
         recorder.forget()

@@ -7,7 +7,7 @@ has as many tracks, *lanes*, as were needed at one time. An arrow goes from an o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from flowmx.profiler.names import Lines, of_node
@@ -19,7 +19,7 @@ Event = dict[str, Any]
 
 
 def document(
-    records: Sequence[Record], spans: Sequence[Span], marks: Iterable[Mark], changes: Iterable[Change], process: int,
+    records: Collection[Record], spans: Iterable[Span], marks: Iterable[Mark], changes: Iterable[Change], process: int,
     about: str = "flowmx",
 ) -> dict[str, Any]:  # fmt: skip
     """The whole file.
@@ -68,7 +68,7 @@ class _Trace:
             for kind, tid, name in names
         ]
 
-    def add_operations(self, records: Sequence[Record]) -> None:
+    def add_operations(self, records: Collection[Record]) -> None:
         """Operations, their steps, and arrows between them."""
         free = [record for record in records if not record.thread]
         lanes = dict(zip(map(id, free), _lanes([(each.start, each.end) for each in free]), strict=True))
@@ -106,7 +106,7 @@ class _Trace:
         self.add(**common, ph="s", ts=leaves, tid=from_tid)
         self.add(**common, ph="f", bp="e", ts=max(later.start, leaves), tid=to_tid)
 
-    def add_spans(self, spans: Sequence[Span]) -> None:
+    def add_spans(self, spans: Iterable[Span]) -> None:
         """What is no operation, by track."""
         tracks: dict[str, list[Span]] = {}
         for span in spans:
