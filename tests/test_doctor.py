@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 import flowmx as mx
-from flowmx import flight
+from flowmx import flight, settings
+from flowmx.comm.security import Security
 from flowmx.devices.sim import simulated
 from flowmx.doctor import add_to, asking, chains, command, diagnosis
 from flowmx.doctor.diagnosis import diagnose
@@ -347,6 +348,19 @@ async def test_a_service_answers_over_http():
     finally:
         await runner.cleanup()
     assert "can not be reached" in (await asking.ask(address, 0.1))["unreached"]
+
+
+async def test_a_service_with_a_secret_answers_who_knows_it(tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("s" * 40)
+    secret.chmod(0o600)
+    runner, address = await serving(Security.from_file(secret).check_metrics)
+    try:
+        assert "it answered 403" in (await asking.ask(address, 0.1))["unreached"]
+        with settings.override(secret_file=str(secret)):
+            assert (await asking.ask(address, 0.1))["process"]["pid"] == os.getpid()
+    finally:
+        await runner.cleanup()
 
 
 async def test_a_service_refuses_strangers():

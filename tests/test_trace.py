@@ -14,6 +14,7 @@ from flowmx.flight import messages
 from flowmx.gluon import nn
 from flowmx.profiler.tensorboard import crc32c
 from flowmx.profiler.trace import _lanes
+from tests.jobs import job
 from tests.trace_format import problems
 
 
@@ -165,6 +166,26 @@ def test_requests_to_servers_have_bytes_and_a_peer(tmp_path):
         pass
     (found,) = slices(traced(tmp_path), "push")
     assert found["args"] == {"peer": "server 0", "bytes": 400, "keys": ["3"]}
+
+
+def test_a_job_shows_what_travels(tmp_path):
+    def work(kv):
+        kv.init("w", mx.nd.zeros((100,)))
+        profiler.set_state("run")
+        kv.push("w", mx.nd.ones((100,)))
+        out = mx.nd.zeros((100,))
+        kv.pull("w", out)
+        out.wait_to_read()
+        profiler.set_state("stop")
+
+    with job(workers=1, servers=1) as local:
+        local.each(work)
+    events = traced(tmp_path)
+    requests = [event for event in slices(events) if event["cat"] == "kvstore"]
+    assert {event["name"] for event in requests} == {"push", "pull"}
+    for event in requests:
+        assert event["args"]["bytes"] == 400 and event["args"]["peer"] == "server 0" and event["args"]["keys"] == ["w"]
+    assert all(event["dur"] > 0 for event in slices(events, "kvstore pull"))
 
 
 def test_graphs_alone_where_only_they_are_wanted(tmp_path):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
+from flowmx.comm.security import Security
 from flowmx.doctor.chains import Snapshot
 from flowmx.flight import folder
 from flowmx.flight.web import PATH
@@ -92,12 +94,25 @@ def _native(process: int) -> str:
     return f" (its main thread waits in {where})" if where else ""
 
 
+def _proof() -> tuple[dict[str, str], ssl.SSLContext | bool]:
+    """What the services of a job want to see that has a secret or certificates, from the settings."""
+    security = Security.from_settings()
+    if security is None:
+        return {}, True
+    headers = {"Authorization": f"Bearer {security.metrics_token()}"} if security.signs else {}
+    return headers, security.tls.client() if security.tls is not None else True
+
+
 async def _by_http(address: str, seconds: float, values: bool) -> Snapshot:
     url = address.rstrip("/") + ("" if address.rstrip("/").endswith(PATH) else PATH)
     timeout = aiohttp.ClientTimeout(total=seconds + _PATIENCE)
     query = {"seconds": str(seconds), "values": str(int(values))}
+    headers, tls = _proof()
     try:
-        async with aiohttp.ClientSession(timeout=timeout) as session, session.get(url, params=query) as response:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
+            session.get(url, params=query, ssl=tls) as response,
+        ):
             if response.status != 200:
                 return {"name": address, "unreached": f"it answered {response.status} at {PATH}: {response.reason}"}
             found: dict[str, Any] = await response.json()
