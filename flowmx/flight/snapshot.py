@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from importlib import metadata
 from time import monotonic
 from typing import Any
 
@@ -57,6 +56,8 @@ def _process() -> dict[str, Any]:
 
 
 def _version() -> str:
+    from importlib import metadata  # only when asked: importing it takes longer than the rest of this package
+
     try:
         return metadata.version("flowmx")
     except metadata.PackageNotFoundError:
