@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,8 +25,8 @@ from flowmx.engine.actor import Actor
 from flowmx.errors import DeviceError
 
 __all__ = [
-    "CPUDevice", "Context", "Device", "Generator", "cpu", "cpu_pinned", "current_context", "get", "gpu", "in_use",
-    "memory_in_use", "num_gpus", "register_device_type", "standing_in",
+    "CPUDevice", "Context", "Device", "Generator", "cpu", "cpu_pinned", "current_context", "get", "gpu",
+    "have_numerics", "in_use", "kernels_of", "memory_in_use", "num_gpus", "register_device_type", "standing_in",
 ]  # fmt: skip
 
 
@@ -43,6 +43,7 @@ _types: dict[str, Callable[[Context], Device]] = {
     "sim": _simulated,
 }
 _devices: dict[Context, Device] = {}
+_standing_in: dict[Context, Device] = {}
 _lock = threading.Lock()
 
 
@@ -63,8 +64,7 @@ def get(context: Context) -> Device:
     make = _types.get(context.device_type)
     if make is None:
         raise DeviceError(
-            f"{context} was asked for, but this installation has only devices of type {sorted(_types)}; "
-            "use mx.cpu() here"
+            f"{context} was asked for, but this installation has only {_known()}; use one of these, or mx.cpu()"
         )
     with _lock:
         if context not in _devices:
@@ -77,11 +77,15 @@ def standing_in(made: Mapping[Context, Device]) -> Iterator[None]:
     """A ``with`` block in which these devices are found in the place of others."""
     with _lock:
         before = {context: _devices.get(context) for context in made}
+        others = dict(_standing_in)
         _devices.update(made)
+        _standing_in.update(made)
     try:
         yield
     finally:
         with _lock:
+            _standing_in.clear()
+            _standing_in.update(others)
             for context, device in before.items():
                 if device is None:
                     del _devices[context]
@@ -90,8 +94,8 @@ def standing_in(made: Mapping[Context, Device]) -> Iterator[None]:
 
 
 def in_use() -> list[Device]:
-    """The devices made so far."""
-    return list(_devices.values())
+    """The devices made so far, ordered by type and number."""
+    return [_devices[context] for context in sorted(_devices, key=lambda each: (each.device_typeid, each.device_id))]
 
 
 def memory_in_use() -> dict[str, int]:
@@ -101,8 +105,31 @@ def memory_in_use() -> dict[str, int]:
 
 
 def num_gpus() -> int:
-    """How many GPUs can be used."""
-    return 0
+    """How many GPUs can be used: ``mx.gpu(0)`` and so on; simulated ones that stand in for them count."""
+    return len(_gpus())
+
+
+def kernels_of(context: Context) -> str:
+    """The device type whose kernels operators on a device use."""
+    device = _standing_in.get(context)
+    if device is not None and device.kernels:
+        return device.kernels
+    return "cpu" if context.device_type == "sim" else context.device_type
+
+
+def have_numerics(contexts: Iterable[Context]) -> bool:
+    """Whether any of these devices computes: others have no use for values."""
+    return any(get(context).has_numerics for context in contexts)
+
+
+def _gpus() -> list[Context]:
+    return [context for context in _standing_in if context.device_type == "gpu"]
+
+
+def _known() -> str:
+    """What devices there are, for a message."""
+    gpus = f", and {_gpus()}" if _gpus() else ""
+    return f"devices of type {sorted(_types)}{gpus}"
 
 
 def _after_fork() -> None:

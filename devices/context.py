@@ -55,7 +55,9 @@ class Context:
     @property
     def kernels(self) -> str:
         """The device type whose kernels its operators use."""
-        return "cpu" if self.device_type == "sim" else self.device_type
+        from flowmx import devices
+
+        return devices.kernels_of(self)
 
     def empty_cache(self) -> None:
         """Give the memory that the device keeps for new arrays back to the system."""

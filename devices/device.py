@@ -40,6 +40,7 @@ class Device(ABC):
         generator: the state of its random numbers.
         kernels: the device type whose kernels its operators use.
         is_asynchronous: whether operations are complete when they have been launched.
+        has_numerics: whether it computes; a device that only counts memory and time does not.
     """
 
     context: Context
@@ -48,6 +49,7 @@ class Device(ABC):
     generator: Generator
     kernels = ""
     is_asynchronous = False
+    has_numerics = True
 
     @abstractmethod
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -1,7 +1,8 @@
 """Simulated devices: ``mx.sim(0)``, ``mx.sim(1)``, ... behave like GPUs on a machine that has none.
 
 They have streams, tokens, pools of memory of a given size and out-of-memory, copies of their own, and virtual time
-from the costs of operators and the description of a device. NumPy does the arithmetic. By default they are H100s that
+from the costs of operators and the description of a device. NumPy does the arithmetic, or nobody does: devices without
+numerics count memory and time alone, of networks that are too big for this machine. By default they are H100s that
 carry work out when it is launched; :func:`simulated` makes others for a ``with`` block.
 
 Example:
@@ -39,7 +40,8 @@ def make(context: Context) -> SimDevice:
 @contextlib.contextmanager
 def simulated(
     device: str | Description = "h100", count: int = 1, *, streams: int | None = None, memory: int | None = None,
-    seed: int | None = None, races: bool = True,
+    seed: int | None = None, races: bool = True, numerics: bool = True, device_type: str = "sim",
+    kernels: str = "cpu",
 ) -> Iterator[System]:  # fmt: skip
     """A ``with`` block in which ``mx.sim(0)`` ... are the devices of a machine made for it.
 
@@ -50,6 +52,10 @@ def simulated(
         memory: bytes of each, where they are not the description's.
         seed: defer work and draw the order in which streams go on from this seed.
         races: check for races.
+        numerics: compute. Without, memory is counted but not touched, operators are not called, and every value that
+            is asked for is 0; allocations, launches and virtual times are the same.
+        device_type: ``gpu`` lets them stand for ``mx.gpu(0)`` ..., which ``mx.num_gpus()`` then counts.
+        kernels: the device type whose kernels operators use, and graphs are planned for.
 
     Arrays on these devices must not be used after the block.
     """
@@ -58,8 +64,8 @@ def simulated(
     system = System(seed, races)
     described = named(device) if isinstance(device, str) else device
     made = {
-        Context("sim", index): SimDevice(Context("sim", index), system, described, streams, memory)
-        for index in range(count)
+        context: SimDevice(context, system, described, streams, memory, numerics, kernels)
+        for context in (Context(device_type, index) for index in range(count))
     }
     system.devices = {context.device_id: each for context, each in made.items()}
     with devices.standing_in(made):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 _GiB = 1 << 30
-_SLOWEST = "float32"
+_USUAL = "float32"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Description:
 
     name: str
     memory: int
-    flops: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({_SLOWEST: 1e12}))
+    flops: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({_USUAL: 1e12}))
     bandwidth: float = 1e11
     host_bandwidth: float = 1.2e10
     host_latency: float = 1e-5
@@ -42,10 +42,17 @@ class Description:
     launch_seconds: float = 5e-6
     efficiency: float = 0.6
 
-    def kernel(self, flops: float, nbytes: float, dtype: str) -> float:
-        """Seconds of a kernel: the longer of its arithmetic and its memory traffic (the roofline)."""
-        rate = self.flops.get(dtype, self.flops[_SLOWEST])
-        return max(self.kernel_seconds, flops / (rate * self.efficiency), nbytes / (self.bandwidth * self.efficiency))
+    def kernel(self, flops: float, nbytes: float, dtype: str) -> tuple[float, str]:
+        """Seconds of a kernel, and what it is bound by: the longer of its arithmetic and its memory traffic.
+
+        That is the roofline; the word is ``arithmetic``, ``bandwidth``, or ``latency`` for one that does little.
+        """
+        rate = self.flops.get(dtype, self.flops[_USUAL])
+        return max(
+            (self.kernel_seconds, "latency"),
+            (flops / (rate * self.efficiency), "arithmetic"),
+            (nbytes / (self.bandwidth * self.efficiency), "bandwidth"),
+        )
 
     def copy(self, nbytes: float, between: str) -> float:
         """Seconds of a copy between the ``host`` and the device, or between a ``peer`` and it."""

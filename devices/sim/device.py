@@ -1,9 +1,10 @@
-"""A simulated GPU: NumPy computes, streams, memory and time are those of the described device."""
+"""A simulated GPU: NumPy computes, or nobody does; streams, memory and time are those of the described device."""
 
 from __future__ import annotations
 
 import math
 import mmap
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,15 +15,18 @@ from flowmx.devices.blocks import Block, BlockPool
 from flowmx.devices.context import Context
 from flowmx.devices.device import Device
 from flowmx.devices.generator import Generator
+from flowmx.devices.sim.blank import Blank
 from flowmx.devices.sim.description import Description
 from flowmx.devices.sim.stream import SimStream
 from flowmx.devices.sim.system import System
-from flowmx.devices.streams import StreamActor, Token, current_stream, here
+from flowmx.devices.streams import Launch, StreamActor, Token, current_stream, here
 from flowmx.engine.actor import Actor
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Variable
 
-_MAPPING = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0) | getattr(mmap, "MAP_NORESERVE", 0)
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no name for it
+_MAPPING = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
+_MAPPING |= getattr(mmap, "MAP_NORESERVE", _NO_RESERVE) if _MAPPING else 0
 _COMPUTE, _FROM_HOST, _TO_HOST, _FROM_PEERS = "compute", "copies from the host", "copies to the host", "copies of peers"
 
 
@@ -41,20 +45,24 @@ class SimDevice(Device):
         description: what it is like.
         streams: how many streams compute (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
         memory: bytes, where they are not the description's.
+        numerics: whether anything is computed; else arrays are :class:`~flowmx.devices.sim.blank.Blank`.
+        kernels: the device type whose kernels are used.
     """
 
     xp = np
-    kernels = "cpu"
     is_asynchronous = True
 
     def __init__(
         self, context: Context, system: System, description: Description, streams: int | None = None,
-        memory: int | None = None,
+        memory: int | None = None, numerics: bool = True, kernels: str = "cpu",
     ) -> None:  # fmt: skip
         config = settings.get()
         self.context = context
         self.system = system
         self.description = description
+        self.has_numerics = numerics
+        self.kernels = kernels
+        self._array: type[np.ndarray[Any, Any]] = np.ndarray if numerics else Blank
         self.generator = Generator(repr(context))
         total = memory or description.memory
         self._total = total
@@ -90,7 +98,7 @@ class SimDevice(Device):
         lease = _Lease((block.size,), np.uint8, block.memory)
         lease.block = block
         block.lease(lease, self.pool.returned)
-        return np.ndarray(shape, dtype, lease)
+        return self._array(shape, dtype, lease)
 
     def block_of(self, variable: Variable) -> Block | None:
         """The block that holds an array, as far as it has one."""
@@ -130,29 +138,40 @@ class SimDevice(Device):
         np.copyto(target, source, casting="unsafe")
 
     def to_host(self, array: Any) -> Any:
-        return array
+        if self.has_numerics:
+            return array
+        self.system.warn_of_zeros(self)
+        return np.zeros(array.shape, array.dtype)
 
     # -- time ------------------------------------------------------------------------------------------
 
     def timed(self, op: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
+        # User code, and bodies of loops, launch more: they run, whatever numbers they see.
+        is_called = self.has_numerics or op.detached or op.subgraphs
+
         def run(run: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
             launch = here.launch
             if launch is not None:
                 flops, moved = op.cost([each.shape for each in inputs], [each.shape for each in outputs])
                 first = outputs[0] if outputs else inputs[0]
-                launch.work.kernels += 1
-                launch.work.seconds += self.description.kernel(flops, moved * first.itemsize, first.dtype.name)
-            return forward(run, inputs, outputs)
+                self.account(launch, op.name, flops, moved * first.itemsize, first.dtype.name)
+            return forward(run, inputs, outputs) if is_called else None
 
         return run
+
+    def account(self, launch: Launch, name: str, flops: float, nbytes: float, dtype: str = "float32") -> None:
+        """Note that a launch runs a kernel which does so much."""
+        seconds, limit = self.description.kernel(flops, nbytes, dtype)
+        launch.work.add(seconds)
+        self.system.spent[repr(self), limit] += seconds
+        self.system.operators[name] += seconds
 
     def _account_for_copy(self, target: Any) -> None:
         launch = here.launch
         if launch is None or launch.op.actor is self.compute:
             return
         between = "peer" if launch.op.actor is self.peers else "host"
-        launch.work.kernels += 1
-        launch.work.seconds += self.description.copy(target.nbytes, between)
+        launch.work.add(self.description.copy(target.nbytes, between))
 
     # -- ends ------------------------------------------------------------------------------------------
 

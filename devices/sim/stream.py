@@ -129,8 +129,7 @@ def _account_for_memory(launch: Launch) -> None:
     """The work of an operation that has not said what it does: it moves the bytes of its arrays once."""
     nbytes = sum(map(_nbytes, {*launch.reads, *launch.writes}))
     device: Any = launch.stream.device
-    launch.work.kernels = 1
-    launch.work.seconds = device.description.kernel(0, nbytes, "float32")
+    device.account(launch, launch.op.name, 0, nbytes)
 
 
 def _nbytes(variable: Variable) -> int:

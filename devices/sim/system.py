@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from flowmx.devices.sim.races import Clock as VectorClock
 from flowmx.devices.sim.races import RaceChecker, Uses, clock_of, label, merge
 from flowmx.devices.streams import HOST, Launch, Stream, Token, observers
 from flowmx.engine.failure import failure_of
+from flowmx.engine.origin import warn_user
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation, Variable
 from flowmx.errors import RaceError
@@ -84,6 +85,11 @@ class Work:
         self.seconds = 0.0
         self.kernels = 0
 
+    def add(self, seconds: float) -> None:
+        """Let it run one more kernel, or copy."""
+        self.seconds += seconds
+        self.kernels += 1
+
 
 class _Point:
     """What a token stands for: its event on the clock, and what is certain to be done there."""
@@ -124,12 +130,17 @@ class System:
         clock: the virtual time.
         checker: knows the streams' clocks; None where races are not checked.
         devices: by number.
+        spent: seconds of kernels, by device and by what they are bound by.
+        operators: seconds of kernels by operator.
     """
 
     def __init__(self, seed: int | None = None, races: bool = True) -> None:
         self.clock = Clock()
         self.checker = RaceChecker() if races else None
         self.devices: dict[int, Any] = {}
+        self.spent: Counter[tuple[str, str]] = Counter()
+        self.operators: Counter[str] = Counter()
+        self._has_warned = False
         self.lock = threading.RLock()
         self._here = _Here()
         observers.append(self.check_host)
@@ -275,6 +286,12 @@ class System:
         token.sources = ()
 
     # -- looking ---------------------------------------------------------------------------------------
+
+    def warn_of_zeros(self, device: Any) -> None:
+        """Say, the first time, that values are asked for which nobody has computed."""
+        if not self._has_warned:
+            self._has_warned = True
+            warn_user(f"{device} is simulated without numerics: every value that is asked for is 0", set())
 
     def check(self, launch: Launch) -> None:
         """See that what an operation uses is certain to be done with.

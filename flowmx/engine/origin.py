@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import linecache
 import sys
+import warnings
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -73,6 +74,21 @@ def user_frame(depth: int = 1) -> FrameType | None:
             return frame
         frame = frame.f_back
     return None
+
+
+def warn_user(message: str, once: set[tuple[str, int]], category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's that led here, once for each line.
+
+    Args:
+        message: what is wrong, and what to do.
+        once: the lines that were warned of before; this one is added.
+        category: the warning's class.
+    """
+    frame = user_frame(2)
+    place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("?", 0)
+    if place not in once:
+        once.add(place)
+        warnings.warn_explicit(message, category, *place)
 
 
 def capture(depth: int = 2) -> Origin:

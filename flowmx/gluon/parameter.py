@@ -13,11 +13,11 @@ import numpy as np
 
 from flowmx import autograd, initializer, symbol
 from flowmx import ndarray as nd
-from flowmx.devices import Context, cpu, current_context
+from flowmx.devices import Context, cpu, current_context, have_numerics
 from flowmx.errors import MXNetError, ShapeError
 from flowmx.initializer import InitDesc, Initializer
 from flowmx.ndarray import NDArray
-from flowmx.ndarray.array import check_request, dense_only
+from flowmx.ndarray.array import check_request, dense_only, untouched
 from flowmx.ops.dtypes import as_dtype, name_of
 from flowmx.ops.registry import Shape
 from flowmx.symbol import Symbol
@@ -290,11 +290,17 @@ class Parameter:
         self._deferred = None
         with autograd.pause():
             if data is None:
-                data = nd.zeros(self._shape or (), cpu(), self._dtype)
-                self._fill(data, init, default)
-                self._place(data, contexts, owned=True)
+                self._place(self._initial(init, default, contexts), contexts, owned=True)
             else:
                 self._place(data, contexts)
+
+    def _initial(self, init: Any, default: Any, contexts: Sequence[Context]) -> NDArray:
+        """Its first value, on the CPU; nothing is drawn for devices that do not compute."""
+        if not have_numerics(contexts):
+            return untouched(self._shape or (), self._dtype)
+        data = nd.zeros(self._shape or (), cpu(), self._dtype)
+        self._fill(data, init, default)
+        return data
 
     def _fill(self, data: NDArray, init: Any, default: Any) -> None:
         by_name = not isinstance(default, (str, Initializer))

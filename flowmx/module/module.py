@@ -10,7 +10,7 @@ from typing import Any, cast
 from flowmx import model
 from flowmx import ndarray as nd
 from flowmx import optimizer as opt
-from flowmx.devices import Context, cpu
+from flowmx.devices import Context, cpu, have_numerics
 from flowmx.initializer import InitDesc, Uniform
 from flowmx.io import DataDesc
 from flowmx.kvstore import KVStoreBase, compression
@@ -21,6 +21,7 @@ from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
 from flowmx.module.group import ExecutorGroup, merged
 from flowmx.module.updating import Updating
 from flowmx.ndarray import NDArray
+from flowmx.ndarray.array import untouched
 from flowmx.safety import next_step
 
 
@@ -233,8 +234,9 @@ class Module(BaseModule):
             if self._updates is not None:
                 self._updates.share(group)
         else:
-            self._arg_params = {name: _like(group.on_devices(name)[0]) for name in self._param_names}
-            self._aux_params = {name: _like(group.on_devices(name)[0]) for name in self._aux_names}
+            like = _like if have_numerics(self._contexts) else _untouched_like
+            self._arg_params = {name: like(group.on_devices(name)[0]) for name in self._param_names}
+            self._aux_params = {name: like(group.on_devices(name)[0]) for name in self._aux_names}
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
         """Go on with batches of other shapes; :meth:`forward` does so by itself.
@@ -310,7 +312,7 @@ class Module(BaseModule):
                         f"init_params: the {kind} {name!r} is not among those given; pass allow_missing=True to "
                         "leave it to the initializer"
                     )
-                elif initializer is not None:
+                elif initializer is not None and have_numerics(self._contexts):
                     initializer(InitDesc(name, attributes.get(name)), targets[name])
         self.params_initialized = True
         self._stale = False
@@ -556,6 +558,10 @@ def _chosen(params: dict[str, NDArray], names: Sequence[str]) -> dict[str, NDArr
 
 def _like(array: NDArray) -> NDArray:
     return nd.full(array.shape, 0, cpu(), array.dtype)
+
+
+def _untouched_like(array: NDArray) -> NDArray:
+    return untouched(array.shape, array.dtype)
 
 
 def _copy(kind: str, name: str, source: Any, target: NDArray) -> None:

@@ -395,6 +395,12 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
     return made
 
 
+def untouched(shape: Shape, dtype: Any) -> NDArray:
+    """Zeros of the CPU that take up no memory until something is written into them."""
+    kind = as_dtype(dtype)
+    return cast("NDArray", allocate(devices.get(devices.cpu()), shape, kind, np.zeros(shape, kind)))
+
+
 def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> NDArray:
     """An array with the content of a NumPy array, nested lists, a number, or another array.
 

@@ -105,7 +105,7 @@ class BaseArray(KnownAttributes):
         if self._view is None:
             return array
         offset, strides = self._view
-        return np.ndarray(self._shape, self._dtype, array, offset, strides)
+        return type(array)(self._shape, self._dtype, array, offset, strides)
 
     def _written(self) -> Any:
         """The raw array to write into (inside an operation)."""

@@ -54,7 +54,7 @@ def push(updates: Sequence[Update]) -> None:
     steps, touched, written = [], 0, {}
     for each in updates:
         arrays, nbytes = _checked(each, device)
-        forward = _mixed(each.op) if each.master is not None else _plain(each.op, device)
+        forward = (_plain if each.master is None else _mixed)(each.op, device)
         steps.append((forward, arrays, each.weight))
         touched += nbytes
         written.update(dict.fromkeys([array._storage for array in (each.weight, *arrays[2:])]))
@@ -93,11 +93,12 @@ def _plain(op: Operator, device: Any) -> Forward:
     return known[1]
 
 
-def _mixed(op: Operator) -> Forward:
+def _mixed(op: Operator, device: Any) -> Forward:
     def forward(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         update(run, cast("Any", op).rule, op, True, inputs, outputs[0])
 
-    return forward
+    timed: Forward = device.timed(op, forward)
+    return timed
 
 
 def _compute(run: Run, steps: Sequence[Step]) -> None:
