@@ -63,6 +63,10 @@ class _Interleaved(Operator):
 class _Scores(_Interleaved):
     """Of queries and keys: their products, divided by the root of the vectors' length."""
 
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        size = inputs[0][2] // (self.heads * (3 if len(inputs) == 1 else 1))
+        return 2 * math.prod(outputs[0]) * size, super().cost(inputs, outputs)[1]
+
     def scores(self, run: Run, queries: Array, keys: Array, out: Array) -> None:
         scaled = queries * (1 / math.sqrt(queries.shape[-1]))
         out[...] = run.xp.matmul(scaled, keys.swapaxes(-1, -2)).reshape(out.shape)
@@ -77,6 +81,10 @@ class _Scores(_Interleaved):
 
 class _Weighted(_Interleaved):
     """Of attention and values: the weighted sums."""
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        size = outputs[0][2] // self.heads
+        return 2 * math.prod(inputs[1]) * size, super().cost(inputs, outputs)[1]
 
     def weighted_shape(self, values: Shape, attention: ShapeOrNone, parts: int) -> tuple[ShapeOrNone, ShapeOrNone]:
         """The shape of the attention, completed, and that of the output."""

@@ -121,6 +121,11 @@ class BackwardDot(Product):
         else:
             multiply(run, product, columns, outputs[0])
 
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        summed_first = self.transpose_a if self.side == "lhs" else not self.transpose_b
+        summed = _sides(inputs[2], summed_first)[0]
+        return 2 * summed * math.prod(inputs[0]), super().cost(inputs[:2], outputs)[1]
+
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         ways = {"transpose_a": self.transpose_a, "transpose_b": self.transpose_b}
         pair = (heads[0], inputs[1]) if self.side == "lhs" else (inputs[1], heads[0])

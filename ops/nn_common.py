@@ -161,6 +161,11 @@ class LinearData(Operator):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [shapes[2]]
 
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        # The products are those of the forward; `like` is not read.
+        head, weight, like = inputs
+        return super().cost([like, weight], [head])
+
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         of, given = _linear_name(self), bound(self)
         return [
@@ -178,6 +183,10 @@ class LinearWeight(Operator):
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        head, data = inputs
+        return super().cost([data, outputs[0]], [head])
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         of, given = _linear_name(self), bound(self)
