@@ -112,6 +112,8 @@ class BlockPool:
         handed_over: how many were still in use by another stream, which was waited for.
         returned: what comes back, appended by code in C, which no interrupt can get into.
         before: called with the bytes of each allocation before it is made; may raise.
+        moved: called with each block that comes into use (True), and that is free again (False).
+        excess: called where there is no memory left; the pool then goes on as if there were. None: an error.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class BlockPool:
         self.device = device
         self._take = take
         self._give = give
-        self._limit = limit
+        self.limit = limit
         self._total = total
         self._synchronize = synchronize
         self.kind = kind
@@ -129,6 +131,9 @@ class BlockPool:
         self.used = self.idle = self.peak = self.allocations = self.handed_over = 0
         self.returned: deque[Ticket] = deque()
         self.before: Callable[[int], None] | None = None
+        self.moved: Callable[[Block, bool], None] | None = None
+        self.excess: Callable[[OutOfMemory], None] | None = None
+        self._is_exceeded = False
         self._free: dict[int, list[Block]] = {}
         self._leased: dict[int, Block] = {}
         self.lock = threading.RLock()
@@ -155,12 +160,14 @@ class BlockPool:
                 complaint = self._complaint(nbytes, size)
                 for tell in told:
                     tell(complaint)
-                raise OutOfMemory(complaint)
+                block = self._exceed(OutOfMemory(complaint), size)
             self._leased[id(block)] = block
             self.used += size
             self.peak = max(self.peak, self.used)
             launch = here.launch
             block.holder = None if launch is None else (launch.op.name, launch.op.origin)
+            if self.moved is not None:
+                self.moved(block, True)
         if launch is not None:
             launch.blocks.append(block)
         return block
@@ -169,7 +176,7 @@ class BlockPool:
         """Bytes that can still be allocated."""
         with self.lock:
             self.collect()
-            return self._limit - self.used
+            return max(0, self.limit - self.used)
 
     def trim(self) -> None:
         """Give every free block back to the device."""
@@ -184,6 +191,8 @@ class BlockPool:
             if self._leased.pop(id(block), None) is None:
                 continue
             self.used -= block.size
+            if self.moved is not None:
+                self.moved(block, False)
             if self.kind == "Unpooled":
                 self._release(block)
             else:
@@ -196,7 +205,7 @@ class BlockPool:
             self.collect()
             counted: Counter[str] = Counter()
             for block in self._leased.values():
-                counted[_words(block.holder)] += block.size
+                counted[words(block.holder)] += block.size
         return counted.most_common()
 
     # -- finding a block (all locked) ------------------------------------------------------------------
@@ -233,8 +242,16 @@ class BlockPool:
             block.note = None
 
     def _fresh(self, size: int) -> Block | None:
-        if self.used + self.idle + size > self._limit:
+        if self.used + self.idle + size > self.limit and not self._is_exceeded:
             return None
+        memory, address = self._take(size)
+        return Block(size, memory, address)
+
+    def _exceed(self, error: OutOfMemory, size: int) -> Block:
+        if self.excess is None:
+            raise error
+        self._is_exceeded = True
+        self.excess(error)
         memory, address = self._take(size)
         return Block(size, memory, address)
 
@@ -260,13 +277,13 @@ class BlockPool:
         largest = "".join(f"\n  {count / 2**20:10.1f} MiB: {holder}" for holder, count in self.holders()[:_LARGEST])
         return (
             f"{self.device} is out of memory: {nbytes} bytes were asked for (a block of {size}), "
-            f"{self._limit - self.used} are free of {self._total}, of which {self._total - self._limit} are "
+            f"{self.limit - self.used} are free of {self._total}, of which {self._total - self.limit} are "
             f"left to others (FLOWMX_GPU_MEM_POOL_RESERVE). Use a smaller batch, or recompute values "
             f"(FLOWMX_BACKWARD_DO_MIRROR=1). The largest holders:{largest or ' none'}"
         )
 
 
-def _words(holder: tuple[str, Origin | None] | None) -> str:
+def words(holder: tuple[str, Origin | None] | None) -> str:
     """What a block was allocated for, in words."""
     if holder is None:
         return "arrays made outside of any operation"

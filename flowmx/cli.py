@@ -38,6 +38,7 @@ NODES = {
     "scheduler": ("flowmx.comm.launch.scheduler", "be the scheduler of a distributed job"),
     "server": ("flowmx.kvstore.server.main", "be a server of a distributed job"),
     "doctor": ("flowmx.doctor.command", "say what running processes do, what waits for what, who is to blame"),
+    "plan": ("flowmx.plan.command", "tell what a training script would take on GPUs that are not here"),
     "im2rec": ("flowmx.im2rec", "make lists of images, and RecordIO files of them"),
 }
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, merge
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge
 
 _BLOCK = 1 << 14
 """Elements of each array in a block: a handful of such blocks stay in a core's second-level cache."""

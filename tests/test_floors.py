@@ -56,7 +56,7 @@ FLOORS: list[set[str]] = [
     },
     {"flowmx.feedforward", "flowmx.gluon", "flowmx.model", "flowmx.module", "flowmx.rnn", "flowmx.test_utils"},
     {"flowmx.amp", "flowmx.contrib.amp", "flowmx.doctor", "flowmx.monitor"},
-    {"flowmx.contrib", "flowmx.onnx"},
+    {"flowmx.contrib", "flowmx.onnx", "flowmx.plan"},
     {"flowmx.cli", "flowmx.__main__", "flowmx.stubs"},
     {"flowmx"},
 ]

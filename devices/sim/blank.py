@@ -7,7 +7,7 @@ was never written is zeros, and takes up nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -32,10 +32,10 @@ class Blank(np.ndarray[Any, Any]):
         made = tuple([blank(shape, part.dtype) for part in map(np.asarray, parts)])
         return made if isinstance(found, tuple) else made[0]
 
-    def __array_function__(self, func: Callable[..., Any], types: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    def __array_function__(self, func: Callable[..., Any], types: Any, args: Iterable[Any], kwargs: Any) -> Any:
         """NumPy's other functions get zeros; a copy into a blank array does nothing."""
         if func is np.copyto:
-            target = args[0] if args else kwargs["dst"]
+            target = next(iter(args), kwargs.get("dst"))
             if type(target) is not Blank:
                 clear(target)
             return None

@@ -6,6 +6,7 @@ The presets' figures are the makers' data sheets (dense rates, no sparsity); how
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -94,3 +95,32 @@ def named(name: str) -> Description:
     if found is None:
         raise ValueError(f"the device is {name!r}, expected one of {', '.join(PRESETS)}")
     return found
+
+
+def fleet(text: str) -> tuple[Description, int]:
+    """What a text such as ``h100x8`` or ``a10`` names: the preset, and how many of it.
+
+    Raises:
+        ValueError: there is no such preset, or the number is none.
+    """
+    found = re.fullmatch(r"(.*?)(?:[x*](\d+))?", text.strip().lower())
+    assert found is not None
+    count = int(found[2] or 1)
+    if count < 1:
+        raise ValueError(f"the device is {text!r}, expected at least one, such as h100x8")
+    return named(found[1]), count
+
+
+_UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def memory_of(text: str) -> int:
+    """Bytes from a text such as ``40GB``, ``512MiB`` or ``1000000``; units count by 1024, as makers of cards do.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
+    if found is None or float(found[1]) <= 0:
+        raise ValueError(f"the memory is {text!r}, expected bytes such as 40GB or 512MiB")
+    return int(float(found[1]) * 2 ** _UNITS[found[2]])

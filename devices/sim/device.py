@@ -27,6 +27,8 @@ from flowmx.engine.scheduler import Variable
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no name for it
 _MAPPING = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 _MAPPING |= getattr(mmap, "MAP_NORESERVE", _NO_RESERVE) if _MAPPING else 0
+COPIES_IN, COPIES_OUT, COPIES_OF_PEERS = "copies in", "copies out", "copies of peers"
+"""Kinds of work besides those of kernels."""
 _COMPUTE, _FROM_HOST, _TO_HOST, _FROM_PEERS = "compute", "copies from the host", "copies to the host", "copies of peers"
 
 
@@ -77,6 +79,9 @@ class SimDevice(Device):
         self.incoming = self._actor(f"host to {context}", _FROM_HOST, copies)
         self.outgoing = self._actor(f"{context} to host", _TO_HOST, copies)
         self.peers = self._actor(f"peers to {context}", _FROM_PEERS, copies)
+        self._copies: dict[Actor, str] = {
+            self.incoming: COPIES_IN, self.outgoing: COPIES_OUT, self.peers: COPIES_OF_PEERS,
+        }  # fmt: skip
         self.actors = (self.compute, self.incoming, self.outgoing, self.peers)
         engine.synchronizers.append(self.synchronize)
 
@@ -134,10 +139,10 @@ class SimDevice(Device):
         return self.outgoing
 
     def copy(self, source: Any, target: Any) -> None:
-        self._account_for_copy(target)
         np.copyto(target, source, casting="unsafe")
 
     def to_host(self, array: Any) -> Any:
+        self.system.read(self.outgoing.streams[0], self.description.copy(array.nbytes, "host"))
         if self.has_numerics:
             return array
         self.system.warn_of_zeros(self)
@@ -162,16 +167,17 @@ class SimDevice(Device):
     def account(self, launch: Launch, name: str, flops: float, nbytes: float, dtype: str = "float32") -> None:
         """Note that a launch runs a kernel which does so much."""
         seconds, limit = self.description.kernel(flops, nbytes, dtype)
-        launch.work.add(seconds)
-        self.system.spent[repr(self), limit] += seconds
+        launch.work.add(seconds, limit)
         self.system.operators[name] += seconds
 
-    def _account_for_copy(self, target: Any) -> None:
-        launch = here.launch
-        if launch is None or launch.op.actor is self.compute:
+    def account_for_launch(self, launch: Launch) -> None:
+        """The work of a launch that has not said what it does: it copies what it writes, or moves all bytes once."""
+        kind = self._copies.get(launch.op.actor)
+        if kind is None:
+            self.account(launch, launch.op.name, 0, sum(map(_nbytes, {*launch.reads, *launch.writes})))
             return
-        between = "peer" if launch.op.actor is self.peers else "host"
-        launch.work.add(self.description.copy(target.nbytes, between))
+        between = "peer" if kind == COPIES_OF_PEERS else "host"
+        launch.work.add(self.description.copy(sum(map(_nbytes, launch.writes)), between), kind)
 
     # -- ends ------------------------------------------------------------------------------------------
 
@@ -188,6 +194,11 @@ class SimDevice(Device):
                 engine.actors.pop(actor.name, None)
                 actor.stop()
                 actor.close()
+
+
+def _nbytes(variable: Variable) -> int:
+    shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
+    return 0 if shape is None or dtype is None else math.prod(shape) * int(dtype.itemsize)
 
 
 def _block_of(array: Any) -> Block | None:

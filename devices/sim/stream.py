@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flowmx.devices.sim.system import Deferred, System, Work
 from flowmx.devices.streams import Launch, Stream, Token, here
 from flowmx.engine.runtime import SettledArguments
-from flowmx.engine.scheduler import Variable
 
 if TYPE_CHECKING:
     from flowmx.devices.sim.device import SimDevice
@@ -46,7 +44,7 @@ class SimStream(Stream):
             result = None
             launch.work = Deferred(self._deferred(launch))
         if not launch.work.kernels:
-            _account_for_memory(launch)
+            self.device.account_for_launch(launch)
         system.check(launch)
         return result
 
@@ -123,15 +121,3 @@ class _Looked:
 
     def ensure(self) -> Any:
         return self.array
-
-
-def _account_for_memory(launch: Launch) -> None:
-    """The work of an operation that has not said what it does: it moves the bytes of its arrays once."""
-    nbytes = sum(map(_nbytes, {*launch.reads, *launch.writes}))
-    device: Any = launch.stream.device
-    device.account(launch, launch.op.name, 0, nbytes)
-
-
-def _nbytes(variable: Variable) -> int:
-    shape, dtype = getattr(variable, "shape", None), getattr(variable, "dtype", None)
-    return 0 if shape is None or dtype is None else math.prod(shape) * int(dtype.itemsize)

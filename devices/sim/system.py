@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import Counter, deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -75,19 +75,19 @@ class Work:
     """What a launch does, as far as it has been told.
 
     Attributes:
-        seconds: on the device.
+        parts: seconds on the device, by what they are bound by.
         kernels: how many launches the host makes for it.
     """
 
-    __slots__ = ("kernels", "seconds")
+    __slots__ = ("kernels", "parts")
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.parts: dict[str, float] = {}
         self.kernels = 0
 
-    def add(self, seconds: float) -> None:
+    def add(self, seconds: float, kind: str) -> None:
         """Let it run one more kernel, or copy."""
-        self.seconds += seconds
+        self.parts[kind] = self.parts.get(kind, 0.0) + seconds
         self.kernels += 1
 
 
@@ -130,7 +130,6 @@ class System:
         clock: the virtual time.
         checker: knows the streams' clocks; None where races are not checked.
         devices: by number.
-        spent: seconds of kernels, by device and by what they are bound by.
         operators: seconds of kernels by operator.
     """
 
@@ -138,8 +137,7 @@ class System:
         self.clock = Clock()
         self.checker = RaceChecker() if races else None
         self.devices: dict[int, Any] = {}
-        self.spent: Counter[tuple[str, str]] = Counter()
-        self.operators: Counter[str] = Counter()
+        self.operators: dict[str, float] = defaultdict(float)
         self._has_warned = False
         self.lock = threading.RLock()
         self._here = _Here()
@@ -175,7 +173,7 @@ class System:
         device: Any = token.stream.device
         event = Event(
             token.op_serial or engine.scheduler.serial, launch.op.name if launch is not None else "", token.stream.name,
-            engine_name, work.seconds, work.kernels * (device.description.launch_seconds if device is not None else 0),
+            engine_name, work.parts, work.kernels * (device.description.launch_seconds if device is not None else 0),
             [each.event.event for each in _on_streams(waited)],
         )  # fmt: skip
         with self.lock:
@@ -204,6 +202,15 @@ class System:
                 self._run_until(token)
             self.clock.add(_host_waits(token))
             merge(self._passed, token.event.clock)
+
+    def read(self, stream: Any, seconds: float) -> None:
+        """The host copies something to itself, and waits for that."""
+        if self.executing:
+            return
+        serial = engine.scheduler.serial
+        copied = Event(serial, "read", stream.name, stream.engine, {"copies out": seconds}, 0.0)
+        self.clock.add(copied)
+        self.clock.add(Event(serial, "", "", "", {}, 0.0, [copied]))
 
     def finished(self, token: Token) -> None:
         """The calling thread knows that a token is done."""
@@ -364,7 +371,7 @@ class System:
         engine.wait_all(throw=False)
         self.settle()
         clock = self.clock
-        seconds = max([clock.host, *clock.ends.values()])
+        seconds = clock.end()[0]
         names = {device: repr(device) for device in self.devices.values()}
         computed = {
             name: sum(clock.busy[stream.name] for stream in device.compute.all_streams())
@@ -398,7 +405,7 @@ def _on_streams(tokens: list[Token]) -> list[Token]:
 
 
 def _host_waits(token: Token) -> Event:
-    return Event(engine.scheduler.serial, "", "", "", 0.0, 0.0, [token.event.event])
+    return Event(engine.scheduler.serial, "", "", "", {}, 0.0, [token.event.event])
 
 
 def _nothing() -> None:

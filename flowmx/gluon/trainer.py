@@ -166,7 +166,7 @@ class Trainer:
                     param._mark_used(ctx)
         elif not self._on_kvstore(otherwise=None):
             self._update(fresh)
-        next_step()
+        next_step(self)
 
     def _warn_unscaled(self) -> None:
         """Warn where operators compute in float16, and nobody scales the loss."""
@@ -283,6 +283,18 @@ class Trainer:
             updater(indices, [param.grad(ctx) for _, param in params], [param.data(ctx) for _, param in params])
             for _, param in params:
                 param._mark_used(ctx)
+
+    def _arrays_by_role(self) -> dict[str, list[NDArray]]:
+        """The arrays that training keeps, as ``weights``, ``gradients`` and ``optimizer`` (its states)."""
+        made = [param for param in self._params if param._arrays is not None]
+        trained = [param for param in made if param._grads is not None]
+        store = self._kvstore
+        return {
+            "weights": [array for param in made for array in param.list_data()],
+            "gradients": [array for param in trained for array in param.list_grad()],
+            "optimizer": [array for each in self._updaters.values() for array in each.arrays()],
+            "kvstore": [] if store is None else store._arrays(),
+        }
 
     # -- several machines ------------------------------------------------------------------------------
 

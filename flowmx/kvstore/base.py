@@ -110,6 +110,10 @@ class KVStoreBase:
         for place, (key, value, out) in enumerate(zip(keys, values, outs, strict=True)):
             self.pushpull(key, value, out=out, priority=-place)
 
+    def _arrays(self) -> list[Any]:
+        """The arrays that it keeps in this process."""
+        return []
+
     def _refresh(self) -> None:
         """Let the store know what has changed of its optimizer (the learning rate, what gradients are divided by)."""
 

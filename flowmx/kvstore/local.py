@@ -319,6 +319,9 @@ class KVStore(KVStoreBase):
                 self._start(key, value)
             self._pull(self._slots[key], arrays, 0)
 
+    def _arrays(self) -> list[Any]:
+        return [each for slot in self._slots.values() for each in (slot.value, slot.merged) if each is not None]
+
     def _install(self, updater: Any) -> None:
         self.set_updater(updater)
 

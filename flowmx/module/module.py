@@ -482,7 +482,20 @@ class Module(BaseModule):
         updates = self._updating("update")
         self._stale = True
         updates.update(self._executors("update"))
-        next_step()
+        next_step(self)
+
+    def _arrays_by_role(self) -> dict[str, list[NDArray]]:
+        """The arrays that training keeps, as ``weights``, ``gradients`` and ``optimizer`` (its states)."""
+        group = self._executors("update")
+        names = [*self._param_names, *self._aux_names]
+        gradients = [each for name in self._param_names for each in group.gradients(name) if each is not None]
+        updates = self._updates
+        return {
+            "weights": [each for name in names for each in group.on_devices(name)],
+            "gradients": gradients,
+            "optimizer": [] if updates is None else updates.updater.arrays(),
+            "kvstore": [] if updates is None or updates.store is None else updates.store._arrays(),
+        }
 
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
         """The outputs of the last forward pass; the next one writes them anew.

@@ -122,8 +122,12 @@ class Updater:
 
     async def ready(self) -> None:
         """Await that all states are computed."""
-        for array in arrays_in(list(self.states.values())):
+        for array in self.arrays():
             await array
+
+    def arrays(self) -> list[NDArray]:
+        """The arrays of all states."""
+        return arrays_in(list(self.states.values()))
 
 
 def _groups(updates: list[Update], most: int) -> Iterator[list[Update]]:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 _done = 0
 _told: list[Callable[[], None]] = []
+observers: list[Callable[[object], None]] = []
+"""Told at the end of each step what has updated its weights: a ``Trainer``, a ``Module``, or None."""
 
 
 def current_step() -> int:
@@ -13,8 +15,11 @@ def current_step() -> int:
     return _done + 1
 
 
-def next_step() -> None:
+def next_step(owner: object = None) -> None:
     """Count a step as done; a training loop that updates weights by itself calls it after each update.
+
+    Args:
+        owner: what has updated the weights.
 
     Raises:
         NonFiniteError: a watch that stops has found something.
@@ -23,6 +28,8 @@ def next_step() -> None:
     _done += 1
     for tell in _told:
         tell()
+    for observe in observers:
+        observe(owner)
 
 
 def tell(function: Callable[[], None]) -> None:
