@@ -57,3 +57,7 @@ class OperationCancelled(EngineError):
 
 class UndeclaredWriteError(EngineError):
     """Checking mode: an operation changed a variable that it had declared as read."""
+
+
+class CrossDeviceWarning(UserWarning):
+    """A line moves data off a device without saying so, each time that it runs."""

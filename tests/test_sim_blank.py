@@ -15,7 +15,10 @@ from tests import test_sim_training as training
 from tests.programs import Flow, make
 
 CONTEXTS = [mx.sim(0), mx.sim(1)]
-pytestmark = pytest.mark.filterwarnings("ignore:.*simulated without numerics")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*simulated without numerics"),
+    pytest.mark.filterwarnings("ignore::flowmx.errors.CrossDeviceWarning"),
+]
 
 
 @pytest.fixture(autouse=True)

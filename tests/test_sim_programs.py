@@ -14,6 +14,7 @@ from flowmx.errors import OutOfMemory, RaceError
 from tests.programs import Flow, Serial, make
 from tests.test_serial_equivalence import check, explain
 
+pytestmark = pytest.mark.filterwarnings("ignore::flowmx.errors.CrossDeviceWarning")
 NORMAL, SOAK = 600, 12_000
 LITTLE = 1 << 22
 """Bytes that are enough for the largest programs, but no more: blocks go from stream to stream."""

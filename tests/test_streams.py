@@ -10,7 +10,7 @@ import flowmx as mx
 from flowmx import devices
 from flowmx.devices.sim import PRESETS, Description, simulated
 from flowmx.engine.runtime import engine
-from flowmx.errors import OutOfMemory
+from flowmx.errors import CrossDeviceWarning, OutOfMemory
 
 
 @pytest.fixture(params=["cpu", "sim", "sim, adversarial timing"])
@@ -53,7 +53,7 @@ def test_the_host_does_not_change_memory_that_a_copy_still_reads(places):
 def test_slices_are_read_and_assigned(places):
     a = mx.nd.zeros((4, 4), ctx=places[0])
     a[1:3, ::2] = 7
-    a[0] = mx.nd.ones(4, ctx=places[1])
+    a[0] = mx.nd.ones(4, ctx=places[1]).as_in_context(places[0])
     np.testing.assert_array_equal(a[:3].asnumpy(), [[1, 1, 1, 1], [7, 0, 7, 0], [7, 0, 7, 0]])
 
 
@@ -288,3 +288,32 @@ def test_memory_that_the_host_allocates_is_free_of_what_was_before():
             a = mx.nd.empty((2, 2), ctx=mx.sim(0))
             assert (mx.nd.ones((2, 2), ctx=mx.sim(0), out=a).asnumpy() == 1).all()
         assert machine.devices[0].pool.allocations == 8
+
+
+# -- data that crosses devices silently --------------------------------------------------------------------
+
+
+def test_a_line_that_moves_data_off_a_device_silently_is_warned_of_once():
+    with simulated("a10", 2):
+        here, there = mx.nd.ones((2, 3), ctx=mx.sim(0)), mx.nd.zeros((2, 3), ctx=mx.sim(1))
+        with pytest.warns(
+            CrossDeviceWarning, match=r"assignment copies from sim\(0\) to sim\(1\).*as_in_context"
+        ) as found:
+            for _ in range(3):
+                there[:] = here
+        assert len(found) == 1 and found[0].filename == __file__
+        with pytest.warns(CrossDeviceWarning, match=r"array\(\) copies from sim\(1\) to cpu\(0\)"):
+            again = mx.nd.array(there, ctx=mx.sim(0))
+        assert (again.asnumpy() == 1).all()
+
+
+def test_what_is_meant_to_cross_devices_is_not_warned_of():
+    with simulated("a10", 2):
+        x = mx.nd.zeros((2, 3), ctx=mx.sim(0))
+        x[:] = mx.nd.ones((2, 3))  # a batch comes from the host
+        x[:] = x.as_in_context(mx.sim(1)).as_in_context(mx.sim(0))
+        x.copyto(mx.nd.zeros((2, 3), ctx=mx.sim(1)))
+        kv = mx.kv.create("local")
+        kv.init(0, x)
+        kv.pushpull(0, [x, x.as_in_context(mx.sim(1))], out=x)
+        assert (x.asnumpy() == 2).all()

@@ -76,6 +76,13 @@ def user_frame(depth: int = 1) -> FrameType | None:
     return None
 
 
+def is_called_by_user(depth: int = 2) -> bool:
+    """Whether the frame that is ``depth`` above is the user's code (2: the caller of the caller)."""
+    filename = sys._getframe(depth).f_code.co_filename
+    known = _internal.get(filename)
+    return not (_is_internal(filename) if known is None else known)
+
+
 def warn_user(message: str, once: set[tuple[str, int]], category: type[Warning] = UserWarning) -> None:
     """Warn at the line of the user's that led here, once for each line.
 

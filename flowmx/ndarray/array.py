@@ -408,6 +408,7 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
     """
     if isinstance(source_array, NDArray):
         kind = source_array._dtype if dtype is None else as_dtype(dtype)
+        core.warn_of_crossing(source_array._storage.device, devices.get(devices.cpu()), "array()", depth=2)
         source_array = source_array.asnumpy()
     elif dtype is None:
         kind = as_dtype(None)

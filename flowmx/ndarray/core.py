@@ -22,9 +22,10 @@ from flowmx import devices
 from flowmx.devices import Context, Device
 from flowmx.engine import Origin, capture
 from flowmx.engine.attributes import KnownAttributes
+from flowmx.engine.origin import is_called_by_user, warn_user
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
-from flowmx.errors import AutogradError, DeviceError, ShapeError, TypeInferenceError
+from flowmx.errors import AutogradError, CrossDeviceWarning, DeviceError, ShapeError, TypeInferenceError
 from flowmx.ndarray.recording import Entry, TapeNode, state
 from flowmx.ops import custom
 from flowmx.ops.dtypes import DType, name_of
@@ -532,6 +533,30 @@ def _given_outputs(
         if each._storage in written and not any(_same_memory(each, other) for other in sharing.get(position, ())):
             compute = _compute_into_copy
     return outputs, reads, compute
+
+
+_crossings: set[tuple[str, int]] = set()
+"""The user's lines that were warned of, since data crosses devices there."""
+
+
+def warn_of_crossing(source: Device, target: Device, what: str, depth: int = 3) -> None:
+    """Warn at the user's line, once, that data leaves a device there, and that nothing in it says so.
+
+    Data that comes from the host is meant to. What flowmx's own code moves is its own affair.
+
+    Args:
+        source: where the data is.
+        target: where it goes.
+        what: what the user's line does.
+        depth: how many frames above this one the user's is, where the user calls directly.
+    """
+    if source.is_asynchronous and is_called_by_user(depth + 1):
+        warn_user(
+            f"{what} copies from {source} to {target} each time it runs: make the array on {target} once, or write "
+            f"as_in_context({target}) where the copy is meant",
+            _crossings,
+            CrossDeviceWarning,
+        )
 
 
 def _same_memory(one: BaseArray, other: BaseArray) -> bool:

@@ -58,6 +58,7 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
         shape = _gathered_shape(array._shape, template, [each._shape for each in indexes])
         target, whole, selected = array, False, lambda: _Selected(array, template, indexes)
     if isinstance(value, BaseArray) and value._storage.device is not device:
+        core.warn_of_crossing(value._storage.device, device, "this assignment")
         value = value.as_in_context(device.context)  # type: ignore[attr-defined]
     given: Shape = value._shape if isinstance(value, BaseArray) else np.shape(value)
     if not _fits(given, shape):
