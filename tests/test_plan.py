@@ -1,4 +1,4 @@
-"""Plans of training on devices that are not here: memory, time, what a step is bound by; and the command for scripts."""
+"""Plans of training on devices that are not here: memory, time, what a step is bound by; the command for scripts."""
 
 import json
 import subprocess
@@ -198,6 +198,22 @@ def test_the_time_of_a_step_is_that_of_its_arithmetic():
     assert found.operators[0][0] in ("FullyConnected", "_backward_FullyConnected_weight")
 
 
+@pytest.mark.parametrize(("network", "published"), [("resnet34_v1", 3.6e9), ("resnet50_v1", 3.8e9), ("vgg19", 19.6e9)])
+def test_the_arithmetic_of_networks_is_what_was_published(network, published):
+    """He et al., Deep Residual Learning (arXiv:1512.03385), count multiply-adds of a forward pass."""
+
+    def program():
+        net = gluon.model_zoo.vision.get_model(network)
+        net.initialize(ctx=mx.gpu(0))
+        for _ in range(3):
+            with autograd.record():
+                loss = net(mx.nd.ones((1, 3, 224, 224), ctx=mx.gpu(0))).sum()
+            loss.backward()
+
+    found = mx.plan.run(program, plain(flops={"float32": 1.0}, bandwidth=1e15, host_latency=0.0, memory=1 << 36))
+    assert found.seconds == pytest.approx(2 * 3 * published, rel=0.02)  # forward, and backward twice as much
+
+
 def test_more_devices_do_the_same_batch_each():
     one, four = (mx.plan.run(train, f"a10x{count}", steps=3) for count in (1, 4))
     assert [each.name for each in four.devices] == [f"gpu({index})" for index in range(4)]
@@ -251,7 +267,13 @@ def test_the_memory_of_a_simulated_gpu_is_told_to_the_program():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("h100x8", ("H100", 8)), ("A10", ("A10", 1)), ("gtx980*2", ("GTX 980", 2)), ("gk104x1", ("GK104", 1))],
+    [
+        ("h100x8", ("H100", 8)),
+        ("A10", ("A10", 1)),
+        ("gtx980x2", ("GTX 980", 2)),
+        ("gtx980", ("GTX 980", 1)),
+        ("gk104x1", ("GK104", 1)),
+    ],
 )
 def test_devices_by_name_and_number(text, expected):
     found, count = fleet(text)
@@ -356,3 +378,41 @@ def test_options_may_stand_before_the_script_and_after_it():
     )
     assert options == ["--json", "--device=a10", "--steps", "3"]
     assert script == ["a.py", "1", "--lr", "2", "--steps", "4"]
+
+
+# -- captured graphs ---------------------------------------------------------------------------------------
+
+
+def deep(shapes, hybrid):
+    """A network of many small layers, for batches of some sizes in turn; counts nothing itself."""
+
+    def program():
+        net = gluon.nn.HybridSequential()
+        for _ in range(10):
+            net.add(gluon.nn.Dense(8, in_units=8), gluon.nn.Activation("tanh"))
+        net.initialize(ctx=mx.gpu(0))
+        if hybrid:
+            net.hybridize(static_alloc=True)
+        for size in shapes:
+            with autograd.record():
+                loss = net(mx.nd.ones((size, 8), ctx=mx.gpu(0))).sum()
+            loss.backward()
+
+    return program
+
+
+def test_a_graph_that_runs_again_is_one_launch():
+    plain_run, replayed = (mx.plan.run(deep([4] * 5, True), "h100", graphs=graphs) for graphs in (False, True))
+    # What is left are the gradients that are put into their buffers, one by one.
+    assert plain_run.launches > 1.8 * replayed.launches
+    assert replayed.seconds < plain_run.seconds
+    assert replayed.devices[0].peak == plain_run.devices[0].peak
+    unbound = [mx.plan.run(deep([4] * 5, False), "h100", graphs=graphs).launches for graphs in (False, True)]
+    assert unbound[0] == unbound[1]
+
+
+def test_a_graph_of_other_shapes_is_captured_anew():
+    same = mx.plan.run(deep([4, 4, 4, 4], True), "h100", graphs=True).launches
+    each_anew = mx.plan.run(deep([4, 5, 6, 7], True), "h100", graphs=True).launches
+    known = mx.plan.run(deep([4, 5, 4, 5], True), "h100", graphs=True, steps=None).launches
+    assert each_anew > 1.5 * same and same < known < each_anew

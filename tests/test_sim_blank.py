@@ -84,9 +84,9 @@ def test_what_is_asked_for_is_zero_and_a_warning_says_so_once():
     with simulated("a10", numerics=False):
         a = mx.nd.ones((2, 3), ctx=mx.sim(0)) + 5
         with pytest.warns(UserWarning, match="every value that is asked for is 0") as caught:
-            np.testing.assert_array_equal(a.asnumpy(), np.zeros((2, 3)))
-            assert (a.sum() * 3).asscalar() == 0
+            found = a.asnumpy(), (a.sum() * 3).asscalar()
         assert len(caught) == 1 and caught[0].filename == __file__
+        assert not found[0].any() and found[0].shape == (2, 3) and found[1] == 0
         host = a.as_in_context(mx.cpu(0))
         np.testing.assert_array_equal((host + 1).asnumpy(), np.ones((2, 3)))
         kept = mx.nd.ones((2, 3))
@@ -107,21 +107,21 @@ def test_errors_are_found_all_the_same():
 
 def test_a_network_that_is_too_big_for_this_machine_is_trained():
     """Some 100 GB of weights, gradients and states: nothing of it is touched."""
-    with simulated("h100", memory=1 << 38, numerics=False, races=False) as machine:
-        with mx.engine.using(engine_type="NaiveEngine"):
-            net = gluon.nn.HybridSequential()
-            for _ in range(4):
-                net.add(gluon.nn.Dense(40_000, in_units=40_000, activation="relu"))
-            net.initialize(mx.init.Xavier(), ctx=mx.sim(0))
-            trainer = gluon.Trainer(net.collect_params(), "adam")
-            for _ in range(2):
-                with autograd.record():
-                    loss = net(mx.nd.ones((64, 40_000), ctx=mx.sim(0))).sum()
-                loss.backward()
-                trainer.step(64)
-            assert machine.devices[0].pool.peak > 4 * 4 * 4 * 40_000**2
-            del net, trainer, loss
-            gc.collect()
+    machine = simulated("h100", memory=1 << 38, numerics=False, races=False)
+    with machine as system, mx.engine.using(engine_type="NaiveEngine"):
+        net = gluon.nn.HybridSequential()
+        for _ in range(4):
+            net.add(gluon.nn.Dense(40_000, in_units=40_000, activation="relu"))
+        net.initialize(mx.init.Xavier(), ctx=mx.sim(0))
+        trainer = gluon.Trainer(net.collect_params(), "adam")
+        for _ in range(2):
+            with autograd.record():
+                loss = net(mx.nd.ones((64, 40_000), ctx=mx.sim(0))).sum()
+            loss.backward()
+            trainer.step(64)
+        assert system.devices[0].pool.peak > 4 * 4 * 4 * 40_000**2
+        del net, trainer, loss
+        gc.collect()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 4 << 20  # KiB
 
 

@@ -41,7 +41,7 @@ def make(context: Context) -> SimDevice:
 def simulated(
     device: str | Description = "h100", count: int = 1, *, streams: int | None = None, memory: int | None = None,
     seed: int | None = None, races: bool = True, numerics: bool = True, device_type: str = "sim",
-    kernels: str = "cpu",
+    kernels: str = "cpu", graphs: bool = False,
 ) -> Iterator[System]:  # fmt: skip
     """A ``with`` block in which ``mx.sim(0)`` ... are the devices of a machine made for it.
 
@@ -56,6 +56,8 @@ def simulated(
             is asked for is 0; allocations, launches and virtual times are the same.
         device_type: ``gpu`` lets them stand for ``mx.gpu(0)`` ..., which ``mx.num_gpus()`` then counts.
         kernels: the device type whose kernels operators use, and graphs are planned for.
+        graphs: from its second run on, let a bound graph (of an executor, or a hybridized block) be one launch, as a
+            captured CUDA graph is.
 
     Arrays on these devices must not be used after the block.
     """
@@ -64,7 +66,7 @@ def simulated(
     system = System(seed, races)
     described = named(device) if isinstance(device, str) else device
     made = {
-        context: SimDevice(context, system, described, streams, memory, numerics, kernels)
+        context: SimDevice(context, system, described, streams, memory, numerics, kernels, graphs)
         for context in (Context(device_type, index) for index in range(count))
     }
     system.devices = {context.device_id: each for context, each in made.items()}

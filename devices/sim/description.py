@@ -103,12 +103,12 @@ def fleet(text: str) -> tuple[Description, int]:
     Raises:
         ValueError: there is no such preset, or the number is none.
     """
-    found = re.fullmatch(r"(.*?)(?:[x*](\d+))?", text.strip().lower())
-    assert found is not None
-    count = int(found[2] or 1)
-    if count < 1:
+    name, _, number = text.strip().lower().rpartition("x")
+    if not number.isdecimal() or text.strip().lower() in PRESETS:  # gtx980 is a name
+        return named(text.strip()), 1
+    if int(number) < 1:
         raise ValueError(f"the device is {text!r}, expected at least one, such as h100x8")
-    return named(found[1]), count
+    return named(name), int(number)
 
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}

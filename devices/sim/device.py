@@ -7,6 +7,7 @@ import mmap
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -49,6 +50,7 @@ class SimDevice(Device):
         memory: bytes, where they are not the description's.
         numerics: whether anything is computed; else arrays are :class:`~flowmx.devices.sim.blank.Blank`.
         kernels: the device type whose kernels are used.
+        graphs: launch bound graphs as one from their second run on, as CUDA graphs do.
     """
 
     xp = np
@@ -57,6 +59,7 @@ class SimDevice(Device):
     def __init__(
         self, context: Context, system: System, description: Description, streams: int | None = None,
         memory: int | None = None, numerics: bool = True, kernels: str = "cpu",
+        graphs: bool = False,
     ) -> None:  # fmt: skip
         config = settings.get()
         self.context = context
@@ -64,6 +67,7 @@ class SimDevice(Device):
         self.description = description
         self.has_numerics = numerics
         self.kernels = kernels
+        self._captured: WeakKeyDictionary[Any, set[Any]] | None = WeakKeyDictionary() if graphs else None
         self._array: type[np.ndarray[Any, Any]] = np.ndarray if numerics else Blank
         self.generator = Generator(repr(context))
         total = memory or description.memory
@@ -169,6 +173,21 @@ class SimDevice(Device):
         seconds, limit = self.description.kernel(flops, nbytes, dtype)
         launch.work.add(seconds, limit)
         self.system.operators[name] += seconds
+
+    def replay(self, launch: Launch) -> None:
+        """Let what a bound graph launches be one launch, where its like was captured before.
+
+        Its function says by ``captured_by(*arguments)`` what object stands for it, for shapes and all, and which part
+        of it this is.
+        """
+        captured_by = getattr(launch.function, "captured_by", None)
+        if self._captured is None or captured_by is None:
+            return
+        graph, part = captured_by(*launch.arguments)
+        parts = self._captured.setdefault(graph, set())
+        if part in parts:
+            launch.work.kernels = min(1, launch.work.kernels)
+        parts.add(part)
 
     def account_for_launch(self, launch: Launch) -> None:
         """The work of a launch that has not said what it does: it copies what it writes, or moves all bytes once."""

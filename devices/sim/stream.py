@@ -45,6 +45,7 @@ class SimStream(Stream):
             launch.work = Deferred(self._deferred(launch))
         if not launch.work.kernels:
             self.device.account_for_launch(launch)
+        self.device.replay(launch)
         system.check(launch)
         return result
 

@@ -279,6 +279,8 @@ def _forward(
         call.instance = instance
 
 
+_forward.captured_by = lambda compiled, call, *_: (compiled, "forward")  # type: ignore[attr-defined]
+
 _Beginning = tuple[Sequence[NDArray | None], Sequence[NDArray] | None, Sequence[NDArray]]
 """What the first piece of a backward pass takes: gradients of the outputs, the inputs if the forward pass must run
 again, and the outputs."""
@@ -296,6 +298,9 @@ def _backward(call: _Call, piece: int, gradients: dict[Any, NDArray], beginning:
         compiled.give(instance)
     else:
         call.instance = instance
+
+
+_backward.captured_by = lambda call, piece, *_: (call.compiled, piece)  # type: ignore[attr-defined]
 
 
 def _begin_backward(

@@ -209,6 +209,8 @@ class Mode:
             segment.done_once = versions
         run_steps(segment.run, segment.steps, "a bound graph")
 
+    _run.captured_by = lambda self, segment, versions: (segment, None)  # type: ignore[attr-defined]
+
     def _tie(self, segment: Segment) -> None:
         """Tie the steps of a segment to the user's arrays, which are there when it runs first."""
         with self._lock:

@@ -91,7 +91,7 @@ def _plan(script: Sequence[str], arguments: argparse.Namespace) -> Plan:
         with _as_main(script), contextlib.redirect_stdout(sys.stderr if arguments.json else sys.stdout):
             _run(str(path))
 
-    found = run(go, arguments.device, steps=arguments.steps or None, memory=arguments.memory)
+    found = run(go, arguments.device, steps=arguments.steps or None, memory=arguments.memory, graphs=arguments.graphs)
     if found.is_empty:
         raise ValueError(
             f"plan: {script[0]} put nothing on mx.gpu(0) or another GPU, so there is nothing to tell: choose "
@@ -165,9 +165,18 @@ def _parser() -> argparse.ArgumentParser:
         "--steps", type=int, default=_STEPS, help=f"end after so many (default {_STEPS}; 0: run it all)"
     )
     parser.add_argument("--memory", type=_checked(memory_of), help="of each device, where it is another: 40GB")
+    parser.add_argument("--graphs", action="store_true", help="launch bound graphs as one, as CUDA graphs would be")
     parser.add_argument("--json", action="store_true", help="print one JSON object; the script prints to stderr")
     return parser
 
 
-_TAKES = {"--device": True, "--steps": True, "--memory": True, "--json": False, "--help": False, "-h": False}
+_TAKES = {
+    "--device": True,
+    "--steps": True,
+    "--memory": True,
+    "--graphs": False,
+    "--json": False,
+    "--help": False,
+    "-h": False,
+}
 """The command's options, and whether they take a value."""

@@ -17,7 +17,7 @@ from flowmx.plan.watch import Enough, Watch
 
 def run(
     function: Callable[[], Any], device: str | Description = "h100", *, steps: int | None = None,
-    memory: int | str | None = None, count: int | None = None,
+    memory: int | str | None = None, count: int | None = None, graphs: bool = False,
 ) -> Plan:  # fmt: skip
     """What a function takes that trains on ``mx.gpu(0)``, ``mx.gpu(1)``, ...
 
@@ -30,6 +30,7 @@ def run(
         steps: end the program after so many steps (default: it ends by itself).
         memory: bytes of each device, as a number or such as ``"40GB"`` (default: the description's).
         count: how many devices (default: the preset's number, or 1).
+        graphs: from its second run on, let a bound graph be one launch, as a captured CUDA graph is.
 
     Returns:
         The plan.
@@ -48,7 +49,8 @@ def run(
         raise ValueError(f"plan: {number} devices and {steps} steps were asked for, expected at least 1 of each")
     size = memory_of(memory) if isinstance(memory, str) else memory
     machine = simulated(
-        described, number, memory=size, races=False, numerics=False, device_type="gpu", kernels="gpu"
+        described, number, memory=size, races=False, numerics=False, device_type="gpu", kernels="gpu",
+        graphs=graphs,
     )  # fmt: skip
     with engine.using(engine_type="NaiveEngine"), machine as system, Watch(system, steps) as watch:
         origin.names_layers += 1

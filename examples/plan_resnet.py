@@ -1,0 +1,54 @@
+"""Train a network of the model zoo on pictures of noise, data parallel on all GPUs: something to plan.
+
+``python -m flowmx plan examples/plan_resnet.py --batch-size 64 --device a10x2`` tells what it would take on two A10s;
+run by itself it trains on the GPUs that are there, or on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import numpy as np
+
+import flowmx as mx
+from flowmx.gluon import Trainer
+from flowmx.gluon.loss import SoftmaxCrossEntropyLoss
+from flowmx.gluon.model_zoo import vision
+from flowmx.gluon.utils import split_and_load
+
+
+def main(options: argparse.Namespace) -> None:
+    """Train some steps, each on a batch that comes from the host."""
+    contexts = [mx.gpu(index) for index in range(mx.num_gpus())] or [mx.cpu()]
+    net = vision.get_model(options.network, classes=1000)
+    net.initialize(mx.init.Xavier(), ctx=contexts)
+    if not options.imperative:
+        net.hybridize(static_alloc=True)
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    loss_of = SoftmaxCrossEntropyLoss()
+    count = options.batch_size * len(contexts)
+    rng = np.random.default_rng(0)
+    images = mx.nd.array(rng.standard_normal((count, 3, options.side, options.side), np.float32))
+    labels = mx.nd.array(rng.integers(0, 1000, count))
+    for _ in range(options.steps):
+        parts = zip(split_and_load(images, contexts), split_and_load(labels, contexts), strict=True)
+        with mx.autograd.record():
+            losses = [loss_of(net(x), y) for x, y in parts]
+        mx.autograd.backward(losses)
+        trainer.step(count)
+    mx.nd.waitall()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of this example."""
+    made = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    made.add_argument("--network", default="resnet50_v1", help="a name of the model zoo")
+    made.add_argument("--batch-size", type=int, default=32, help="instances on each device")
+    made.add_argument("--side", type=int, default=224, help="of the pictures")
+    made.add_argument("--steps", type=int, default=10, help="how many")
+    made.add_argument("--imperative", action="store_true", help="do not hybridize")
+    return made
+
+
+if __name__ == "__main__":
+    main(parser().parse_args())
