@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -332,6 +333,14 @@ def test_a_script_is_planned(script, capsys):
     assert status == 0
     assert "step 0" in shown and "step 2" not in shown
     assert "plan for 2 x A10" in shown and "optimizer" not in shown and "weights" in shown
+
+
+def test_the_example_is_planned(capsys):
+    example = Path(__file__).parent.parent / "examples" / "plan_resnet.py"
+    words = [str(example), "--network", "resnet18_v1", "--side", "64", "--device", "a10x2", "--steps", "2", "--graphs"]
+    assert command.main(words) == 0
+    shown = capsys.readouterr().out
+    assert "gpu(1): " in shown and "copies of peers" in shown and "times this batch would fit" in shown
 
 
 def test_the_process_says_it_by_its_status(script):
