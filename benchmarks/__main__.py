@@ -14,6 +14,7 @@ from benchmarks import kvstore as stores
 from benchmarks import loader as loaders
 from benchmarks import profiling as profilers
 from benchmarks import recordio as records
+from benchmarks import serving as services
 
 
 def engine(rounds: int) -> None:
@@ -234,12 +235,16 @@ def profiling(rounds: int) -> None:
     profilers.compare(rounds)
 
 
+def serving(rounds: int) -> None:
+    """Services of ResNet-18 for 32x32 images, with 64 clients and with ten times as many."""
+    services.compare(min(rounds, 3))
+
+
 BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
-        transformer, hybrid, gluon, shapes, importing, kvstore, recordio, images, loader,
-        profiling,
+        transformer, hybrid, gluon, shapes, importing, kvstore, recordio, images, loader, profiling, serving,
     )
 }  # fmt: skip
 PICTURES = {"figure7": memory_strategies, "figure8": scaling, "figure8_measure": scaling_measured}

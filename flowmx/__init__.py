@@ -61,7 +61,7 @@ from flowmx.util import (
 )
 
 if TYPE_CHECKING:
-    from flowmx import amp, contrib, image, onnx, plan, recordio, rnn, test_utils
+    from flowmx import amp, contrib, image, onnx, plan, recordio, rnn, serve, test_utils
     from flowmx import image as img
 
 __version__ = "0.1.0"
@@ -72,10 +72,9 @@ __all__ = [
     "init", "initializer", "io", "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric",
     "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "np_array", "np_shape", "num_gpus", "onnx",
     "operator", "optimizer", "plan", "profiler", "random", "recordio", "registry", "rnd", "rnn", "run", "runtime",
-    "safety",
-    "set_np_shape", "sim", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util",
-    "visualization", "viz",
+    "safety", "serve", "set_np_shape", "sim", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape",
+    "util", "visualization", "viz",
 ]  # fmt: skip
 
-_LATER = ("amp", "contrib", "image", "onnx", "plan", "recordio", "rnn", "test_utils")
+_LATER = ("amp", "contrib", "image", "onnx", "plan", "recordio", "rnn", "serve", "test_utils")
 __getattr__, __dir__ = later(__name__, {"img": "flowmx.image", **{each: f"flowmx.{each}" for each in _LATER}})

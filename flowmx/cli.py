@@ -39,6 +39,7 @@ NODES = {
     "server": ("flowmx.kvstore.server.main", "be a server of a distributed job"),
     "doctor": ("flowmx.doctor.command", "say what running processes do, what waits for what, who is to blame"),
     "plan": ("flowmx.plan.command", "tell what a training script would take on GPUs that are not here"),
+    "serve": ("flowmx.serve.command", "serve a model over HTTP"),
     "im2rec": ("flowmx.im2rec", "make lists of images, and RecordIO files of them"),
 }
 

@@ -1,0 +1,161 @@
+"""A service of ResNet-18 for 32x32 images, on flowmx or PyTorch, until its input ends.
+
+    python serving.py SYSTEM [aiohttp's folder]
+
+Systems: ``flowmx``; ``torch_pool``, which computes each request by itself on a pool of threads; ``torch_batch``, which
+joins what waits, as one writes it by hand. It prints its port, and answers ``POST /predict`` with .npy bodies and
+``GET /lag`` with how late its loop's timers were since the last look, and the memory that is resident.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+if len(sys.argv) > 2:
+    sys.path.append(sys.argv[2])  # behind what the peer has itself
+
+import blocks  # these lie beside this file; the peers know nothing of the package
+import networks
+import numpy as np
+from aiohttp import web
+
+MAX_BATCH, MAX_LATENCY, TICK = 32, 0.002, 0.005
+lags: list[float] = []
+
+
+async def watch() -> None:
+    """Note how late the loop wakes this task."""
+    while True:
+        start = time.perf_counter()
+        await asyncio.sleep(TICK)
+        lags.append(1e3 * (time.perf_counter() - start - TICK))
+
+
+async def lag(request: web.Request) -> web.Response:
+    """The lags since the last look, in milliseconds, and resident megabytes."""
+    found = np.array(lags) if lags else np.zeros(1)
+    lags.clear()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    figures = {"median_ms": np.median(found), "p99_ms": np.quantile(found, 0.99), "max_ms": found.max()}
+    return web.json_response({**{k: float(v) for k, v in figures.items()}, "resident_mb": pages * 4096 / 1e6})
+
+
+def flowmx(application: web.Application) -> None:
+    """The service as flowmx has it."""
+    import flowmx as mx
+
+    mx.random.seed(1)
+    net = blocks.network(mx.gluon, blocks.CIFAR_RESNET_18)
+    net.initialize(mx.init.Xavier())
+    predictor = mx.serve.Predictor(net, shape=(3, 32, 32), max_batch=MAX_BATCH, max_latency=MAX_LATENCY)
+    application.add_subapp("/ml", mx.serve.app(predictor))
+
+
+def pytorch(application: web.Application, batching: bool) -> None:
+    """The service as one writes it with PyTorch, in the faster of its memory layouts."""
+    import torch
+
+    threads = 1 if not batching else torch.get_num_threads()
+    torch.set_num_threads(threads)
+    pool = ThreadPoolExecutor(2 if not batching else 1)
+    net, layout = fastest(torch, 1 if not batching else MAX_BATCH)
+
+    def compute(images: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        with torch.inference_mode():
+            found = net(torch.from_numpy(images).to(memory_format=layout))
+        result: np.ndarray[Any, Any] = found.numpy()
+        return result
+
+    loop_of = asyncio.get_event_loop
+    waiting: asyncio.Queue[tuple[np.ndarray[Any, Any], asyncio.Future[Any]]] = asyncio.Queue()
+
+    async def batches() -> None:
+        while True:
+            taken = [await waiting.get()]
+            end = time.perf_counter() + MAX_LATENCY
+            while len(taken) < MAX_BATCH:
+                try:
+                    taken.append(waiting.get_nowait())
+                except asyncio.QueueEmpty:
+                    try:
+                        taken.append(await asyncio.wait_for(waiting.get(), max(0.0, end - time.perf_counter())))
+                    except TimeoutError:
+                        break
+            found = await loop_of().run_in_executor(pool, compute, np.stack([image for image, _ in taken]))
+            for (_, future), row in zip(taken, found, strict=True):
+                if not future.done():
+                    future.set_result(row)
+
+    async def predict(request: web.Request) -> web.Response:
+        image = np.load(io.BytesIO(await request.read()))
+        if batching:
+            future = loop_of().create_future()
+            waiting.put_nowait((image, future))
+            row = await future
+        else:
+            row = (await loop_of().run_in_executor(pool, compute, image[None]))[0]
+        stream = io.BytesIO()
+        np.save(stream, row)
+        return web.Response(body=stream.getvalue(), content_type="application/x-npy")
+
+    async def start(app: web.Application) -> None:
+        app["task"] = asyncio.create_task(batches())
+
+    application.router.add_post("/ml/predict", predict)
+    if batching:
+        application.on_startup.append(start)
+
+
+def fastest(torch: Any, batch: int) -> tuple[Any, Any]:
+    """The network in the layout in which it takes less time for a batch."""
+    found = []
+    for layout in (torch.contiguous_format, torch.channels_last):
+        net = networks.module(torch, blocks.CIFAR_RESNET_18, 32).eval().to(memory_format=layout)
+        data = torch.randn(batch, 3, 32, 32).to(memory_format=layout)
+        with torch.inference_mode():
+            found.append((min(timed(net, data) for _ in range(4)), net, layout))
+    _, net, layout = min(found, key=lambda each: each[0])
+    return net, layout
+
+
+def timed(net: Any, data: Any) -> float:
+    """Seconds of one run."""
+    start = time.perf_counter()
+    net(data)
+    return time.perf_counter() - start
+
+
+async def main(system: str) -> None:
+    """Serve until the input ends."""
+    watching = asyncio.create_task(watch())
+    application = web.Application()
+    application.router.add_get("/lag", lag)
+    if system == "flowmx":
+        flowmx(application)
+    else:
+        pytorch(application, system == "torch_batch")
+    runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+    lags.clear()  # what came before was no service yet
+    print(json.dumps({"port": runner.addresses[0][1]}), flush=True)
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    watching.cancel()
+    await runner.cleanup()
+
+
+if __name__ == "__main__":
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main(sys.argv[1]))
+    else:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as loops:
+            loops.run(main(sys.argv[1]))

@@ -1,0 +1,17 @@
+"""Inference services (``mx.serve``): await a prediction, share batches, shed load, never hold up the event loop.
+
+Example:
+    >>> async with mx.serve.Predictor("model/", shape=(3, 32, 32)) as predictor:
+    ...     scores = await predictor(image)
+
+:func:`app` makes an aiohttp application of predictors, :func:`asgi` an ASGI one, and ``python -m flowmx serve`` runs
+one from a folder. ``docs/serving.md`` is the user's page.
+"""
+
+from flowmx.serve.application import app, run
+from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
+from flowmx.serve.gateway import asgi
+from flowmx.serve.inputs import Input
+from flowmx.serve.predictor import Predictor
+
+__all__ = ["Input", "InvalidInput", "Overloaded", "Predictor", "Unavailable", "app", "asgi", "run"]

@@ -1,0 +1,177 @@
+"""Which waiting rows make up the next batch, and when it begins. Pure: no clock, no threads.
+
+A batch is made when the engine is free for it, of what waits then. Rows wait for company only while the engine is
+idle, more are expected within the latency budget, and there is room for them: so the budget costs nothing where
+requests are rare, and nothing where the engine is busy anyway.
+
+Batches have a few sizes, which are compiled beforehand. The size is the one that gets most rows done in a second,
+which is seldom one with much padding: of 33 rows that wait, 32 go and not 64 places with 33 in them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from typing import Any, NamedTuple
+
+from flowmx.serve.inputs import Rows
+
+__all__ = ["Job", "Pace", "Piece", "Queue", "sizes_up_to"]
+
+_FORGET = 0.1
+"""What a new interval between rows counts, in the mean of intervals."""
+
+
+class Job:
+    """A request in the queue.
+
+    Args:
+        rows: its input.
+        key: rows of one batch have the same.
+        arrived: when, in seconds.
+        answer: whom to tell; opaque here.
+
+    Attributes:
+        taken: how many rows have gone into batches.
+        dropped: whether nobody waits for it any more.
+    """
+
+    __slots__ = ("answer", "arrived", "dropped", "key", "results", "rows", "taken", "waiting_for")
+
+    def __init__(self, rows: Rows, key: Hashable, arrived: float, answer: Any = None) -> None:
+        self.rows, self.key, self.arrived, self.answer = rows, key, arrived, answer
+        self.taken = 0
+        self.dropped = False
+        self.waiting_for = rows.count
+        self.results: list[Any] = []
+
+
+class Piece(NamedTuple):
+    """Rows of a job that are in one batch: from ``start`` to before ``stop``."""
+
+    job: Job
+    start: int
+    stop: int
+
+
+class Queue:
+    """Jobs in the order that they came, with at most so many rows."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.rows = 0
+        self._jobs: dict[Hashable, deque[Job]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def has_room(self, rows: int) -> bool:
+        """Whether so many more may wait; one request always may where nothing waits."""
+        return not self.rows or self.rows + rows <= self.limit
+
+    def put(self, job: Job) -> None:
+        """Add a job."""
+        self._jobs.setdefault(job.key, deque()).append(job)
+        self.rows += job.rows.count
+
+    def first(self) -> Job:
+        """The job that has waited longest."""
+        return min((jobs[0] for jobs in self._jobs.values()), key=lambda job: job.arrived)
+
+    def waiting(self, key: Hashable) -> int:
+        """How many rows of a key wait."""
+        return sum(job.rows.count - job.taken for job in self._jobs.get(key, ()))
+
+    def take(self, key: Hashable, most: int) -> list[Piece]:
+        """Remove at most so many rows of a key, the oldest."""
+        jobs, pieces = self._jobs[key], []
+        while jobs and most:
+            job = jobs[0]
+            stop = min(job.rows.count, job.taken + most)
+            pieces.append(Piece(job, job.taken, stop))
+            most -= stop - job.taken
+            self.rows -= stop - job.taken
+            job.taken = stop
+            if stop == job.rows.count:
+                jobs.popleft()
+        if not jobs:
+            del self._jobs[key]
+        return pieces
+
+    def drop(self, job: Job) -> int:
+        """Remove what of a job has not been taken; returns how many rows that is."""
+        left = job.rows.count - job.taken
+        job.dropped = True
+        if left:
+            jobs = self._jobs[job.key]
+            jobs.remove(job)
+            if not jobs:
+                del self._jobs[job.key]
+            self.rows -= left
+            job.taken = job.rows.count
+        return left
+
+    def clear(self) -> list[Job]:
+        """Remove all jobs, and return them."""
+        found = [job for jobs in self._jobs.values() for job in jobs]
+        for job in found:
+            job.taken = job.rows.count
+        self._jobs, self.rows = {}, 0
+        return found
+
+
+class Pace:
+    """When a batch begins, and how large it is.
+
+    Args:
+        sizes: that batches may have, increasing.
+        max_latency: seconds that a row may wait for company.
+    """
+
+    def __init__(self, sizes: Sequence[int], max_latency: float) -> None:
+        self.sizes = tuple(sizes)
+        self.max_latency = max_latency
+        self.seconds: dict[int, float] = {size: float(size) for size in sizes}
+        """What a batch of each size takes; only their ratios matter."""
+        self.rate = 0.0
+        """Rows a second that batches get done."""
+        self._interval = float("inf")
+        self._latest = float("-inf")
+
+    def arrived(self, now: float, rows: int) -> None:
+        """Note that rows came."""
+        interval = min(now - self._latest, 2 * self.max_latency) / rows  # a long pause is no more than a pause
+        known = self._interval < float("inf")
+        self._interval = self._interval + _FORGET * (interval - self._interval) if known else interval
+        self._latest = now
+
+    def done(self, rows: int, seconds: float) -> None:
+        """Note that a batch was computed."""
+        rate = rows / max(seconds, 1e-9)
+        self.rate = self.rate + _FORGET * (rate - self.rate) if self.rate else rate
+
+    def begin_at(self, waiting: int, oldest: float, now: float) -> float:
+        """When to begin a batch, if nothing more comes: now, or later.
+
+        Args:
+            waiting: rows that could be in it.
+            oldest: when the first of them came.
+            now: the time.
+        """
+        end = oldest + self.max_latency
+        expected = now < end and self._interval < end - now and now - self._latest < self.max_latency
+        return end if expected and waiting < self.sizes[-1] else now
+
+    def size(self, waiting: int) -> int:
+        """The size that gets most rows done in a second; of equal ones the largest."""
+        return max(self.sizes, key=lambda size: (min(size, waiting) / self.seconds[size], size))
+
+    def retry_after(self, rows: int) -> float:
+        """Seconds after which so many waiting rows should be done."""
+        return rows / self.rate if self.rate else 1.0
+
+
+def sizes_up_to(most: int) -> tuple[int, ...]:
+    """The powers of two below a number, and the number."""
+    sizes = [1 << bit for bit in range(most.bit_length()) if 1 << bit < most]
+    return (*sizes, most)

@@ -1,0 +1,184 @@
+"""Bodies of requests and answers: JSON, msgpack and NumPy's ``.npy``. Pure.
+
+========  =====================================================  ===================================================
+type      a request                                              an answer
+========  =====================================================  ===================================================
+JSON      nested lists, or ``{"inputs": lists or {name: ...}}``  ``{"outputs": lists}``, several as ``{name: lists}``
+msgpack   the same with ``{shape, dtype, data}`` for each array  the same with ``{shape, dtype, data}``
+.npy      one array                                              the output of a model that has one
+========  =====================================================  ===================================================
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+import numpy as np
+
+from flowmx.serve.errors import InvalidInput
+from flowmx.serve.inputs import Array
+
+__all__ = ["FORMATS", "Format", "NotAcceptable", "accepted"]
+
+Outputs = Mapping[str, Array]
+_KINDS = "biufV"
+
+
+class NotAcceptable(ValueError):
+    """The answer has no form in the format that was asked for."""
+
+
+class Format(NamedTuple):
+    """One kind of body.
+
+    Attributes:
+        type: its media type.
+        read: from bytes to what a predictor takes; raises InvalidInput.
+        write: from named outputs to bytes.
+        is_text: whether reading it takes long for its size.
+    """
+
+    type: str
+    read: Callable[[bytes], Any]
+    write: Callable[[Outputs], bytes]
+    is_text: bool = False
+
+
+def accepted(accept: str, own: Format) -> Format:
+    """The format of an answer, by the header that asks for it; else that of the request.
+
+    Raises:
+        NotAcceptable: it asks for none of ours.
+    """
+    wanted = [part.partition(";")[0].strip().lower() for part in accept.split(",") if part.strip()]
+    for each in wanted:
+        if each in FORMATS:
+            return FORMATS[each]
+    if not wanted or any(each in ("*/*", "application/*", own.type) for each in wanted):
+        return own
+    raise NotAcceptable(f"Accept is {accept[:80]!r}, expected one of {', '.join(FORMATS)}")
+
+
+def _inputs(found: Any) -> Any:
+    return found["inputs"] if isinstance(found, dict) and set(found) == {"inputs"} else found
+
+
+def _named(outputs: Outputs, form: Callable[[Array], Any]) -> dict[str, Any]:
+    formed = {name: form(array) for name, array in outputs.items()}
+    return {"outputs": formed if len(formed) > 1 else next(iter(formed.values()), None)}
+
+
+# -- JSON ----------------------------------------------------------------------------------------------
+
+
+def _read_json(body: bytes) -> Any:
+    try:
+        return _inputs(json.loads(body))
+    except (ValueError, RecursionError) as error:
+        raise InvalidInput(f"the body is no JSON: {error}") from None
+
+
+def _write_json(outputs: Outputs) -> bytes:
+    return json.dumps(_named(outputs, lambda array: array.tolist())).encode()
+
+
+# -- msgpack -------------------------------------------------------------------------------------------
+
+
+def _read_msgpack(body: bytes) -> Any:
+    try:
+        found = _inputs(msgpack.unpackb(body))
+    except (ValueError, RecursionError, msgpack.UnpackException) as error:
+        raise InvalidInput(f"the body is no msgpack: {type(error).__name__}: {error}") from None
+    if isinstance(found, dict) and "data" in found and "dtype" in found:
+        return _array(found)
+    if isinstance(found, dict):
+        return {name: _array(each) for name, each in found.items()}
+    return found
+
+
+def _array(found: Any) -> Any:
+    """The array of ``{shape, dtype, data}``; other values stay as they are."""
+    if not isinstance(found, dict):
+        return found
+    if set(found) != {"shape", "dtype", "data"}:
+        raise InvalidInput(f"an array has the keys {', '.join(map(str, found))}, expected shape, dtype, data")
+    shape, data = found["shape"], found["data"]
+    dtype = _dtype(found["dtype"])
+    if not isinstance(shape, Sequence) or not all(type(size) is int and size >= 0 for size in shape):
+        raise InvalidInput(f"the shape of an array is {str(shape)[:80]}, expected a list of sizes")
+    if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
+        given = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
+        raise InvalidInput(
+            f"the data of an array are {given}, expected {math.prod(shape) * dtype.itemsize} bytes for {dtype} "
+            f"{list(shape)}"
+        )
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _dtype(name: Any) -> np.dtype[Any]:
+    try:
+        dtype = np.dtype(name if isinstance(name, str) else None)
+    except TypeError:
+        dtype = np.dtype(object)
+    if not isinstance(name, str) or dtype.kind not in _KINDS or dtype.fields:
+        raise InvalidInput(f"the dtype of an array is {str(name)[:80]!r}, expected the name of one, such as 'float32'")
+    return dtype.newbyteorder("<")
+
+
+def _write_msgpack(outputs: Outputs) -> bytes:
+    packed: bytes = msgpack.packb(_named(outputs, _described))
+    return packed
+
+
+def _described(array: Array) -> dict[str, Any]:
+    little = array.astype(array.dtype.newbyteorder("<"), copy=False)
+    return {"shape": list(array.shape), "dtype": array.dtype.name, "data": little.tobytes()}
+
+
+# -- npy -----------------------------------------------------------------------------------------------
+
+
+def _read_npy(body: bytes) -> Any:
+    stream = io.BytesIO(body)
+    try:
+        version = np.lib.format.read_magic(stream)
+        shape, fortran, dtype = _NPY_HEADERS[version](stream)
+    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
+        raise InvalidInput(f"the body is no .npy: {error}") from None
+    if dtype.kind not in _KINDS or dtype.fields or dtype.hasobject:
+        raise InvalidInput(f"the body has the dtype {dtype}, expected numbers")
+    wanted, given = math.prod(shape) * dtype.itemsize, len(body) - stream.tell()
+    if wanted != given:
+        raise InvalidInput(f"the body has {given} bytes after its header, expected {wanted} for {dtype} {list(shape)}")
+    flat = np.frombuffer(body, dtype, offset=stream.tell())
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+_NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def _write_npy(outputs: Outputs) -> bytes:
+    if len(outputs) != 1:
+        raise NotAcceptable(
+            f"the model has the outputs {', '.join(outputs)}, and .npy holds one array: ask for {JSON.type} or "
+            f"{MSGPACK.type} in Accept"
+        )
+    stream = io.BytesIO()
+    np.save(stream, next(iter(outputs.values())), allow_pickle=False)
+    return stream.getvalue()
+
+
+JSON = Format("application/json", _read_json, _write_json, is_text=True)
+MSGPACK = Format("application/msgpack", _read_msgpack, _write_msgpack)
+NPY = Format("application/x-npy", _read_npy, _write_npy)
+FORMATS = {
+    **{each.type: each for each in (JSON, MSGPACK, NPY)},
+    "application/x-msgpack": MSGPACK, "application/vnd.msgpack": MSGPACK, "application/npy": NPY,
+}  # fmt: skip
+"""By media type."""
