@@ -17,6 +17,8 @@ from benchmarks import turns
 
 SYSTEMS = {"flowmx": "flowmx", "torch_pool": "torch", "torch_batch": "torch"}
 """From a service to whose interpreter runs it."""
+ENVIRONMENT = {"FLOWMX_CPU_WORKER_NTHREADS": str(len(os.sched_getaffinity(0)))}
+"""A batch a core: kernels that share one wait for each other wherever something else runs on a core."""
 CLIENTS, MANY = 64, 640
 SECONDS = float(os.environ.get("SECONDS", "8"))
 Figures = dict[str, float]
@@ -37,8 +39,9 @@ class Service:
         script = str(turns.WORKERS / "serving.py")
         lent = [str(Path(aiohttp.__file__).parent.parent)] if system != "flowmx" else []
         self.process = subprocess.Popen(
-            [interpreter, script, system, *lent], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            [interpreter, script, system, *lent], env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
         assert self.process.stdout is not None
         self.address = f"http://127.0.0.1:{json.loads(self.process.stdout.readline())['port']}"
 
@@ -92,6 +95,7 @@ def turn(system: str) -> Figures:
     return {
         "ms_a_request": 1e3 / max(usual["per_s"], 1e-3), "p99_ms": usual["p99_ms"], "crowd_p99_ms": crowd["p99_ms"],
         "crowd_ms_a_request": 1e3 / max(crowd["per_s"], 1e-3), "first_lag_p99_ms": first["p99_ms"],
+        "cpu_ms_a_request": 1e3 * (beside["cpu_s"] - first["cpu_s"]) / max(usual["outcomes"].get("200", 0), 1),
         "lag_p99_ms": beside["p99_ms"], "crowd_lag_p99_ms": after["p99_ms"], "resident_mb": beside["resident_mb"],
         "crowd_resident_mb": after["resident_mb"], "crowd_refused": float(crowd["outcomes"].get("503", 0)),
         "strange": float(sum(strange.values())),

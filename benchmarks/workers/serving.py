@@ -39,12 +39,13 @@ async def watch() -> None:
 
 
 async def lag(request: web.Request) -> web.Response:
-    """The lags since the last look, in milliseconds, and resident megabytes."""
+    """The lags since the last look, in milliseconds, resident megabytes, and processor time."""
     found = np.array(lags) if lags else np.zeros(1)
     lags.clear()
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     figures = {"median_ms": np.median(found), "p99_ms": np.quantile(found, 0.99), "max_ms": found.max()}
-    return web.json_response({**{k: float(v) for k, v in figures.items()}, "resident_mb": pages * 4096 / 1e6})
+    spent = {"resident_mb": pages * 4096 / 1e6, "cpu_s": time.process_time()}
+    return web.json_response({**{name: float(value) for name, value in figures.items()}, **spent})
 
 
 def flowmx(application: web.Application) -> None:

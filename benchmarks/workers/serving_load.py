@@ -75,8 +75,8 @@ async def main() -> dict[str, Any]:
     took = time.perf_counter() - start
     found = np.array(load.times) if load.times else np.zeros(1)
     return {
-        "per_s": len(load.times) / took, "median_ms": float(np.median(found)), "p99_ms": float(np.quantile(found, 0.99)),
-        "outcomes": dict(load.counts),
+        "per_s": len(load.times) / took, "median_ms": float(np.median(found)),
+        "p99_ms": float(np.quantile(found, 0.99)), "outcomes": dict(load.counts),
     }  # fmt: skip
 
 

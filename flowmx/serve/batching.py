@@ -5,7 +5,8 @@ idle, more are expected within the latency budget, and there is room for them: s
 requests are rare, and nothing where the engine is busy anyway.
 
 Batches have a few sizes, which are compiled beforehand. The size is the one that gets most rows done in a second,
-which is seldom one with much padding: of 33 rows that wait, 32 go and not 64 places with 33 in them.
+which is seldom one with much padding: of 33 rows that wait, 32 go and not 64 places with 33 in them. Of sizes that are
+about as good the smallest is taken, whose rows are answered first.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from flowmx.serve.inputs import Rows
 
 __all__ = ["Job", "Pace", "Piece", "Queue", "sizes_up_to"]
 
+_AS_GOOD = 0.97
+"""The part of the best rate that another size must reach."""
 _FORGET = 0.1
 """What a new interval between rows counts, in the mean of intervals."""
 
@@ -42,7 +45,7 @@ class Job:
         self.rows, self.key, self.arrived, self.answer = rows, key, arrived, answer
         self.taken = 0
         self.dropped = False
-        self.waiting_for = rows.count
+        self.waiting_for = rows.rows
         self.results: list[Any] = []
 
 
@@ -72,7 +75,7 @@ class Queue:
     def put(self, job: Job) -> None:
         """Add a job."""
         self._jobs.setdefault(job.key, deque()).append(job)
-        self.rows += job.rows.count
+        self.rows += job.rows.rows
 
     def first(self) -> Job:
         """The job that has waited longest."""
@@ -80,19 +83,19 @@ class Queue:
 
     def waiting(self, key: Hashable) -> int:
         """How many rows of a key wait."""
-        return sum(job.rows.count - job.taken for job in self._jobs.get(key, ()))
+        return sum(job.rows.rows - job.taken for job in self._jobs.get(key, ()))
 
     def take(self, key: Hashable, most: int) -> list[Piece]:
         """Remove at most so many rows of a key, the oldest."""
         jobs, pieces = self._jobs[key], []
         while jobs and most:
             job = jobs[0]
-            stop = min(job.rows.count, job.taken + most)
+            stop = min(job.rows.rows, job.taken + most)
             pieces.append(Piece(job, job.taken, stop))
             most -= stop - job.taken
             self.rows -= stop - job.taken
             job.taken = stop
-            if stop == job.rows.count:
+            if stop == job.rows.rows:
                 jobs.popleft()
         if not jobs:
             del self._jobs[key]
@@ -100,7 +103,7 @@ class Queue:
 
     def drop(self, job: Job) -> int:
         """Remove what of a job has not been taken; returns how many rows that is."""
-        left = job.rows.count - job.taken
+        left = job.rows.rows - job.taken
         job.dropped = True
         if left:
             jobs = self._jobs[job.key]
@@ -108,14 +111,14 @@ class Queue:
             if not jobs:
                 del self._jobs[job.key]
             self.rows -= left
-            job.taken = job.rows.count
+            job.taken = job.rows.rows
         return left
 
     def clear(self) -> list[Job]:
         """Remove all jobs, and return them."""
         found = [job for jobs in self._jobs.values() for job in jobs]
         for job in found:
-            job.taken = job.rows.count
+            job.taken = job.rows.rows
         self._jobs, self.rows = {}, 0
         return found
 
@@ -163,8 +166,10 @@ class Pace:
         return end if expected and waiting < self.sizes[-1] else now
 
     def size(self, waiting: int) -> int:
-        """The size that gets most rows done in a second; of equal ones the largest."""
-        return max(self.sizes, key=lambda size: (min(size, waiting) / self.seconds[size], size))
+        """The size that gets most rows done in a second; of those that are about as good the smallest."""
+        rates = {size: min(size, waiting) / self.seconds[size] for size in self.sizes}
+        good = _AS_GOOD * max(rates.values())
+        return min(size for size, rate in rates.items() if rate >= good)
 
     def retry_after(self, rows: int) -> float:
         """Seconds after which so many waiting rows should be done."""

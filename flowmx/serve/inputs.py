@@ -41,13 +41,13 @@ class Rows(NamedTuple):
 
     Attributes:
         arrays: an array for each input, with the batch axis.
-        count: how many rows.
+        rows: how many.
         single: whether one row was given without the batch axis.
         shapes: of a row of each input, with lengths rounded up to those that are compiled.
     """
 
     arrays: tuple[Array, ...]
-    count: int
+    rows: int
     single: bool
     shapes: tuple[Shape, ...]
 
@@ -136,7 +136,7 @@ class Inputs:
         if self._fits(spec, array.shape):
             return None
         if array.ndim and self._fits(spec, array.shape[1:]):
-            return array.shape[0]
+            return int(array.shape[0])
         raise InvalidInput(
             f"input {spec.name} has shape {_text(array.shape)}, expected {_text(spec.shape)} for one row or "
             f"{_text(('rows', *spec.shape))} for several" + self._about_lengths(spec)

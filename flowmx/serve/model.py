@@ -73,7 +73,7 @@ class Model:
         if symbol is None or not names:
             return []
         known = {spec.name: array.shape for spec, array in zip(self.inputs.specs, batch, strict=True)}
-        shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(**known)[0], strict=True))
+        shapes = dict(zip(symbol.list_arguments(), symbol.infer_shape(**known)[0] or (), strict=True))
         return [nd.zeros(shapes[name], self.ctx) for name in names]
 
     def _time(self, batch: Sequence[Array]) -> float:

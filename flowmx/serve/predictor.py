@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
+from flowmx import settings
+from flowmx.comm.metrics import Metrics
 from flowmx.devices import Context, cpu
 from flowmx.ndarray import NDArray
 from flowmx.serve import measures
@@ -61,7 +63,7 @@ class Predictor:
         self, model: Any, shape: Shapes | None = None, *, dtype: Any = None, params: Any = None,
         epoch: int | None = None, max_batch: int = 32, sizes: Sequence[int] | None = None, max_latency: float = 0.002,
         queue: int | None = None, lengths: Sequence[int] = (), finite: bool = False, ctx: Context | None = None,
-        name: str = "model", metrics: measures.Metrics | None = None,
+        name: str = "model", metrics: Metrics | None = None,
     ) -> None:  # fmt: skip
         sizes = _sizes(max_batch, sizes)
         limit = 2 * sizes[-1] if queue is None else queue
@@ -80,7 +82,10 @@ class Predictor:
                 f"{len(sizes)} sizes of batches for each of {len(inputs.shapes())} lengths are {graphs} graphs, and "
                 f"{_COMPILED} stay compiled: name fewer lengths, or sizes=(1, {sizes[-1]})"
             )
-        self._runner = Runner(self._model(source, inputs), Queue(limit), Pace(sizes, max_latency), self._measures, name)
+        self._runner = Runner(
+            self._model(source, inputs), Queue(limit), Pace(sizes, max_latency), self._measures, name,
+            settings.get().cpu_worker_nthreads,
+        )  # fmt: skip
         self._swapping = threading.Lock()
         weakref.finalize(self, self._runner.stop)
 
@@ -230,7 +235,7 @@ class Predictor:
         return self._runner.model.outputs
 
     @property
-    def metrics(self) -> measures.Metrics:
+    def metrics(self) -> Metrics:
         """Where it counts."""
         return self._measures.metrics
 

@@ -1,7 +1,8 @@
-"""The thread that makes batches of what waits, has the engine compute them, and hands rows to who waits for them.
+"""The threads that make batches of what waits, have the engine compute them, and hand rows to who waits for them.
 
 Requests come from any event loop, so the queue stands behind a lock, which is held for microseconds. Everything that
-takes longer (compiling, copying rows, waiting for the engine) happens on this thread, or on the engine's.
+takes longer (compiling, copying rows, waiting for the engine) happens on these threads, or on the engine's. There is
+one for each operation that the engine computes at once.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -35,9 +36,11 @@ class Runner:
         pace: for the batches.
         measures: where to count.
         name: of the predictor.
+        workers: how many batches are computed at once.
     """
 
-    def __init__(self, model: Model, queue: Queue, pace: Pace, measures: Measures, name: str) -> None:
+    def __init__(self, model: Model, queue: Queue, pace: Pace, measures: Measures, name: str, workers: int) -> None:
+        self.workers = workers
         self.model, self.queue, self.pace, self.measures, self.name = model, queue, pace, measures, name
         self.warm: Future[None] = Future()
         self.accepting = True
@@ -46,16 +49,24 @@ class Runner:
         self._settled: list[tuple[Model | None, Future[None]]] = []
         self._stopping = False
         self._changed = threading.Condition()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
 
     # -- for any thread --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Start the thread, which warms the model up first; once only."""
+        """Start a thread, which warms the model up and then has the others start; once only."""
+        if self._threads:
+            return
         with self._changed:
-            if self._thread is None and not self._stopping:
-                self._thread = threading.Thread(target=self._run, name=f"flowmx-serve-{self.name}", daemon=True)
-                self._thread.start()
+            if not self._threads and not self._stopping:
+                self._start(self._warm_up)
+
+    def _start(self, work: Callable[[], None]) -> None:
+        """Start one more thread (locked)."""
+        name = f"flowmx-serve-{self.name}-{len(self._threads)}"
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def submit(self, job: Job) -> None:
         """Put a request into the queue.
@@ -67,14 +78,14 @@ class Runner:
         with self._changed:
             if not self.accepting:
                 raise Unavailable(f"{self.name} is draining: it takes no further requests")
-            if not self.queue.has_room(job.rows.count):
+            if not self.queue.has_room(job.rows.rows):
                 raise self.overloaded()
             was_empty = not self.queue
             self.queue.put(job)
-            self.pace.arrived(job.arrived, job.rows.count)
+            self.pace.arrived(job.arrived, job.rows.rows)
             self._count(job.key[0], 1)  # type: ignore[index]
             if was_empty or self.queue.rows >= self.pace.sizes[-1]:
-                self._changed.notify_all()
+                self._changed.notify()
 
     def overloaded(self) -> Overloaded:
         """The refusal where the queue is full."""
@@ -121,13 +132,13 @@ class Runner:
         self._fail(waiting, Unavailable(f"{self.name} was stopped before it got to this request"))
 
     def join(self) -> None:
-        """Wait for the thread."""
-        if self._thread is not None:
-            self._thread.join()
+        """Wait for the threads."""
+        for each in self._threads:
+            each.join()
 
-    # -- its thread ------------------------------------------------------------------------------------
+    # -- its threads -----------------------------------------------------------------------------------
 
-    def _run(self) -> None:
+    def _warm_up(self) -> None:
         try:
             self.pace.seconds = self.model.warm(self.pace.sizes)
         except BaseException as error:
@@ -138,6 +149,12 @@ class Runner:
             self._fail(waiting, error)
             return
         self.warm.set_result(None)
+        with self._changed:
+            for _ in range(self.workers - 1):
+                self._start(self._serve)
+        self._serve()
+
+    def _serve(self) -> None:
         while (batch := self._next()) is not None:
             self._compute(*batch)
 
@@ -153,7 +170,10 @@ class Runner:
                 begin = self.pace.begin_at(waiting, first.arrived, now)
                 if begin <= now:
                     size = self.pace.size(waiting)
-                    return self.queue.take(first.key, size), size
+                    taken = self.queue.take(first.key, size)
+                    if self.queue:
+                        self._changed.notify()
+                    return taken, size
                 self._changed.wait(begin - now)
         return None
 
