@@ -11,6 +11,7 @@ import numpy as np
 from flowmx import autograd
 from flowmx import ndarray as nd
 from flowmx.devices import Context, cpu
+from flowmx.graph import collector
 from flowmx.graph.nesting import flatten
 from flowmx.ndarray import NDArray
 from flowmx.serve.batching import Piece
@@ -44,6 +45,10 @@ class Model:
         Raises:
             ValueError: an output has no batch axis.
         """
+        with collector.paused():  # looking through all that graphs are made of would hold up the loops
+            return self._warm(sizes)
+
+    def _warm(self, sizes: Sequence[int]) -> dict[int, float]:
         seconds: dict[int, float] = {}
         for shapes in self.inputs.shapes():
             for size in sizes:

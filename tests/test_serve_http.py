@@ -1,0 +1,252 @@
+"""Services over HTTP: bodies, refusals, clients who leave; as an aiohttp application and as an ASGI one."""
+
+import asyncio
+import io
+import json
+
+import msgpack
+import numpy as np
+import pytest
+from aiohttp import ClientSession, web
+
+import flowmx as mx
+from flowmx.comm.metrics import Metrics
+from flowmx.serve import Predictor, app, asgi
+from tests.test_serve import Gate, closed, gated, until  # noqa: F401 (a fixture)
+
+JSON, MSGPACK, NPY = "application/json", "application/msgpack", "application/x-npy"
+
+
+def doubling(**options):
+    return Predictor(mx.gluon.nn.HybridLambda(lambda F, x: x * 2), (2,), max_batch=4, metrics=Metrics(), **options)
+
+
+def npy(array):
+    stream = io.BytesIO()
+    np.save(stream, np.asarray(array, np.float32))
+    return stream.getvalue()
+
+
+def packed(array):
+    array = np.asarray(array, np.float32)
+    return {"shape": list(array.shape), "dtype": "float32", "data": array.tobytes()}
+
+
+class Client:
+    """Speaks to predictors through aiohttp, on a real socket."""
+
+    def __init__(self, predictors, **options):
+        self.application = web.Application()
+        self.application.add_subapp("/ml", app(predictors, **options))
+
+    async def __aenter__(self):
+        self.runner = web.AppRunner(self.application, handler_cancellation=True)
+        await self.runner.setup()
+        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        self.session = ClientSession(f"http://127.0.0.1:{self.runner.addresses[0][1]}")
+        return self
+
+    async def __aexit__(self, *error):
+        await self.session.close()
+        await self.runner.cleanup()
+
+    async def __call__(self, method, path, body=b"", **headers):
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.request(method, f"/ml{path}", data=body, headers=named) as reply:
+            return reply.status, dict(reply.headers), await reply.read()
+
+
+class Gateway:
+    """Speaks to predictors through ASGI, by hand, mounted below /ml."""
+
+    def __init__(self, predictors, **options):
+        self.application = asgi(predictors, **options)
+
+    async def __aenter__(self):
+        self.events, self.sent = asyncio.Queue(), asyncio.Queue()
+        self.life = asyncio.create_task(self.application({"type": "lifespan"}, self.events.get, self.sent.put))
+        await self.events.put({"type": "lifespan.startup"})
+        assert await self.sent.get() == {"type": "lifespan.startup.complete"}
+        return self
+
+    async def __aexit__(self, *error):
+        await self.events.put({"type": "lifespan.shutdown"})
+        assert await self.sent.get() == {"type": "lifespan.shutdown.complete"}
+        await self.life
+
+    async def __call__(self, method, path, body=b"", **headers):
+        named = [(name.replace("_", "-").lower().encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": method, "path": f"/ml{path}", "root_path": "/ml", "headers": named}
+        events, sent = asyncio.Queue(), []
+        events.put_nowait({"type": "http.request", "body": body[:5], "more_body": True})
+        events.put_nowait({"type": "http.request", "body": body[5:]})
+
+        async def send(event):
+            sent.append(event)
+
+        await self.application(scope, events.get, send)
+        start, end = sent
+        found = {name.decode().title(): value.decode() for name, value in start["headers"]}
+        return start["status"], found, end["body"]
+
+
+@pytest.fixture(params=[Client, Gateway])
+def carried(request):
+    return request.param
+
+
+BODIES = {
+    "lists": (JSON, json.dumps([1, 2]).encode()),
+    "inputs": (JSON, json.dumps({"inputs": [1, 2]}).encode()),
+    "named": (JSON, json.dumps({"inputs": {"data": [1, 2]}}).encode()),
+    "msgpack": (MSGPACK, msgpack.packb({"inputs": packed([1, 2])})),
+    "bare": ("application/x-msgpack", msgpack.packb(packed([1, 2]))),
+    "npy": (NPY, npy([1, 2])),
+}
+
+
+async def test_every_kind_of_body_and_answer(carried):
+    predictor = doubling()
+    async with carried(predictor) as ask:
+        await predictor.ready()
+        for name, (kind, body) in BODIES.items():
+            status, headers, answer = await ask("POST", "/predict", body, Content_Type=kind, Accept=JSON)
+            assert (status, headers["Content-Type"].split(";")[0]) == (200, JSON), name
+            assert json.loads(answer) == {"outputs": [2.0, 4.0]}
+        _, _, answer = await ask("POST", "/models/model/predict", npy([[1, 2], [3, 4]]), Content_Type=NPY)
+        np.testing.assert_array_equal(np.load(io.BytesIO(answer)), [[2, 4], [6, 8]])
+        _, _, answer = await ask("POST", "/predict", npy([1, 2]), Content_Type=NPY, Accept=f"text/html, {MSGPACK};q=1")
+        assert msgpack.unpackb(answer) == {"outputs": packed([2, 4])}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body", "status", "message"),
+    [
+        ("/predict", JSON, b"[1, 2, 3]", 400, "shape (3,), expected (2,)"),
+        ("/predict", JSON, b"[1, ", 400, "no JSON"),
+        ("/predict", JSON, b"[" * 900, 400, "no JSON"),
+        ("/predict", NPY, b"\x93NUMPY", 400, "no .npy"),
+        ("/predict", NPY, npy([1, 2])[:-1], 400, "7 bytes after its header, expected 8"),
+        ("/predict", MSGPACK, b"\xc1", 400, "no msgpack"),
+        ("/predict", MSGPACK, msgpack.packb({**packed([1, 2]), "dtype": "object"}), 400, "dtype"),
+        ("/predict", MSGPACK, msgpack.packb({**packed([1, 2]), "shape": [1 << 60]}), 400, "bytes"),
+        ("/predict", "text/plain", b"1 2", 415, "expected one of application/json"),
+        ("/predict", JSON, b"[" + b" " * 2000 + b"1, 2]", 413, "application/x-npy"),
+        ("/models/other/predict", JSON, b"[1, 2]", 404, "no model 'other', expected one of model"),
+        ("/elsewhere", JSON, b"[1, 2]", 404, "expected /predict"),
+    ],
+)
+async def test_a_wrong_request_is_told_what_is_wrong(carried, path, kind, body, status, message):
+    async with carried(doubling(), max_text=1000) as ask:
+        found, _, answer = await ask("POST", path, body, Content_Type=kind)
+        assert found == status
+        said = json.loads(answer)
+        assert message in said["error"]
+        if status == 400:
+            assert said["expected"] == [{"name": "data", "shape": [2], "dtype": "float32"}]
+
+
+async def test_other_methods_and_formats(carried):
+    async with carried(doubling()) as ask:
+        status, headers, _ = await ask("GET", "/predict")
+        assert (status, headers["Allow"]) == (405, "POST")
+        status, _, answer = await ask("POST", "/predict", b"[1, 2]", Content_Type=JSON, Accept="image/png")
+        assert status == 406, answer
+
+
+async def test_the_pages(carried):
+    first, second = doubling(name="first"), doubling(name="second")
+    async with carried({"first": first, "second": second}) as ask:
+        assert (await ask("GET", "/healthz"))[0] == 200
+        await first.ready()
+        await second.ready()
+        assert (await ask("GET", "/readyz"))[0] == 200
+        _, _, answer = await ask("GET", "/models")
+        assert [each["name"] for each in json.loads(answer)["models"]] == ["first", "second"]
+        _, _, answer = await ask("GET", "/models/second")
+        assert json.loads(answer)["batch_sizes"] == [1, 2, 4]
+        assert (await ask("POST", "/predict", b"[1, 2]", Content_Type=JSON))[0] == 200
+        _, headers, answer = await ask("GET", "/metrics")
+        assert headers["Content-Type"].startswith("text/plain")
+        assert 'flowmx_serve_requests_total{model="first",result="answered"} 1' in answer.decode()
+        second.refuse()
+        status, _, answer = await ask("GET", "/readyz")
+        assert (status, json.loads(answer)["waiting_for"]) == (503, ["second"])
+
+
+async def test_overload_is_503_with_retry_after(carried, gated):  # noqa: F811
+    async with carried(gated) as ask:
+        first = await closed(gated)
+        waiting = [asyncio.create_task(gated([i, i])) for i in range(6)]
+        await asyncio.sleep(0)
+        status, headers, answer = await ask("POST", "/predict", b"[1, 2]", Content_Type=JSON)
+        assert status == 503
+        assert int(headers["Retry-After"]) >= 1
+        assert "6 rows wait" in json.loads(answer)["error"]
+        Gate.let.set()
+        await asyncio.gather(first, *waiting)
+
+
+async def test_a_client_who_leaves_gives_its_rows_back(gated):  # noqa: F811
+    async with Client(gated) as ask:
+        first = await closed(gated)
+        asking = asyncio.create_task(ask("POST", "/predict", npy([[1, 1]] * 5), Content_Type=NPY))
+        await until(lambda: gated._runner.queue.rows == 5)
+        asking.cancel()
+        await until(lambda: gated._runner.queue.rows == 0)
+        Gate.let.set()
+        await first
+        assert (await ask("POST", "/predict", b"[1, 2]", Content_Type=JSON))[0] == 200
+
+
+async def test_an_asgi_client_who_leaves_gives_its_rows_back(gated):  # noqa: F811
+    application, events, sent = asgi(gated), asyncio.Queue(), []
+    first = await closed(gated)
+    scope = {"type": "http", "method": "POST", "path": "/predict", "headers": [(b"content-type", NPY.encode())]}
+    events.put_nowait({"type": "http.request", "body": npy([[1, 1]] * 5)})
+    asking = asyncio.create_task(application(scope, events.get, sent.append))
+    await until(lambda: gated._runner.queue.rows == 5)
+    events.put_nowait({"type": "http.disconnect"})
+    await asking
+    assert gated._runner.queue.rows == 0
+    assert not sent
+    Gate.let.set()
+    await first
+    await gated.drain()
+
+
+async def test_an_asgi_server_of_something_else_is_refused():
+    predictor = doubling()
+    with pytest.raises(ValueError, match="answers http, and was given websocket"):
+        await asgi(predictor)({"type": "websocket"}, None, None)
+
+
+@pytest.mark.parametrize("requests", [400, pytest.param(10_000, marks=pytest.mark.soak)])
+async def test_clients_that_leave_strand_nothing(requests):
+    predictor = doubling(queue=200)
+    async with Client(predictor) as ask:
+        await predictor.ready()
+        rng = np.random.default_rng(0)
+        outcomes = {"left": 0, 200: 0, 503: 0}
+
+        async def client(count):
+            for _ in range(count):
+                leaves = rng.random() < 0.3
+                try:
+                    async with asyncio.timeout(0.002 * rng.random() if leaves else 60):
+                        status, _, _ = await ask("POST", "/predict", npy([1, 2]), Content_Type=NPY)
+                except TimeoutError:
+                    assert leaves
+                    outcomes["left"] += 1
+                else:
+                    outcomes[status] += 1
+
+        before = len(asyncio.all_tasks())
+        await asyncio.gather(*(client(requests // 40) for _ in range(40)))
+        await until(lambda: not predictor._runner.pending)
+        await until(lambda: len(asyncio.all_tasks()) <= before + 45)  # idle connections
+        assert sum(outcomes.values()) == requests
+        assert outcomes["left"] > requests / 20
+        assert outcomes[200] > requests / 2
+        assert not predictor._runner.queue.rows
+        assert not predictor._runner._pending_of
