@@ -4,7 +4,9 @@ import asyncio
 import os
 import re
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -28,7 +30,8 @@ def folder(tmp_path):
 async def test_sigterm_under_load_loses_no_request(folder):
     path, rows, expected = folder
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "flowmx", "serve", str(path), "--shape", "5", "--port", "0", "--max-batch", "4", "--queue", "64",
+        sys.executable, "-m", "flowmx", "serve", str(path), "--shape", "5", "--port", "0",
+        "--max-batch", "4", "--queue", "64",
         env={**os.environ, "PYTHONWARNINGS": "error"}, stderr=asyncio.subprocess.PIPE,
     )  # fmt: skip
     said = (await process.stderr.readline()).decode()
@@ -84,3 +87,25 @@ def test_shapes_of_the_command_line(given, shape):
 
 def test_the_module_is_there_when_it_is_asked_for():
     assert mx.serve.Predictor is command.Predictor
+
+
+def test_the_page_runs():
+    page = (Path(__file__).parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
+    names = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(compile(block, "docs/serving.md", "exec"), names)
+    assert names["one"].shape == (3,)
+    assert names["several"].shape == (20, 3)
+    np.testing.assert_allclose(names["many"][0], names["many"][7], rtol=1e-6)
+
+
+def test_the_example_serves_what_it_has_learnt(tmp_path):
+    pytest.importorskip("sklearn")
+    script = Path(__file__).parent.parent / "examples" / "serve_digits.py"
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script), "--epochs", "3", "--export", str(tmp_path)],
+        capture_output=True, text=True, timeout=110, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) > 0.9
+    assert {path.name for path in tmp_path.iterdir()} == {"digits-symbol.json", "digits-0000.params"}
