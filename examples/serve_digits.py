@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from aiohttp.test_utils import TestClient, TestServer
@@ -37,7 +38,7 @@ async def train(epochs: int, seed: int) -> tuple[mx.gluon.HybridBlock, np.ndarra
     return net, test_images, test_labels
 
 
-async def ask(client: TestClient, image: np.ndarray) -> int:
+async def ask(client: TestClient[Any, Any], image: np.ndarray) -> int:
     """The digit that the service sees in an image."""
     while True:
         async with client.post("/predict", json=image.tolist()) as reply:

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -33,7 +34,8 @@ def answers(net, rows=ROWS):
 class Gate(mx.operator.CustomOp):
     """Passes its input on once a test lets it; counts the batches."""
 
-    let, batches = threading.Event(), []
+    let = threading.Event()
+    batches: ClassVar[list[int]] = []
 
     def forward(self, is_train, req, in_data, out_data, aux):
         Gate.batches.append(in_data[0].shape[0])
