@@ -12,12 +12,15 @@ about as good the smallest is taken, whose rows are answered first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from flowmx.serve.inputs import Rows
+from flowmx.serve.inputs import Rows, Shape
 
 __all__ = ["Job", "Pace", "Piece", "Queue", "sizes_up_to"]
+
+Key = tuple[Any, tuple[Shape, ...]]
+"""Rows that may be in one batch have the same: the model that computes them, opaque here, and the shapes of a row."""
 
 _AS_GOOD = 0.97
 """The part of the best rate that another size must reach."""
@@ -41,7 +44,7 @@ class Job:
 
     __slots__ = ("answer", "arrived", "dropped", "key", "results", "rows", "taken", "waiting_for")
 
-    def __init__(self, rows: Rows, key: Hashable, arrived: float, answer: Any = None) -> None:
+    def __init__(self, rows: Rows, key: Key, arrived: float, answer: Any = None) -> None:
         self.rows, self.key, self.arrived, self.answer = rows, key, arrived, answer
         self.taken = 0
         self.dropped = False
@@ -63,7 +66,7 @@ class Queue:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.rows = 0
-        self._jobs: dict[Hashable, deque[Job]] = {}
+        self._jobs: dict[Key, deque[Job]] = {}
 
     def __bool__(self) -> bool:
         return bool(self._jobs)
@@ -81,11 +84,11 @@ class Queue:
         """The job that has waited longest."""
         return min((jobs[0] for jobs in self._jobs.values()), key=lambda job: job.arrived)
 
-    def waiting(self, key: Hashable) -> int:
+    def waiting(self, key: Key) -> int:
         """How many rows of a key wait."""
         return sum(job.rows.rows - job.taken for job in self._jobs.get(key, ()))
 
-    def take(self, key: Hashable, most: int) -> list[Piece]:
+    def take(self, key: Key, most: int) -> list[Piece]:
         """Remove at most so many rows of a key, the oldest."""
         jobs, pieces = self._jobs[key], []
         while jobs and most:

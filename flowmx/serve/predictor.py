@@ -110,9 +110,8 @@ class Predictor:
             Unavailable: the predictor is draining.
         """
         runner = self._runner
-        model = runner.model
         try:
-            rows = model.inputs.read(await _on_host(x))
+            rows = self.inputs.read(await _on_host(x))
         except InvalidInput:
             self._count("invalid")
             raise

@@ -83,7 +83,7 @@ class Runner:
             was_empty = not self.queue
             self.queue.put(job)
             self.pace.arrived(job.arrived, job.rows.rows)
-            self._count(job.key[0], 1)  # type: ignore[index]
+            self._count(job.key[0], 1)
             if was_empty or self.queue.rows >= self.pace.sizes[-1]:
                 self._changed.notify()
 
@@ -100,7 +100,7 @@ class Runner:
         with self._changed:
             if not job.dropped and job.waiting_for:
                 self.queue.drop(job)
-                self._count(job.key[0], -1)  # type: ignore[index]
+                self._count(job.key[0], -1)
 
     def swap(self, model: Model, seconds: dict[int, float]) -> Model:
         """Give requests from now on to another model, which is warm; returns the one before."""
@@ -179,7 +179,7 @@ class Runner:
 
     def _compute(self, pieces: list[Piece], size: int) -> None:
         start, rows = time.perf_counter(), sum(stop - start for _, start, stop in pieces)
-        model: Model = pieces[0].job.key[0]  # type: ignore[index]
+        model: Model = pieces[0].job.key[0]
         try:
             outputs = model.compute(pieces, size)
         except BaseException as error:
@@ -195,7 +195,7 @@ class Runner:
         with self._changed:
             if job.dropped or job.waiting_for:
                 return False
-            self._count(job.key[0], -1)  # type: ignore[index]
+            self._count(job.key[0], -1)
         self.measures.latency.observe(time.perf_counter() - job.arrived, self.name)
         return True
 
@@ -206,7 +206,7 @@ class Runner:
             with self._changed:
                 if job.waiting_for and not job.dropped:
                     self.queue.drop(job)
-                    self._count(job.key[0], -1)  # type: ignore[index]
+                    self._count(job.key[0], -1)
                     failed.append(job)
         self._answer(failed, error)
 
