@@ -98,6 +98,11 @@ def test_retry_after_follows_the_rate():
     assert pace.retry_after(10) == 1.0
     pace.done(8, 0.5)
     assert pace.retry_after(32) == pytest.approx(2.0)
+    for _ in range(16):
+        pace.refused(100.0, 1)
+    assert pace.retry_after(32) == pytest.approx(3.0)  # those will come again, too
+    pace.refused(110.0, 0)
+    assert pace.retry_after(32) == pytest.approx(2.0, rel=0.01)
 
 
 # -- inputs --------------------------------------------------------------------------------------------

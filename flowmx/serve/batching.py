@@ -143,6 +143,8 @@ class Pace:
         """Rows a second that batches get done."""
         self._interval = float("inf")
         self._latest = float("-inf")
+        self._refused = 0.0
+        self._refused_at = 0.0
 
     def arrived(self, now: float, rows: int) -> None:
         """Note that rows came."""
@@ -174,9 +176,14 @@ class Pace:
         good = _AS_GOOD * max(rates.values())
         return min(size for size, rate in rates.items() if rate >= good)
 
-    def retry_after(self, rows: int) -> float:
-        """Seconds after which so many waiting rows should be done."""
-        return rows / self.rate if self.rate else 1.0
+    def refused(self, now: float, rows: int) -> None:
+        """Note that rows were refused, which will come again; of earlier ones half are forgotten in a second."""
+        self._refused = self._refused * 0.5 ** (now - self._refused_at) + rows
+        self._refused_at = now
+
+    def retry_after(self, waiting: int) -> float:
+        """Seconds after which what waits, and what was refused lately, could be done."""
+        return (waiting + self._refused) / self.rate if self.rate else 1.0
 
 
 def sizes_up_to(most: int) -> tuple[int, ...]:

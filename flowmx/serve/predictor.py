@@ -251,7 +251,7 @@ class Predictor:
             raise Unavailable(f"{self.name} takes no requests: it is draining, or its model could not be made ready")
         if not runner.queue.has_room(1):
             self._count("refused")
-            raise runner.overloaded()
+            raise runner.overloaded(1)
 
     def described(self) -> dict[str, Any]:
         """What it is, as JSON can hold it."""

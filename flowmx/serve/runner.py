@@ -79,7 +79,7 @@ class Runner:
             if not self.accepting:
                 raise Unavailable(f"{self.name} is draining: it takes no further requests")
             if not self.queue.has_room(job.rows.rows):
-                raise self.overloaded()
+                raise self.overloaded(job.rows.rows)
             was_empty = not self.queue
             self.queue.put(job)
             self.pace.arrived(job.arrived, job.rows.rows)
@@ -87,9 +87,10 @@ class Runner:
             if was_empty or self.queue.rows >= self.pace.sizes[-1]:
                 self._changed.notify()
 
-    def overloaded(self) -> Overloaded:
-        """The refusal where the queue is full."""
+    def overloaded(self, rows: int) -> Overloaded:
+        """The refusal of rows where the queue is full."""
         waiting = self.queue.rows
+        self.pace.refused(time.perf_counter(), rows)
         return Overloaded(
             f"{self.name} is overloaded: {waiting} rows wait, and at most {self.queue.limit} may",
             self.pace.retry_after(waiting),
