@@ -80,7 +80,7 @@ def is_called_by_user(depth: int = 2) -> bool:
     """Whether the frame that is ``depth`` above is the user's code (2: the caller of the caller)."""
     filename = sys._getframe(depth).f_code.co_filename
     known = _internal.get(filename)
-    return not (_is_internal(filename) if known is None else known)
+    return not (is_internal(filename) if known is None else known)
 
 
 def warn_user(message: str, once: set[tuple[str, int]], category: type[Warning] = UserWarning) -> None:
