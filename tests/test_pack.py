@@ -115,7 +115,7 @@ def test_computed_and_wide_weights_are_not_packed(packing):
 
 LAYERS = {
     "Convolution": ({"kernel": (3, 3), "num_filter": 12}, (2, 4, 9, 9)),
-    "FullyConnected": ({"num_hidden": 64}, (16, 4, 9, 9)),
+    "FullyConnected": ({"num_hidden": 48}, (20, 4, 9, 9)),
 }
 
 
