@@ -344,7 +344,9 @@ class Engine(Ending):
         self.pending_bytes -= op.nbytes
         op.actor.executed += 1
         if self.journal is not None:
-            self.journal.append((op.serial, op.name, op.actor.name, op.origin, op.began, monotonic(), op.failure))
+            # Not the failure itself: it would hold on to what its frames hold.
+            failed = op.failure is not None
+            self.journal.append((op.serial, op.name, op.actor.name, op.origin, op.began, monotonic(), failed))
         cancelled: list[Operation] | None = None
         for ready in self.scheduler.complete(op):
             if ready.failure is None:

@@ -24,8 +24,8 @@ current: ContextVar[Operation | None] = ContextVar("flowmx_operation", default=N
 """The pushed operation that this code runs in."""
 
 
-Ended = tuple[int, str, str, Origin | None, float, float, Failure | None]
-"""An operation that has ended: serial, name, actor, origin, when it began and ended, its failure."""
+Ended = tuple[int, str, str, Origin | None, float, float, bool]
+"""An operation that has ended: serial, name, actor, origin, when it began and ended, whether it failed."""
 
 
 class Wait(NamedTuple):

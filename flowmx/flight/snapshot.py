@@ -183,9 +183,9 @@ def _failure(failure: Any) -> dict[str, Any]:
 
 
 def _ended(each: Any) -> dict[str, Any]:
-    serial, name, actor, origin, began, ended, failure = each
+    serial, name, actor, origin, began, ended, failed = each
     return {
-        "id": serial, "name": name, "actor": actor, "line": describe_place(origin), "failed": failure is not None,
+        "id": serial, "name": name, "actor": actor, "line": describe_place(origin), "failed": failed,
         "layer": origin[2] if origin else None, "ended": round(ended - monotonic(), 3),
         "seconds": round(ended - began, 6) if began else None,
     }  # fmt: skip
