@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import itertools
+import math
 import os
 import signal
 import sys
@@ -637,11 +638,11 @@ ASYNC = {"optimizer_params": {"learning_rate": 0.05, "momentum": 0.9}}
 @pytest.mark.parametrize("bound", [pytest.param(None, marks=pytest.mark.soak), 4])
 def test_asynchronous_training_is_within_a_point_of_synchronous(bound):
     options = {} if bound is None else {"max_staleness": bound}
-    found, stats = reached_by("dist_async", ASYNC, **options)
-    assert found > synchronous(0.1, 0.9) - 0.01
-    assert stats["largest_lag"] >= 0
-    if bound is not None:
-        assert stats["largest_lag"] <= bound
+    runs = [reached_by("dist_async", ASYNC, **options) for _ in range(3)]
+    # The median: what one run reaches depends on which worker happened to be the faster one.
+    assert sorted(found for found, _ in runs)[1] > synchronous(0.1, 0.9) - 0.01
+    for _, stats in runs:
+        assert 0 <= stats["largest_lag"] <= (math.inf if bound is None else bound)
 
 
 COMPRESSIONS = [
