@@ -239,6 +239,11 @@ ONE = ["tanh", "sigmoid", "exp", "abs", "square", "relu", "negative"]
 TWO = ["broadcast_add", "broadcast_sub", "broadcast_mul", "broadcast_maximum", "broadcast_greater"]
 
 
+def _of_two(name, one, other, inputs):
+    """An operator of two values; of the inputs where a last bit that differs would make 1 of 0."""
+    return getattr(mx.sym, name)(*(inputs if name == "broadcast_greater" else (one, other)))
+
+
 @st.composite
 def graphs(draw):
     """A graph of elementwise operators and products, with values between that are outputs too."""
@@ -256,7 +261,7 @@ def graphs(draw):
         elif kind == "dot":
             made = mx.sym.tanh(mx.sym.dot(one, draw(st.sampled_from(full))))
         else:
-            made = getattr(mx.sym, draw(st.sampled_from(TWO)))(one, draw(st.sampled_from([*full, *values])))
+            made = _of_two(draw(st.sampled_from(TWO)), one, draw(st.sampled_from([*full, *values])), values[:2])
         full.append(mx.sym.clip(made, a_min=-10.0, a_max=10.0))
     outputs = draw(st.lists(st.sampled_from(full[2:]), min_size=1, max_size=3))
     net = mx.sym.Group([*outputs, full[-1]])
