@@ -40,6 +40,8 @@ class Job:
     Attributes:
         taken: how many rows have gone into batches.
         dropped: whether nobody waits for it any more.
+        waiting_for: rows that have no result yet.
+        results: outputs of pieces, by their first row: batches may end in another order than they began.
     """
 
     __slots__ = ("answer", "arrived", "dropped", "key", "results", "rows", "taken", "waiting_for")
@@ -49,7 +51,7 @@ class Job:
         self.taken = 0
         self.dropped = False
         self.waiting_for = rows.rows
-        self.results: list[Any] = []
+        self.results: dict[int, Any] = {}
 
 
 class Piece(NamedTuple):

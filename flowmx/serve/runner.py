@@ -189,16 +189,27 @@ class Runner:
         took = time.perf_counter() - start
         self.pace.done(rows, took)
         self._measure(rows, size, took)
-        self._answer([job for job in _handed_out(pieces, outputs) if self._finish(job)], None)
+        complete = self._hand_out(pieces, outputs)
+        for job in complete:
+            self.measures.latency.observe(time.perf_counter() - job.arrived, self.name)
+        self._answer(complete, None)
 
-    def _finish(self, job: Job) -> bool:
-        """Whether somebody waits for a request that is complete, which it then is no longer."""
+    def _hand_out(self, pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Job]:
+        """Give jobs the rows of a batch; returns those that are complete now, and that somebody waits for."""
+        parts, at = [], 0
+        for _, start, stop in pieces:
+            # Copies: a view would keep the whole batch.
+            parts.append([output[at : at + stop - start].copy() for output in outputs])
+            at += stop - start
+        complete = []
         with self._changed:
-            if job.dropped or job.waiting_for:
-                return False
-            self._count(job.key[0], -1)
-        self.measures.latency.observe(time.perf_counter() - job.arrived, self.name)
-        return True
+            for (job, start, stop), part in zip(pieces, parts, strict=True):
+                job.results[start] = part
+                job.waiting_for -= stop - start
+                if not (job.dropped or job.waiting_for):
+                    self._count(job.key[0], -1)
+                    complete.append(job)
+        return complete
 
     def _fail(self, jobs: Sequence[Job], error: BaseException) -> None:
         """Give an error to those who wait for requests."""
@@ -248,17 +259,6 @@ class Runner:
         measures.batch_seconds.observe(seconds, name)
 
 
-def _handed_out(pieces: Sequence[Piece], outputs: Sequence[Array]) -> list[Job]:
-    """Give jobs the rows of a batch; returns them."""
-    at = 0
-    for job, start, stop in pieces:
-        # Copies: a view would keep the whole batch.
-        job.results.append([output[at : at + stop - start].copy() for output in outputs])
-        at += stop - start
-        job.waiting_for -= stop - start
-    return [job for job, _, _ in pieces]
-
-
 def _resolve(jobs: Sequence[Job], error: BaseException | None) -> None:
     for job in jobs:
         future = job.answer[1]
@@ -272,6 +272,6 @@ def _resolve(jobs: Sequence[Job], error: BaseException | None) -> None:
 
 def _joined(job: Job) -> list[Array]:
     """The outputs of a job, of one row where one was given."""
-    parts: list[Any] = job.results
+    parts: list[Any] = [part for _, part in sorted(job.results.items())]
     outputs = parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
     return [output[0] for output in outputs] if job.rows.single else outputs
