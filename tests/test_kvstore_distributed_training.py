@@ -627,9 +627,10 @@ def reached_by(name, params=None, epochs=6, workers=2, **options):
 
 
 @functools.cache
-def synchronous(learning_rate, momentum=0.0):
+def synchronous(learning_rate, momentum=0.0, epochs=6):
     """The accuracy that the others are measured against."""
-    return reached_by("dist_sync", {"optimizer_params": {"learning_rate": learning_rate, "momentum": momentum}})[0]
+    params = {"optimizer_params": {"learning_rate": learning_rate, "momentum": momentum}}
+    return reached_by("dist_sync", params, epochs)[0]
 
 
 ASYNC = {"optimizer_params": {"learning_rate": 0.05, "momentum": 0.9}}
@@ -638,9 +639,9 @@ ASYNC = {"optimizer_params": {"learning_rate": 0.05, "momentum": 0.9}}
 @pytest.mark.parametrize("bound", [pytest.param(None, marks=pytest.mark.soak), 4])
 def test_asynchronous_training_is_within_a_point_of_synchronous(bound):
     options = {} if bound is None else {"max_staleness": bound}
-    runs = [reached_by("dist_async", ASYNC, **options) for _ in range(3)]
-    # The median: what one run reaches depends on which worker happened to be the faster one.
-    assert sorted(found for found, _ in runs)[1] > synchronous(0.1, 0.9) - 0.01
+    # To where the accuracy stands still: on the way there, which worker happened to be the faster one makes two points.
+    runs = [reached_by("dist_async", ASYNC, 10, **options) for _ in range(3)]
+    assert sorted(found for found, _ in runs)[1] > synchronous(0.1, 0.9, 10) - 0.01
     for _, stats in runs:
         assert 0 <= stats["largest_lag"] <= (math.inf if bound is None else bound)
 
