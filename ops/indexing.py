@@ -22,8 +22,8 @@ Mode = Literal["clip", "wrap", "raise"]
 
 
 def whole(index: Array) -> Array:
-    """An index array as whole numbers."""
-    return index if index.dtype.kind in "iu" else index.astype(np.int64)
+    """An index array as whole numbers that can count any axis: NumPy compares none with more than their type holds."""
+    return index if index.dtype.kind in "iu" and index.dtype.itemsize >= 4 else index.astype(np.int64)
 
 
 def positions(xp: Any, index: Array, length: int, mode: str, name: str) -> Array:

@@ -94,6 +94,19 @@ def test_whole_numbers_stay_whole():
     assert nd.dot(x, x).asnumpy().tolist() == [[7, 12], [18, 31]]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float16", "int32", "int64"])
+def test_indices_of_any_type_point_into_a_long_axis(dtype):
+    data = nd.array(np.arange(600).reshape(2, 300))
+    index = nd.array([5, 7], dtype=dtype)
+    assert nd.take(data, index, axis=1).asnumpy().tolist() == [[5, 7], [305, 307]]
+    assert nd.pick(data, index).asnumpy().tolist() == [5, 307]
+    for mode in ("clip", "wrap"):
+        assert (
+            nd.take(data, nd.array([-1], dtype="int8"), axis=1, mode=mode).asnumpy()[0]
+            == {"clip": 0, "wrap": 299}[mode]
+        )
+
+
 def test_equal_elements_keep_their_order():
     x = nd.array([1, 0, 1, 0, 1])
     assert nd.argsort(x).asnumpy().tolist() == [1, 3, 0, 2, 4]
