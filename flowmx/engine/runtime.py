@@ -483,8 +483,10 @@ class Engine(Ending):
 
     def _go_on_naively(self) -> None:
         """The naive engine: run what is ready by now; not on the engine's loop, where nothing may wait."""
+        if not self._naive:
+            return
         with self.lock:
-            if not self._naive or not len(self._inline.mailbox):
+            if not len(self._inline.mailbox):
                 return
         if threading.current_thread() is self._loop_thread:
             threading.Thread(target=self._run_naive, name="flowmx-naive", daemon=True).start()
