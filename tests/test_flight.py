@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -165,6 +166,26 @@ def test_a_folder_that_others_may_enter_is_refused(tmp_path):
     (tmp_path / "flowmx").mkdir(mode=0o755)
     with settings.override(runtime_folder=str(tmp_path)), pytest.raises(PermissionError, match="mode 700"):
         folder.path(make=True)
+
+
+def test_what_killed_processes_left_is_swept_away(tmp_path):
+    killed = subprocess.Popen([sys.executable, "-c", ""])
+    killed.wait()
+    with settings.override(runtime_folder=str(tmp_path)):
+        left, ours, heard = (folder.socket_path(pid, make=True) for pid in (killed.pid, os.getpid(), 2**31 - 1))
+        left.touch()
+        ours.touch()
+        reports = [folder.report(number) for number in range(40)]
+        for number, report in enumerate(reports):
+            report.write_text("{}")
+            os.utime(report, (number, number))
+        # Of a process that is not seen from here, as another container's: somebody answers.
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(heard))
+            listener.listen()
+            folder.sweep()
+    assert not left.exists() and ours.exists() and heard.exists()
+    assert [report for report in reports if report.exists()] == reports[8:]
 
 
 def test_stacks_leave_the_library_and_flowmx_out():

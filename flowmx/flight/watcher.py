@@ -112,6 +112,7 @@ class Watcher:
     def _listen(self) -> socket.socket | None:
         try:
             self._path = folder.socket_path(os.getpid(), make=True)
+            folder.sweep()
             self._path.unlink(missing_ok=True)
             listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             listener.bind(os.fspath(self._path))
