@@ -15,7 +15,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgpack
 import numpy as np
@@ -118,7 +118,17 @@ def _array(found: Any) -> Any:
             f"the data of an array are {given}, expected {math.prod(shape) * dtype.itemsize} bytes for {dtype} "
             f"{list(shape)}"
         )
-    return np.frombuffer(data, dtype).reshape(shape)
+    return _shaped(data, dtype, shape)
+
+
+def _shaped(
+    data: bytes | memoryview, dtype: np.dtype[Any], shape: Sequence[int], order: Literal["C", "F"] = "C"
+) -> Array:
+    """An array over bytes of the right number; not every shape of that many is one, such as (2**63, 0)."""
+    try:
+        return np.frombuffer(data, dtype).reshape(shape, order=order)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise InvalidInput(f"an array of {dtype} can not have the shape {str(list(shape))[:80]}: {error}") from None
 
 
 def _dtype(name: Any) -> np.dtype[Any]:
@@ -149,15 +159,14 @@ def _read_npy(body: bytes) -> Any:
     try:
         version = np.lib.format.read_magic(stream)
         shape, fortran, dtype = _NPY_HEADERS[version](stream)
-    except (ValueError, KeyError, TypeError, SyntaxError, RecursionError) as error:
-        raise InvalidInput(f"the body is no .npy: {error}") from None
+    except Exception as error:  # NumPy lets Python's own parser read the header, which fails in many ways
+        raise InvalidInput(f"the body is no .npy: {type(error).__name__}: {error}") from None
     if dtype.kind not in _KINDS or dtype.fields or dtype.hasobject:
         raise InvalidInput(f"the body has the dtype {dtype}, expected numbers")
     wanted, given = math.prod(shape) * dtype.itemsize, len(body) - stream.tell()
     if wanted != given:
         raise InvalidInput(f"the body has {given} bytes after its header, expected {wanted} for {dtype} {list(shape)}")
-    flat = np.frombuffer(body, dtype, offset=stream.tell())
-    return flat.reshape(shape, order="F" if fortran else "C")
+    return _shaped(memoryview(body)[stream.tell() :], dtype, shape, order="F" if fortran else "C")
 
 
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}

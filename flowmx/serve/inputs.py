@@ -123,10 +123,7 @@ class Inputs:
         except (TypeError, ValueError) as error:
             raise InvalidInput(f"input {spec.name} is no array of numbers, expected {spec}: {error}") from None
         if array.dtype != spec.dtype:
-            if array.dtype.kind not in "biufV" or not np.can_cast(array.dtype, spec.dtype, "same_kind"):
-                raise InvalidInput(f"input {spec.name} has dtype {array.dtype}, which does not become {spec}")
-            with np.errstate(over="ignore", invalid="ignore"):
-                array = array.astype(spec.dtype)
+            array = _converted(spec, array)
         if self.finite and array.dtype.kind == "f" and not np.isfinite(array).all():
             raise InvalidInput(f"input {spec.name} holds NaN or infinity, expected finite numbers")
         return array
@@ -156,6 +153,24 @@ class Inputs:
             size if wanted is not None else next(length for length in self.lengths if length >= size)
             for size, wanted in zip(shape, spec.shape, strict=True)
         )
+
+
+def _converted(spec: Input, array: Array) -> Array:
+    """An array in the dtype of an input, where its values have one there."""
+    if spec.dtype.kind in "iu":
+        bounds = np.iinfo(spec.dtype)
+        fits = array.dtype.kind in "biu"
+        least, most = (int(array.min()), int(array.max())) if fits and array.size else (0, 0)
+        if least < bounds.min or most > bounds.max:
+            raise InvalidInput(
+                f"input {spec.name} holds {least} to {most}, expected {bounds.min} to {bounds.max} for {spec}"
+            )
+    else:
+        fits = array.dtype.kind in "biufV" and np.can_cast(array.dtype, spec.dtype, "same_kind")
+    if not fits:
+        raise InvalidInput(f"input {spec.name} has dtype {array.dtype}, which does not become {spec}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(spec.dtype)
 
 
 def _text(shape: Sequence[Any]) -> str:
