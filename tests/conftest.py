@@ -5,6 +5,8 @@ import os
 import pytest
 from hypothesis import settings
 
+import flowmx as mx
+from flowmx import profiler
 from flowmx.ops.kernels.loops import team
 
 # No deadline: an example's time depends on what else the machine does. In CI each run has the same examples.
@@ -24,3 +26,14 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(team, "run", run)
     return seen
+
+
+@pytest.fixture
+def profiler_afresh(tmp_path, monkeypatch):
+    """A profiler that has recorded nothing, whose files go to the test's folder."""
+    monkeypatch.chdir(tmp_path)
+    mx.nd.waitall()
+    yield
+    profiler.set_state("stop")
+    profiler.dumps(reset=True)
+    profiler.set_config(filename="profile.json", profile_all=True)

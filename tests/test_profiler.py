@@ -10,15 +10,7 @@ import flowmx as mx
 from flowmx import profiler
 from flowmx.engine.runtime import engine
 
-
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    mx.nd.waitall()
-    yield
-    profiler.set_state("stop")
-    profiler.dumps(reset=True)
-    profiler.set_config(filename="profile.json", profile_all=True)
+pytestmark = pytest.mark.usefixtures("profiler_afresh")
 
 
 def work(times=3):

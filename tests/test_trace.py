@@ -17,15 +17,7 @@ from flowmx.profiler.trace import _lanes
 from tests.jobs import job
 from tests.trace_format import problems
 
-
-@pytest.fixture(autouse=True)
-def clean(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    mx.nd.waitall()
-    yield
-    profiler.set_state("stop")
-    profiler.dumps(reset=True)
-    profiler.set_config(filename="profile.json", profile_all=True)
+pytestmark = pytest.mark.usefixtures("profiler_afresh")
 
 
 def traced(tmp_path):
