@@ -9,6 +9,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.comm.gone import NodeGone
+from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
 from tests.jobs import job
 
@@ -356,6 +357,17 @@ def test_a_closed_store_says_so():
         kv.close()
         with pytest.raises(KVStoreError, match="has been closed"):
             kv.push("w", mx.nd.ones(2))
+
+
+def test_a_closed_store_leaves_no_actor_with_the_engine():
+    with job(1, 1) as made:
+        kv = made.store()
+        kv.init("w", mx.nd.zeros(2))
+        kv.push("w", mx.nd.ones(2))
+        mx.nd.waitall()
+        assert kv._session.actor in engine.actors.values()
+        kv.close()
+        assert kv._session.actor not in engine.actors.values()
 
 
 def test_under_stop_a_failed_worker_ends_the_others_waits_by_name():

@@ -208,11 +208,9 @@ class SimDevice(Device):
     def close(self) -> None:
         """Stop the device's actors; nothing may be pushed on it any more."""
         engine.synchronizers.remove(self.synchronize)
-        with engine.lock:
-            for actor in self.actors:
-                engine.actors.pop(actor.name, None)
-                actor.stop()
-                actor.close()
+        for actor in self.actors:
+            engine.retire(actor)
+            actor.close()
 
 
 def _nbytes(variable: Variable) -> int:

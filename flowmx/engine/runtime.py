@@ -181,6 +181,13 @@ class Engine(Ending):
                 actor.engine = None
                 raise
 
+    def retire(self, actor: Actor) -> None:
+        """Stop and forget an actor to which nothing is pushed any more."""
+        with self.lock:
+            if self.actors.get(actor.name) is actor:
+                del self.actors[actor.name]
+                actor.stop()
+
     def _supervise(self, actor: Actor) -> None:
         """Start an actor's coroutine (on the loop); where that ends by an error, its work fails loudly."""
         task = asyncio.get_running_loop().create_task(actor.run(), name=f"actor {actor.name}")

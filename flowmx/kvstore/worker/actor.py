@@ -61,6 +61,7 @@ class NetworkActor(Actor):
         self._running: dict[Operation, Deferred] = {}
         self._over: list[tuple[Operation, Failure | None]] = []
         self._stopping: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
+        self._stopped = False
 
     def is_idle(self) -> bool:
         return not len(self.mailbox)
@@ -119,10 +120,13 @@ class NetworkActor(Actor):
     async def run(self) -> None:
         stopping = asyncio.Event()
         with engine.lock:
+            if self._stopped:
+                return
             self._stopping = (asyncio.get_running_loop(), stopping)
         await stopping.wait()
 
     def stop(self) -> None:
+        self._stopped = True
         if self._stopping is not None:
             loop, stopping = self._stopping
             self._stopping = None
@@ -130,7 +134,7 @@ class NetworkActor(Actor):
 
     def rest(self) -> None:
         super().rest()
-        self._signalled = False
+        self._signalled = self._stopped = False
         self._stopping = None
 
     def mend(self, running: int) -> None:

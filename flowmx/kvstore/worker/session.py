@@ -116,6 +116,7 @@ class Session:
             if self._life is not None:
                 self._life.result(seconds)
         if not self._has_work():
+            engine.retire(self.actor)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(seconds)
         else:
@@ -130,6 +131,7 @@ class Session:
         if self._has_work():
             self._loop.call_later(0.05, self._stop_later)
         else:
+            engine.retire(self.actor)
             self._loop.stop()
 
     @property
