@@ -156,6 +156,22 @@ def test_a_worker_is_lost_while_another_waits_at_a_barrier(hurried, gates):
             each.result(SOON)
 
 
+def test_under_stop_nothing_is_sent_after_a_barrier_that_failed_before_the_news_came(hurried):
+    def work(kv):
+        if kv.rank == 1:
+            lost(kv)
+            return
+        kv._session.node._take = lambda answer: None  # no news
+        kv.init("a", mx.nd.zeros(3))
+        out = waits_for_a_round(kv)  # which would not wait for worker 1: it has not said that it takes part
+        with pytest.raises(NodeGone, match=r"worker 1 on .* is gone: silent"):
+            out.wait_to_read()
+
+    with job(2, 1) as made:
+        for each in [made.begin(work, rank=rank) for rank in range(2)]:
+            each.result(SOON)
+
+
 def test_under_stop_a_lost_worker_ends_barriers_and_rounds_by_name(hurried, gates):
     def work(kv):
         kv.init("a", mx.nd.zeros(3))

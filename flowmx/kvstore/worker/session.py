@@ -17,6 +17,7 @@ import numpy as np
 from flowmx import flight, settings
 from flowmx.comm.client import Peer
 from flowmx.comm.frames import Message, Tensor
+from flowmx.comm.gone import NodeGone
 from flowmx.comm.limits import Limits
 from flowmx.comm.node import Node
 from flowmx.comm.security import Security
@@ -278,6 +279,8 @@ class Session:
                 deferred.end(self.error or (cancelled[0] if cancelled else KVStoreError("the store was closed")))
                 raise
             except Exception as error:
+                if isinstance(error, NodeGone):  # heard here before the news of it: nothing more may be sent
+                    self._fail(error)
                 deferred.end(error)
             else:
                 deferred.end()
