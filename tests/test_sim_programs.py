@@ -2,7 +2,6 @@
 memory comes from, they give what a serial run gives; devices that forget something are found out."""
 
 import contextlib
-import gc
 
 import pytest
 
@@ -23,15 +22,6 @@ CONTEXTS = [mx.sim(0), mx.sim(1)]
 
 SHARE = {"Naive": 6, "Round": 2, "Unpooled": 2}
 """So many sixths of the programs run with a type of pool: a thousand in all."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quick_collections():
-    """A device that is out of memory collects garbage: without what pytest and its plugins hold, that takes little."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)

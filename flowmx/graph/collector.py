@@ -10,6 +10,9 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+_MANY = 10_000
+"""New objects from which on a collection is worth avoiding; to ask what is frozen takes long where much is."""
+
 
 @contextmanager
 def paused() -> Iterator[None]:
@@ -21,7 +24,7 @@ def paused() -> Iterator[None]:
     try:
         yield
     finally:
-        if not gc.get_freeze_count():
+        if gc.get_count()[0] > _MANY and not gc.get_freeze_count():
             # Everything is old now, as after a collection: without one, and so without looking through all of it.
             gc.freeze()
             gc.unfreeze()
