@@ -16,6 +16,7 @@ import numpy as np
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops import custom
+from flowmx.ops.drawing import drawing
 from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, required
 
@@ -38,7 +39,8 @@ class _Replay(Run):
 
     @property
     def random(self) -> np.random.Generator:
-        return self._bits
+        generator: np.random.Generator = drawing(self._bits, self.xp)
+        return generator
 
 
 class Flow(Operator):

@@ -115,7 +115,7 @@ class CTCLoss(Operator):
             counts = xp.minimum(whole(given["label_lengths"]), label.shape[1])
         else:
             padded = label <= 0 if first else label < 0
-            counts = xp.where(padded, order, label.shape[1]).min(axis=1, initial=label.shape[1])
+            counts = (xp.cumsum(padded, axis=1) == 0).sum(axis=1)
         used = order < counts[:, None]
         if label.size and ((label[used] < 0) | (label[used] >= classes)).any():
             raise IndexError(

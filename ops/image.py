@@ -342,7 +342,7 @@ class RandomColorJitter(_Augmentation):
         xp, out = run.xp, outputs[0]
         xp.copyto(out, inputs[0])
         names = list(_ADJUSTMENTS)
-        for position in run.random.permutation(len(names)):
+        for position in run.random.permutation(len(names)).tolist():
             name = names[position]
             most = getattr(self, name)
             if most > 0:
@@ -377,4 +377,4 @@ class RandomLighting(_Augmentation):
     alpha_std: float = option(0.05, "The standard deviation of the shifts.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        _light(run.xp, inputs[0], outputs[0], run.random.standard_normal(3) * self.alpha_std)
+        _light(run.xp, inputs[0], outputs[0], [run.random.standard_normal() * self.alpha_std for _ in range(3)])

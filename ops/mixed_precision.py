@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flowmx.ops.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.finite import all_finite
 from flowmx.ops.linear import Inferred, InferredTypes, shape_of
@@ -67,9 +69,13 @@ class _Finite(Operator):
 
     def answer(self, run: Run, inputs: Sequence[Array], out: Array, afresh: bool) -> None:
         """Write 1 or 0; or leave a 0 that is there already."""
-        if not (afresh or out[0]):
-            return
-        out[0] = all(all_finite(run.xp, each) for each in inputs)
+        if run.xp is not np:  # the host does not wait for what it need not know
+            if afresh:
+                out.fill(1)
+            for each in [each for each in inputs if is_floating(each.dtype)]:
+                out *= run.xp.isfinite(each).all()
+        elif afresh or out[0]:
+            out[0] = all(all_finite(run.xp, each) for each in inputs)
 
 
 _AFRESH = "Whether only these arrays count; else the answer joins what the array given as out holds."

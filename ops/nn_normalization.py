@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import numpy as np
+
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, positive_axis, scratch
@@ -130,8 +132,8 @@ class _BackwardNormalization(_Normalization):
     def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
         return dtypes, [dtypes[1], dtypes[2], dtypes[2]]
 
-    def over_batch(self, inputs: Sequence[Array]) -> bool:
-        """Whether the statistics came from the data, so that they have gradients too."""
+    def over_batch(self, inputs: Sequence[Array]) -> Any:
+        """Whether the statistics came from the data, so that they have gradients too; on a GPU an array of 1 or 0."""
         return True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -154,7 +156,7 @@ class _BackwardNormalization(_Normalization):
         outputs[2][...] = sums[1].reshape(outputs[2].shape)
 
     def _across(
-        self, run: Run, head: Array, x: Array, mean: Array, inverse: Array, gamma: Array, over_batch: bool,
+        self, run: Run, head: Array, x: Array, mean: Array, inverse: Array, gamma: Array, over_batch: Any,
         out: Array, sums: list[Array],
     ) -> None:  # fmt: skip
         """Statistics over the batch: the sums first, example by example, then the gradient.
@@ -175,6 +177,8 @@ class _BackwardNormalization(_Normalization):
         count = x.size // max(1, mean.size)
         a = -b * inverse[0] * sums[0][0] / count
         c = -b * sums[1][0] / count
+        if not isinstance(over_batch, bool):
+            a, c, over_batch = a * over_batch, c * over_batch, True
         for g, each, into in zip(head, x, out, strict=True):
             xp.multiply(g, b, out=wide)
             if over_batch:
@@ -300,8 +304,9 @@ class BackwardBatchNorm(_BackwardNormalization, BatchNorm):
     arguments = ("head", "data", "gamma", "mean", "var", "batch")
     mode_matters = False
 
-    def over_batch(self, inputs: Sequence[Array]) -> bool:
-        return bool(inputs[5][0])
+    def over_batch(self, inputs: Sequence[Array]) -> Any:
+        flag = inputs[5][0]
+        return bool(flag) if isinstance(flag, np.generic) else flag
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().forward(run, inputs, outputs)

@@ -143,7 +143,8 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
         if self.normalization == "batch":
             scale /= y.shape[0]
         elif self.normalization == "valid":
-            scale /= max(1, int((label != self.ignore_label).sum()))
+            counted = xp.maximum((label != self.ignore_label).sum(), 1)
+            xp.divide(out, counted.astype(computing_dtype(out.dtype)), out=out, casting="same_kind")
         if self.normalization != "valid":
             scale /= y.shape[2]
         if scale != 1:
@@ -341,8 +342,8 @@ class BackwardMakeLoss(_Backward, MakeLoss):
         if self.normalization == "batch":
             scale /= max(1, len(inputs[0]))
         elif self.normalization == "valid":
-            scale /= max(1, int((inputs[0] > self.valid_thresh).sum()))
-        outputs[0].fill(scale)
+            scale = scale / run.xp.maximum((inputs[0] > self.valid_thresh).sum(), 1)
+        outputs[0][...] = scale
 
 
 @operator("make_loss")

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, 
 import numpy as np
 
 from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
+from flowmx.ops.drawing import drawing
 from flowmx.ops.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.parameters import MISSING, Parameter, Shape, declare, option, required
 
@@ -104,7 +105,7 @@ class Run:
     @property
     def random(self) -> np.random.Generator:
         """The device's generator; only operators with ``uses_random`` may touch it."""
-        generator: np.random.Generator = self.device.generator.bits
+        generator: np.random.Generator = drawing(self.device.generator.bits, self.xp)
         return generator
 
 

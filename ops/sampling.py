@@ -68,8 +68,8 @@ def _negative_binomial(g: Any, shape: Shape, dtype: DType, k: Any, p: Any) -> An
 
 def _generalized_negative_binomial(g: Any, shape: Shape, dtype: DType, mu: Any, alpha: Any) -> Any:
     # A Poisson distribution whose rate is gamma distributed; without dispersion it is just Poisson.
-    spread = np.asarray(alpha, np.float64)
-    known = np.where(spread > 0, spread, 1.0)
+    spread = alpha + np.float64(0)
+    known = np.where(spread > 0, spread, 1.0)[()]
     rate = g.standard_gamma(1 / known, shape) * known * mu
     return g.poisson(np.where(spread > 0, rate, mu))
 

@@ -31,6 +31,11 @@ def horner(coefficients: Sequence[float], x: Array) -> Array:
 
 def piecewise(xp: Any, x: Array, pieces: Sequence[tuple[Array, Core]], otherwise: Core) -> Array:
     """Each function on the elements that its mask chooses, the last one on the rest."""
+    if xp is not np:  # where a mask would make the host wait, every function is computed for all
+        made = otherwise(xp, x)
+        for mask, function in reversed(pieces):
+            made = xp.where(mask, function(xp, x), made)
+        return made
     rest = xp.ones(x.shape, bool)
     made = xp.empty_like(x)
     for chosen, function in [*pieces, (None, otherwise)]:

@@ -115,8 +115,7 @@ gamma = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _gamma_negative)], _ga
 def _gammaln_near(xp: Any, x: Array) -> Array:
     u, product, below = _near_two(xp, x)
     made = xp.log(product)
-    xp.negative(made, out=made, where=below)
-    return made + u * horner(_LGAMMA, u)
+    return xp.where(below, -made, made) + u * horner(_LGAMMA, u)
 
 
 def _gammaln_far(xp: Any, x: Array) -> Array:

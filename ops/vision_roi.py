@@ -119,6 +119,10 @@ def _none(F: Any, inputs: Any) -> Any:
     return F.zeros_like(shape_of(inputs, 1))
 
 
+def _greatest(counts: Array) -> int:
+    return int(counts.max()) if counts.size else 0
+
+
 def _slices(first: list[int], behind: list[int]) -> list[slice]:
     return [slice(start, stop) for start, stop in zip(first, behind, strict=True)]
 
@@ -213,7 +217,7 @@ class ROIAlign(_Regions):
             samples = xp.full(len(rois), self.sample_ratio) if self.sample_ratio > 0 else xp.ceil(step).astype(int)
             total = xp.zeros((len(rois), count, length), dtype)
             cells, lines = xp.arange(count, dtype=dtype)[:, None], xp.arange(length, dtype=dtype)
-            for sample in range(int(samples.max(initial=0))):
+            for sample in range(self.sample_ratio if self.sample_ratio > 0 else _greatest(samples)):
                 part = ((sample + 0.5) / samples).astype(dtype)
                 at = start[:, None, None] + (cells + part[:, None, None]) * step[:, None, None]
                 used = (sample < samples)[:, None, None] & (at >= -1) & (at <= length)

@@ -321,7 +321,8 @@ class ufunc:  # noqa: N801 - CuPy's name
     def _compute(self, args: Any, targets: Any, dtype: Any, casting: Any) -> tuple[Any, ...]:
         if isinstance(self._function, np.ufunc):
             with np.errstate(all="ignore"):
-                found = self._function(*args, *targets, dtype=dtype, casting=casting)
+                given = {"out": targets} if targets else {}
+                found = self._function(*args, **given, dtype=dtype, casting=casting)
         else:  # a plain function of NumPy's, such as sinc
             found = self._function(*args)
             if targets:
