@@ -25,7 +25,7 @@ def caster(device_type: str) -> Callable[[F], F]:
 
 def cast(run: Run, source: Array, out: Array) -> None:
     """Copy an array into one of its shape and another element type."""
-    fast = _casters.get(run.device.context.device_type)
+    fast = _casters.get(run.device.kernels)
     if fast is None or not fast(source, out):
         run.xp.copyto(out, source, casting="unsafe")
 

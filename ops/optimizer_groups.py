@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import FLOAT32, DType
-from flowmx.ops.optimizer_ops import RULES, Rule, update_fast
+from flowmx.ops.optimizer_ops import RULES, One, Rule, update_many
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, merge, operator, option, required
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
@@ -116,9 +116,11 @@ class _Preloaded(Group):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         groups, last = self.parts(inputs)
         shared = {name: getattr(self, name) for name in ("rescale_grad", "clip_gradient", *self.rule.parameters)}
+        ones = []
         for group, out, (lr, wd) in zip(groups, outputs, self.rates(last), strict=True):
             p = SimpleNamespace(rule=self.rule, lr=lr, wd=wd, **shared)
-            update_fast(run, self.rule, p, self.mixed, group, out)
+            ones.append(One(self.rule, p, self.mixed, group, out))
+        update_many(run, ones)
 
 
 class _ByNumbers(_Preloaded):

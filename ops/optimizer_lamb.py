@@ -65,8 +65,8 @@ def direction(run: Run, p: Any, t: int, wd: float, inputs: Sequence[Array], out:
 
 def direction_fast(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
     """As :func:`direction`, by the kernel where there is one; ``p`` knows t and wd too."""
-    compute = getattr(kernel_for(run.device.context.device_type, "lamb_update_phase1"), "compute", None)
-    if compute is None or not compute(p, inputs, (out,)):
+    compute = getattr(kernel_for(run.device.kernels, "lamb_update_phase1"), "compute", None)
+    if compute is None or not compute(run.xp, p, inputs, (out,)):
         direction(run, p, p.t, p.wd, inputs, out)
 
 

@@ -8,7 +8,7 @@ the weight decay, as MXNet does).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.nn_common import blocks, computing_dtype, scratch
@@ -226,11 +226,48 @@ def update(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], o
             run.xp.copyto(target, w, casting="unsafe")
 
 
+class One(NamedTuple):
+    """The update of one weight; see :func:`update`."""
+
+    rule: Rule
+    p: Any
+    mixed: bool
+    inputs: Sequence[Array]
+    out: Array
+
+
+Many = Callable[[Run, Sequence[One]], list[One]]
+M = TypeVar("M", bound=Many)
+_together: dict[str, Many] = {}
+
+
+def together(device_type: str) -> Callable[[M], M]:
+    """Register what updates many weights at once on a device type; it gives back those that it has left alone."""
+
+    def register(function: M) -> M:
+        _together[device_type] = function
+        return function
+
+    return register
+
+
+def updates_together(device_type: str) -> bool:
+    """Whether a device type has such a thing."""
+    return device_type in _together
+
+
+def update_many(run: Run, ones: Sequence[One]) -> None:
+    """Update weights, all at once where the device can; ``p`` knows the rule too."""
+    many = _together.get(run.device.kernels)
+    for rule, p, mixed, inputs, out in ones if many is None else many(run, ones):
+        compute = None if mixed else getattr(kernel_for(run.device.kernels, rule.name), "compute", None)
+        if compute is None or not compute(run.xp, p, inputs, (out,)):
+            update(run, rule, p, mixed, inputs, out)
+
+
 def update_fast(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
     """As :func:`update`, by the rule's kernel where there is one; ``p`` knows the rule too."""
-    compute = getattr(kernel_for(run.device.context.device_type, rule.name), "compute", None)
-    if mixed or compute is None or not compute(p, inputs, (out,)):
-        update(run, rule, p, mixed, inputs, out)
+    update_many(run, [One(rule, p, mixed, inputs, out)])
 
 
 def _scaled(xp: Any, rule: Rule, p: Any, w: Array, grad: Array, g: Array, t: Array) -> None:

@@ -70,14 +70,16 @@ def _forward(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[
     op.forward(run, inputs, outputs)
 
 
-def device(xp: Any, seed: int = 0) -> Any:
+def device(xp: Any, kernels: str = "", seed: int = 0) -> Any:
     """As much of a device as forwards see."""
     context = SimpleNamespace(device_type="cpu" if xp is np else "gpu")
     generator = SimpleNamespace(bits=np.random.default_rng(seed))
-    return SimpleNamespace(xp=xp, generator=generator, context=context, kernels="")
+    return SimpleNamespace(xp=xp, generator=generator, context=context, kernels=kernels)
 
 
-def run_case(case: Case, xp: Any, dtype: str | None = None, call: Callable[..., None] | None = None) -> Result:
+def run_case(
+    case: Case, xp: Any, dtype: str | None = None, call: Callable[..., None] | None = None, kernels: str = ""
+) -> Result:
     """The outputs and gradients of a row, as NumPy's arrays.
 
     Args:
@@ -85,6 +87,7 @@ def run_case(case: Case, xp: Any, dtype: str | None = None, call: Callable[..., 
         xp: the array namespace.
         dtype: instead of float32.
         call: how an operator is run; its forward where None.
+        kernels: the device type whose kernels it uses.
     """
     op = operator_of(case)
     host = [array.astype(dtype) if dtype and array.dtype == np.float32 else array for array in case.given()]
@@ -96,7 +99,7 @@ def run_case(case: Case, xp: Any, dtype: str | None = None, call: Callable[..., 
     ]
     given = dict(zip(variables, arrays, strict=True)) | dict(zip(graph.heads, map(xp.asarray, heads), strict=True))
     with np.errstate(all="ignore"):
-        values = evaluate(graph, given, Run(device(xp), case.train), call)
+        values = evaluate(graph, given, Run(device(xp, kernels), case.train), call)
     fetch = (lambda array: array.get()) if xp is not np else (lambda array: array)
     return Result(
         [fetch(values[entry]) for entry in graph.outputs],

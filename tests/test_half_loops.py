@@ -74,7 +74,7 @@ def test_computes_in_float32_and_rounds_once(half, size, name, formula, units):
     given = [random.normal(size=size).astype(half) for _ in op.inputs()]
     out = np.empty(size, half)
     kernel = kernel_for("cpu", op.name)
-    assert kernel.compute(op, given, [out])
+    assert kernel.compute(np, op, given, [out])
     expected = formula(*[each.astype(np.float32) for each in given]).astype(half)
     distance = np.abs(bits(out).astype(np.int32) - bits(expected).astype(np.int32))
     assert distance[expected != 0].max() <= units

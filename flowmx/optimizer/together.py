@@ -11,12 +11,21 @@ from flowmx.ndarray import NDArray
 from flowmx.ndarray.core import BaseArray, forward_of, push_on, refuse_in_place, run_on
 from flowmx.ndarray.recording import state as recording
 from flowmx.ops.dtypes import FLOAT32
-from flowmx.ops.optimizer_ops import update
+from flowmx.ops.optimizer_ops import One, update, update_many, updates_together
+from flowmx.ops.optimizer_ops import Update as RuleOperator
 from flowmx.ops.registry import LIGHT_BYTES, Operator, Run, lookup
 
 Forward = Callable[..., None]
-Step = tuple[Forward, Sequence[BaseArray], BaseArray]
-"""A computation, its inputs and its output."""
+
+
+class Step(NamedTuple):
+    """A computation, its inputs and its output; and what it computes."""
+
+    forward: Forward
+    inputs: Sequence[BaseArray]
+    out: BaseArray
+    op: Any
+    mixed: bool
 
 
 class Update(NamedTuple):
@@ -55,10 +64,10 @@ def push(updates: Sequence[Update]) -> None:
     for each in updates:
         arrays, nbytes = _checked(each, device)
         forward = (_plain if each.master is None else _mixed)(each.op, device)
-        steps.append((forward, arrays, each.weight))
+        steps.append(Step(forward, arrays, each.weight, each.op, each.master is not None))
         touched += nbytes
         written.update(dict.fromkeys([array._storage for array in (each.weight, *arrays[2:])]))
-    reads = tuple({array._storage: None for _, arrays, _ in steps for array in arrays})
+    reads = tuple({array._storage: None for step in steps for array in step.inputs})
     light = touched <= LIGHT_BYTES
     run = run_on(device, False)
     push_on(device, _compute, (run, steps), reads, tuple(written), updates[0].op.name, light, depth=4)
@@ -102,5 +111,20 @@ def _mixed(op: Operator, device: Any) -> Forward:
 
 
 def _compute(run: Run, steps: Sequence[Step]) -> None:
-    for forward, inputs, out in steps:
+    if updates_together(run.device.kernels):
+        _compute_together(run, steps)
+        return
+    for forward, inputs, out, _, _ in steps:
         forward(run, [each._read() for each in inputs], [out._written()])
+
+
+def _compute_together(run: Run, steps: Sequence[Step]) -> None:
+    """By rules, where the device updates the weights of a rule all at once; operators of another kind by themselves."""
+    ones = []
+    for forward, inputs, out, op, mixed in steps:
+        arrays, target = [each._read() for each in inputs], out._written()
+        if isinstance(op, RuleOperator) and type(op).forward is RuleOperator.forward:
+            ones.append(One(op.rule, op, mixed or op.mixed, arrays, target))
+        else:
+            forward(run, arrays, [target])
+    update_many(run, ones)

@@ -27,6 +27,7 @@ def like_channels_last(device_type: str) -> bool:
 
 def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> int | None:
     """About how many instructions an operator of so many inputs takes as part of a chain; None where it cannot be."""
-    from flowmx.ops.kernels.loops import chain
+    from flowmx.ops.kernels import cuda, loops
 
-    return chain.weight(op, dtype, count) if device_type == "cpu" else None
+    ask = {"cpu": loops.chain.weight, "gpu": cuda.chain.weight}.get(device_type)
+    return None if ask is None else ask(op, dtype, count)

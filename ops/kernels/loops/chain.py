@@ -35,6 +35,14 @@ class _Of(Parameters):
         return parameter(f"{self._number} {name}")
 
 
+def formulas(chain: Chain) -> list[Expr]:
+    """The formulas of a chain's outputs, of its inputs."""
+    values = [placeholder(at) for at in range(chain.count)]
+    for number, link in enumerate(chain.links):
+        values.append(_formula(link.op).formula(_Of(link.op, number), *[values[at] for at in link.inputs]))
+    return [values[at] for at in chain.results]
+
+
 class _Form:
     """What chains of one form share.
 
@@ -44,10 +52,7 @@ class _Form:
     """
 
     def __init__(self, chain: Chain, real: Real) -> None:
-        values = [placeholder(at) for at in range(chain.count)]
-        for number, link in enumerate(chain.links):
-            values.append(_formula(link.op).formula(_Of(link.op, number), *[values[at] for at in link.inputs]))
-        self._outputs = [values[at] for at in chain.results]
+        self._outputs = formulas(chain)
         self._real = real
         self._walks: dict[Any, Walk] = {}
         self.uniforms = uniforms(self._outputs)
@@ -160,7 +165,12 @@ def _prepare(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) ->
     if axes is None or any(axes.still[len(inputs) :]):
         return None
     form = _form(chain, outputs[0].dtype)
-    return _Call(form, axes, [evaluate(uniform, lambda name: _number(chain, name)) for uniform in form.uniforms])
+    return _Call(form, axes, numbers(chain, form.uniforms))
+
+
+def numbers(chain: Chain, uniforms: Sequence[Expr]) -> list[float]:
+    """What comes with the calls of a chain: the values of these expressions."""
+    return [evaluate(uniform, lambda name: _number(chain, name)) for uniform in uniforms]
 
 
 def _number(chain: Chain, name: str) -> float:
@@ -170,12 +180,17 @@ def _number(chain: Chain, name: str) -> float:
     return value
 
 
-def _form(chain: Chain, dtype: DType) -> _Form:
+def form_of(chain: Chain) -> Hashable:
+    """What the formulas of a chain depend on."""
     links = []
     for link in chain.links:
         variant = _formula(link.op).variant
         links.append((link.op.name, link.inputs, None if variant is None else variant(link.op)))
-    key = (dtype, chain.count, tuple(links), chain.results)
+    return chain.count, tuple(links), chain.results
+
+
+def _form(chain: Chain, dtype: DType) -> _Form:
+    key = (dtype, form_of(chain))
     known = _forms.get(key)
     if known is None:
         real = real_of(dtype)

@@ -26,6 +26,9 @@ from flowmx.ops.registry import Array, Operator, Run, kernel, lookup
 
 Formula = Callable[..., Any]
 
+FUSED: dict[str, Fused] = {}
+"""Every operator's formula, by the operator's name: other devices make kernels of them too."""
+
 _REALS: dict[str, Real] = {"float32": FLOAT, "float64": DOUBLE, "float16": HALF, "bfloat16": BFLOAT}
 
 
@@ -187,7 +190,7 @@ class Fused:
         if out.size < self._least(out) or not self._fast(op, out, inputs, outputs):
             op.forward(run, inputs, outputs)
 
-    def compute(self, parameters: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    def compute(self, xp: Any, parameters: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
         """Compute with parameters of any owner; False, and nothing is done, where a plain forward must do it."""
         out = outputs[0]
         return out.size >= self._least(out) and self._fast(parameters, out, inputs, outputs)
@@ -216,6 +219,6 @@ class Fused:
 
 def fused(name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = 8192) -> Fused:
     """Register a :class:`Fused` kernel for the CPU."""
-    made = Fused(name, formula, variant, least)
+    made = FUSED[name] = Fused(name, formula, variant, least)
     kernel("cpu", name)(made)
     return made

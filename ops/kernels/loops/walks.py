@@ -43,9 +43,13 @@ class Axes(NamedTuple):
         return tuple([not steps[-1] for steps in self.strides])
 
 
-def axes_of(arrays: Sequence[Array]) -> Axes | None:
-    """The axes of arrays that are broadcast to the shape of the last one; None where they cannot be walked."""
-    shape, size = arrays[-1].shape, arrays[-1].itemsize
+def merged_axes(arrays: Sequence[Array]) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """The fewest axes for arrays that are broadcast to the shape of the last one, in the order of its memory.
+
+    Returns:
+        their lengths, and for each array its step along each of them, in bytes; one axis at least.
+    """
+    shape = arrays[-1].shape
     steps = [_spread(array, shape) for array in arrays]
     merged: list[tuple[int, tuple[int, ...]]] = []
     for axis in sorted((axis for axis, length in enumerate(shape) if length != 1), key=lambda axis: -steps[-1][axis]):
@@ -54,12 +58,19 @@ def axes_of(arrays: Sequence[Array]) -> Axes | None:
             length *= merged.pop()[0]
         merged.append((length, step))
     if not merged:
-        return Axes((1,), ((1,),) * len(arrays))
+        return (1,), tuple([(array.itemsize,) for array in arrays])
     lengths, strides = zip(*merged, strict=True)
-    fits = len(lengths) <= _MOST_AXES and all(step in (0, size) for step in strides[-1])
+    return lengths, tuple(zip(*strides, strict=True))
+
+
+def axes_of(arrays: Sequence[Array]) -> Axes | None:
+    """The axes of arrays that are broadcast to the shape of the last one; None where they cannot be walked."""
+    size = arrays[-1].itemsize
+    lengths, strides = merged_axes(arrays)
+    fits = len(lengths) <= _MOST_AXES and all(each[-1] in (0, size) for each in strides)
     if not fits or any(step % size for each in strides for step in each):
         return None
-    return Axes(lengths, tuple(zip(*[[step // size for step in each] for each in strides], strict=True)))
+    return Axes(lengths, tuple([tuple([step // size for step in each]) for each in strides]))
 
 
 def _spread(array: Array, shape: Shape) -> list[int]:

@@ -1,0 +1,212 @@
+"""The GPU's kernels, compiled for the host and run on the stand-in's arrays: what the plain forwards give."""
+
+import importlib
+import pkgutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+import tests.op_cases
+from flowmx.graph.compiler import compile_graph, graph_of
+from flowmx.graph.graph import Options
+from flowmx.graph.infer import infer_shapes, infer_types
+from flowmx.graph.node import topological
+from flowmx.ops.chain import Chain, Link
+from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.kernels.cuda import formulas
+from flowmx.ops.kernels.cuda.formulas import KERNELS
+from flowmx.ops.optimizer_ops import RULES, One, update, update_many
+from flowmx.ops.optimizer_rules import RULES as MORE_RULES
+from flowmx.ops.registry import Run, kernel_for, lookup
+from tests.cupy_stand_in import compiled
+from tests.cupy_stand_in.arrays import xp
+from tests.graph_runs import device, run_case
+
+pytestmark = pytest.mark.skipif(compiled.COMPILER is None, reason="there is no g++ to compile kernels with")
+
+CASES = [
+    case
+    for module in pkgutil.iter_modules(tests.op_cases.__path__)
+    for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
+]
+
+
+@pytest.fixture(autouse=True)
+def _raw_module(monkeypatch):
+    monkeypatch.setattr(xp, "RawModule", compiled.RawModule, raising=False)
+    compiled.launched.clear()
+
+
+def by_kernel(op, run, inputs, outputs):
+    """Run an operator as a GPU does."""
+    fast = kernel_for("gpu", op.name)
+    (op.forward if fast is None else lambda *given: fast(op, *given))(run, inputs, outputs)
+
+
+def close(ours, theirs, rtol=1e-5):
+    assert ours.dtype == theirs.dtype
+    size = np.abs(theirs[np.isfinite(theirs)]).max(initial=1.0) if theirs.dtype.kind == "f" else 1
+    np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=rtol * size)
+
+
+def compare(case, dtype=None, rtol=1e-5):
+    expected, found = run_case(case, np, dtype), run_case(case, xp, dtype, by_kernel, "gpu")
+    for ours, theirs in zip(found, expected, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            close(one.astype("float32"), other.astype("float32"), rtol)
+
+
+def rows(names, every):
+    """The rows of operators; all but each so-manieth are for the long tests."""
+    found = [case for case in CASES if lookup(case.op).name in names]
+    return [
+        pytest.param(case, id=case.id, marks=[pytest.mark.soak] if number % every else [])
+        for number, case in enumerate(found)
+    ]
+
+
+@pytest.mark.parametrize("case", rows(KERNELS, 20))
+def test_formulas(case):
+    compare(case)
+
+
+@pytest.mark.parametrize(("dtype", "rtol"), [("float16", 2e-3), ("bfloat16", 2e-2), ("float64", 1e-5)])
+def test_elements_of_other_types(dtype, rtol):
+    # The plain forward rounds after each function, a kernel once.
+    names = ["LeakyReLU", "sigmoid", "elemwise_add"] if dtype != "float64" else ["smooth_l1", "elemwise_add"]
+    for name in names:
+        compare(next(case for case in CASES if case.op == name), dtype, rtol)
+    assert "double* array0" in compiled.launched[-1] if dtype == "float64" else f"{dtype[:4]}" in compiled.launched[-1]
+
+
+def chain():
+    """tanh(a * b) and relu(tanh(a * b) + c * 2), in one."""
+    links = [
+        Link(lookup("broadcast_mul").create(), (0, 1), "product"),
+        Link(lookup("tanh").create(), (3,), "tanh"),
+        Link(lookup("_mul_scalar").create(scalar=2.0), (2,), "twice"),
+        Link(lookup("broadcast_add").create(), (4, 5), "sum"),
+        Link(lookup("relu").create(), (6,), "relu"),
+    ]
+    return Chain.of(3, links, [4, 7])
+
+
+LAYOUTS = [
+    ("one shape", lambda r: [r(4, 3, 8), r(4, 3, 8), r(4, 3, 8)]),
+    ("a bias", lambda r: [r(4, 3, 8), r(3, 1), r(8)]),
+    ("rows that 16 bytes do not divide", lambda r: [r(4, 3, 5), r(4, 1, 5), r(5)]),
+    ("an array off the grid", lambda r: [r(97)[1:].reshape(4, 3, 8), r(4, 3, 8), r(1)]),
+    ("other orders of axes", lambda r: [r(8, 3, 4).transpose(2, 1, 0), r(4, 8, 3).transpose(0, 2, 1), r(4, 3, 8)]),
+    ("steps and turns", lambda r: [r(4, 3, 16)[..., ::2], r(4, 3, 8)[:, :, ::-1], r(1, 3, 8)]),
+    ("numbers", lambda r: [r(4, 3, 8), r(1), r()]),
+]
+
+
+@pytest.mark.parametrize("make", [row[1] for row in LAYOUTS], ids=[row[0] for row in LAYOUTS])
+def test_chains(make):
+    host, arrays = (make(numbers(space)) for space in (np, xp))
+    shape = np.broadcast_shapes(*(each.shape for each in host))
+    expected, found = ([space.empty(shape, "float32") for _ in range(2)] for space in (np, xp))
+    op = chain()
+    op.forward(Run(device(np), False), host, expected)
+    kernel_for("gpu", "_chain")(op, Run(device(xp, "gpu"), False), arrays, found)
+    assert len(compiled.launched) == 1
+    for ours, theirs in zip(found, expected, strict=True):
+        close(ours.get(), theirs)
+
+
+def numbers(space):
+    """Makes arrays of the same normal numbers in each namespace."""
+    rng = np.random.default_rng(0)
+    return lambda *shape: space.asarray(np.asarray(rng.standard_normal(shape), "float32"))
+
+
+def test_a_chain_writes_over_its_input():
+    a, b, c = (xp.asarray(np.full((2, 8), n, "float32")) for n in (0.5, 2, 3))
+    first = xp.empty((2, 8), "float32")
+    kernel_for("gpu", "_chain")(chain(), Run(device(xp, "gpu"), False), [a, b, c], [first, c])
+    np.testing.assert_allclose(c.get(), np.full((2, 8), np.tanh(1) + 6), rtol=1e-6)
+
+
+def test_a_graph_for_a_gpu_has_chains():
+    x = mx.sym.var("x")
+    y = mx.sym.tanh(x * 2.0) + x
+    options = Options(device_type="gpu")
+    nodes = topological(y._entries)
+    shapes = infer_shapes(nodes, {nodes[0]: (64, 64)})
+    plan = compile_graph(graph_of(y._entries, (), shapes, infer_types(nodes, {}), False), options=options)
+    assert [node.op.name for node in plan.forward] == ["_chain"]
+
+
+def test_a_kernel_that_does_not_compile_leaves_it_to_the_plain_forward(monkeypatch, caplog):
+    class Broken:
+        def __init__(self, code, options):
+            raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(xp, "RawModule", Broken)
+    monkeypatch.setattr(formulas, "KERNELS", {})
+    kernel = formulas.Fused(KERNELS["sigmoid"]._of)
+    x, out = xp.zeros((3,), "float32"), xp.empty((3,), "float32")
+    for _ in range(2):
+        kernel(lookup("sigmoid").create(), Run(device(xp, "gpu"), False), [x], [out])
+        assert out.get().tolist() == [0.5] * 3
+    assert len(caplog.records) == 1
+    assert "plain" in caplog.text
+
+
+def weights(rng, count, dtypes=("float32",) * 4):
+    """The arrays of so many weights of one rule, of different sizes, one of them off the grid of 16 bytes."""
+    made = []
+    for number in range(count):
+        size = int(rng.integers(1, 40)) if number else 9000
+        arrays = [rng.uniform(0.5, 1.5, size + 1).astype(dtype) for dtype in dtypes]
+        made.append([xp.asarray(each)[1:] if number % 3 == 2 else xp.asarray(each[1:].copy()) for each in arrays])
+    return made
+
+
+def updates(rule, groups, mixed=False, **numbers):
+    parameters = {"wd": 0.1, "rescale_grad": 0.5, "clip_gradient": 0.4, **rule.parameters, **numbers}
+    owners = [SimpleNamespace(rule=rule, lr=0.1 * (n + 1), **parameters) for n in range(len(groups))]
+    return [One(rule, p, mixed, group, group[0]) for p, group in zip(owners, groups, strict=True)]
+
+
+RULE = {rule.name: rule for rule in (*RULES, *MORE_RULES)}
+
+
+@pytest.mark.parametrize("name", ["adam_update", pytest.param("ftml_update", marks=pytest.mark.soak), "sgd_update"])
+def test_many_weights_by_few_launches(name):
+    rule, run = RULE[name], Run(device(xp, "gpu"), False)
+    count = 2 + len(rule.states)
+    one, other = (weights(np.random.default_rng(3), 70, ("float32",) * count) for _ in range(2))
+    update_many(run, updates(rule, one))
+    assert 0 < len(compiled.launched) <= 4
+    for each in updates(rule, other):
+        update(run, *each)
+    for ours, theirs in zip(one, other, strict=True):
+        for array, expected in zip(ours, theirs, strict=True):
+            close(array.get(), expected.get())
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_with_a_float32_copy(dtype):
+    rule, run = RULE["sgd_mom_update"], Run(device(xp, "gpu"), False)
+    dtypes = (as_dtype(dtype), as_dtype(dtype), "float32", "float32")
+    one, other = (weights(np.random.default_rng(3), 5, dtypes) for _ in range(2))
+    update_many(run, updates(rule, one, mixed=True))
+    assert len(compiled.launched) == 1
+    for each in updates(rule, other, mixed=True):
+        update(run, *each)
+    for ours, theirs in zip(one, other, strict=True):
+        close(ours[2].get(), theirs[2].get())
+        close(ours[3].get(), theirs[3].get())
+        close(ours[0].get().astype("float32"), ours[3].get(), rtol=2e-2)
+
+
+def test_a_weight_that_does_not_lie_densely_is_updated_by_itself():
+    rule, run = RULE["sgd_update"], Run(device(xp, "gpu"), False)
+    weight, grad = xp.ones((4, 6)).T, xp.ones((6, 4))
+    update_many(run, updates(rule, [[weight, grad]]))
+    assert len(compiled.launched) == 1
+    np.testing.assert_allclose(weight.get(), np.full((6, 4), 1 - 0.1 * (0.4 + 0.1)))
