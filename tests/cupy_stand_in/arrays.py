@@ -47,6 +47,9 @@ _LIMITS: dict[str, Callable[..., None]] = {
 """What CuPy does not do although it has the argument."""
 
 
+_ndarray: Any = np.ndarray
+
+
 class ndarray:  # noqa: N801 - CuPy's name
     """An array of the device.
 
@@ -59,6 +62,7 @@ class ndarray:  # noqa: N801 - CuPy's name
     """
 
     __slots__ = ("__weakref__", "_host", "_memory")
+    dtype: Any
     __array_priority__ = 100
     __hash__ = None  # type: ignore[assignment]
 
@@ -70,7 +74,7 @@ class ndarray:  # noqa: N801 - CuPy's name
             lengths = (shape,) if isinstance(shape, int) else tuple(shape)
             reach = _reach(lengths, strides, np.dtype(dtype).itemsize)
             buffer = (ctypes.c_char * max(reach, 1)).from_address(memptr.ptr)
-        self._host = np.ndarray(shape, dtype, buffer, 0, strides, order)  # type: ignore[call-overload]
+        self._host: Any = _ndarray(shape, dtype, buffer, 0, strides, order)
         self._memory = memptr
 
     # -- conversions: none to NumPy's that nobody asked for --------------------------------------------
@@ -96,7 +100,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         """A copy in the host's memory."""
         waits["get"] += 1
         if out is None:
-            return self._host.copy(order)  # type: ignore[arg-type]
+            return self._host.copy(order)
         out[...] = self._host
         return out
 
@@ -152,7 +156,7 @@ class ndarray:  # noqa: N801 - CuPy's name
         return None if self._host.base is None else wrap(self._host.base)
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Any:
         return self._host.shape
 
     @shape.setter
@@ -193,7 +197,7 @@ def _reach(shape: tuple[int, ...], strides: Any, itemsize: int) -> int:
     """How many bytes an array spans."""
     if strides is None:
         return int(np.prod(shape, dtype=np.int64)) * itemsize
-    return itemsize + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True) if length)
+    return itemsize + sum([(length - 1) * int(stride) for length, stride in zip(shape, strides, strict=True) if length])
 
 
 def wrap(result: Any) -> Any:
@@ -280,7 +284,7 @@ def _signature(parameters: str) -> inspect.Signature:
     """The signature that record.py has written in short."""
     kinds = inspect.Parameter
     made: list[inspect.Parameter] = []
-    kind = kinds.POSITIONAL_OR_KEYWORD
+    kind: Any = kinds.POSITIONAL_OR_KEYWORD
     for part in filter(None, parameters.split(", ")):
         name = part.strip("*=")
         if part.startswith("**"):
@@ -443,8 +447,8 @@ def _complete() -> None:
         setattr(ndarray, f"__i{name}__", lambda self, other, by=by: getattr(xp, by)(self, other, out=self))
     for name, by in _UNARY.items():
         setattr(ndarray, f"__{name}__", lambda self, by=by: getattr(xp, by)(self))
-    ndarray.__matmul__ = lambda self, other: xp.matmul(self, other)  # type: ignore[attr-defined]
-    ndarray.__divmod__ = lambda self, other: xp.divmod(self, other)  # type: ignore[attr-defined]
+    setattr(ndarray, "__matmul__", lambda self, other: xp.matmul(self, other))  # noqa: B010
+    setattr(ndarray, "__divmod__", lambda self, other: xp.divmod(self, other))  # noqa: B010
 
 
 _complete()

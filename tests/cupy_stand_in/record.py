@@ -14,7 +14,7 @@ from typing import Any
 
 import cupy
 
-STARS = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+STARS: dict[Any, str] = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
 MODULES = ("", "linalg", "fft", "lib.stride_tricks")
 
 

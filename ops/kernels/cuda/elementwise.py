@@ -33,13 +33,13 @@ class _Form(NamedTuple):
         rank: how many axes there are.
         inner: the step of each array along the innermost one: 0, 1, or 2 for any other.
         width: how many elements a thread takes.
-        index: C's type of what counts elements.
+        counter: C's type of what counts elements.
     """
 
     rank: int
     inner: tuple[int, ...]
     width: int
-    index: str
+    counter: str
 
 
 class _Place(NamedTuple):
@@ -53,7 +53,7 @@ class _Place(NamedTuple):
     """The most elements that a thread may take, if the addresses allow it."""
     mask: int
     """The bits of an address that must not be set for that."""
-    index: str
+    counter: str
 
 
 class Loop:
@@ -93,7 +93,7 @@ class Loop:
             bits |= address
         width = 1 if bits & place.mask else place.width
         units = math.prod(place.lengths) // width
-        program = self._program(_Form(len(place.lengths), place.inner, width, place.index))
+        program = self._program(_Form(len(place.lengths), place.inner, width, place.counter))
         steps = [step for each in place.strides for step in each]
         return program.launch(xp, blocks_for(units), (units, *place.lengths, *steps, *addresses, *numbers))
 
@@ -130,9 +130,9 @@ class Loop:
         inputs = count - len(self._outputs)
         lines = [f"const {self._real} n{at} = ({self._real})a.number{at};" for at in range(len(self.uniforms))]
         lines += [
-            f"const {form.index} units = a.units, step = gridDim.x * ({form.index})blockDim.x;",
-            f"const {form.index} first = blockIdx.x * ({form.index})blockDim.x + threadIdx.x;",
-            f"for ({form.index} unit = first; unit < units; unit += step) {{",
+            f"const {form.counter} units = a.units, step = gridDim.x * ({form.counter})blockDim.x;",
+            f"const {form.counter} first = blockIdx.x * ({form.counter})blockDim.x + threadIdx.x;",
+            f"for ({form.counter} unit = first; unit < units; unit += step) {{",
             *self._walk(form),
             *[line for at in range(inputs) for line in self._read(at, form)],
             *[f"Pack<{self._kept[at]}, {form.width}> p{at};" for at in range(inputs, count)],
@@ -148,7 +148,7 @@ class Loop:
 
     def _walk(self, form: _Form) -> list[str]:
         """Where each array's elements of this unit begin."""
-        index, last = form.index, form.rank - 1
+        index, last = form.counter, form.rank - 1
         lines = [f"{index} row = unit;"]
         if last:
             lines += [

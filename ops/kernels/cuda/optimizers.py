@@ -55,7 +55,7 @@ class Together:
         return all(self._launch(xp, part) for part in parts)
 
     def _launch(self, xp: Any, weights: Sequence[Weight]) -> bool:
-        missing = [0] * (self._most - len(weights))
+        missing: list[float] = [0] * (self._most - len(weights))
         sizes = [arrays[0].size for arrays, _ in weights]
         first, blocks = [], 0
         for size in sizes:
@@ -63,9 +63,9 @@ class Together:
             blocks += -(-size // _PIECE)
         words: list[float] = [len(weights), *first, *missing, *sizes, *missing]
         for at in range(len(self._kept)):
-            words += [arrays[at].data.ptr for arrays, _ in weights] + missing
+            words += [*(arrays[at].data.ptr for arrays, _ in weights), *missing]
         for at in range(len(self.uniforms)):
-            words += [numbers[at] for _, numbers in weights] + missing
+            words += [*(numbers[at] for _, numbers in weights), *missing]
         return self._program.launch(xp, blocks, words)
 
     # -- text ------------------------------------------------------------------------------------------

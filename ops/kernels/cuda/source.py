@@ -128,7 +128,7 @@ def lower(
         real: what to compute in.
         name: begins the names of what is in between.
     """
-    known, lines = dict(given), []
+    known, lines = dict(given), list[str]()
     for expr in in_order(outputs, known):
         if expr.kind == "number":
             known[expr] = constant(expr.value, real)
