@@ -37,6 +37,8 @@ SHIM = r"""
 #define __align__(n) alignas(n)
 #define __grid_constant__
 
+struct alignas(16) uint4 { unsigned x, y, z, w; };
+struct alignas(8) uint2 { unsigned x, y; };
 struct Dim { unsigned x, y, z; };
 static Dim blockIdx, threadIdx, blockDim, gridDim;
 
@@ -140,7 +142,18 @@ def _compile(code: str) -> Any:
     assert COMPILER is not None
     path = Path(_folder().name) / hashlib.sha256(code.encode()).hexdigest()
     path.with_suffix(".cc").write_text(f"{SHIM}\n{code}\n{DRIVER}")
-    command = [COMPILER, "-std=c++17", "-O0", "-w", "-shared", "-fPIC", "-ffp-contract=off", "-x", "c++"]
+    command = [
+        COMPILER,
+        "-std=c++17",
+        "-O0",
+        "-w",
+        "-shared",
+        "-fPIC",
+        "-ffp-contract=off",
+        "-fno-strict-aliasing",
+        "-x",
+        "c++",
+    ]
     made = subprocess.run([*command, str(path.with_suffix(".cc")), "-o", str(path)], capture_output=True, text=True)
     if made.returncode:
         raise RuntimeError(f"the kernel does not compile:\n{made.stderr}\n{code}")

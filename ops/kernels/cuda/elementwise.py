@@ -172,11 +172,10 @@ class Loop:
         name = self._kept[at]
         if not form.inner[at]:
             return [f"const {self._real} still{at} = widened(a.array{at}[at{at}]);"]
-        kind = f"Pack<{name}, {form.width}>"
-        return [f"const {kind} p{at} = *reinterpret_cast<const {kind}*>(a.array{at} + at{at});"]
+        return [f"const Pack<{name}, {form.width}> p{at} = load<{form.width}>(a.array{at} + at{at});"]
 
     def _store(self, at: int, form: _Form) -> str:
-        return f"*reinterpret_cast<Pack<{self._kept[at]}, {form.width}>*>(a.array{at} + at{at}) = p{at};"
+        return f"store<{form.width}>(a.array{at} + at{at}, p{at});"
 
     def _compute(self, form: _Form, inputs: int) -> list[str]:
         given = {uniform: f"n{at}" for at, uniform in enumerate(self.uniforms)}

@@ -63,7 +63,35 @@ __device__ __forceinline__ float mantissa(float x) {
     return __int_as_float(__float_as_int(x) - (int)((unsigned int)exponent_bits(x) << 23));
 }
 
-template <typename T, int N> struct alignas(sizeof(T) * N) Pack { T at[N]; };
+// Several elements as one access to memory. The compiler takes stores of vectors apart where it cannot tell that the
+// places are not those of others, so they are written out.
+template <typename B> __device__ __forceinline__ void put(B* place, B bits) { *place = bits; }
+#ifdef __CUDACC__
+__device__ __forceinline__ void put(uint4* place, uint4 b) {
+    asm volatile("st.v4.b32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(place), "r"(b.x), "r"(b.y), "r"(b.z), "r"(b.w) : "memory");
+}
+__device__ __forceinline__ void put(uint2* place, uint2 b) {
+    asm volatile("st.v2.b32 [%0], {%1, %2};" :: "l"(place), "r"(b.x), "r"(b.y) : "memory");
+}
+#endif
+template <int N> struct Bits;
+template <> struct Bits<16> { typedef uint4 type; };
+template <> struct Bits<8> { typedef uint2 type; };
+template <> struct Bits<4> { typedef unsigned int type; };
+template <> struct Bits<2> { typedef unsigned short type; };
+template <typename T, int N> union Pack {
+    typename Bits<sizeof(T) * N>::type bits;
+    T at[N];
+};
+template <int N, typename T> __device__ __forceinline__ Pack<T, N> load(const T* place) {
+    Pack<T, N> found;
+    found.bits = *reinterpret_cast<const typename Bits<sizeof(T) * N>::type*>(place);
+    return found;
+}
+template <int N, typename T> __device__ __forceinline__ void store(T* place, const Pack<T, N>& given) {
+    put(reinterpret_cast<typename Bits<sizeof(T) * N>::type*>(place), given.bits);
+}
 """
 
 _TEXTS = {
