@@ -36,10 +36,23 @@ def _simulated(context: Context) -> Device:
     return make(context)
 
 
+def _cuda(context: Context) -> Device:
+    from flowmx.devices import cuda
+
+    return cuda.make(context)
+
+
+def _pinned(context: Context) -> Device:
+    from flowmx.devices import cuda
+
+    return cuda.make_pinned(context)
+
+
 _types: dict[str, Callable[[Context], Device]] = {
     "cpu": CPUDevice,
-    "cpu_pinned": CPUDevice,
+    "cpu_pinned": _pinned,
     "cpu_shared": CPUDevice,
+    "gpu": _cuda,
     "sim": _simulated,
 }
 _devices: dict[Context, Device] = {}
@@ -105,8 +118,8 @@ def memory_in_use() -> dict[str, int]:
 
 
 def num_gpus() -> int:
-    """How many GPUs can be used: ``mx.gpu(0)`` and so on; simulated ones that stand in for them count."""
-    return len(_gpus())
+    """How many GPUs can be used: ``mx.gpu(0)`` and so on; where simulated ones stand in for them, these are counted."""
+    return len(_gpus()) or _real_gpus()
 
 
 def kernels_of(context: Context) -> str:
@@ -124,6 +137,12 @@ def have_numerics(contexts: Iterable[Context]) -> bool:
 
 def _gpus() -> list[Context]:
     return [context for context in _standing_in if context.device_type == "gpu"]
+
+
+def _real_gpus() -> int:
+    from flowmx.devices.cuda import library
+
+    return len(library.usable())
 
 
 def _known() -> str:

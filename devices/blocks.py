@@ -98,7 +98,7 @@ class BlockPool:
 
     Args:
         device: its name, for messages.
-        take: gets so many bytes from the device: a handle and the address.
+        take: gets so many bytes from the device: a handle and the address; None where it has no more.
         give: gives a handle back.
         limit: most bytes to take.
         total: bytes that the device has.
@@ -117,7 +117,7 @@ class BlockPool:
     """
 
     def __init__(
-        self, device: str, take: Callable[[int], tuple[Any, int]], give: Callable[[Any], None], limit: int, total: int,
+        self, device: str, take: Callable[[int], tuple[Any, int] | None], give: Callable[[Any], None], limit: int, total: int,
         synchronize: Callable[[], None], kind: str,
     ) -> None:  # fmt: skip
         self.device = device
@@ -171,6 +171,10 @@ class BlockPool:
         if launch is not None:
             launch.blocks.append(block)
         return block
+
+    def rounded(self, nbytes: int) -> int:
+        """The size of a block for so many bytes."""
+        return self._round(nbytes)
 
     def free_bytes(self) -> int:
         """Bytes that can still be allocated."""
@@ -244,16 +248,18 @@ class BlockPool:
     def _fresh(self, size: int) -> Block | None:
         if self.used + self.idle + size > self.limit and not self._is_exceeded:
             return None
-        memory, address = self._take(size)
-        return Block(size, memory, address)
+        taken = self._take(size)
+        return None if taken is None else Block(size, *taken)
 
     def _exceed(self, error: OutOfMemory, size: int) -> Block:
         if self.excess is None:
             raise error
         self._is_exceeded = True
         self.excess(error)
-        memory, address = self._take(size)
-        return Block(size, memory, address)
+        taken = self._take(size)
+        if taken is None:
+            raise error
+        return Block(size, *taken)
 
     def _release(self, block: Block) -> None:
         for token in block.uses.values():

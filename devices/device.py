@@ -1,4 +1,4 @@
-"""What every device is: the interface that the CPU implements, and CUDA and simulated devices will.
+"""What every device is: the interface that the CPU, GPUs and simulated devices implement.
 
 A device owns
 
@@ -21,6 +21,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flowmx.devices.context import Context
 from flowmx.devices.generator import Generator
 from flowmx.engine.actor import Actor
@@ -41,6 +43,9 @@ class Device(ABC):
         kernels: the device type whose kernels its operators use.
         is_asynchronous: whether operations are complete when they have been launched.
         has_numerics: whether it computes; a device that only counts memory and time does not.
+        reads_are_copies: whether :meth:`to_host` never shares memory.
+        graphs: runs steps that come again and again as one launch where it can; None: nothing does.
+        dlpack_device: DLPack's type and number of it.
     """
 
     context: Context
@@ -50,10 +55,25 @@ class Device(ABC):
     kernels = ""
     is_asynchronous = False
     has_numerics = True
+    reads_are_copies = False
+    graphs: Any = None
+    dlpack_device = (1, 0)
 
     @abstractmethod
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new, uninitialised, C-contiguous array on this device."""
+
+    def view(self, array: Any, shape: tuple[int, ...], dtype: Any, offset: int, strides: tuple[int, ...]) -> Any:
+        """A part of one of this device's arrays, without a copy.
+
+        Args:
+            array: the array.
+            shape: of the part.
+            dtype: of both.
+            offset: where it begins in the array, in bytes.
+            strides: of the part, in bytes.
+        """
+        return type(array)(shape, dtype, array, offset, strides)
 
     @abstractmethod
     def copy_actor(self, source: Device) -> Actor:
@@ -62,6 +82,10 @@ class Device(ABC):
     @abstractmethod
     def copy(self, source: Any, target: Any) -> None:
         """Copy an array of any device into one of this device (runs on the copy actor; may convert dtype)."""
+
+    def copy_out(self, source: Any, target: Any) -> None:
+        """Copy one of an asynchronous device's arrays into one of the host's (runs on :meth:`copy_actor_out`)."""
+        np.copyto(target, source, casting="unsafe")
 
     @abstractmethod
     def to_host(self, array: Any) -> Any:
@@ -80,6 +104,9 @@ class Device(ABC):
 
     def used(self, variable: Variable, token: Token) -> None:
         """Note that what ends with a token uses a variable's memory here."""
+
+    def finish_work_of_host(self) -> None:
+        """Wait for what the calling thread has launched outside of the device's actors, in an operation of the host."""
 
     def timed(self, op: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
         """The computation of an operator, as it is to be called here."""

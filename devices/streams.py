@@ -440,6 +440,9 @@ def _arrive(op: Operation) -> Token:
 
 
 def _leave(op: Operation, token: Token) -> None:
+    for device in {getattr(each, "device", None) for each in (*op.reads, *op.writes)}:
+        if device is not None:
+            device.finish_work_of_host()
     mark((), [each for each in op.writes if each.marks is not None], token)
     for observe in observers:
         observe(op, token)

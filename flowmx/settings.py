@@ -210,6 +210,9 @@ class Settings:
     exec_check: bool = _setting(
         False, "Overwrite memory of bound symbols that holds no value, so that wrong sharing shows; slow."
     )
+    cuda_graphs: bool = _setting(
+        False, "Capture the steps of bound graphs on a GPU, and launch them as one from then on."
+    )
     gpu_mem_pool_reserve: int = _setting(5, "Percent of GPU memory left to everything but arrays.", low=0, high=100)
     gpu_mem_pool_type: PoolType = _setting(
         "Naive",

@@ -65,7 +65,11 @@ def _direct(row: Row, xp: Any, dtype: DType, number: float | None = None) -> tup
     if name is None or not (dtype.kind == "f" or whole):
         return None
     try:
-        return getattr(xp, name), None if number is None else xp.asarray(int(number) if whole else number, dtype)
+        if number is None:
+            return getattr(xp, name), None
+        value: Any = int(number) if whole else number
+        # An array of no axes is what NumPy takes fastest; CuPy would make it on some device, here at the push.
+        return getattr(xp, name), np.asarray(value, dtype) if xp is np else dtype.type(value)
     except OverflowError:
         return None
 

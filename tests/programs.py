@@ -228,11 +228,16 @@ def draw(generator: np.random.Generator, target: Any) -> None:
     target[...] = generator.random(target.shape, np.float32)
 
 
-def update(reads: list[Any], writes: list[Any]) -> float:
+def last(array: Any) -> Any:
+    """The last element."""
+    return array.flat[-1]
+
+
+def update(reads: list[Any], writes: list[Any], last: Callable[[Any], Any] = last) -> float:
     """What a pushed function does: from all that it reads into all that it writes, in order."""
     total = np.float32(0)
     for each in reads:
-        total = np.float32(total * np.float32(0.5) + each.flat[-1] * np.float32(0.25))
+        total = np.float32(total * np.float32(0.5) + last(each) * np.float32(0.25))
     for index, each in enumerate(writes):
         np.multiply(each, np.float32(0.5), out=each)
         each += np.float32(total * np.float32(0.25) + np.float32(index))
@@ -421,7 +426,17 @@ def _content(view: Any) -> Outcome:
 
 
 class Flow:
-    """Runs a program on flowmx; blocking with :meth:`run`, as a coroutine with :meth:`run_async`."""
+    """Runs a program on flowmx; blocking with :meth:`run`, as a coroutine with :meth:`run_async`.
+
+    Attributes:
+        opened: the content of an array, for a function that runs on its device.
+        last: the last element of that, on the host.
+        draw: fills it with random numbers.
+    """
+
+    opened = staticmethod(np.from_dlpack)
+    last = staticmethod(last)
+    draw = staticmethod(draw)
 
     def __init__(self, program: Program, contexts: list[Context]) -> None:
         self.program = program
@@ -535,10 +550,10 @@ class Flow:
         def work() -> float:
             for _ in range(spin):
                 pass
-            targets = [np.from_dlpack(each) for each in written]
+            targets = [self.opened(each) for each in written]
             if draws:
-                draw(generator.bits, targets[0])
-            return update([np.from_dlpack(each) for each in read], targets)
+                self.draw(generator.bits, targets[0])
+            return update([self.opened(each) for each in read], targets, self.last)
 
         async def work_async() -> float:
             for _ in range(spin // 30):

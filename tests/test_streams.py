@@ -1,6 +1,5 @@
 """What holds on every device, whether its operations are complete when they return or when they are launched."""
 
-import asyncio
 import gc
 
 import numpy as np
@@ -11,6 +10,13 @@ from flowmx import devices
 from flowmx.devices.sim import PRESETS, Description, simulated
 from flowmx.engine.runtime import engine
 from flowmx.errors import CrossDeviceWarning, OutOfMemory
+from tests.device_bodies import *  # noqa: F403
+
+
+@pytest.fixture
+def opened():
+    """The content of an array, inside a function that runs on its device."""
+    return np.from_dlpack
 
 
 @pytest.fixture(params=["cpu", "sim", "sim, adversarial timing"])
@@ -22,90 +28,6 @@ def places(request):
         with simulated("a10", 2, streams=3, seed=None if request.param == "sim" else 1):
             yield [mx.sim(0), mx.sim(1)]
     engine.failures.clear()
-
-
-# -- one body for every device -----------------------------------------------------------------------------
-
-
-def test_arrays_are_made_computed_and_read(places):
-    a = mx.nd.array([[1.0, 2], [3, 4]], ctx=places[0])
-    assert a.context == places[0]
-    np.testing.assert_array_equal((mx.nd.dot(a, a.T) + 1).asnumpy(), [[6, 12], [12, 26]])
-
-
-def test_copies_go_between_devices_and_the_host(places):
-    a = mx.nd.arange(12, ctx=places[0]).reshape((3, 4))
-    there = a.as_in_context(places[1]) * 2
-    here = there.as_in_context(mx.cpu(5))
-    assert there.context == places[1] and here.context == mx.cpu(5)
-    np.testing.assert_array_equal((here + 1).asnumpy(), np.arange(12).reshape(3, 4) * 2 + 1)
-
-
-def test_the_host_does_not_change_memory_that_a_copy_still_reads(places):
-    source = mx.nd.ones((64, 64), ctx=mx.cpu(0))
-    copies = []
-    for value in range(8):
-        source[:] = value
-        copies.append(source.copyto(places[value % 2]))
-    assert [each.asnumpy().max() for each in copies] == list(range(8))
-
-
-def test_slices_are_read_and_assigned(places):
-    a = mx.nd.zeros((4, 4), ctx=places[0])
-    a[1:3, ::2] = 7
-    a[0] = mx.nd.ones(4, ctx=places[1]).as_in_context(places[0])
-    np.testing.assert_array_equal(a[:3].asnumpy(), [[1, 1, 1, 1], [7, 0, 7, 0], [7, 0, 7, 0]])
-
-
-def test_an_await_is_for_the_value(places):
-    async def main():
-        a = mx.nd.ones((8, 8), ctx=places[0])
-        b = await (a * 3).as_in_context(places[1])
-        await mx.nd.waitall_async()
-        return b.asnumpy()
-
-    assert (asyncio.run(main()) == 3).all()
-
-
-def test_functions_of_the_user_see_what_they_come_after(places):
-    a = mx.nd.ones((4, 4), ctx=places[0])
-    a += 1
-    handle = mx.engine.push(lambda: float(np.from_dlpack(a).sum()), reads=[a], device=places[0])
-    host = mx.engine.push(lambda: np.from_dlpack(a).fill(5), writes=[a], device=mx.cpu(0))
-    b = a * 2
-    assert handle.wait() == 32
-    host.wait()
-    assert (b.asnumpy() == 10).all()
-
-
-def fail():
-    raise ValueError("on purpose")
-
-
-def test_an_error_poisons_what_depends_on_it_and_a_write_heals(places):
-    a, other = mx.nd.ones(3, ctx=places[0]), mx.nd.ones(3, ctx=places[0])
-    mx.engine.push(fail, writes=[a], device=places[0], name="failing")
-    b = a * 2
-    with pytest.raises(ValueError, match="on purpose") as caught:
-        b.as_in_context(places[1]).wait_to_read()
-    assert any("failing" in note for note in caught.value.__notes__)
-    assert (other + 1).asnumpy().sum() == 6
-    a[:] = 2
-    assert (a * 2).asnumpy().sum() == 12
-
-
-def test_a_seed_repeats_random_numbers(places):
-    def draw():
-        mx.random.seed(11)
-        return mx.nd.random.normal(shape=(40, 40), ctx=places[0]).asnumpy()
-
-    np.testing.assert_array_equal(draw(), draw())
-
-
-def test_free_and_total_bytes_are_told(places):
-    free, total = devices.get(places[0]).memory_info()
-    assert 0 < free <= total
-    places[0].empty_cache()
 
 
 # -- errors on the device ----------------------------------------------------------------------------------

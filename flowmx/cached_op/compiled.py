@@ -181,8 +181,8 @@ class Compiled:
         if tied.once and versions != instance.done_once:
             run_steps(instance.run, tied.once, "a cached graph")
             instance.done_once = versions
-        run_steps(instance.run, tied.forward, "a cached graph")
-        run_steps(instance.run, instance.ends[0], "a cached graph")
+        run_steps(instance.run, tied.forward, "a cached graph", again=True)
+        run_steps(instance.run, instance.ends[0], "a cached graph", again=True)
         return instance
 
     @cached_property
@@ -226,9 +226,9 @@ class Compiled:
         tied = instance.tied
         for node, array in gradients.items():
             tied.put(instance.gradients[node], array)
-        run_steps(instance.run, instance.rows(self.pieces)[piece], "a cached graph")
+        run_steps(instance.run, instance.rows(self.pieces)[piece], "a cached graph", again=True)
         if piece + 1 == len(self.pieces):
-            run_steps(instance.run, instance.ends[1], "a cached graph")
+            run_steps(instance.run, instance.ends[1], "a cached graph", again=True)
             for node in self.plan.graph.heads:
                 tied.put(Entry(node, 0), None)
 

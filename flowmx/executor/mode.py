@@ -207,7 +207,7 @@ class Mode:
         if segment.once and versions != segment.done_once:
             run_steps(segment.run, segment.once, "a bound graph")
             segment.done_once = versions
-        run_steps(segment.run, segment.steps, "a bound graph")
+        run_steps(segment.run, segment.steps, "a bound graph", again=True)
 
     _run.captured_by = lambda self, segment, versions: (segment, None)  # type: ignore[attr-defined]
 

@@ -139,8 +139,14 @@ class Tied:
             self.put(entry, self.device(entry.node).allocate(plan.graph.shapes[entry], plan.graph.dtypes[entry]))
 
 
-def run_steps(run: Run, steps: Sequence[Step], where: str) -> None:
-    """Run steps one after the other.
+def run_steps(run: Run, steps: Sequence[Step], where: str, again: bool = False) -> None:
+    """Run steps one after the other, or as one where the device can.
+
+    Args:
+        run: theirs.
+        steps: what to run.
+        where: what messages call the whole.
+        again: whether this list of steps comes again and again.
 
     Raises:
         Exception: what a step raises, with notes that name its node, its inputs and the line that made it.
@@ -157,6 +163,8 @@ def run_steps(run: Run, steps: Sequence[Step], where: str) -> None:
         if record is not None:
             for step in steps:
                 timing.run(record, run, step)
+            return
+        if again and run.device.graphs is not None and run.device.graphs.run(run, steps):
             return
         for step in steps:
             step[0](run, step[1], step[2])

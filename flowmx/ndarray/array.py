@@ -112,7 +112,8 @@ class NDArray(Methods, Arithmetic):
         Inside a coroutine, ``await array`` first.
         """
         engine.wait_variable(self._storage)
-        return np.array(self._host())
+        host: np.ndarray[Any, Any] = self._host()
+        return host if self._storage.device.reads_are_copies else np.array(host)
 
     def asscalar(self) -> Any:
         """The only element, as a NumPy scalar; blocks until it is there.
@@ -165,7 +166,7 @@ class NDArray(Methods, Arithmetic):
         return bool((self.asnumpy() == np.asarray(value)).any())
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        return (1, 0)
+        return self._storage.device.dlpack_device
 
     def __dlpack__(self, **options: Any) -> Any:
         """A DLPack capsule that shares this array's memory; blocks until the content is there."""
@@ -188,6 +189,10 @@ class NDArray(Methods, Arithmetic):
     def __setstate__(self, saved: dict[str, Any]) -> None:
         device = devices.get(saved["context"])
         data = saved["data"]
+        if device.is_asynchronous:
+            made = array(data, device.context, data.dtype)
+            self._storage, self._shape, self._dtype, self._view, self._entry = made._storage, data.shape, data.dtype, None, None
+            return
         self._storage = Storage(device, data.shape, data.dtype, np.ascontiguousarray(data).reshape(data.shape))
         self._shape, self._dtype = data.shape, data.dtype
         self._view = self._entry = None
@@ -442,7 +447,11 @@ def copy_into(source: BaseArray, target: BaseArray, priority: int = 0) -> None:
 
 
 def _copy(device: devices.Device, source: BaseArray, target: BaseArray) -> None:
-    device.copy(source._read(), target._written())
+    here = source._storage.device
+    if here.is_asynchronous and not device.is_asynchronous:
+        here.copy_out(source._read(), target._written())
+    else:
+        device.copy(source._read(), target._written())
 
 
 def dtype_of(array: BaseArray) -> DType:

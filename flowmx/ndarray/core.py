@@ -106,7 +106,7 @@ class BaseArray(KnownAttributes):
         if self._view is None:
             return array
         offset, strides = self._view
-        return type(array)(self._shape, self._dtype, array, offset, strides)
+        return self._storage.device.view(array, self._shape, self._dtype, offset, strides)
 
     def _written(self) -> Any:
         """The raw array to write into (inside an operation)."""
