@@ -39,6 +39,8 @@ def _simulated(context: Context) -> Device:
 def _cuda(context: Context) -> Device:
     from flowmx.devices import cuda
 
+    if _gpus():  # where some stand in, others are not mixed with them
+        raise DeviceError(f"{context} was asked for, but there are only {_gpus()}, which stand in for GPUs")
     return cuda.make(context)
 
 
@@ -74,14 +76,9 @@ def get(context: Context) -> Device:
     device = _devices.get(context)
     if device is not None:
         return device
-    make = _types.get(context.device_type)
-    if make is None:
-        raise DeviceError(
-            f"{context} was asked for, but this installation has only {_known()}; use one of these, or mx.cpu()"
-        )
     with _lock:
         if context not in _devices:
-            _devices[context] = make(context)
+            _devices[context] = _types[context.device_type](context)
         return _devices[context]
 
 
@@ -143,12 +140,6 @@ def _real_gpus() -> int:
     from flowmx.devices.cuda import library
 
     return len(library.usable())
-
-
-def _known() -> str:
-    """What devices there are, for a message."""
-    gpus = f", and {_gpus()}" if _gpus() else ""
-    return f"devices of type {sorted(_types)}{gpus}"
 
 
 def _after_fork() -> None:

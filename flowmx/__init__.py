@@ -44,6 +44,7 @@ from flowmx import random as rnd
 from flowmx import symbol as sym
 from flowmx import visualization as viz
 from flowmx.attribute import AttrScope
+from flowmx.context import gpu_memory_info
 from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
 from flowmx.devices.context import sim
 from flowmx.engine import run
@@ -68,7 +69,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint", "context",
-    "contrib", "cpu", "cpu_pinned", "current_context", "engine", "executor", "flight", "gluon", "gpu", "image", "img",
+    "contrib", "cpu", "cpu_pinned", "current_context", "engine", "executor", "flight", "gluon", "gpu", "gpu_memory_info", "image", "img",
     "init", "initializer", "io", "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric",
     "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "np_array", "np_shape", "num_gpus", "onnx",
     "operator", "optimizer", "plan", "profiler", "random", "recordio", "registry", "rnd", "rnn", "run", "runtime",

@@ -37,7 +37,7 @@ def is_pinned(array: Any) -> bool:
 
 def pinned_bytes(pointer: Any, size: int) -> PinnedBytes:
     """CuPy's pinned memory as an array."""
-    return PinnedBytes((size,), np.uint8, np.frombuffer(pointer, np.uint8, size))
+    return PinnedBytes((size,), np.uint8, pointer)
 
 
 class Staging:

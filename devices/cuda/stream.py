@@ -34,7 +34,7 @@ class _Thread(threading.local):
 
     Attributes:
         stream: the one of ours that was entered last; an actor's thread leaves it at that.
-        before: the device and the stream that were current before, on threads of the user's.
+        before: the device and the stream that were current before, on other threads.
     """
 
     stream: CudaStream | None = None
@@ -67,7 +67,7 @@ class CudaStream(Stream):
     # -- being current ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Stream:
-        if not here.streams and engine.here.actor is None:
+        if not here.streams and not getattr(engine.here.actor, "launches", False):
             _thread.before = self._cuda.runtime.getDevice(), self._cuda.get_current_stream()
         super().__enter__()
         if _thread.stream is not self:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx import devices
 from flowmx.engine.runtime import engine
 from flowmx.errors import ShapeError
 from flowmx.ndarray import core, recording
@@ -68,6 +69,9 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
         sources.append(value._storage)
     elif not isinstance(value, (int, float, bool, np.generic)):
         value = np.array(value)  # the caller may change it before the engine comes to it
+        if device.xp is not np:
+            value = _brought(value, array)
+            sources.append(value._storage)
     if not whole:
         sources.append(array._storage)
     drop = max(0, len(given) - len(shape))
@@ -80,6 +84,14 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
 
     light = math.prod(shape) <= 4096
     core.push_on(device, assign, (), tuple(sources), (array._storage,), "assign", light, 0, 4)
+
+
+def _brought(value: np.ndarray[Any, Any], array: BaseArray) -> BaseArray:
+    """A value of the host's on an array's device, whose operations take no other ones."""
+    with np.errstate(all="ignore"):
+        converted = value.astype(array._dtype)
+    host = core.allocate(devices.get(devices.cpu()), value.shape, array._dtype, converted)
+    return host.as_in_context(array.context)  # type: ignore[attr-defined,no-any-return]
 
 
 class _Selected:

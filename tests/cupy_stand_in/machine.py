@@ -26,7 +26,7 @@ _NAMES = {
     CAPTURE_ISOLATION: "cudaErrorStreamCaptureIsolation: dependency created on uncaptured work in another stream",
 }
 GARBAGE = 0xCD
-_MOST_AHEAD = 4
+_MOST_AHEAD = 2
 
 
 class CUDARuntimeError(RuntimeError):
@@ -264,6 +264,11 @@ class Stream:
                 raise CUDARuntimeError(CAPTURE_ISOLATION)
             if event.place is not None and not event.place.done:
                 self.tasks.append(("wait", event.place))
+
+    def synchronize(self):
+        self.machine.waits()
+        while self.tasks:
+            self.machine.step()
 
     def is_capturing(self):
         return self.captured is not None
