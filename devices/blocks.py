@@ -117,8 +117,8 @@ class BlockPool:
     """
 
     def __init__(
-        self, device: str, take: Callable[[int], tuple[Any, int] | None], give: Callable[[Any], None], limit: int, total: int,
-        synchronize: Callable[[], None], kind: str,
+        self, device: str, take: Callable[[int], tuple[Any, int] | None], give: Callable[[Any], None], limit: int,
+        total: int, synchronize: Callable[[], None], kind: str,
     ) -> None:  # fmt: skip
         self.device = device
         self._take = take

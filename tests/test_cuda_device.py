@@ -146,8 +146,8 @@ def test_a_device_that_others_use_too_runs_out_and_names_the_holders():
         gpus.machine.used[0] = 1 << 18  # another process
         with mx.engine.layer_scope("encoder"):
             kept = [mx.nd.ones((256, 100), ctx=mx.gpu(0)) for _ in range(5)]
+        kept += [kept[0] * 2 for _ in range(5)]
         with pytest.raises(OutOfMemory, match="out of memory") as caught:
-            _ = [(kept[0] * 2).wait_to_read() or kept.append(kept[0] * 2) for _ in range(5)]
             kept[-1].wait_to_read()
         assert "layer 'encoder'" in str(caught.value)
         free, total = mx.gpu_memory_info(0)
@@ -222,7 +222,9 @@ def test_an_error_of_the_device_comes_to_what_was_launched(seed):
         a.wait_to_read()
         break_down(gpus, a)
         later = (a * 2).as_in_context(mx.cpu(0))
-        with pytest.raises(DeviceError, match=r"(?s)gpu\(0\) failed.*illegal memory access.*CUDA_LAUNCH_BLOCKING") as caught:
+        with pytest.raises(
+            DeviceError, match=r"(?s)gpu\(0\) failed.*illegal memory access.*CUDA_LAUNCH_BLOCKING"
+        ) as caught:
             later.asnumpy()
         assert "test_cuda_device.py" in "\n".join(caught.value.__notes__)
         with pytest.raises(DeviceError, match=r"gpu\(0\) failed"):

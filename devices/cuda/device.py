@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import settings
-from flowmx.devices.blocks import Block, BlockPool, Ticket
+from flowmx.devices.blocks import Block, BlockPool
 from flowmx.devices.context import Context
 from flowmx.devices.cuda import copies, library
 from flowmx.devices.cuda.generator import CudaGenerator
@@ -65,7 +65,7 @@ class CudaDevice(Device):
         self.dlpack_device = (2, self.number)
         install(cp)
         with self.selected():
-            free, self._total = cp.cuda.runtime.memGetInfo()
+            self._total = cp.cuda.runtime.memGetInfo()[1]
         raw = Raw(self)
         limit = memory or self._total - self._total * config.gpu_mem_pool_reserve // 100
         self.pool = BlockPool(

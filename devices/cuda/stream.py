@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _LOOK_EVERY = 64
 """Tokens after which a stream looks which are done, where nobody asks."""
 
+_NOT_READY = 600
+
 books = threading.RLock()
 """Held while it is noted which tokens are done: one for all devices, whose tokens name each other."""
 
@@ -147,13 +149,21 @@ class CudaStream(Stream):
         if token.serial <= self._passed or event is None:
             return True
         try:
-            done = bool(event.done)
+            done = self._is_past(event)
         except self.device.errors as error:
             self.device.lose(error, self, None)
             return True
         if done:
             self._pass(token.serial)
         return done
+
+    def _is_past(self, event: Any) -> bool:
+        # Not `event.done`, which takes an error for an event that is still to come.
+        runtime = self._cuda.runtime
+        status = runtime.eventQuery(event.ptr)
+        if status not in (0, _NOT_READY):
+            raise runtime.CUDARuntimeError(status)
+        return bool(status == 0)
 
     def finish(self, token: Token) -> None:
         event = token.event

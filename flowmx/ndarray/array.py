@@ -191,7 +191,13 @@ class NDArray(Methods, Arithmetic):
         data = saved["data"]
         if device.is_asynchronous:
             made = array(data, device.context, data.dtype)
-            self._storage, self._shape, self._dtype, self._view, self._entry = made._storage, data.shape, data.dtype, None, None
+            self._storage, self._shape, self._dtype, self._view, self._entry = (
+                made._storage,
+                data.shape,
+                data.dtype,
+                None,
+                None,
+            )
             return
         self._storage = Storage(device, data.shape, data.dtype, np.ascontiguousarray(data).reshape(data.shape))
         self._shape, self._dtype = data.shape, data.dtype

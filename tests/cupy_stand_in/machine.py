@@ -12,12 +12,14 @@ import bisect
 import ctypes
 import random
 import threading
+import weakref
 from collections import deque
 from types import SimpleNamespace
 
 import numpy as np
 
 ILLEGAL_ADDRESS, OUT_OF_MEMORY, CAPTURE_UNSUPPORTED, CAPTURE_INVALIDATED, CAPTURE_ISOLATION = 700, 2, 900, 901, 905
+NOT_READY = 600
 _NAMES = {
     ILLEGAL_ADDRESS: "cudaErrorIllegalAddress: an illegal memory access was encountered",
     OUT_OF_MEMORY: "cudaErrorMemoryAllocation: out of memory",
@@ -75,6 +77,7 @@ class Machine:
         self.peers = set()
         self.null_allowed = False
         self.nulls = {}
+        self.events = weakref.WeakValueDictionary()
 
     def restart(self, seed):
         self.finish_all()
@@ -317,6 +320,8 @@ class Event:
         self.machine.check(self.machine.here.device)
         self.device_id = self.machine.here.device
         self.place = None
+        self.ptr = next(Stream._numbers)
+        self.machine.events[self.ptr] = self
 
     def record(self, stream=None):
         assert stream.device_id == self.device_id, "an event of another device"
@@ -327,10 +332,10 @@ class Event:
             stream.tasks.append(("mark", self.place))
             self.machine.progress()
 
-    @property
-    def done(self):
-        self.machine.check(self.device_id)
-        return self.place is None or self.place.done
+    def query(self):
+        if self.device_id in self.machine.lost:
+            return self.machine.lost[self.device_id]
+        return 0 if self.place is None or self.place.done else NOT_READY
 
     def synchronize(self):
         self.machine.check(self.device_id)
@@ -421,6 +426,7 @@ def cuda(machine):
     runtime = SimpleNamespace(
         CUDARuntimeError=CUDARuntimeError, getDeviceCount=lambda: machine.count, getDevice=lambda: machine.here.device,
         setDevice=lambda number: setattr(machine.here, "device", number), malloc=machine.malloc, free=machine.free,
+        eventQuery=lambda ptr: machine.events[ptr].query(),
         memGetInfo=lambda: (machine.memory - machine.used[machine.here.device], machine.memory), hostAllocPortable=1,
         deviceCanAccessPeer=lambda one, other: int(one != other),
         deviceEnablePeerAccess=lambda other: machine.peers.add((machine.here.device, other)),

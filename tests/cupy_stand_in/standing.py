@@ -23,9 +23,7 @@ def standing(count=2, memory=1 << 28, seed=None, streams=None):
     """
     machine = Machine(count, memory, seed)
     cp = make(machine)
-    made = {
-        context: CudaDevice(context, cp, streams) for context in (Context("gpu", index) for index in range(count))
-    }
+    made = {context: CudaDevice(context, cp, streams) for context in (Context("gpu", index) for index in range(count))}
     with devices.standing_in(made):
         try:
             yield SimpleNamespace(machine=machine, cp=cp, devices=list(made.values()))

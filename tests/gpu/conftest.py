@@ -1,0 +1,28 @@
+"""Tests on a real GPU: ``pytest tests/gpu``; without one they are skipped, and say why."""
+
+import pytest
+
+import flowmx as mx
+
+
+def missing():
+    """Why there is no GPU to test on; None: there is one."""
+    try:
+        return None if mx.num_gpus() else "there is no GPU here, or no CuPy"
+    except Exception as error:
+        return str(error)
+
+
+def pytest_collection_modifyitems(items):
+    why = missing()
+    for item in items:
+        if "/gpu/" in item.path.as_posix():
+            item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.timeout(600))
+            if why is not None:
+                item.add_marker(pytest.mark.skip(reason=why))
+
+
+@pytest.fixture(scope="session")
+def cp():
+    return pytest.importorskip("cupy")
