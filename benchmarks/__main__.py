@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import figure7, figure8, turns
+from benchmarks import gpu as gpus
 from benchmarks import images as pictures
 from benchmarks import kvstore as stores
 from benchmarks import loader as loaders
@@ -240,11 +241,17 @@ def serving(rounds: int) -> None:
     services.compare(min(rounds, 3))
 
 
+def gpu(rounds: int) -> None:
+    """Networks, a Transformer block, launches, copies and memory on a GPU, beside PyTorch."""
+    gpus.compare(min(rounds, 3))
+
+
 BENCHMARKS = {
     function.__name__: function
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
         transformer, hybrid, gluon, shapes, importing, kvstore, recordio, images, loader, profiling, serving,
+        gpu,
     )
 }  # fmt: skip
 PICTURES = {"figure7": memory_strategies, "figure8": scaling, "figure8_measure": scaling_measured}

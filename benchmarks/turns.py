@@ -5,6 +5,7 @@ Absolute times change with the machine and the minute; the ratio of two systems 
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import statistics
@@ -25,7 +26,9 @@ def python_of(system: str) -> str | None:
     if system == "flowmx":
         return sys.executable
     path = PEERS / system / "bin" / "python"
-    return str(path) if path.exists() else None
+    if path.exists():
+        return str(path)
+    return sys.executable if importlib.util.find_spec(system) is not None else None
 
 
 def run(

@@ -20,19 +20,19 @@ class GPU(NamedTuple):
     """A card that this process may use.
 
     Attributes:
-        index: its number, as in ``mx.gpu(index)``.
+        number: as in ``mx.gpu(number)``.
         name: the model.
         nbytes: of its memory.
         pci: the address of its slot.
     """
 
-    index: int
+    number: int
     name: str
     nbytes: int
     pci: str
 
     def __str__(self) -> str:
-        return f"gpu({self.index}): {self.name}, {self.nbytes / 2**30:.1f} GiB, PCI {self.pci}"
+        return f"gpu({self.number}): {self.name}, {self.nbytes / 2**30:.1f} GiB, PCI {self.pci}"
 
 
 def prefer_pci_order() -> None:

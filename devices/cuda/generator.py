@@ -26,7 +26,7 @@ class DeviceBits:
     def __init__(self, cp: Any, host: np.random.Generator) -> None:
         self._cp = cp
         self._host = host
-        self._seed = int(host.bit_generator.seed_seq.generate_state(1, np.uint64)[0] >> np.uint64(1))  # type: ignore[attr-defined]
+        self._seed = int(host.bit_generator.seed_seq.generate_state(1, np.uint64)[0] >> np.uint64(1))
         self._drawing: Any = None
 
     @property

@@ -340,7 +340,7 @@ class System:
         self, variable: Variable, clock: VectorClock, stream: Stream, is_write: bool, who: str
     ) -> RaceError | None:
         device = getattr(variable, "device", None)
-        block = device.block_of(variable) if getattr(device, "system", None) is self else None
+        block = device.block_of(variable) if device is not None and getattr(device, "system", None) is self else None
         if block is not None:
             block.note = uses = block.note or Uses()
         elif variable.marks is None:

@@ -289,6 +289,6 @@ def make(machine: Machine):
         def standard_exponential(self, size=None, dtype=np.float64):
             return self._draw("standard_exponential", size, dtype)
 
-    kept: list = []
+    kept: list[object] = []
     namespace = Namespace()
     return namespace
