@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flowmx import settings
-from flowmx.devices.streams import Stream, Token, here
+from flowmx.devices.streams import Launch, Stream, Token, here
 from flowmx.engine.origin import Origin, describe
 from flowmx.errors import OutOfMemory
 
@@ -48,11 +48,12 @@ class Block:
         address: where it begins.
         uses: by stream, the token of the last operation that used it.
         holder: the operation that it was allocated for: its name and origin; None: none.
+        launch: the launch that it was allocated for, until its token is among the uses.
         note: the backend's own.
         ticket: comes back when its lease has ended.
     """
 
-    __slots__ = ("address", "holder", "memory", "note", "size", "ticket", "uses")
+    __slots__ = ("address", "holder", "launch", "memory", "note", "size", "ticket", "uses")
 
     def __init__(self, size: int, memory: Any, address: int) -> None:
         self.size = size
@@ -60,6 +61,7 @@ class Block:
         self.address = address
         self.uses: dict[Stream, Token] = {}
         self.holder: tuple[str, Origin | None] | None = None
+        self.launch: Launch | None = None
         self.note: Any = None
         self.ticket: Ticket | None = None
 
@@ -70,7 +72,10 @@ class Block:
 
     def idle_for(self, stream: Stream | None) -> bool:
         """Whether a stream (None: the host) may use it without a wait."""
-        return all(user is stream or token.done() for user, token in self.uses.items())
+        for user, token in self.uses.items():  # a loop, since each small allocation comes here
+            if user is not stream and not token.done():
+                return False
+        return True
 
 
 def round_naive(nbytes: int) -> int:
@@ -166,6 +171,7 @@ class BlockPool:
             self.peak = max(self.peak, self.used)
             launch = here.launch
             block.holder = None if launch is None else (launch.op.name, launch.op.origin)
+            block.launch = launch
             if self.moved is not None:
                 self.moved(block, True)
         if launch is not None:
@@ -189,9 +195,14 @@ class BlockPool:
             self._drop_free()
 
     def collect(self) -> None:
-        """Sort in what has been returned (locked)."""
+        """Sort in what has been returned (locked), but for what another thread's launch has let go of half-way."""
+        early: list[Ticket] = []
         while self.returned:
-            block = self.returned.popleft().block
+            ticket = self.returned.popleft()
+            block = ticket.block
+            if block.launch is not None and block.launch is not here.launch:
+                early.append(ticket)
+                continue
             if self._leased.pop(id(block), None) is None:
                 continue
             self.used -= block.size
@@ -202,6 +213,7 @@ class BlockPool:
             else:
                 self._free.setdefault(block.size, []).append(block)
                 self.idle += block.size
+        self.returned.extend(early)
 
     def holders(self) -> list[tuple[str, int]]:
         """Who holds memory, the largest first: what it was allocated for, and the bytes."""

@@ -366,19 +366,19 @@ class StreamActor(ThreadActor):
         token = launch.stream.record(launch)
         launch.op.token = token
         mark(launch.reads, launch.writes, token)
+        host: list[Variable] = []
         for variable in (*launch.reads, *launch.writes):
-            block_of = getattr(getattr(variable, "device", None), "used", None)
-            if block_of is not None:
-                block_of(variable, token)
+            device = getattr(variable, "device", None)
+            if device is None:
+                continue
+            if device.is_asynchronous:
+                device.used(variable, token)
+            else:
+                host.append(variable)
         for block in launch.blocks:
             block.uses[token.stream] = token
-        host = tuple(v for v in (*launch.reads, *launch.writes) if _in_host_memory(v))
-        launch.stream.hold(token, host)
-
-
-def _in_host_memory(variable: Variable) -> bool:
-    device = getattr(variable, "device", None)
-    return device is not None and not device.is_asynchronous
+            block.launch = None
+        launch.stream.hold(token, tuple(host))
 
 
 # -- operations of the host --------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -155,6 +156,24 @@ def test_a_device_that_others_use_too_runs_out_and_names_the_holders():
         kept.clear()
         engine.failures.clear()
         assert (mx.nd.ones((256, 100), ctx=mx.gpu(0)) * 2).asnumpy().max() == 2
+
+
+def test_memory_that_a_launch_lets_go_of_half_way_is_nobody_elses_before_its_end():
+    taken = {}
+
+    def launch(device):
+        held = device.memory(5000)
+        taken["mine"] = held.ptr
+        del held
+        other = threading.Thread(target=lambda: taken.update(others=device.pool.acquire(5000, None).address))
+        other.start()
+        other.join()
+        taken["again"] = device.memory(5000).ptr
+
+    with standing(1) as gpus:
+        a = mx.nd.ones((3,), ctx=mx.gpu(0))
+        mx.engine.push(lambda: launch(gpus.devices[0]), writes=[a], device=mx.gpu(0)).wait()
+        assert taken["others"] != taken["mine"] == taken["again"]
 
 
 def test_caches_go_back_to_cuda():

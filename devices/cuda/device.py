@@ -146,8 +146,10 @@ class CudaDevice(Device):
 
     def finish_work_of_host(self) -> None:
         if self.lost is None:
+            current = self.xp.cuda.get_current_stream
+            current().synchronize()  # the user's code may have another device as its current one
             with self.selected():
-                self.xp.cuda.get_current_stream().synchronize()
+                current().synchronize()
 
     def empty_cache(self) -> None:
         self.pool.trim()

@@ -51,8 +51,7 @@ def lease_type(cp: Any) -> Any:
 
 def block_of(array: Any) -> Block | None:
     """The block that holds an array, as far as it has one."""
-    pointer = getattr(array, "data", None)
-    return getattr(getattr(pointer, "mem", None), "block", None)
+    return None if array is None else getattr(array.data.mem, "block", None)
 
 
 def home_of(array: Any) -> Any:

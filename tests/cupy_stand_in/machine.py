@@ -77,6 +77,7 @@ class Machine:
         self.peers = set()
         self.null_allowed = False
         self.nulls = {}
+        self.faults = []
         self.events = weakref.WeakValueDictionary()
 
     def restart(self, seed):
@@ -182,7 +183,8 @@ class Machine:
                 try:
                     with np.errstate(all="ignore"):
                         what()
-                except Fault:
+                except Fault as fault:
+                    self.faults.append((fault, what, stream))
                     self.lose(stream.device_id)
             return True
 
