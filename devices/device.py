@@ -44,7 +44,7 @@ class Device(ABC):
         is_asynchronous: whether operations are complete when they have been launched.
         has_numerics: whether it computes; a device that only counts memory and time does not.
         reads_are_copies: whether :meth:`to_host` never shares memory.
-        graphs: runs steps that come again and again as one launch where it can; None: nothing does.
+        graphs: launches steps that come again and again as one where it can; None: nothing does.
         dlpack_device: DLPack's type and number of it.
     """
 

@@ -2,8 +2,8 @@
 
 The first run goes step by step, which lets kernels make their plans. The next on the same addresses is captured on the
 stream: nothing runs, and what would have been launched becomes a graph. Later runs launch that. Where any address
-differs, there is another capture; where a capture fails, or what was captured copies from the host (whose memory will
-hold something else by then), these steps run one by one for good.
+differs, there is another capture. A step at which a capture fails, or that copies from the host (whose memory will hold
+something else by then), runs by itself for good, and those before and after it are captured without it.
 
 A graph writes into the memory that was allocated during its capture at every launch. So that memory belongs to it:
 meanwhile it comes from, and goes back to, a store of the capture's own.
@@ -11,10 +11,11 @@ meanwhile it comes from, and goes back to, a store of the capture's own.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flowmx.devices.blocks import Block, Ticket
@@ -106,57 +107,78 @@ class Captured:
             here.launch.blocks += self._blocks
 
 
-class Steps:
-    """Steps that run again and again, with the graphs of the addresses that they have had.
+class Piece:
+    """Steps in a row that are captured together, with the graphs of the addresses that they have had.
 
     Args:
-        graphs: those of their device.
         steps: the steps.
+
+    Attributes:
+        is_able: whether they may be captured.
     """
 
-    def __init__(self, graphs: Graphs, steps: Sequence[Any]) -> None:
-        self._graphs = graphs
+    def __init__(self, steps: Sequence[Any]) -> None:
         self.steps = steps
-        self._forms: OrderedDict[tuple[int, ...], Captured | None] = OrderedDict()
-        self._losses = 0
         self.is_able = all(map(_is_able, steps))
         self._is_random = any(step[3].op is not None and step[3].op.uses_random for step in steps)
+        self._forms: OrderedDict[tuple[int, ...], Captured | None] = OrderedDict()
+        self._losses = 0
 
-    def run(self, run: Any, stream: CudaStream) -> bool:
-        """Run them as a graph; False where they have to run one by one."""
-        if not self.is_able:
-            return False
-        key = tuple([array.data.ptr for step in self.steps for array in (*step[1], *step[2]) if array is not None])
-        bits = run.device.generator.bits if self._is_random else None
-        key += (id(bits),)  # a new seed has its state elsewhere
-        if key not in self._forms:
-            self._forms[key] = None
-            self._forget_some()
-            return False
-        self._forms.move_to_end(key)
-        captured = self._forms[key]
-        if captured is None:
-            captured = self._graphs.capture(run, self.steps, stream)
-            if captured is None:
-                self.is_able = False
-                return False
-            captured.generator = bits
-            self._forms[key] = captured
-            self._graphs.added(self, key)
-        captured.launch(stream)
-        return True
+    def form(self, bits: Any) -> tuple[int, ...]:
+        """What a graph of theirs holds for: all addresses, and the state of random numbers (a seed's own)."""
+        drawn = id(bits) if self._is_random else 0
+        found = [array.data.ptr for step in self.steps for array in (*step[1], *step[2]) if array is not None]
+        return (drawn, *found)
 
-    def drop(self, key: tuple[int, ...]) -> None:
-        """Let go of a graph."""
-        self._forms.pop(key, None)
-
-    def _forget_some(self) -> None:
+    def seen(self, form: tuple[int, ...]) -> tuple[bool, Captured | None]:
+        """Whether they have had a form before, and its graph if there is one."""
+        if form in self._forms:
+            self._forms.move_to_end(form)
+            return True, self._forms[form]
+        self._forms[form] = None
         while len(self._forms) > _FORMS:
             self._forms.popitem(last=False)
             self._losses += 1
         if self._losses > _LOSSES:
             self.is_able = False
             self._forms.clear()
+        return False, None
+
+    def keep(self, form: tuple[int, ...], captured: Captured, bits: Any) -> None:
+        """Launch a graph for a form from now on."""
+        captured.generator = bits if self._is_random else None
+        self._forms[form] = captured
+
+    def drop(self, form: tuple[int, ...]) -> None:
+        """Let go of a graph."""
+        self._forms.pop(form, None)
+
+    def without(self, culprit: int | None) -> list[Piece]:
+        """The pieces to try after a capture that failed at a step; None: at some, which halves may tell."""
+        count = len(self.steps)
+        if culprit is None and count > 1:
+            return [Piece(self.steps[: count // 2]), Piece(self.steps[count // 2 :])]
+        at = culprit or 0
+        alone = Piece(self.steps[at : at + 1])
+        alone.is_able = False
+        return [*pieces_of(self.steps[:at]), alone, *pieces_of(self.steps[at + 1 :])]
+
+
+def pieces_of(steps: Sequence[Any]) -> list[Piece]:
+    """Steps in as few pieces as can be: those that may be captured in a row, and those that may not."""
+    return [Piece(list(row)) for _, row in itertools.groupby(steps, _is_able)]
+
+
+class NotCaptured(Exception):
+    """A capture that failed.
+
+    Attributes:
+        culprit: the step that it failed at; None: nobody knows.
+    """
+
+    def __init__(self, why: object, culprit: int | None) -> None:
+        super().__init__(str(why))
+        self.culprit = culprit
 
 
 class Graphs:
@@ -171,12 +193,12 @@ class Graphs:
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._all: deque[tuple[Steps, tuple[int, ...]]] = deque()
+        self._all: deque[tuple[Piece, tuple[int, ...]]] = deque()
         self._lock = threading.Lock()
         self.captures = self.replays = self.refused = 0
 
-    def run(self, run: Any, steps: Sequence[Any]) -> bool:
-        """Run steps as a graph; False where they have to run one by one.
+    def run(self, run: Any, steps: Sequence[Any]) -> Iterator[Any]:
+        """Launch what can be launched as graphs; yields, where its turn is, each step that is to be run by itself.
 
         Args:
             run: theirs, whose memo keeps the graphs as long as the bound graph lives.
@@ -184,23 +206,55 @@ class Graphs:
         """
         stream = current_stream()
         if run.memo is None or not isinstance(stream, CudaStream) or capturing.memory is not None:
-            return False
-        known = run.memo.get(("cuda graphs", id(steps)))
+            yield from steps
+            return
+        key = "cuda graphs", id(steps)
+        known: tuple[Any, list[Piece]] | None = run.memo.get(key)
         if known is None:
-            known = run.memo["cuda graphs", id(steps)] = Steps(self, steps)
-        done: bool = known.run(run, stream)
-        self.replays += done
-        return done
+            known = run.memo[key] = steps, pieces_of(steps)
+        pieces = known[1]
+        for piece in pieces.copy():
+            if not self._launch(run, piece, stream, pieces):
+                yield from piece.steps
 
-    def capture(self, run: Any, steps: Sequence[Any], stream: CudaStream) -> Captured | None:
-        """Capture steps on a stream; None where that can not be done, with the stream as it was."""
+    def _launch(self, run: Any, piece: Piece, stream: CudaStream, pieces: list[Piece]) -> bool:
+        """Launch a piece as a graph; False where its steps are to be run one by one."""
+        if not piece.is_able:
+            return False
+        bits = run.device.generator.bits
+        form = piece.form(bits)
+        is_known, captured = piece.seen(form)
+        if not is_known:
+            return False
+        if captured is None:
+            try:
+                captured = self.capture(run, piece.steps, stream)
+            except NotCaptured as error:
+                at = pieces.index(piece)
+                pieces[at : at + 1] = piece.without(error.culprit)
+                return False
+            piece.keep(form, captured, bits)
+            self._added(piece, form)
+        captured.launch(stream)
+        self.replays += 1
+        return True
+
+    def capture(self, run: Any, steps: Sequence[Any], stream: CudaStream) -> Captured:
+        """Capture steps on a stream.
+
+        Raises:
+            NotCaptured: that can not be done; the stream is as it was.
+        """
         memory = capturing.memory = CaptureMemory(self._device)
         graph: Any = None
-        why: Exception | str | None = None
+        why: object = None
+        culprit: int | None = None
         stream.raw.begin_capture()
         try:
-            for step in steps:
+            for number, step in enumerate(steps):
+                culprit = number
                 step[0](run, step[1], step[2])
+            culprit = None
         except Exception as error:
             why = error
         finally:
@@ -212,17 +266,17 @@ class Graphs:
         if graph is not None and why is None and _copies_host_memory(graph):
             why = "it copies memory of the host"
         held = memory.keep()
-        if why is not None or graph is None:
+        if why is not None:
             self.refused += 1
-            _log.info("%s: a graph of %d steps is not captured: %s", self._device, len(steps), why)
-            return None
+            _log.info("%s: %d steps are not captured as a graph: %s", self._device, len(steps), why)
+            raise NotCaptured(why, culprit)
         self.captures += 1
         return Captured(graph, held, memory.blocks)
 
-    def added(self, steps: Steps, key: tuple[int, ...]) -> None:
+    def _added(self, piece: Piece, form: tuple[int, ...]) -> None:
         """Count a new graph in, and let go of the oldest where there are too many."""
         with self._lock:
-            self._all.append((steps, key))
+            self._all.append((piece, form))
             oldest = self._all.popleft() if len(self._all) > _MOST else None
         if oldest is not None:
             oldest[0].drop(oldest[1])

@@ -164,9 +164,8 @@ def run_steps(run: Run, steps: Sequence[Step], where: str, again: bool = False) 
             for step in steps:
                 timing.run(record, run, step)
             return
-        if again and run.device.graphs is not None and run.device.graphs.run(run, steps):
-            return
-        for step in steps:
+        graphs = run.device.graphs if again else None
+        for step in steps if graphs is None else graphs.run(run, steps):
             step[0](run, step[1], step[2])
     except Exception as error:
         if step is not None:
