@@ -96,9 +96,12 @@ class CachedOp:
         self._push(compiled, call, args, outputs, mode.training)
         if call is not None:
 
-            def gradient(F: Any, inputs: Any, made: Any, heads: Sequence[NDArray]) -> Sequence[NDArray | None]:
-                return self._differentiate(call, wanted, inputs, made, heads)
+            def gradient(
+                F: Any, inputs: Any, made: Any, heads: Sequence[NDArray], targets: Sequence[NDArray | None] = ()
+            ) -> Sequence[NDArray | None]:
+                return self._differentiate(call, wanted, inputs, made, heads, targets)
 
+            gradient.takes_targets = True  # type: ignore[attr-defined]
             core.record(self._name, gradient, args, outputs, len(outputs), capture(2))
         return outputs[0] if len(outputs) == 1 else outputs
 
@@ -170,9 +173,10 @@ class CachedOp:
         )  # fmt: skip
 
     def _differentiate(
-        self, call: _Call, wanted: tuple[int, ...], inputs: Any, made: Any, heads: Sequence[NDArray]
-    ) -> list[NDArray | None]:
-        """Enqueue the backward pass of a call; returns a gradient for each input."""
+        self, call: _Call, wanted: tuple[int, ...], inputs: Any, made: Any, heads: Sequence[NDArray],
+        targets: Sequence[NDArray | None],
+    ) -> list[NDArray | None]:  # fmt: skip
+        """Enqueue the backward pass of a call; returns a gradient for each input, the target where it has one."""
         if recording.state.get().recording:
             return self._differentiate_recorded(wanted, inputs, heads)
         compiled = call.compiled
@@ -190,15 +194,18 @@ class CachedOp:
         found: list[NDArray | None] = [None] * len(inputs)
         for i in wanted:
             if self._variables[i] in plan.gradients:
-                found[i] = cast("NDArray", allocate(compiled.device, arrays[i]._shape, arrays[i]._dtype))
-        targets = {self._variables[i]: found[i] for i in wanted if found[i] is not None}
+                target = targets[i] if targets else None
+                if target is None:
+                    target = cast("NDArray", allocate(compiled.device, arrays[i]._shape, arrays[i]._dtype))
+                found[i] = target
+        results = {self._variables[i]: found[i] for i in wanted if found[i] is not None}
         given = [head if i in read_heads else None for i, head in enumerate(heads)]
         reads = [each._storage for each in (*arrays, *given) if each is not None]
         reads += [made.unchecked(i)._storage for i in range(len(made))]
         again = arrays if call.used else None
         for number, piece in enumerate(compiled.pieces):
             begins = (given, again, [made.unchecked(i) for i in range(len(made))]) if not number else None
-            gradients = {node: target for node in piece.gradients if (target := targets.get(node)) is not None}
+            gradients = {node: result for node in piece.gradients if (result := results.get(node)) is not None}
             core.push_on(
                 compiled.device, _backward, (call, number, gradients, begins),
                 (*reads, call), (call, *(each._storage for each in gradients.values())),

@@ -99,7 +99,8 @@ class Walk:
                 )
             found = self._by_rule(node, grads)
             if found is None:
-                found = _gradients(node, self.arrays(grads))
+                arrays = self.arrays(grads)
+                found = _gradients(node, arrays, self._targets(node, arrays))
                 # It may be code that waits for operations of this very pass: none may now stand for several.
                 self._by_calls = True
             for entry, gradient in zip(node.entries, found, strict=False):
@@ -109,6 +110,22 @@ class Walk:
                 node.release()
         if self._left is not None:
             self._left.subtract(entry for entry in node.entries if entry is not None)
+
+    def _targets(self, node: TapeNode, heads: Sequence[NDArray | None]) -> Sequence[NDArray | None]:
+        """For each input of a node, the buffer that its gradient may be written into at once, as the whole total."""
+        if self._create_graph or not getattr(node.gradient, "takes_targets", False):
+            return ()
+        self._look_ahead()
+        assert self._left is not None
+        assert node.arrays is not None
+        taken = {each._storage for each in (*map(_seen, self._sums.values()), *heads) if isinstance(each, BaseArray)}
+        taken |= self._kept
+        found: list[NDArray | None] = []
+        for entry, array in zip(node.entries, node.arrays, strict=False):
+            target = _own_buffer(entry, array) if self._left[entry] == 1 and entry not in self._sums else None
+            found.append(None if target is None or target._storage in taken else target)
+            taken.update([target._storage] if target is not None else [])
+        return found
 
     def _add(self, entry: Entry, gradient: Cell) -> None:
         before = self._sums.get(entry)
@@ -208,12 +225,17 @@ class Walk:
                 self._store(leaf, total)
             self._push()
 
-    def _store_early(self, stretch: Stretch) -> None:
-        """Hand over the totals that are complete, so that they can be used while the pass goes on."""
+    def _look_ahead(self) -> None:
+        """Count what is still to come for each entry, and what it looks at."""
         if self._left is None:
             reached = self._nodes[: self._at + 1]
             self._left = Counter(entry for node in reached for entry in node.entries if entry is not None)
             self._kept = {each._storage for node in reached for each in node.arrays or ()}
+
+    def _store_early(self, stretch: Stretch) -> None:
+        """Hand over the totals that are complete, so that they can be used while the pass goes on."""
+        self._look_ahead()
+        assert self._left is not None
         for entry, total in list(self._sums.items()):
             leaf = entry.node
             if not isinstance(leaf, Leaf) or self._left[entry] or leaf.grad is None:
@@ -229,7 +251,7 @@ class Walk:
 
     def _store(self, leaf: Leaf, total: Cell) -> None:
         target, total = cast("NDArray | None", leaf.grad), _seen(total)
-        if target is None:
+        if target is None or total is target:
             return
         if isinstance(total, Value) and _is_like(total, target, target._storage.device):
             _store(self._on(target._storage.device), leaf, total, target)
@@ -247,6 +269,14 @@ def _store_array(leaf: Leaf, total: NDArray, target: NDArray) -> None:
         store(total, target)
     else:
         F.op("_copy", total, out=target)
+
+
+def _own_buffer(entry: Entry | None, array: BaseArray) -> NDArray | None:
+    """The buffer of a leaf that a gradient of an array's form may be written into."""
+    leaf = None if entry is None else entry.node
+    if not isinstance(leaf, Leaf) or leaf.request != "write" or leaf.grad is None or leaf.grad._view is not None:
+        return None
+    return cast("NDArray", leaf.grad) if _is_like(array, leaf.grad, leaf.grad._storage.device) else None
 
 
 def _seen(cell: Cell) -> Cell:
@@ -287,8 +317,10 @@ def _sum_of(one: Cell, other: Cell) -> Rule | None:
     return rule_for("sum", [one, other], _plus, _device(one))
 
 
-def _gradients(node: TapeNode, grads: Sequence[NDArray | None]) -> Sequence[NDArray | None]:
-    """The gradients of a node's inputs, by calling what computes them with arrays."""
+def _gradients(
+    node: TapeNode, grads: Sequence[NDArray | None], targets: Sequence[NDArray | None]
+) -> Sequence[NDArray | None]:
+    """The gradients of a node's inputs, by calling what computes them with arrays; those with targets go there."""
     inputs, outputs = node.saved()
     heads = [F.op("zeros_like", outputs.unchecked(index)) if each is None else each for index, each in enumerate(grads)]
     # Inputs handed out with their history, so that a recorded backward pass continues the graph.
@@ -296,12 +328,14 @@ def _gradients(node: TapeNode, grads: Sequence[NDArray | None]) -> Sequence[NDAr
     layer = node.origin[2] if origin.names_layers and node.origin is not None else None
     try:
         with layer_scope(layer, fresh=True) if layer else nullcontext():
-            found = cast("Sequence[NDArray | None]", node.gradient(F, given, _outputs(node, outputs), heads))
+            arguments = (F, given, _outputs(node, outputs), heads, *([targets] if targets else []))
+            found = cast("Sequence[NDArray | None]", node.gradient(*arguments))
     except NotImplementedError:
         raise AutogradError(f"backward: operator {node.name!r} has no gradient") from None
     if not isinstance(getattr(node.gradient, "__self__", None), Operator):
+        kept = set(map(id, targets))
         for each in found:  # code of the user's may have kept it
-            if each is not None:
+            if each is not None and id(each) not in kept:
                 each._storage.shared = True
     return found
 
