@@ -190,13 +190,24 @@ class SimDevice(Device):
         parts.add(part)
 
     def account_for_launch(self, launch: Launch) -> None:
-        """The work of a launch that has not said what it does: it copies what it writes, or moves all bytes once."""
+        """The work of a launch whose operators have not told it.
+
+        Its function may say by ``moves(*arguments)`` what it brings from peers and moves here, a number of bytes for
+        each launch. Otherwise it copies what it writes, or moves all bytes once.
+        """
+        moves = getattr(launch.function, "moves", None)
         kind = self._copies.get(launch.op.actor)
-        if kind is None:
+        if moves is not None:
+            for between, nbytes in moves(*launch.arguments):
+                if between == "here":
+                    self.account(launch, launch.op.name, 0, nbytes)
+                else:
+                    launch.work.add(self.description.copy(nbytes, between), COPIES_OF_PEERS)
+        elif kind is None:
             self.account(launch, launch.op.name, 0, sum(map(_nbytes, {*launch.reads, *launch.writes})))
-            return
-        between = "peer" if kind == COPIES_OF_PEERS else "host"
-        launch.work.add(self.description.copy(sum(map(_nbytes, launch.writes)), between), kind)
+        else:
+            between = "peer" if kind == COPIES_OF_PEERS else "host"
+            launch.work.add(self.description.copy(sum(map(_nbytes, launch.writes)), between), kind)
 
     # -- ends ------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from flowmx.devices.blocks import Block, words
 from flowmx.devices.streams import here
 from flowmx.engine.origin import Origin
 
-OTHER, COPIES = "activations and workspace", "inputs and copies"
+OTHER, COPIES, STORES = "activations and workspace", "inputs and copies", "kvstore"
 
 
 class Lease(NamedTuple):
@@ -30,6 +30,12 @@ class Lease(NamedTuple):
     size: int
     holder: tuple[str, Origin | None] | None
     is_copy: bool
+
+    def role(self) -> str:
+        """What it is used as, where nobody says so."""
+        if self.holder is not None and self.holder[0].startswith(STORES):
+            return STORES
+        return COPIES if self.is_copy else OTHER
 
 
 class Ledger:
@@ -76,7 +82,7 @@ class Ledger:
         counted: Counter[str] = Counter()
         for number in self._at_peak():
             lease = self._leases[number]
-            counted[self._roles.get(number, COPIES if lease.is_copy else OTHER)] += lease.size
+            counted[self._roles.get(number) or lease.role()] += lease.size
         return dict(counted.most_common())
 
     def holders(self, count: int) -> list[tuple[str, int]]:
