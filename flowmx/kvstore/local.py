@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import warnings
@@ -14,7 +15,7 @@ from flowmx.devices import CPUDevice, cpu
 from flowmx.engine import Actor
 from flowmx.engine.loops import runs_in_plain_code
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
-from flowmx.kvstore import compression, merge
+from flowmx.kvstore import compression, joint, merge
 from flowmx.kvstore.base import KVStoreBase, capable, registry
 from flowmx.kvstore.feedback import Feedback
 from flowmx.kvstore.keys import Key, grouped, paired
@@ -318,6 +319,28 @@ class KVStore(KVStoreBase):
             else:
                 self._start(key, value)
             self._pull(self._slots[key], arrays, 0)
+
+    def _exchange(self, keys: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> None:
+        if not self._on_devices or self._compression is not None:
+            super()._exchange(keys, values, outs)
+            return
+        with self._lock:
+            pushed = self._sources("pushpull", list(keys), list(values))
+            pulled = self._targets("pushpull", list(keys), list(outs))
+            parts = [
+                joint.Part(slot.key, slot.value, given, targets)
+                for (slot, given), (_, targets) in zip(pushed, pulled, strict=True)
+            ]
+            together = [joint.fits(part) for part in parts]
+            if any(together):
+                fitting = list(itertools.compress(parts, together))
+                joint.exchange(fitting, self._updater, self._communicator(fitting))
+            for place, part in enumerate(parts):
+                if not together[place]:
+                    self.pushpull(part.key, list(part.values), out=list(part.targets), priority=-place)
+
+    def _communicator(self, parts: Sequence[joint.Part]) -> joint.Communicator:
+        return joint.PeerCommunicator()
 
     def _arrays(self) -> list[Any]:
         return [each for slot in self._slots.values() for each in (slot.value, slot.merged) if each is not None]
