@@ -33,6 +33,7 @@ class Updating:
         self.store = store
         self.on_store = on_store
         self._names = list(names)
+        self._numbers = {name: index for index, name in enumerate(self._names)}
 
     # -- starting --------------------------------------------------------------------------------------
 
@@ -64,28 +65,29 @@ class Updating:
         if self.on_store and self.store is not None:
             self._update_in_store(self.store, group)
             return
-        found: list[tuple[int, Any, Any]] = []
-        for index, name in enumerate(self._names):
-            if not group.has(name) or group.gradients(name)[0] is None:
-                continue
-            found.append((index, self._summed(index, name, group.gradients(name)), group.on_devices(name)))
-        self.updater(
-            [index for index, _, _ in found], [total for _, total, _ in found], [each[0] for _, _, each in found]
-        )
-        for _, _, (first, *others) in found:
+        names = self._trained(group)
+        totals = self._summed(names, list(map(group.gradients, names)))
+        arrays = list(map(group.on_devices, names))
+        self.updater([self._numbers[name] for name in names], totals, [each[0] for each in arrays])
+        for first, *others in arrays:
             for other in others:
                 first.copyto(other)
 
-    def _summed(self, index: int, name: str, grads: list[Any]) -> Any:
+    def _trained(self, group: ExecutorGroup) -> list[str]:
+        return [name for name in self._names if group.has(name) and group.gradients(name)[0] is not None]
+
+    def _summed(self, names: list[str], grads: list[list[Any]]) -> list[Any]:
+        firsts = [each[0] for each in grads]
         if self.store is None:
-            return grads[0]
-        total = nd.empty(grads[0].shape, grads[0].context, grads[0].dtype)  # beside those that later passes may add to
-        self.store.pushpull(name, grads, out=total, priority=-index)
-        return total
+            return firsts
+        # Beside the gradients, which later passes may add to.
+        totals = [nd.empty(each.shape, each.context, each.dtype) for each in firsts]
+        self.store._exchange(names, grads, totals)
+        return totals
 
     def _update_in_store(self, store: KVStoreBase, group: ExecutorGroup) -> None:
         store._refresh()
-        names = [name for name in self._names if group.has(name) and group.gradients(name)[0] is not None]
+        names = self._trained(group)
         store._exchange(names, list(map(group.gradients, names)), list(map(group.on_devices, names)))
 
     def pull(self, group: ExecutorGroup) -> bool:
