@@ -67,7 +67,7 @@ def test_a_communicator_adds_in_the_order_of_the_devices(count, bound, seed):
         given = [numbers((101,), index) for index in range(count)]
         sources = [mx.nd.array(each, ctx=ctx) for each, ctx in zip(given, sims(count), strict=True)]
         places = [get(ctx) for ctx in sims(count)]
-        assert isinstance(peers := PeerCommunicator(), Communicator)
+        peers: Communicator = PeerCommunicator()
         everywhere = peers.all_reduce(sources, places)
         assert [each.context for each in everywhere] == sims(count)
         for total in (*everywhere, peers.reduce(sources, places[-1])):

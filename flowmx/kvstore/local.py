@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import threading
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from flowmx import optimizer as opt
 from flowmx.devices import CPUDevice, cpu
 from flowmx.engine import Actor
 from flowmx.engine.loops import runs_in_plain_code
+from flowmx.engine.origin import warn_user
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
 from flowmx.kvstore import compression, joint, merge
 from flowmx.kvstore.base import KVStoreBase, capable, registry
@@ -31,6 +31,8 @@ __all__ = ["KVStore"]
 
 _ON_CPU = ("local", "local_update_cpu", "local_allreduce_cpu")
 _ON_DEVICES = ("device", "local_allreduce_device", "nccl")
+_warned: set[tuple[str, int]] = set()
+"""The user's lines that were told that there is no NCCL."""
 
 
 class Slot:
@@ -75,16 +77,18 @@ class KVStore(KVStoreBase):
         self._slots: dict[Key, Slot] = {}
         self._updater: Callable[[Any, Any, Any], Any] | None = None
         self._compression: compression.Compression | None = None
+        self._nccl = joint.nccl.library() if name == "nccl" else None
+        self._peers = joint.PeerCommunicator()
+        self._collectives: joint.NcclCommunicator | None = None
         self._lock = threading.RLock()
         """Several operations make one push; another thread's do not come between them."""
 
     @classmethod
     def open(cls, name: str, **options: Any) -> KVStore:
-        if name == "nccl":
-            warnings.warn(
-                "create: without NCCL the kvstore 'nccl' is summed on the devices, as 'device' is", stacklevel=4
-            )
-        return cls(name, **options)
+        made = cls(name, **options)
+        if name == "nccl" and made._nccl is None:
+            warn_user("create: without NCCL the kvstore 'nccl' is summed on the devices, as 'device' is", _warned)
+        return made
 
     # -- what it is ------------------------------------------------------------------------------------
 
@@ -340,7 +344,14 @@ class KVStore(KVStoreBase):
                     self.pushpull(part.key, list(part.values), out=list(part.targets), priority=-place)
 
     def _communicator(self, parts: Sequence[joint.Part]) -> joint.Communicator:
-        return joint.PeerCommunicator()
+        """What brings the arrays of some keys together: NCCL where it was asked for and is there."""
+        places = {device for part in parts for device in part.devices()}
+        if self._nccl is None or not joint.nccl.are_gpus(places):
+            return self._peers
+        if self._collectives is None or not places <= set(self._collectives.devices):
+            ordered = sorted(places, key=lambda device: device.context.device_id)
+            self._collectives = joint.NcclCommunicator(ordered, self._nccl)
+        return self._collectives
 
     def _arrays(self) -> list[Any]:
         return [each for slot in self._slots.values() for each in (slot.value, slot.merged) if each is not None]

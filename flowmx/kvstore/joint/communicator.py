@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from flowmx import settings
 from flowmx.devices import Device
-from flowmx.engine import Actor, Operation, capture
+from flowmx.engine import Actor, Operation, Variable, capture
 from flowmx.engine.runtime import engine
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.core import allocate
@@ -78,12 +78,23 @@ def empty_on(device: Device, size: int, dtype: Any) -> NDArray:
 
 def enqueue(
     function: Any, arguments: tuple[Any, ...], sources: Sequence[NDArray], targets: Sequence[NDArray], actor: Actor,
-    name: str, priority: int,
+    name: str, priority: int, orders: Sequence[Variable] = (),
 ) -> None:  # fmt: skip
-    """Enqueue work that reads some arrays and writes others, of which views leave the rest as it is."""
+    """Enqueue work that reads some arrays and writes others, of which views leave the rest as it is.
+
+    Args:
+        function: called with the arguments, on the actor.
+        arguments: what it is called with.
+        sources: what it reads.
+        targets: what it writes.
+        actor: where it runs.
+        name: as in messages and profiles.
+        priority: higher is done earlier among what is ready.
+        orders: further variables that it writes, for the sake of the order.
+    """
     kept = [each for each in targets if each._view is not None]
     reads = tuple(dict.fromkeys(each._storage for each in (*sources, *kept)))
-    writes = tuple(dict.fromkeys(each._storage for each in targets))
+    writes = (*dict.fromkeys(each._storage for each in targets), *orders)
     op = Operation(function, arguments, reads, writes, actor, name, capture())
     op.priority = priority
     engine.enqueue(op)

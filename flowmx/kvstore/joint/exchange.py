@@ -39,6 +39,10 @@ class Part(NamedTuple):
     values: Sequence[NDArray]
     targets: Sequence[NDArray]
 
+    def devices(self) -> tuple[Device, ...]:
+        """All devices that it is about, the value's first."""
+        return devices_of([self.stored, *self.values, *self.targets])
+
     def kind(self) -> Hashable:
         """What parts of a bucket have in common."""
         return self.stored._dtype, devices_of([self.stored]), devices_of(self.values), devices_of(self.targets)
