@@ -1,6 +1,7 @@
 """What holds on every device, whether its operations are complete when they return or when they are launched."""
 
 import gc
+import threading
 
 import numpy as np
 import pytest
@@ -213,6 +214,29 @@ def test_memory_that_the_host_allocates_is_free_of_what_was_before():
 
 
 # -- data that crosses devices silently --------------------------------------------------------------------
+
+
+def test_a_workspace_is_nobody_elses_before_its_launch_has_left_a_token():
+    with simulated("gtx980") as machine:
+        device = machine.devices[0]
+        own, others = [], []
+
+        def allocated():
+            return device.allocate((5000,), np.float32).__array_interface__["data"][0]
+
+        def elsewhere():
+            with device.incoming.streams[0]:
+                others.append(allocated())
+
+        def launch():
+            own.append(allocated())  # and let go, while what is launched may still use it
+            thread = threading.Thread(target=elsewhere)
+            thread.start()
+            thread.join()
+
+        mx.engine.push(launch, writes=[mx.engine.Variable("any")], device=mx.sim(0))
+        mx.nd.waitall()
+        assert own != others
 
 
 def test_a_line_that_moves_data_off_a_device_silently_is_warned_of_once():
