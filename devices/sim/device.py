@@ -160,7 +160,7 @@ class SimDevice(Device):
 
         def run(run: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
             launch = here.launch
-            if launch is not None:
+            if launch is not None and launch.op.actor not in self._copies:
                 flops, moved = op.cost([each.shape for each in inputs], [each.shape for each in outputs])
                 first = outputs[0] if outputs else inputs[0]
                 self.account(launch, op.name, flops, moved * first.itemsize, first.dtype.name)
@@ -192,22 +192,22 @@ class SimDevice(Device):
     def account_for_launch(self, launch: Launch) -> None:
         """The work of a launch whose operators have not told it.
 
-        Its function may say by ``moves(*arguments)`` what it brings from peers and moves here, a number of bytes for
-        each launch. Otherwise it copies what it writes, or moves all bytes once.
+        Its function may say by ``moves(*arguments)`` how many bytes each of its launches moves, ``here`` or from or to
+        ``there``; None says nothing. Otherwise it copies what it writes, or moves all bytes once.
         """
-        moves = getattr(launch.function, "moves", None)
         kind = self._copies.get(launch.op.actor)
-        if moves is not None:
-            for between, nbytes in moves(*launch.arguments):
-                if between == "here":
-                    self.account(launch, launch.op.name, 0, nbytes)
-                else:
-                    launch.work.add(self.description.copy(nbytes, between), COPIES_OF_PEERS)
-        elif kind is None:
-            self.account(launch, launch.op.name, 0, sum(map(_nbytes, {*launch.reads, *launch.writes})))
-        else:
-            between = "peer" if kind == COPIES_OF_PEERS else "host"
-            launch.work.add(self.description.copy(sum(map(_nbytes, launch.writes)), between), kind)
+        moves = getattr(launch.function, "moves", None)
+        told = None if moves is None else moves(*launch.arguments)
+        if told is None:
+            written, touched = sum(map(_nbytes, launch.writes)), {*launch.reads, *launch.writes}
+            told = [("here", sum(map(_nbytes, touched)))] if kind is None else [("there", written)]
+        for where, nbytes in told:
+            if where == "here":
+                self.account(launch, launch.op.name, 0, nbytes)
+            else:
+                kind = kind or COPIES_OF_PEERS
+                between = "peer" if kind == COPIES_OF_PEERS else "host"
+                launch.work.add(self.description.copy(nbytes, between), kind)
 
     # -- ends ------------------------------------------------------------------------------------------
 

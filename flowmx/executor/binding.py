@@ -32,7 +32,18 @@ def used_groups(context: Context, group2ctx: Mapping[str, Any] | None, symbol: S
             other = other[0]
         if group in placed and Context(other) is not context:
             groups[group] = Context(other)
+    _check_groups(placed - {None}, group2ctx or {})
     return groups
+
+
+def _check_groups(placed: set[Any], given: Mapping[str, Any]) -> None:
+    """Raise where a device is given for a group that is not there, while one that is there has none: a slip."""
+    unknown, missing = sorted(given.keys() - placed), sorted(placed - given.keys())
+    if unknown and missing:
+        raise ValueError(
+            f"group2ctx: there is no ctx_group {unknown[0]!r} in the symbol, and its group {missing[0]!r} has no "
+            f"device: its groups are {', '.join(map(repr, sorted(placed)))}"
+        )
 
 
 def _context(node: Node, default: Context, groups: Mapping[str, Context]) -> Context:

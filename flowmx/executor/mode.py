@@ -84,7 +84,6 @@ class Mode:
         self._ends = tuple([[(end, *self._step_of(end)) for end in group] for group in ends])
         self._segments: dict[tuple[bool, bool], list[Segment]] = {}
         self._lock = threading.Lock()
-        self._has_kept = False
         read_once = {entry.node for node in plan.once for entry in node.inputs if entry.node.is_variable}
         self._read_once = [arrays[node]._storage for node in read_once]
 
@@ -104,7 +103,7 @@ class Mode:
         for segment in segments:
             core.push_on(
                 segment.device, self._run, (segment, versions), *segment.declared(), name,
-                False, 0, 4, self.detached,
+                False, 0, 4, self.detached, segment.actor,
             )  # fmt: skip
 
     def _cut(self, forward: bool, backward: bool) -> list[Segment]:
@@ -158,7 +157,9 @@ class Mode:
             segment: Segment | None = None
             for step in chain:
                 device = self.tied.device(step.node)
-                if len(stage) == 1:
+                if step.node in self.plan.travelling:
+                    segment = cut.travel(device, self.tied.device(step.node.inputs[0].node))
+                elif len(stage) == 1:
                     segment = cut.at(device)
                 elif segment is None or segment.device is not device:
                     segment = cut.branch(device)
@@ -177,6 +178,8 @@ class Mode:
                 segment.declare_write(entry, self._external[entry])
             elif entry in self._crossing:
                 segment.writes[self._crossing[entry]] = None
+                segment.kept.append(entry)
+                segment.kept_bytes += self.plan.nbytes(entry)
         changed = set(node.op.updates)
         if self._train:
             changed |= set(range(node.auxiliary_from(), len(node.inputs)))
@@ -201,6 +204,9 @@ class Mode:
         """The operation: run the steps of a segment (on its device's actor)."""
         if not segment.is_tied:
             self._tie(segment)
+        if segment.actor is not None:
+            run_steps(segment.run, segment.steps, "a bound graph")
+            return
         context = segment.device.context
         if context in self.plan.arenas:
             self.tied.settle(context, self._arena.block(segment.device, self.plan.arenas[context]))
@@ -209,14 +215,13 @@ class Mode:
             segment.done_once = versions
         run_steps(segment.run, segment.steps, "a bound graph", again=True)
 
-    _run.captured_by = lambda self, segment, versions: (segment, None)  # type: ignore[attr-defined]
+    _run.captured_by = lambda segment, versions: (segment, None)  # type: ignore[attr-defined]
+    _run.moves = lambda segment, versions: segment.moves()  # type: ignore[attr-defined]
 
     def _tie(self, segment: Segment) -> None:
         """Tie the steps of a segment to the user's arrays, which are there when it runs first."""
         with self._lock:
-            if not self._has_kept:
-                self.tied.allocate_kept()
-                self._has_kept = True
+            self.tied.allocate_kept(segment.kept)
         for entry, array in segment.read.items():
             self.tied.put(entry, array._read())
         for entry, array in segment.written.items():

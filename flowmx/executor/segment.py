@@ -2,7 +2,9 @@
 
 Steps in a row on one device are one segment, and those of a device run one after the other, since each *writes* the
 variable of the arena. Where a stage has several branches, each of them is a segment that only *reads* that variable:
-they may run at the same time, after what was before the stage, and what comes after waits for all of them.
+they may run at the same time, after what was before the stage, and what comes after waits for all of them. A copy to or
+from a device with memory of its own is a segment on the actor of such copies: its result lies beside the arena, so it
+waits for its value alone.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from flowmx.devices import Device
+from flowmx.engine import Actor
 from flowmx.engine.scheduler import Variable
 from flowmx.executor.arena import Arena
 from flowmx.graph.node import Entry
@@ -26,19 +29,22 @@ class Segment:
         device: where they run.
         run: what they may ask for.
         is_branch: True where others may run beside it.
+        actor: who runs it, if not the device's own.
         once: steps that run only where what they read has changed.
         done_once: the versions of what they read when they last ran.
         steps: the others.
         reads, writes: the variables to declare.
         read, written: the user's arrays among what it touches, by entry.
+        kept, kept_bytes: what it writes that has memory of its own.
         zeroed: arrays to fill with 0 at its first run.
         is_tied: True once its steps have these arrays.
     """
 
-    def __init__(self, device: Device, run: Run, is_branch: bool) -> None:
+    def __init__(self, device: Device, run: Run, is_branch: bool, actor: Actor | None = None) -> None:
         self.device = device
         self.run = run
         self.is_branch = is_branch
+        self.actor = actor
         self.once: list[Step] = []
         self.done_once: tuple[int, ...] | None = None
         self.steps: list[Step] = []
@@ -46,6 +52,8 @@ class Segment:
         self.writes: dict[Variable, None] = {}
         self.read: dict[Entry, NDArray] = {}
         self.written: dict[Entry, NDArray] = {}
+        self.kept: list[Entry] = []
+        self.kept_bytes = 0
         self.zeroed: Sequence[NDArray] = ()
         self.is_tied = False
         self._declared: tuple[tuple[Variable, ...], tuple[Variable, ...]] | None = None
@@ -55,6 +63,10 @@ class Segment:
         if self._declared is None:
             self._declared = tuple(self.reads), tuple(self.writes)
         return self._declared
+
+    def moves(self) -> list[tuple[str, int]] | None:
+        """What a simulated device is told of a copy: the bytes that come from elsewhere."""
+        return None if self.actor is None else [("there", self.kept_bytes)]
 
     def declare_read(self, entry: Entry, array: NDArray) -> None:
         """Say that it reads an array of the user's."""
@@ -117,8 +129,12 @@ class Cut:
         self._open.append(mark)
         return segment
 
-    def _add(self, device: Device, is_branch: bool) -> Segment:
-        made = Segment(device, Run(device, self._train, self._memo), is_branch)
+    def travel(self, device: Device, source: Device) -> Segment:
+        """A new segment for a copy to a device, beside what it computes."""
+        return self._add(device, is_branch=True, actor=device.copy_actor(source))
+
+    def _add(self, device: Device, is_branch: bool, actor: Actor | None = None) -> Segment:
+        made = Segment(device, Run(device, self._train, self._memo), is_branch, actor)
         made.reads.update(dict.fromkeys(self._branches))
         self.segments.append(made)
         return made

@@ -35,7 +35,8 @@ class Plan:
         once: nodes whose results are kept from run to run, and computed again only when what they read has changed.
         forward, backward: the other nodes to run, in order.
         external: the entries that get memory from outside: outputs, and gradients written in place.
-        kept: entries with memory of their own: results of ``once``, and what another device copies.
+        kept: entries with memory of their own: results of ``once``, what another device copies, and what travels.
+        travelling: the nodes that copy to or from a device with memory of its own, beside what it computes.
         root: for an entry that is a view, the entry whose bytes it shows.
         place: the number of the place in an arena of each entry that has one; those that work in place share it.
         workspace: the number of the place that a step's kernel works in, for those that need one.
@@ -54,6 +55,7 @@ class Plan:
     external: frozenset[Entry] = frozenset()
     once: list[Node] = field(default_factory=list)
     kept: list[Entry] = field(default_factory=list)
+    travelling: frozenset[Node] = frozenset()
     root: dict[Entry, Entry] = field(default_factory=dict)
     place: dict[Entry, int] = field(default_factory=dict)
     workspace: dict[Node, int] = field(default_factory=dict)
@@ -138,14 +140,22 @@ def make_plan(
     plan.once = [node for node in (*forward, *backward) if node.op is not None and node.op.once]
     plan.forward = [node for node in forward if node.op is not None and not node.op.once]
     plan.backward = [node for node in backward if node.op is not None and not node.op.once]
-    copied = [node.inputs[0] for node in (*forward, *backward) if node.op is not None and node.op.name == COPY]
-    roots = [plan.root.get(entry, entry) for entry in copied]
+    copies = [node for node in (*forward, *backward) if node.op is not None and node.op.name == COPY]
+    plan.travelling = frozenset(node for node in copies if _travels(graph, node))
+    roots = [plan.root.get(node.inputs[0], node.inputs[0]) for node in copies]
     kept = [Entry(node, index) for node in plan.once for index in range(node.outputs())]
     kept += [root for root in roots if not root.node.is_variable]
+    kept += [Entry(node, 0) for node in copies if node in plan.travelling]
     plan.kept = [entry for entry in dict.fromkeys(kept) if entry not in plan.external]
     plan.stages = stages
     _place(plan, options)
     return plan
+
+
+def _travels(graph: Graph, copy: Node) -> bool:
+    """Whether a copy is more than one within the host's memory."""
+    places = graph.context(copy), graph.context(copy.inputs[0].node)
+    return any(each is not None and not each.device_type.startswith("cpu") for each in places)
 
 
 def _place(plan: Plan, options: Options) -> None:

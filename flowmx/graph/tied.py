@@ -6,7 +6,7 @@ Who runs it sees to it that no two runs of the same one overlap.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -132,11 +132,12 @@ class Tied:
         for context, nbytes in self.plan.arenas.items():
             self.settle(context, self._devices[context].allocate((nbytes,), np.dtype(np.uint8)))
 
-    def allocate_kept(self) -> None:
-        """Allocate and put what has memory of its own."""
-        plan = self.plan
-        for entry in plan.kept:
-            self.put(entry, self.device(entry.node).allocate(plan.graph.shapes[entry], plan.graph.dtypes[entry]))
+    def allocate_kept(self, entries: Iterable[Entry] | None = None) -> None:
+        """Allocate and put what has memory of its own, or those entries of it, where that is not done."""
+        graph = self.plan.graph
+        for entry in self.plan.kept if entries is None else entries:
+            if self.arrays.get(entry) is None:
+                self.put(entry, self.device(entry.node).allocate(graph.shapes[entry], graph.dtypes[entry]))
 
 
 def run_steps(run: Run, steps: Sequence[Step], where: str, again: bool = False) -> None:

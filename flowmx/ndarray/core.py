@@ -20,7 +20,7 @@ import numpy as np
 
 from flowmx import devices
 from flowmx.devices import Context, Device
-from flowmx.engine import Origin, capture
+from flowmx.engine import Actor, Origin, capture
 from flowmx.engine.attributes import KnownAttributes
 from flowmx.engine.origin import is_called_by_user, warn_user
 from flowmx.engine.runtime import engine
@@ -618,12 +618,17 @@ def push_on(
     nbytes: int = 0,
     depth: int = 2,
     detached: bool = False,
+    actor: Actor | None = None,
 ) -> None:
-    """Enqueue work on arrays that is no operator (assignments, copies), or ``detached``: with user code in it."""
+    """Enqueue work on arrays that is no operator (assignments, copies), or ``detached``: with user code in it.
+
+    The device's compute actor runs it, if no other ``actor`` is given.
+    """
     notes = state.get().notes
     if notes is not None:
         notes.refuse()
-    work = Operation(function, arguments, reads, writes, device.compute, name, capture(depth), nbytes, light)
+    actor = actor or device.compute
+    work = Operation(function, arguments, reads, writes, actor, name, capture(depth), nbytes, light)
     if detached:
         custom.detach(work)
     engine.enqueue(work)

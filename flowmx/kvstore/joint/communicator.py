@@ -20,7 +20,7 @@ from flowmx.ndarray.core import allocate
 __all__ = ["Communicator", "Moves", "PeerCommunicator", "empty_on", "enqueue"]
 
 Moves = list[tuple[str, int]]
-"""Bytes by launch, ``here`` or between a ``peer`` and here: what a simulated device is told."""
+"""Bytes by launch, ``here`` or ``there`` (from elsewhere to here): what a simulated device is told."""
 
 
 class Communicator(ABC):
@@ -146,7 +146,7 @@ def _moved_to_add(sources: Sequence[NDArray], start: int, stop: int, total: NDAr
     moves: Moves = []
     for index, source in enumerate(sources):
         near = source._storage.device is total._storage.device
-        moves += [] if near and index else [("here", 2 * nbytes) if near else ("peer", nbytes)]
+        moves += [] if near and index else [("here", 2 * nbytes) if near else ("there", nbytes)]
         moves += [("here", 3 * nbytes)] if index else []
     return moves
 
@@ -162,7 +162,7 @@ def _collect(pieces: Sequence[NDArray], whole: NDArray) -> None:
 def _moved_to_collect(pieces: Sequence[NDArray], whole: NDArray) -> Moves:
     nbytes = [each.size * whole._dtype.itemsize for each in pieces]
     return [
-        ("here", 2 * size) if each._storage.device is whole._storage.device else ("peer", size)
+        ("here", 2 * size) if each._storage.device is whole._storage.device else ("there", size)
         for each, size in zip(pieces, nbytes, strict=True)
     ]
 
