@@ -222,6 +222,19 @@ def test_more_devices_do_the_same_batch_each():
     assert all("kvstore" in each.roles for each in four.devices[:1])
 
 
+def test_graphs_of_modules_are_launched_as_one():
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=4), name="softmax")
+
+    async def program():
+        module = mx.mod.Module(net, context=[mx.gpu(0), mx.gpu(1)])
+        batches = mx.io.NDArrayIter(mx.nd.ones((16, 3)), mx.nd.zeros(16), 4)
+        await module.fit(batches, num_epoch=1, optimizer_params={"learning_rate": 0.1}, kvstore="device")
+
+    launched, captured = (mx.plan.run(program, "a10x2", graphs=graphs) for graphs in (False, True))
+    assert captured.steps == launched.steps == 4
+    assert captured.launches < launched.launches
+
+
 @pytest.mark.parametrize("hybrid", [False, True])
 def test_a_plan_is_the_same_each_time(hybrid):
     assert mx.plan.run(lambda: train(hybrid=hybrid), "a10x2") == mx.plan.run(lambda: train(hybrid=hybrid), "a10x2")
