@@ -5,8 +5,9 @@ metric, epoch and batch. ``Module.fit(..., checkpoint="folder")`` writes and res
 :class:`Run`.
 """
 
+from flowmx.checkpoint.ambient import using
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
 from flowmx.checkpoint.folder import Checkpoints
 from flowmx.checkpoint.run import Run
 
-__all__ = ["Checkpoint", "CheckpointError", "Checkpoints", "Place", "Run"]
+__all__ = ["Checkpoint", "CheckpointError", "Checkpoints", "Place", "Run", "using"]

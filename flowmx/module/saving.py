@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flowmx import kvstore
 from flowmx.checkpoint import Checkpoint, CheckpointError, Checkpoints, Place, attributes, generators, optimizers
+from flowmx.checkpoint.ambient import ambient
 from flowmx.kvstore import KVStoreBase
 from flowmx.ndarray import NDArray
 
 if TYPE_CHECKING:
     from flowmx.module.base import BaseModule
     from flowmx.module.module import Module
+
+log = logging.getLogger("flowmx.checkpoint")
 
 
 class Saving:
@@ -159,9 +163,19 @@ async def saving(
         store: ``fit``'s ``kvstore``.
     """
     if checkpoint is None:
-        return None
+        checkpoint = ambient()
+        if checkpoint is None or not _says_where(data):
+            return None
     made = checkpoint if isinstance(checkpoint, Checkpoints) else Checkpoints(checkpoint)
     return Saving(module, data, metric, made, await _opened(store))
+
+
+def _says_where(data: Any) -> bool:
+    """Whether data that nobody promised to be so can say where it stands."""
+    able = hasattr(data, "state") and hasattr(data, "set_state")
+    if not able:
+        log.warning("no checkpoints are written: %s can not say where it stands", type(data).__name__)
+    return able
 
 
 async def _opened(store: Any) -> KVStoreBase | None:
