@@ -1,0 +1,91 @@
+"""Progress bars: a live line on a terminal, lines elsewhere, nothing on the standard output."""
+
+import io
+import re
+
+import pytest
+
+from flowmx import progress
+from flowmx.progress import Bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def screen(text):
+    """What a terminal shows of a text: each carriage return begins the line anew."""
+    plain = re.sub(r"\x1b\[\d+m", "", text)
+    lines = []
+    for line in plain.split("\n"):
+        shown = ""
+        for part in line.split("\r"):
+            shown = part + shown[len(part) :]
+        lines.append(shown.rstrip())
+    return lines
+
+
+def test_a_line_now_and_then_where_there_is_no_terminal(clock):
+    out = io.StringIO()
+    with Bar(100, "packing", out) as bar:
+        for _ in range(100):
+            clock[0] += 0.5
+            bar.step()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "packing  20/100  2.0/s  0:40 left"
+    assert lines[-1] == "packing  100/100  2.0/s"
+    assert len(lines) == 6 and "\r" not in out.getvalue() and "\x1b" not in out.getvalue()
+
+
+def test_a_live_line_on_a_terminal(clock, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("COLUMNS", "80")
+    out = Terminal()
+    with Bar(4, "epoch 1", out) as bar:
+        for number in range(4):
+            clock[0] += 1
+            bar.step(note="loss 0.123456789" if number < 2 else "loss 0.1")
+            if number == 1:
+                assert screen(out.getvalue()) == [
+                    "epoch 1  [##########          ] 2/4  1.0/s  0:02 left  loss 0.123456789"
+                ]
+                bar.say("saved")
+    assert screen(out.getvalue()) == ["saved", "epoch 1  [####################] 4/4  1.0/s  loss 0.1", ""]
+    assert "\x1b[32m" in out.getvalue()
+
+
+@pytest.mark.parametrize("variables", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
+def test_no_colours_where_none_are_wanted(variables, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    out = Terminal()
+    with Bar(1, "x", out) as bar:
+        bar.step()
+    assert "\x1b" not in out.getvalue()
+
+
+def test_an_unknown_total_and_no_step(clock, capsys):
+    with Bar(None, "reading"):
+        pass
+    with Bar(None, "reading") as bar:
+        clock[0] += 7200
+        bar.step(3)
+    with Bar(0, "nothing"):
+        pass
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == ["reading  0", *["reading  3  0.0/s"] * 2, "nothing  0"]
+
+
+def test_hours():
+    assert progress._clock(3 * 3600 + 62) == "3:01:02"
