@@ -299,14 +299,14 @@ def test_a_process_answers_through_its_socket(capsys):
     finally:
         gate.set()
         mx.nd.waitall()
-    assert status == 2 and "operation 'stuck'" in capsys.readouterr().out
+    assert status == 3 and "operation 'stuck'" in capsys.readouterr().out
     assert folder.path().stat().st_mode & 0o777 == 0o700
 
 
 def test_a_report_is_read_like_a_process(tmp_path, capsys):
     queued()
     path = mx.flight.write(tmp_path / "report.json", why="tried out")
-    assert command.main([str(path), "--json"]) in (0, 2)
+    assert command.main([str(path), "--json"]) in (0, 3)
     found = json.loads(capsys.readouterr().out)["snapshots"][0]
     assert found["why"] == "tried out"
     assert any(each["name"] == "dot" and "test_doctor.py" in each["line"] for each in found["last"])

@@ -72,7 +72,7 @@ def job(tmp_path, **variables):
 
 def asked(capsys, tmp_path, *processes):
     with settings.override(runtime_folder=str(tmp_path)):
-        assert doctor([*(str(each.pid) for each in processes), "--seconds", "2", "--json"]) == 2
+        assert doctor([*(str(each.pid) for each in processes), "--seconds", "2", "--json"]) == 3
     first = json.loads(capsys.readouterr().out)["findings"][0]
     return first["kind"], first["node"], first["line"], first["text"]
 

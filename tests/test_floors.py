@@ -18,7 +18,17 @@ FOLDERS = {"flowmx": "flowmx", "flowmx.devices": "devices", "flowmx.ops": "ops",
 # From the ground up. A name stands for the module and all that is in it, except the top, `flowmx`, which
 # stands for the package's __init__ alone.
 FLOORS: list[set[str]] = [
-    {"flowmx.settings", "flowmx.errors", "flowmx.registry", "flowmx.base", "flowmx.log", "flowmx.lazy"},
+    {
+        "flowmx.settings",
+        "flowmx.errors",
+        "flowmx.registry",
+        "flowmx.base",
+        "flowmx.log",
+        "flowmx.lazy",
+        "flowmx.progress",
+        "flowmx.script",
+        "flowmx.usage",
+    },
     {"flowmx.engine", "flowmx.comm"},
     {"flowmx.devices"},
     {"flowmx.ops"},
@@ -58,12 +68,13 @@ FLOORS: list[set[str]] = [
     {"flowmx.amp", "flowmx.contrib.amp", "flowmx.doctor", "flowmx.monitor"},
     {"flowmx.contrib", "flowmx.onnx", "flowmx.plan"},
     {"flowmx.serve"},
-    {"flowmx.cli", "flowmx.__main__", "flowmx.stubs"},
+    {"flowmx.commands", "flowmx.stubs"},
+    {"flowmx.cli", "flowmx.__main__"},
     {"flowmx"},
 ]
 
 # What stands apart: it may import only itself and these.
-APART: dict[str, set[str]] = {"flowmx.comm": {"flowmx.settings", "flowmx.errors", "flowmx.registry"}}
+APART: dict[str, set[str]] = {"flowmx.comm": {"flowmx.settings", "flowmx.errors", "flowmx.registry", "flowmx.usage"}}
 
 
 class Module(NamedTuple):

@@ -391,7 +391,7 @@ def test_a_script_that_uses_no_gpu_is_no_plan(script):
 def test_what_is_wrong_is_said(words, capsys):
     with pytest.raises((SystemExit, OSError)) as caught:
         command.main(words)
-    assert "plan" in str(caught.value) or "plan: error" in capsys.readouterr().err
+    assert "no script" in str(caught.value) or "plan: error" in capsys.readouterr().err
 
 
 def test_options_may_stand_before_the_script_and_after_it():

@@ -13,6 +13,7 @@ import pytest
 from aiohttp import ClientConnectionError, ClientSession
 
 import flowmx as mx
+from flowmx import usage
 from flowmx.serve import command
 from tests.test_serve import answers, network
 
@@ -82,7 +83,7 @@ def test_what_is_wrong_is_said_in_a_line(folder, capsys, tmp_path):
     [(None, None), (["3,32,32"], (3, 32, 32)), (["?,8"], (None, 8)), (["a=2", "b=3,4"], {"a": (2,), "b": (3, 4)})],
 )
 def test_shapes_of_the_command_line(given, shape):
-    assert command._shape(given) == shape
+    assert usage.shapes(given) == shape
 
 
 def test_the_module_is_there_when_it_is_asked_for():

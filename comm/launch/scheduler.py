@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from flowmx import settings
+from flowmx import settings, usage
 from flowmx.comm.members import POLICIES, Job
 from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import Security
@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     """
     config = settings.get()
     host, port = _where(config)
-    found = argparse.ArgumentParser(prog="flowmx scheduler", description="The scheduler of a distributed job.")
+    found = usage.parser("scheduler", "Be the scheduler of a distributed job.", exits={1: "the job failed"})
     found.add_argument("--host", default=host, help="the address to serve on (FLOWMX_SCHEDULER, or FLOWMX_NODE_HOST)")
     found.add_argument("--port", type=int, default=port, help="the port (FLOWMX_SCHEDULER); 0 takes a free one")
     found.add_argument("--workers", type=int, default=config.num_workers, help="workers of the job")

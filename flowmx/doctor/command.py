@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Sequence
 
+from flowmx import usage
 from flowmx.doctor.asking import ask_all
 from flowmx.doctor.diagnosis import diagnose
 from flowmx.doctor.picture import draw
@@ -14,21 +15,25 @@ from flowmx.engine.loops import run
 
 __all__ = ["main"]
 
+FOUND = 3
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ask, and print what is found; return 0 where nothing is wrong, else 2."""
+    """Ask, and print what is found; return 0 where nothing is wrong, else 3."""
     given = _parser().parse_args(argv)
     snapshots = run(ask_all(given.targets, given.seconds, not given.no_values))
     findings = diagnose(snapshots)
     found = {"findings": [each._asdict() for each in findings], "snapshots": snapshots}
     sys.stdout.write((json.dumps(found, indent=1) if given.json else draw(snapshots, findings)) + "\n")
-    return 2 if findings else 0
+    return FOUND if findings else 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flowmx doctor", description="Say what running processes do, what waits for what, and who is to blame."
-    )
+    parser = usage.parser(
+        "doctor", "Say what running processes do, what waits for what, and who is to blame.",
+        ["4711", "http://10.0.0.7:8080 4711 --json", "flight-4711.json"],
+        exits={0: "nothing is wrong", FOUND: "something is wrong, and was named"},
+    )  # fmt: skip
     about = "number of a process, address of a service (http://host:port), or file that the flight recorder wrote"
     parser.add_argument("targets", nargs="+", metavar="PID_OR_URL", help=about)
     parser.add_argument("--seconds", type=float, default=2.0, help="how long to look (default: %(default)s)")

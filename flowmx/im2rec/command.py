@@ -15,6 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from flowmx import usage
 from flowmx.im2rec.lists import Item, find_images, read_list, write_lists
 from flowmx.im2rec.packing import Options, make_record
 from flowmx.recordio import MXIndexedRecordIO
@@ -148,30 +149,46 @@ class _Progress:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="flowmx im2rec",
-        description="Make a list of images (--list), or a RecordIO file from such a list.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
+    parser = usage.parser(
+        "im2rec", "Make a list of images (--list), or a RecordIO file from such a list.",
+        ["data/pets photos --list --recursive", "data/pets photos --resize 256 --num-thread 4"],
+        exits={1: "it failed, or something was left out, which was named"},
+    )  # fmt: skip
     parser.add_argument("prefix", help="what the paths of lists and records begin with")
     parser.add_argument("root", help="the folder of the images")
     lists = parser.add_argument_group("lists")
     lists.add_argument("--list", action="store_true", help="make PREFIX.lst of the images under ROOT")
-    lists.add_argument("--exts", nargs="+", default=[".jpeg", ".jpg", ".png"], help="how names of images end")
-    lists.add_argument("--chunks", type=int, default=1, help="split the list into so many")
-    lists.add_argument("--train-ratio", type=float, default=1.0, help="share of the images to train on")
-    lists.add_argument("--test-ratio", type=float, default=0, help="share of the images to test on")
+    lists.add_argument(
+        "--exts", nargs="+", default=[".jpeg", ".jpg", ".png"], help="how names of images end (default: %(default)s)"
+    )
+    lists.add_argument("--chunks", type=int, default=1, help="split the list into so many (default: %(default)s)")
+    lists.add_argument(
+        "--train-ratio", type=float, default=1.0, help="share of the images to train on (default: %(default)s)"
+    )
+    lists.add_argument(
+        "--test-ratio", type=float, default=0, help="share of the images to test on (default: %(default)s)"
+    )
     lists.add_argument("--recursive", action="store_true", help="look into folders too; each has a label of its own")
     lists.add_argument("--no-shuffle", dest="shuffle", action="store_false", help="keep the order of the names")
     records = parser.add_argument_group("records")
     records.add_argument("--pass-through", action="store_true", help="take the files as they are")
-    records.add_argument("--resize", type=int, default=0, help="length of the shorter side; 0 leaves it")
-    records.add_argument("--center-crop", action="store_true", help="cut out the square in the middle")
-    records.add_argument("--quality", type=int, default=95, help="of JPEG, 1 to 100; compression of PNG, 1 to 9")
-    records.add_argument("--num-thread", type=int, default=1, help="processes that work at it")
     records.add_argument(
-        "--color", type=int, default=1, choices=[-1, 0, 1], help="1: three channels, 0: one, -1: as the file has"
+        "--resize", type=int, default=0, help="length of the shorter side; 0 leaves it (default: %(default)s)"
     )
-    records.add_argument("--encoding", default=".jpg", choices=[".jpg", ".png"], help="the format in the records")
+    records.add_argument("--center-crop", action="store_true", help="cut out the square in the middle")
+    records.add_argument(
+        "--quality", type=int, default=95, help="of JPEG, 1 to 100; compression of PNG, 1 to 9 (default: %(default)s)"
+    )
+    records.add_argument("--num-thread", type=int, default=1, help="processes that work at it (default: %(default)s)")
+    records.add_argument(
+        "--color",
+        type=int,
+        default=1,
+        choices=[-1, 0, 1],
+        help="1: three channels, 0: one, -1: as the file has (default: %(default)s)",
+    )
+    records.add_argument(
+        "--encoding", default=".jpg", choices=[".jpg", ".png"], help="the format in the records (default: %(default)s)"
+    )
     records.add_argument("--pack-label", action="store_true", help="write all labels of a line, not the first alone")
     return parser

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
+from flowmx import usage
 from flowmx.engine import run as run_coroutine
 from flowmx.serve.application import app, run
 from flowmx.serve.predictor import Predictor
@@ -20,9 +21,9 @@ def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status."""
     options = _parser().parse_args(argv)
     predictor = Predictor(
-        options.model, _shape(options.shape), dtype=options.dtype, epoch=options.epoch, max_batch=options.max_batch,
-        max_latency=options.max_latency / 1000, queue=options.queue, lengths=options.lengths, finite=options.finite,
-        name=options.name,
+        options.model, usage.shapes(options.shape), dtype=options.dtype, epoch=options.epoch,
+        max_batch=options.max_batch, max_latency=options.max_latency / 1000, queue=options.queue,
+        lengths=options.lengths, finite=options.finite, name=options.name,
     )  # fmt: skip
 
     def started(address: str) -> None:
@@ -37,8 +38,10 @@ async def _serve(predictor: Predictor, host: str, port: int, started: Any) -> No
 
 
 def _parser() -> argparse.ArgumentParser:
-    about = "serve a model over HTTP: POST /predict with JSON, msgpack or .npy"
-    parser = argparse.ArgumentParser(prog="flowmx serve", description=about.capitalize() + ".")
+    parser = usage.parser(
+        "serve", "Serve a model over HTTP: POST /predict with JSON, msgpack or .npy.",
+        ["model-dir --shape 3,32,32", "resnet.onnx --port 0 --max-batch 64"],
+    )  # fmt: skip
     parser.add_argument(
         "model", help="a folder with a checkpoint or an ONNX file, a checkpoint's prefix, an .onnx file"
     )
@@ -57,29 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--queue", type=int, help="most rows that wait (default: twice --max-batch)")
     parser.add_argument(
-        "--lengths", type=_sizes, default=(), help="lengths that varying axes are padded to, such as 16,32,64"
+        "--lengths", type=usage.sizes, default=(), help="lengths that varying axes are padded to, such as 16,32,64"
     )
     parser.add_argument("--finite", action="store_true", help="refuse NaN and infinities")
     parser.add_argument("--name", default="model", help="of the model, in paths and metrics (default: %(default)s)")
     return parser
-
-
-def _sizes(text: str) -> tuple[Any, ...]:
-    """``3,32,?`` as ``(3, 32, None)``."""
-    try:
-        return tuple(None if part.strip() == "?" else int(part) for part in text.split(",") if part.strip())
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}, expected sizes such as 3,32,32") from None
-
-
-def _shape(given: Sequence[str] | None) -> Any:
-    """The shapes of ``--shape``: one, or by name."""
-    if not given:
-        return None
-    try:
-        if len(given) == 1 and "=" not in given[0]:
-            return _sizes(given[0])
-        pairs = [each.partition("=") for each in given]
-        return {name.strip(): _sizes(sizes) for name, _, sizes in pairs}
-    except argparse.ArgumentTypeError as error:
-        raise ValueError(f"--shape: {error}") from None

@@ -10,6 +10,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
+from flowmx import usage
 from flowmx.engine.loops import run
 
 __all__ = ["find", "main", "name_of"]
@@ -49,7 +50,7 @@ def find(name: str) -> Callable[..., Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Call a function with the arguments that follow, as text; a coroutine function is run."""
-    parser = argparse.ArgumentParser(prog="flowmx call", description="Call a function of a module.")
+    parser = usage.parser("call", "Call a function of a module; a coroutine function is run.", ["jobs.train:main 10"])
     parser.add_argument("function", metavar="MODULE:FUNCTION")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="its arguments, as text")
     given = parser.parse_args(argv)

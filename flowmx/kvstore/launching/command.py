@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from flowmx import settings
+from flowmx import settings, usage
 from flowmx.comm.launch.job import Launcher, Plan
 from flowmx.comm.launch.ssh import SSH, Named, Ssh, named, read_hostfile
 from flowmx.comm.members import POLICIES
@@ -22,11 +22,12 @@ def parser() -> argparse.ArgumentParser:
     Raises:
         SettingError: a setting, which is a default here, has a wrong value.
     """
-    found = argparse.ArgumentParser(
-        prog="flowmx launch",
+    found = usage.parser(
+        "launch", "Run a distributed job: on this machine, on hosts that ssh reaches, or on a Dask cluster.",
+        ["--workers 2 --servers 2 -- python train.py", "--hosts alpha,beta --workers 4 --servers 2 -- python train.py"],
+        exits={1: "a process failed; its own status, where it has another"},
         usage="flowmx launch [options] -- COMMAND ...",
-        description="Run a distributed job: on this machine, on hosts that ssh reaches, or on a Dask cluster.",
-    )
+    )  # fmt: skip
     _add_job(found)
     _add_places(found)
     found.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the workers' program")
@@ -35,14 +36,29 @@ def parser() -> argparse.ArgumentParser:
 
 def _add_job(found: argparse.ArgumentParser) -> None:
     config = settings.get()
-    found.add_argument("--workers", type=int, default=config.num_workers, help="workers of the job")
-    found.add_argument("--servers", type=int, default=config.num_servers, help="servers of the job")
-    found.add_argument("--policy", choices=POLICIES, default=config.kvstore_policy, help="what a lost node means")
-    found.add_argument("--restarts", type=int, default=3, help="processes started again under elastic, at most")
-    found.add_argument("--grace", type=float, default=10.0, help="seconds to end in before being killed")
+    found.add_argument(
+        "--workers", type=int, default=config.num_workers, help="workers of the job (default: %(default)s)"
+    )
+    found.add_argument(
+        "--servers", type=int, default=config.num_servers, help="servers of the job (default: %(default)s)"
+    )
+    found.add_argument(
+        "--policy",
+        choices=POLICIES,
+        default=config.kvstore_policy,
+        help="what a lost node means (default: %(default)s)",
+    )
+    found.add_argument(
+        "--restarts", type=int, default=3, help="processes started again under elastic, at most (default: %(default)s)"
+    )
+    found.add_argument(
+        "--grace", type=float, default=10.0, help="seconds to end in before being killed (default: %(default)s)"
+    )
     snapshot = "folder for the servers' snapshots, from which another job goes on; by default temporary, under elastic"
     found.add_argument("--snapshot", type=Path, default=config.snapshot or None, help=snapshot)
-    found.add_argument("--snapshot-every", type=float, default=60.0, help="seconds between snapshots")
+    found.add_argument(
+        "--snapshot-every", type=float, default=60.0, help="seconds between snapshots (default: %(default)s)"
+    )
 
 
 def _add_places(found: argparse.ArgumentParser) -> None:

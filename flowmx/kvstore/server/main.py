@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from flowmx import flight, settings
+from flowmx import flight, settings, usage
 from flowmx.comm.client import Peer
 from flowmx.comm.limits import Limits
 from flowmx.comm.node import Node
@@ -130,7 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a server; return the exit status: 0, or 1 where the job failed."""
-    parser = argparse.ArgumentParser(prog="flowmx server", description="A server of a distributed store.")
+    parser = usage.parser("server", "Be a server of a distributed job.", exits={1: "the job failed"})
     add_arguments(parser)
     given = parser.parse_args(argv)
     try:

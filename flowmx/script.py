@@ -1,0 +1,75 @@
+"""Running a user's script inside this process, as ``python script.py`` would run it."""
+
+from __future__ import annotations
+
+import contextlib
+import runpy
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["Ended", "run"]
+
+
+class Ended(Exception):
+    """A script came to its end by an error, which was shown, or by ``sys.exit`` with a status that is no success.
+
+    Attributes:
+        status: the exit status that Python would give.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"the script ended with status {status}")
+        self.status = status
+
+
+def run(script: Sequence[str]) -> None:
+    """Run a script; the traceback of its error is printed, and begins in it.
+
+    Args:
+        script: its path, and its arguments.
+
+    Raises:
+        OSError: there is no such file.
+        Ended: it raised, or exited with another status than 0.
+    """
+    path = script[0]
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no script {path!r}")
+    with _as_main(script):
+        try:
+            runpy.run_path(path, run_name="__main__")
+        except SystemExit as ended:
+            _exited(ended.code)
+        except Exception as error:
+            traceback.print_exception(error.with_traceback(_from_script(error.__traceback__, path)))
+            raise Ended(1) from None
+
+
+def _exited(code: object) -> None:
+    if code is None or code == 0:
+        return
+    if not isinstance(code, int):
+        sys.stderr.write(f"{code}\n")
+    raise Ended(code if isinstance(code, int) else 1) from None
+
+
+def _from_script(trace: TracebackType | None, path: str) -> TracebackType | None:
+    """A traceback without what stands above the script."""
+    found = trace
+    while found is not None and found.tb_frame.f_code.co_filename != path:
+        found = found.tb_next
+    return found or trace
+
+
+@contextlib.contextmanager
+def _as_main(script: Sequence[str]) -> Iterator[None]:
+    """What a script finds when it is started: its arguments, and its folder first among those of modules."""
+    argv, path = sys.argv, sys.path
+    sys.argv, sys.path = list(script), [str(Path(script[0]).resolve().parent), *path]
+    try:
+        yield
+    finally:
+        sys.argv, sys.path = argv, path
