@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -114,6 +115,7 @@ def _of_onnx(path: Path, shape: Any, dtype: Any) -> Source:
 
 def _of_symbol(symbol: Symbol, params: Mapping[str, Any], shape: Any, dtype: Any) -> Source:
     free = [name for name in symbol.list_inputs() if name not in params]
+    shape = _known(symbol, free) if shape is None else shape
     unread = tuple(name for name in free if name.endswith(_LABEL) and not _names(shape, name))
     inputs = _inputs(shape, dtype, [name for name in free if name not in unread])
     missing = [name for name in free if name not in unread and name not in {each.name for each in inputs}]
@@ -129,6 +131,16 @@ def _of_symbol(symbol: Symbol, params: Mapping[str, Any], shape: Any, dtype: Any
         parameter.cast(array.dtype)
         parameter._load_init(array, None)
     return Source(_ready(block), inputs, symbol, unread, tuple(symbol.list_outputs()))
+
+
+def _known(symbol: Symbol, free: Sequence[str]) -> dict[str, tuple[int | None, ...]] | None:
+    """The shapes of rows that the symbol's variables were made with, if all of its inputs were."""
+    attributes = symbol.attr_dict()
+    texts = {name: attributes.get(name, {}).get("__shape__") for name in free if not name.endswith(_LABEL)}
+    if not texts or None in texts.values():
+        return None
+    shapes = {name: ast.literal_eval(str(text)) for name, text in texts.items()}
+    return {name: tuple(size or None for size in sizes[1:]) for name, sizes in shapes.items()}
 
 
 def _names(shape: Any, name: str) -> bool:

@@ -1,0 +1,111 @@
+"""Training a model on data: the loop with its progress, and the model that it leaves."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from flowmx import initializer, lr_scheduler
+from flowmx.commands.training import models
+from flowmx.commands.training.data import Data, Wanted, load
+from flowmx.devices import cpu
+from flowmx.engine import run
+from flowmx.model import BatchEndParam
+from flowmx.module import Module
+from flowmx.progress import Bar
+
+__all__ = ["fit"]
+
+
+class Course:
+    """What callbacks of the training show: a bar in each epoch, and a line after it.
+
+    Attributes:
+        accuracy: of the last validation.
+    """
+
+    def __init__(self, epochs: int, batches: int | None, batch_size: int) -> None:
+        self.epochs, self.batches, self.batch_size = epochs, batches, batch_size
+        self.accuracy: float | None = None
+        self._bar: Bar | None = None
+        self._started = 0.0
+        self._samples = 0
+        self._trained: dict[str, float] = {}
+
+    def batch(self, param: BatchEndParam) -> None:
+        """After each batch."""
+        if self._bar is None:
+            self._bar = Bar(self.batches, f"epoch {param.epoch + 1}/{self.epochs}")
+            self._started, self._samples = time.monotonic(), 0
+        self._trained = dict(param.eval_metric.get_name_value())
+        self._samples += self.batch_size
+        self._bar.step(note=f"loss {self._trained['cross-entropy']:.4f}  accuracy {self._trained['accuracy']:.4f}")
+
+    def epoch(self, epoch: int, *args: Any) -> None:
+        """After the last batch of an epoch, before the validation."""
+        if self._bar is not None:
+            self._bar.close()
+        self._bar = None
+
+    def validated(self, param: BatchEndParam) -> None:
+        """After each validation."""
+        self.accuracy = dict(param.eval_metric.get_name_value())["accuracy"]
+        rate = self._samples / max(1e-9, time.monotonic() - self._started)
+        sys.stderr.write(f"epoch {param.epoch + 1}: validation accuracy {self.accuracy:.4f}  ({rate:.0f} samples/s)\n")
+
+
+def fit(given: argparse.Namespace) -> int:
+    """Train; returns the exit status. The last line of the output says what was reached and where the model is.
+
+    Raises:
+        ValueError: an option is out of range, or does not fit the others.
+        OSError: a file can not be read or written.
+    """
+    logging.getLogger().setLevel(logging.WARNING)
+    if given.epochs < 1 or given.batch_size < 1:
+        raise ValueError(f"--epochs is {given.epochs} and --batch-size {given.batch_size}, expected at least 1")
+    seed = 0 if given.seed is None else given.seed
+    data = load(
+        Wanted(given.data, given.validation, given.batch_size, given.shape, given.classes, given.held_out, seed)
+    )
+    module = Module(models.make(given.model, data.shape, data.classes), context=given.device or [cpu()])
+    course = Course(given.epochs, data.batches, given.batch_size)
+    run(_train(module, data, course, given))
+    prefix = _save(module, given)
+    reached = "" if course.accuracy is None else f"validation accuracy {course.accuracy:.4f}; "
+    sys.stdout.write(f"{reached}model: {prefix} (flowmx serve {prefix.parent})\n")
+    return 0
+
+
+async def _train(module: Module, data: Data, course: Course, given: argparse.Namespace) -> None:
+    await module.fit(
+        data.train, eval_data=data.validation, eval_metric=["accuracy", "ce"], validation_metric="accuracy",
+        optimizer=given.optimizer, optimizer_params=_optimizer(given, data.batches), num_epoch=given.epochs,
+        initializer=initializer.Xavier(magnitude=2), batch_end_callback=course.batch,
+        epoch_end_callback=course.epoch, eval_end_callback=course.validated, kvstore=given.kvstore,
+    )  # fmt: skip
+    if course.accuracy is None and data.validation is not None:  # it was over already when it went on
+        data.validation.reset()
+        course.accuracy = dict(await module.score(data.validation, "acc"))["accuracy"]
+
+
+def _optimizer(given: argparse.Namespace, batches: int | None) -> dict[str, Any]:
+    """The optimizer's arguments; the learning rate falls along a cosine where the number of batches is known."""
+    found: dict[str, Any] = {"learning_rate": given.lr, "wd": given.wd}
+    if given.optimizer in ("sgd", "nag"):
+        found["momentum"] = given.momentum
+    if batches:
+        found["lr_scheduler"] = lr_scheduler.CosineScheduler(batches * given.epochs, base_lr=given.lr, final_lr=0)
+    return found
+
+
+def _save(module: Module, given: argparse.Namespace) -> Path:
+    folder = Path(given.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    prefix = folder / "model"
+    module.save_checkpoint(str(prefix), given.epochs)
+    return prefix

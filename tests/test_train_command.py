@@ -1,0 +1,241 @@
+"""``python -m flowmx train``: scripts with settings around them, and models on data."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import cli
+from flowmx.commands.training import data, models
+from flowmx.commands.training.data import Wanted
+
+
+def flowmx_(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "flowmx", *map(str, arguments)], capture_output=True, text=True,
+        timeout=110, check=False, cwd=cwd,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Rows of two classes that a line tells apart."""
+    rows = np.random.default_rng(3).normal(size=(400, 4)).astype(np.float32)
+    labels = (rows[:, :2].sum(axis=1) > 0).astype(np.float32)
+    return rows, labels
+
+
+def test_a_model_learns_a_table_and_is_served(tmp_path, table, capsys):
+    rows, labels = table
+    lines = [",".join(map(str, [*row, label])) for row, label in zip(rows, labels, strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(["a,b,c,d,label", *lines]))
+    options = ["--model", "mlp", "--data", str(tmp_path / "table.csv"), "--epochs", "4", "--batch-size", "16"]
+    assert cli.main(["train", *options, "--seed", "1", "--out", str(tmp_path / "out")]) == 0
+    captured = capsys.readouterr()
+    (line,) = captured.out.splitlines()
+    assert float(line.removeprefix("validation accuracy ").partition(";")[0]) > 0.9
+    assert "epoch 4/4  20/20" in captured.err and "epoch 4: validation accuracy" in captured.err
+
+    async def asked():  # no shape is needed: the model knows its own
+        async with mx.serve.Predictor(tmp_path / "out", max_batch=32) as predictor:
+            return await predictor(rows[:50])
+
+    assert (mx.run(asked()).argmax(axis=1) == labels[:50]).mean() > 0.85
+
+
+def test_training_goes_on_from_a_checkpoint(tmp_path, table, capsys):
+    rows, labels = table
+    np.savez(tmp_path / "rows.npz", data=rows, label=labels)
+    options = ["train", "--model", "mlp", "--data", str(tmp_path / "rows.npz"), "--out", str(tmp_path / "out")]
+    options += ["--checkpoint", str(tmp_path / "run"), "--every", "5", "--epochs"]
+    assert cli.main([*options, "1"]) == 0
+    assert cli.main([*options, "2"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("epoch 1: validation") == 1 and captured.err.count("epoch 2: validation") == 1
+    assert (tmp_path / "run" / "epoch-0001-batch-000005.checkpoint").exists()
+    assert cli.main([*options, "2"]) == 0  # there is nothing left to do
+    assert capsys.readouterr().out.startswith("validation accuracy 0.")
+
+
+def test_digits(tmp_path, capsys):
+    pytest.importorskip("sklearn")
+    options = ["--model", "lenet", "--data", "digits", "--epochs", "2", "--seed", "1", "--out", str(tmp_path)]
+    assert cli.main(["train", *options]) == 0
+    assert float(capsys.readouterr().out.removeprefix("validation accuracy ").partition(";")[0]) > 0.85
+
+
+def test_images_of_records(tmp_path):
+    pytest.importorskip("PIL")
+    record = mx.recordio.MXIndexedRecordIO(str(tmp_path / "a.idx"), str(tmp_path / "a.rec"), "w")
+    for number in range(4):
+        image = np.full((40, 40, 3), 60 * number, np.uint8)
+        record.write_idx(number, mx.recordio.pack_img(mx.recordio.IRHeader(0, number % 2, number, 0), image))
+    record.close()
+    path = str(tmp_path / "a.rec")
+    found = data.load(Wanted(path, path, batch_size=2, shape=(3, 32, 32), classes=2))
+    assert [batch.data[0].shape for batch in found.train] == [(2, 3, 32, 32)] * 2
+    assert found.validation is not None and found.batches is None
+    with pytest.raises(ValueError, match="give --classes"):
+        data.load(Wanted(path))
+    with pytest.raises(ValueError, match="expected 3 channels"):
+        data.load(Wanted(path, classes=2, shape=(32,)))
+
+
+def test_data_with_a_part_to_validate_on(tmp_path, table):
+    rows, labels = table
+    np.savez(tmp_path / "keras.npz", x_train=rows[:300], y_train=labels[:300], x_test=rows[300:], y_test=labels[300:])
+    found = data.load(Wanted(str(tmp_path / "keras.npz"), batch_size=50))
+    assert found.batches == 6 and found.shape == (4,) and found.classes == 2
+    assert sum(batch.data[0].shape[0] - batch.pad for batch in found.validation) == 100
+    found = data.load(Wanted(str(tmp_path / "keras.npz"), str(tmp_path / "keras.npz"), shape=(2, 2)))
+    assert found.validation.provide_data[0].shape == (64, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [("a,b\n1,x\n", "expected numbers between commas"), ("1\n2\n", "has 1 column"), ("", "has 1 column")],
+)
+@pytest.mark.filterwarnings("ignore:loadtxt")
+def test_a_table_that_is_none(tmp_path, content, message):
+    (tmp_path / "t.csv").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        data.load(Wanted(str(tmp_path / "t.csv")))
+
+
+def test_data_that_is_not_there(tmp_path):
+    np.savez(tmp_path / "odd.npz", weights=np.zeros(3))
+    with pytest.raises(ValueError, match="holds weights, expected data and label, or x and y"):
+        data.load(Wanted(str(tmp_path / "odd.npz")))
+    with pytest.raises(ValueError, match=r"expected one of digits, \.npz, \.csv, \.rec"):
+        data.load(Wanted("cifar"))
+    np.savez(tmp_path / "x.npz", x=np.zeros((4, 2)), y=np.zeros(3))
+    with pytest.raises(ValueError, match="4 rows and 3 labels"):
+        data.load(Wanted(str(tmp_path / "x.npz")))
+    with pytest.raises(ValueError, match=r"--held-out is 1\.0"):
+        data.load(Wanted(str(tmp_path / "x.npz"), held_out=1.0))
+
+
+def test_models(tmp_path):
+    for name in ("lenet", "mlp", "resnet18_v1"):
+        made = models.make(name, (3, 64, 64), 7)
+        assert made.infer_shape(data=(2, 3, 64, 64))[1] == [(2, 7)]
+        made.save(tmp_path / "made-symbol.json")
+        again = models.make(str(tmp_path / "made-symbol.json"), (3, 64, 64), 7)
+        assert again.list_arguments() == made.list_arguments()
+    scores = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3)
+    scores.save(tmp_path / "scores.json")
+    assert "softmax_label" in models.make(str(tmp_path / "scores.json"), (4,), 3).list_arguments()
+    mx.sym.FullyConnected(mx.sym.var("words"), num_hidden=3).save(tmp_path / "other.json")
+    with pytest.raises(ValueError, match="expected an input named data"):
+        models.make(str(tmp_path / "other.json"), (4,), 3)
+    with pytest.raises(ValueError, match="there is no model 'resnet19'"):
+        models.make("resnet19", (3, 32, 32), 2)
+    assert {"lenet", "resnet18_v1"} <= set(models.names())
+
+
+# -- scripts -------------------------------------------------------------------------------------------------
+
+
+def test_a_script_runs_with_settings_around_it(tmp_path):
+    (tmp_path / "beside.py").write_text("NAME = 'beside'")
+    (tmp_path / "train.py").write_text(
+        "import json, random, sys\n"
+        "import numpy, beside\n"
+        "import flowmx as mx\n"
+        "drawn = [mx.nd.random.uniform(shape=(2,)).asnumpy().tolist(), numpy.random.rand(), random.random()]\n"
+        "import flowmx.settings as s\n"
+        "print(json.dumps([sys.argv[1:], __name__, beside.NAME, str(mx.nd.zeros(1).context),\n"
+        "                  s.get().engine_type, drawn]))\n"
+    )
+    options = ["--seed", 5, "--device", "cpu(1)", "--set", "engine_type=NaiveEngine", "--profile", "trace.json"]
+    done = [flowmx_("train", *options, "train.py", "--epochs", "3", cwd=tmp_path) for _ in range(2)]
+    assert [each.returncode for each in done] == [0, 0], done[0].stderr
+    assert done[0].stdout == done[1].stdout
+    found = json.loads(done[0].stdout)
+    assert found[:5] == [["--epochs", "3"], "__main__", "beside", "cpu(1)", "NaiveEngine"]
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert "trace: trace.json" in done[0].stderr
+
+
+def test_a_script_that_fails_shows_its_own_traceback(tmp_path):
+    (tmp_path / "bad.py").write_text("def f():\n    return 1 / 0\n\nf()\n")
+    (tmp_path / "leave.py").write_text("import sys\nsys.exit(7)\n")
+    done = flowmx_("train", "bad.py", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.startswith('Traceback (most recent call last):\n  File "bad.py", line 4, in <module>')
+    assert "flowmx/" not in done.stderr
+    assert flowmx_("train", "leave.py", cwd=tmp_path).returncode == 7
+
+
+NAN = "import flowmx as mx\nx = mx.nd.log(mx.nd.zeros(3) - 1)\nx.wait_to_read()\nprint('went on')\n"
+
+
+def test_a_script_stops_at_nan(tmp_path, capfd):
+    (tmp_path / "nan.py").write_text(NAN)
+    assert cli.main(["train", "--stop-at-nan", str(tmp_path / "nan.py")]) == 1
+    assert cli.main(["train", str(tmp_path / "nan.py")]) == 0
+    captured = capfd.readouterr()
+    assert captured.out == "went on\n" and "NonFiniteError" in captured.err and "log" in captured.err
+
+
+FIT = """
+import sys
+import numpy as np
+import flowmx as mx
+
+rows = np.random.default_rng(0).normal(size=(32, 3)).astype("float32")
+for name in ("one", "two"):
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name=name), name="softmax")
+    module = mx.mod.Module(net)
+    epochs = []
+    module.fit(mx.io.NDArrayIter(rows, np.zeros(32), 8), num_epoch=2, epoch_end_callback=lambda e, *a: epochs.append(e))
+    print(name, epochs)
+"""
+
+
+def test_a_script_goes_on_from_checkpoints_it_knows_nothing_of(tmp_path, capsys):
+    (tmp_path / "fit.py").write_text(FIT)
+    for expected in ("one [0, 1]\ntwo [0, 1]\n", "one []\ntwo []\n"):
+        assert cli.main(["train", "--checkpoint", str(tmp_path / "run"), str(tmp_path / "fit.py")]) == 0
+        assert capsys.readouterr().out == expected
+    assert (tmp_path / "run" / "fit-2" / "epoch-0002-batch-000000.checkpoint").exists()
+
+
+def test_data_that_can_not_say_where_it_stands_is_trained_on_without_checkpoints(tmp_path, caplog):
+    class Batches(mx.io.NDArrayIter):
+        state = set_state = property(lambda self: (_ for _ in ()).throw(AttributeError("none")))
+
+    rows = mx.nd.ones((8, 3))
+    net = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax")
+    with mx.checkpoint.using(tmp_path / "run"):
+        mx.mod.Module(net).fit(Batches(rows, mx.nd.zeros(8), 4), num_epoch=1)
+    assert "no checkpoints are written: Batches can not say where it stands" in caplog.text
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        ([], 2, "give a SCRIPT, or --model and --data"),
+        (["--model", "mlp", "--data", "digits", "x.py"], 2, "not both"),
+        (["--model", "mlp"], 2, "needs --data"),
+        (["--device", "tpu", "x.py"], 2, "expected devices such as cpu"),
+        (["--model", "mlp", "--data", "digits", "--shape", "x"], 2, "expected sizes such as 3,32,32"),
+        (["none.py"], 1, "there is no script 'none.py'"),
+        (["--set", "SEED", "none.py"], 1, "expected NAME=VALUE"),
+        (["--set", "SPEED=1", "none.py"], 1, "there is no setting SPEED"),
+        (["--set", "ENGINE_MAX_OPS=x", "none.py"], 1, "FLOWMX_ENGINE_MAX_OPS was given 'x'"),
+        (["--model", "mlp", "--data", "digits", "--epochs", "0"], 1, "--epochs is 0"),
+        (["--model", "mlp", "--data", "none.csv"], 1, "none.csv"),
+    ],
+)
+def test_wrong_arguments(arguments, status, message, capsys):
+    try:
+        found = cli.main(["train", *arguments])
+    except SystemExit as ended:
+        found = ended.code
+    assert found == status
+    assert message in capsys.readouterr().err
