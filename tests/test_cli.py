@@ -1,7 +1,9 @@
 import json
 import os
+import re
 import subprocess
 import sys
+import types
 from importlib import metadata
 
 import pytest
@@ -67,3 +69,65 @@ def test_exit_status(arguments, status, capsys):
 
 def test_the_version_is_that_of_the_installed_package():
     assert flowmx.__version__ == metadata.version("flowmx")
+
+
+MODULES = {name: module for group in cli.COMMANDS.values() for name, (module, _) in group.items()}
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_every_command_helps_in_one_style(command, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: flowmx {command}")
+    assert re.search(r"\nexit status:\n  0    .*\n  1    .*\n  2    the arguments are wrong\n", shown)
+    for line in shown.partition("examples:\n")[2].partition("\n\n")[0].splitlines():
+        assert line.startswith(f"  flowmx {command}")
+
+
+def test_an_unknown_command_suggests_the_nearest(capsys):
+    for given, hint in (("trian", "did you mean train?"), ("xyzzy", "there are train, serve, convert")):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([given])
+        assert caught.value.code == 2
+        assert hint in capsys.readouterr().err
+
+
+def command(monkeypatch, error):
+    module = types.ModuleType("a_command")
+
+    def main(arguments):
+        raise error
+
+    module.main = main
+    monkeypatch.setitem(sys.modules, "a_command", module)
+    monkeypatch.setitem(cli._MODULES, "info", "a_command")
+
+
+def test_errors_are_a_line(monkeypatch, capsys):
+    command(monkeypatch, ValueError("the shape is 3, expected 4"))
+    assert cli.main(["info"]) == 1
+    assert capsys.readouterr().err == "flowmx: error: the shape is 3, expected 4\n"
+    command(monkeypatch, KeyError("w"))
+    assert cli.main(["info"]) == 1
+    assert capsys.readouterr().err == "flowmx: error: KeyError: 'w' (where: flowmx --traceback info ...)\n"
+
+
+def test_errors_show_where_they_come_from_if_asked(monkeypatch, capsys):
+    command(monkeypatch, ValueError("the shape is 3, expected 4"))
+    assert cli.main(["--traceback", "info"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback") and shown.endswith("ValueError: the shape is 3, expected 4\n")
+
+
+def test_an_interrupted_command_has_a_status_of_its_own(monkeypatch, capsys):
+    command(monkeypatch, KeyboardInterrupt())
+    assert cli.main(["info"]) == 130
+    assert capsys.readouterr().err == ""
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--version"])
+    assert capsys.readouterr().out == f"flowmx {flowmx.__version__}\n"
