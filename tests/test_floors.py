@@ -25,6 +25,7 @@ FLOORS: list[set[str]] = [
         "flowmx.base",
         "flowmx.log",
         "flowmx.lazy",
+        "flowmx.markup",
         "flowmx.progress",
         "flowmx.script",
         "flowmx.usage",

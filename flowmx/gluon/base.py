@@ -54,6 +54,11 @@ class Block:
         inner = "\n".join(f"  ({key}): {indented(repr(block), 2)}" for key, block in self._shown())
         return f"{type(self).__name__}(\n{inner}\n)"
 
+    def _repr_html_(self) -> str:
+        from flowmx.gluon.notebook import html
+
+        return html(self)
+
     def _shown(self) -> Iterator[tuple[str, Block]]:
         """The children that its text shows, with their names."""
         return ((key, value) for key, value in self.__dict__.items() if isinstance(value, Block))

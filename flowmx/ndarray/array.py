@@ -97,6 +97,11 @@ class NDArray(Methods, Arithmetic):
             )
         return f"\n{self._host()}\n<NDArray {'x'.join(map(str, self._shape))} @{self.context}>"
 
+    def _repr_html_(self) -> str:
+        from flowmx.ndarray.notebook import html
+
+        return html(self)
+
     # -- reading ---------------------------------------------------------------------------------------
 
     def _host(self) -> Any:

@@ -87,6 +87,11 @@ class Plan:
         """All of it, made of values that JSON can hold."""
         return {**asdict(self), "fits": self.fits, "growth": self.growth}
 
+    def _repr_html_(self) -> str:
+        from flowmx.plan.notebook import html
+
+        return html(self)
+
     def text(self) -> str:
         """All of it in words."""
         from flowmx.plan.text import render

@@ -6,13 +6,15 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from flowmx import markup
 from flowmx.profiler.names import named
 from flowmx.profiler.records import Record, Span
 
-__all__ = ["COLUMNS", "KINDS", "aggregated", "table"]
+__all__ = ["COLUMNS", "KINDS", "Table", "aggregated", "table"]
 
 COLUMNS = {"count": "Count", "total": "Total (ms)", "min": "Min (ms)", "max": "Max (ms)", "avg": "Avg (ms)"}
 KINDS = ("operator", "layer")
+_SHOWN = 60
 
 Rows = dict[str, dict[str, float]]
 
@@ -36,13 +38,31 @@ def _row(found: list[float]) -> dict[str, float]:
     return {"count": len(found), "total": total, "min": min(found), "max": max(found), "avg": total / len(found)}
 
 
-def table(rows: Rows, by: str = "operator") -> str:
+class Table(str):
+    """A table of times, as text; a notebook shows it as one.
+
+    Attributes:
+        rows: what it shows.
+        title: of the names.
+    """
+
+    rows: Rows
+    title: str
+
+    def _repr_html_(self) -> str:
+        cells = [[name, *_numbers(row).split()] for name, row in self.rows.items()]
+        return markup.table([self.title, *COLUMNS.values()], markup.shortened(cells, _SHOWN))
+
+
+def table(rows: Rows, by: str = "operator") -> Table:
     """The rows as text."""
     title = "Layer" if by == "layer" else "Name"
     width = max([len(title), *map(len, rows)])
     lines = [f"{title:<{width}}" + "".join(f"{each:>14}" for each in COLUMNS.values())]
     lines += [f"{name:<{width}}" + _numbers(row) for name, row in rows.items()]
-    return "\n".join([*lines, ""])
+    found = Table("\n".join([*lines, ""]))
+    found.rows, found.title = rows, title
+    return found
 
 
 def _numbers(row: dict[str, Any]) -> str:

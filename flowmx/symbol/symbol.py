@@ -147,6 +147,11 @@ class Symbol(Methods):
             return f"<Symbol {self.name}>"
         return f"<Symbol group [{', '.join(str(entry.node.name) for entry in self._entries)}]>"
 
+    def _repr_html_(self) -> str:
+        from flowmx.visualization.notebook import symbol_html
+
+        return symbol_html(self)
+
     def __bool__(self) -> bool:
         raise TypeError("a Symbol has no truth value: it is computed only when it is bound (compare names, or use len)")
 

@@ -78,15 +78,14 @@ def plot_network(
     _warn_of_same_names(nodes)
     dot = _drawing(title, save_format)
     for node in nodes:
-        if not _is_weight(node):
-            colour = _VARIABLE if node.is_variable else _COLOURS.get(kind(node), _OTHER)
-            attributes = {**_BOX, **(node_attrs or {}), "fillcolor": colour}
+        if not is_weight(node):
+            attributes = {**_BOX, **(node_attrs or {}), "fillcolor": colour_of(node)}
             if node.is_variable:
                 attributes["shape"] = "oval"
-            dot.node(name=node.name, label=_label(node), **attributes)
+            dot.node(name=node.name, label=label_of(node), **attributes)
     for node in nodes:
         for entry in node.inputs[:1] if kind(node) == _ONE_EDGE else node.inputs:
-            if not (hide_weights and _is_weight(entry.node)):
+            if not (hide_weights and is_weight(entry.node)):
                 label = _edge_label(entry, shapes, dtypes)
                 dot.edge(tail_name=node.name, head_name=entry.node.name, dir="back", arrowtail="open", label=label)
     return dot
@@ -100,11 +99,17 @@ def _drawing(title: str, save_format: str) -> Any:
     return Digraph(name=title, format=save_format)
 
 
-def _is_weight(node: Node) -> bool:
+def colour_of(node: Node) -> str:
+    """The colour of a box."""
+    return _VARIABLE if node.is_variable else _COLOURS.get(kind(node), _OTHER)
+
+
+def is_weight(node: Node) -> bool:
+    """Whether a variable is named as parameters are."""
     return node.is_variable and node.name.endswith(_WEIGHTS)
 
 
-def _label(node: Node) -> str:
+def label_of(node: Node) -> str:
     """What a box says."""
     label = _LABELS.get(kind(node))
     return node.name if label is None else label(node.op, node.given)

@@ -1,0 +1,50 @@
+"""How a block looks in a notebook: its layers, with what is known of their parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from flowmx import markup
+
+if TYPE_CHECKING:
+    from flowmx.gluon.base import Block
+    from flowmx.gluon.parameter import Parameter
+
+__all__ = ["html"]
+
+_ROWS = 60
+
+
+def html(block: Block) -> str:
+    """A block."""
+    found = list(block.collect_params().values())
+    sizes = [_size(each) for each in found]
+    known = sum(size for size in sizes if size is not None)
+    unknown = sizes.count(None)
+    more = f" and those of {unknown} arrays whose shapes are not known yet" if unknown else ""
+    compiled = ", hybridized" if getattr(block, "_active", False) else ""
+    about = f"{type(block).__name__} {block.name}: {known:,} parameters{more}{compiled}"
+    rows = [_row("", block, 0), *_rows(block, 1)]
+    return markup.table(["layer", "type", "shapes", "parameters"], markup.shortened(rows, _ROWS), about)
+
+
+def _rows(block: Block, depth: int) -> Iterator[list[str]]:
+    for name, child in block._children.items():
+        yield _row(name, child, depth)
+        yield from _rows(child, depth + 1)
+
+
+def _row(name: str, block: Block, depth: int) -> list[str]:
+    own = list(block._reg_params.items())
+    shapes = ", ".join(f"{key} {'x'.join(map(str, each.shape)) if each.shape else '?'}" for key, each in own)
+    sizes = [_size(each) for _, each in own]
+    count = "" if not own else "?" if None in sizes else f"{sum(size or 0 for size in sizes):,}"
+    return ["  " * depth + (name or block.name), type(block).__name__, shapes, count]
+
+
+def _size(parameter: Parameter) -> int | None:
+    """The number of elements; None where the shape is not known yet."""
+    shape = parameter.shape
+    return None if shape is None or any(length <= 0 for length in shape) else math.prod(shape)
