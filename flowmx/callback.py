@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from flowmx.progress import is_live
+
 __all__ = [
     "LogValidationMetricsCallback", "ProgressBar", "Speedometer", "do_checkpoint", "log_train_metric",
     "module_checkpoint",
@@ -135,7 +137,7 @@ class Speedometer:
 class ProgressBar:
     """A ``batch_end_callback`` that shows how far the epoch is.
 
-    On a terminal the bar is drawn in place (on the standard error stream); elsewhere it is logged.
+    On a terminal and in a notebook the bar is drawn in place (on the standard error stream); elsewhere it is logged.
 
     Args:
         total: batches in an epoch.
@@ -151,7 +153,7 @@ class ProgressBar:
         done = min(1.0, param.nbatch / self.total) if self.total else 1.0
         filled = round(self.bar_len * done)
         line = f"[{'=' * filled}{'-' * (self.bar_len - filled)}] {math.ceil(100 * done)}%"
-        if sys.stderr.isatty():
+        if is_live(sys.stderr):
             sys.stderr.write(f"\r{line}" + ("\n" if done == 1 else ""))
             sys.stderr.flush()
         else:

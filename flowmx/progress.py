@@ -13,10 +13,17 @@ import time
 from types import TracebackType
 from typing import TextIO
 
-__all__ = ["Bar"]
+__all__ = ["Bar", "is_live"]
 
 _REDRAW, _LINE_EVERY = 0.1, 10.0
 """Seconds between two drawings on a terminal, and between two lines elsewhere."""
+
+
+def is_live(stream: TextIO) -> bool:
+    """Whether a line that was written can be written over: on terminals, and in notebooks."""
+    if type(stream).__module__.startswith("ipykernel"):
+        return True
+    return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Bar:
@@ -37,7 +44,7 @@ class Bar:
         self.total, self.what = total, what
         self.done, self.note = 0, ""
         self._stream = sys.stderr if stream is None else stream
-        self._live = self._stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._live = is_live(self._stream)
         self._coloured = self._live and not os.environ.get("NO_COLOR")
         self._started = self._drawn = time.monotonic()
         self._width = 0

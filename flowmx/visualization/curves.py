@@ -1,0 +1,161 @@
+"""Learning curves: metrics over the batches and epochs of a training, drawn as SVG without matplotlib."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Sequence
+from html import escape
+from itertools import cycle
+from typing import Any
+
+__all__ = ["Curves"]
+
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 460, 200, 56, 26, 26, 12
+_COLOURS = ("#2980b9", "#e67e22", "#27ae60", "#c0392b", "#8e44ad", "#7f8c8d")
+_POINTS = 400
+"""Most points of a curve that are drawn."""
+
+Points = list[tuple[float, float]]
+
+
+class Curves:
+    """Curves of metrics, which grow as a training goes on; a notebook shows them, live where it can.
+
+    Attributes:
+        values: by metric and curve (``train``, ``validation``), the points (epochs done, value).
+
+    Example:
+        >>> curves = mx.viz.Curves(batches=len(batches))
+        >>> mod.fit(batches, eval_data=held_out, num_epoch=5, batch_end_callback=curves.batch,
+        ...         eval_end_callback=curves.evaluated)
+        >>> curves                          # the last line of a notebook's cell
+        >>> curves.save("curves.svg")
+    """
+
+    def __init__(self, batches: int | None = None) -> None:
+        """Begin with no points.
+
+        Args:
+            batches: of an epoch; without it, each epoch's last batch alone is a point.
+        """
+        self.values: dict[str, dict[str, Points]] = {}
+        self._batches = batches
+        self._shown: Any = None
+
+    def log(self, name: str, value: float, epochs: float, curve: str = "train") -> None:
+        """Add a point.
+
+        Args:
+            name: of the metric.
+            value: of it.
+            epochs: how many are done, such as 1.5.
+            curve: which curve.
+        """
+        self.values.setdefault(name, {}).setdefault(curve, []).append((float(epochs), float(value)))
+
+    def batch(self, param: Any) -> None:
+        """A ``batch_end_callback``."""
+        if self._batches is None:
+            place, replaced = float(param.epoch + 1), True
+        else:
+            place, replaced = param.epoch + (param.nbatch + 1) / self._batches, False
+        for name, value in _read(param.eval_metric):
+            points = self.values.setdefault(name, {}).setdefault("train", [])
+            if replaced and points and points[-1][0] == place:
+                points.pop()
+            points.append((place, float(value)))
+        if self._batches is not None and param.nbatch + 1 == self._batches:
+            self.show()
+
+    def evaluated(self, param: Any) -> None:
+        """An ``eval_end_callback``."""
+        for name, value in _read(param.eval_metric):
+            self.log(name, value, param.epoch + 1, "validation")
+        self.show()
+
+    def show(self) -> None:
+        """Show the curves in a notebook, in the place where they are already; nothing elsewhere."""
+        display = getattr(sys.modules.get("IPython.display"), "display", None)
+        if display is None:
+            return
+        if self._shown is None:
+            self._shown = display(self, display_id=True)
+        else:
+            self._shown.update(self)
+
+    def save(self, path: Any) -> None:
+        """Write them to a file, ``.svg``."""
+        from flowmx.serialization.atomic import replace_file
+
+        replace_file(path, [self.svg().encode()])
+
+    def svg(self) -> str:
+        """All of them, one below the other."""
+        parts = [
+            f'<g transform="translate(0,{i * _HEIGHT})">{_panel(name, curves)}</g>'
+            for i, (name, curves) in enumerate(self.values.items())
+        ]
+        height = max(1, len(parts)) * _HEIGHT
+        empty = '<text x="12" y="24" fill="gray">no points yet</text>'
+        return (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} '
+            f'{height}" font-family="sans-serif" font-size="11" role="img" aria-label="learning curves">'
+            f"{''.join(parts) or empty}</svg>"
+        )
+
+    _repr_html_ = svg
+
+
+def _read(metric: Any) -> Iterable[tuple[str, float]]:
+    found = [] if metric is None else metric.get_name_value()
+    return [(name, value) for name, value in found if math.isfinite(value)]
+
+
+def _panel(name: str, curves: dict[str, Points]) -> str:
+    everything = [point for points in curves.values() for point in points]
+    (left, right), (low, high) = _range([x for x, _ in everything], 0), _range([y for _, y in everything])
+
+    def place(x: float, y: float) -> str:
+        across = _LEFT + (x - left) / (right - left) * (_WIDTH - _LEFT - _RIGHT)
+        down = _TOP + (high - y) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
+        return f"{across:.1f},{down:.1f}"
+
+    lines = [_axes(name, (left, right), (low, high))]
+    for points, colour in zip(curves.values(), cycle(_COLOURS), strict=False):
+        drawn = " ".join(place(*point) for point in _thinned(points))
+        lines.append(f'<polyline points="{drawn}" fill="none" stroke="{colour}" stroke-width="1.6"/>')
+        x, _, y = place(*points[-1]).partition(",")
+        lines.append(f'<circle cx="{x}" cy="{y}" r="2.5" fill="{colour}"/>')
+    return "".join([*lines, *_legend(curves)])
+
+
+def _axes(name: str, across: tuple[float, float], upwards: tuple[float, float]) -> str:
+    bottom = _HEIGHT - _BOTTOM
+    texts = [
+        (_LEFT, 14, "start", name), (_LEFT - 6, _TOP + 4, "end", f"{upwards[1]:.4g}"),
+        (_LEFT - 6, bottom + 4, "end", f"{upwards[0]:.4g}"), (_LEFT, bottom + 16, "middle", f"{across[0]:.4g}"),
+        (_WIDTH - _RIGHT, bottom + 16, "end", f"{across[1]:.4g} epochs"),
+    ]  # fmt: skip
+    shown = "".join(f'<text x="{x}" y="{y}" text-anchor="{at}" fill="gray">{escape(t)}</text>' for x, y, at, t in texts)
+    return f'<path d="M{_LEFT} {_TOP}V{bottom}H{_WIDTH - _RIGHT}" fill="none" stroke="gray"/>{shown}'
+
+
+def _legend(curves: dict[str, Points]) -> list[str]:
+    pairs = zip(curves.items(), cycle(_COLOURS), strict=False)
+    return [
+        f'<text x="{_WIDTH - _RIGHT}" y="{14 + 13 * i}" text-anchor="end" fill="{colour}">'
+        f"{escape(curve)} {points[-1][1]:.4g}</text>"
+        for i, ((curve, points), colour) in enumerate(pairs)
+    ]
+
+
+def _range(values: Sequence[float], first: float | None = None) -> tuple[float, float]:
+    low, high = min([*values, *([] if first is None else [first])]), max(values)
+    return (low, high) if high > low else (low - 0.5, high + 0.5)
+
+
+def _thinned(points: Points) -> Points:
+    """At most so many points, the last among them."""
+    step = math.ceil(len(points) / _POINTS)
+    return points if step <= 1 else [*points[:-1:step], points[-1]]
