@@ -43,15 +43,15 @@ class Table(str):
 
     Attributes:
         rows: what it shows.
-        title: of the names.
+        heading: of the names.
     """
 
     rows: Rows
-    title: str
+    heading: str
 
     def _repr_html_(self) -> str:
         cells = [[name, *_numbers(row).split()] for name, row in self.rows.items()]
-        return markup.table([self.title, *COLUMNS.values()], markup.shortened(cells, _SHOWN))
+        return markup.table([self.heading, *COLUMNS.values()], markup.shortened(cells, _SHOWN))
 
 
 def table(rows: Rows, by: str = "operator") -> Table:
@@ -61,7 +61,7 @@ def table(rows: Rows, by: str = "operator") -> Table:
     lines = [f"{title:<{width}}" + "".join(f"{each:>14}" for each in COLUMNS.values())]
     lines += [f"{name:<{width}}" + _numbers(row) for name, row in rows.items()]
     found = Table("\n".join([*lines, ""]))
-    found.rows, found.title = rows, title
+    found.rows, found.heading = rows, title
     return found
 
 
