@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TYPING := build/typing
 CHECKED := $(wildcard tests examples benchmarks)
 
-.PHONY: help venv train test lint types pytest format soak bench clean
+.PHONY: help venv train test lint types pytest format soak bench docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -61,6 +61,14 @@ soak: $(VENV)/.dev ## run the long random tests
 
 bench: $(VENV)/.examples ## run the benchmarks
 	$(BIN)/python -m benchmarks
+
+$(VENV)/.docs: pyproject.toml setup.py | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs ## build the documentation site in build/site; warnings are errors
+	$(BIN)/python -m sphinx -b html -W --keep-going -q -d build/doctrees docs build/site
+	@echo "the site: build/site/index.html"
 
 clean: ## remove what the targets above made
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

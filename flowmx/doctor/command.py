@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = usage.parser(
         "doctor", "Say what running processes do, what waits for what, and who is to blame.",
-        ["4711", "http://10.0.0.7:8080 4711 --json", "flight-4711.json"],
+        ["4711", "http://10.0.0.7:8080 4711 --json", "4711.report.json"],
         exits={0: "nothing is wrong", FOUND: "something is wrong, and was named"},
     )  # fmt: skip
     about = "number of a process, address of a service (http://host:port), or file that the flight recorder wrote"

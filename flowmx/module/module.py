@@ -37,7 +37,7 @@ class Module(BaseModule):
         work_load_list: the part of a batch for each device, in any unit.
         fixed_param_names: parameters that are not trained.
         state_names: arguments that are neither inputs nor parameters; see :meth:`set_states`.
-        group2ctxs: devices of the ``ctx_group``s of the symbol, for model parallelism: a dict from group to device
+        group2ctxs: the device of each ``ctx_group`` of the symbol, for model parallelism: a dict from group to device
             (or to a list of them, one for each of ``context``), or a list of such dicts.
         compression_params: what the KVStore's ``set_gradient_compression`` takes.
 

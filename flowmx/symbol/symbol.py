@@ -305,7 +305,7 @@ class Symbol(Methods):
             args_grad: arrays for gradients, likewise (those left out get none).
             grad_req: ``write``, ``add`` or ``null``, for all, as a list, or as a dict by name.
             aux_states: arrays for the auxiliary states.
-            group2ctx: devices of the ``ctx_group``s.
+            group2ctx: the device of each ``ctx_group``.
             shared_exec: an executor to take turns with in the memory for internal values.
 
         Raises:
@@ -327,7 +327,7 @@ class Symbol(Methods):
             ctx: the device (default: the current one).
             grad_req: ``write``, ``add`` or ``null``, for all, or as a dict by name.
             type_dict: dtypes of arguments by name.
-            group2ctx: devices of the ``ctx_group``s.
+            group2ctx: the device of each ``ctx_group``.
             shared_arg_names: arguments whose arrays may come from ``shared_exec`` or ``shared_buffer``.
             shared_exec: an executor to share parameter arrays with, where shapes and dtypes agree, and to take turns
                 with in the memory for internal values.
@@ -356,7 +356,7 @@ class Symbol(Methods):
             ctx: the device (default: the current one); it need not be there.
             grad_req: as for :meth:`simple_bind`; ``null`` estimates prediction.
             type_dict: dtypes of arguments by name.
-            group2ctx: devices of the ``ctx_group``s.
+            group2ctx: the device of each ``ctx_group``.
             optimizer: an optimizer, or the name of one with default arguments, whose state counts too.
             budget: the most bytes for internal values, kept by computing some of them again.
             **kwargs: shapes of arguments by name.

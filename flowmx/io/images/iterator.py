@@ -39,24 +39,22 @@ class ImageRecordIter(DataIter):
     """Batches of images from a RecordIO file, decoded and augmented by threads, some batches ahead.
 
     With the same seed the batches are the same, whatever the number of threads; :meth:`state` is where it stands. The
-    arguments are MXNet's, by name:
+    arguments are MXNet's, by name::
 
-    ==========================================  =====================================================================
-    ``path_imgrec``, ``path_imgidx``            the file, and its index (without one, the records' heads are read first)
-    ``path_imglist``, ``label_width``           labels from a list (.lst) instead; labels an image
-    ``data_shape``, ``batch_size``, ``dtype``   (channels, height, width); images a batch; float32, uint8, int8, ...
-    ``shuffle``, ``seed``, ``seed_aug``         a new random order each epoch; what it and the augmentation follow from
-    ``num_parts``, ``part_index``               how many workers share the images, and which share this one reads
-    ``round_batch``                             fill the last batch from the next epoch, which begins after that
-    ``preprocess_threads``, ``prefetch_buffer``  threads that decode; batches made ahead
-    ``resize``, ``inter_method``, ``pad``       the length of the shorter side; OpenCV's number of the interpolation
-    ``rand_crop``, ``max_crop_size``, ...       cut anywhere (else the middle); squares of random size
-    ``random_resized_crop``, ``max_random_area``, ``max_aspect_ratio``, ...   parts of random area and proportions
-    ``max_rotate_angle``, ``max_shear_ratio``, ``max_random_scale``, ``rotate``, ``fill_value``   affine maps
-    ``brightness``, ``contrast``, ``saturation``, ``pca_noise``, ``random_h``, ...   random changes of colour
-    ``mirror``, ``rand_mirror``                 left and right exchanged, always or by chance
-    ``mean_r``, ``std_r``, ``scale``, ``mean_img``, ...   normalization
-    ==========================================  =====================================================================
+        path_imgrec, path_imgidx            the file, and its index (without one, the records' heads are read first)
+        path_imglist, label_width           labels from a list (.lst) instead; labels an image
+        data_shape, batch_size, dtype   (channels, height, width); images a batch; float32, uint8, int8, ...
+        shuffle, seed, seed_aug         a new random order each epoch; what it and the augmentation follow from
+        num_parts, part_index               how many workers share the images, and which share this one reads
+        round_batch                             fill the last batch from the next epoch, which begins after that
+        preprocess_threads, prefetch_buffer  threads that decode; batches made ahead
+        resize, inter_method, pad       the length of the shorter side; OpenCV's number of the interpolation
+        rand_crop, max_crop_size, ...       cut anywhere (else the middle); squares of random size
+        random_resized_crop, max_random_area, max_aspect_ratio, ...   parts of random area and proportions
+        max_rotate_angle, max_shear_ratio, max_random_scale, rotate, fill_value   affine maps
+        brightness, contrast, saturation, pca_noise, random_h, ...   random changes of colour
+        mirror, rand_mirror                 left and right exchanged, always or by chance
+        mean_r, std_r, scale, mean_img, ...   normalization
 
     Affine maps with an interpolation other than 0 are linear.
 

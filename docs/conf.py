@@ -1,0 +1,31 @@
+"""The documentation site (``make docs``): these pages and the docstrings, built by Sphinx without any network."""
+
+from importlib.metadata import version as version_of
+
+project = "flowmx"
+author = "the flowmx authors"
+copyright = author
+release = version = version_of("flowmx")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode"]
+exclude_patterns = ["build"]
+html_theme = "furo"
+html_title = f"flowmx {release}"
+html_static_path = ["_static"]
+html_css_files = ["flowmx.css"]
+html_show_sphinx = False
+html_copy_source = False
+
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "none"  # the texts say what arguments are
+autodoc_default_options = {"members": True}
+napoleon_google_docstring = True
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True
+napoleon_use_rtype = False
+napoleon_custom_sections = [("Source", "notes_style")]
+python_use_unqualified_type_names = True
+default_role = "code"

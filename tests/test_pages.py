@@ -1,0 +1,118 @@
+"""The pages of the documentation are true: what they name exists, links lead somewhere, the index lists them all."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+import flowmx as mx
+from flowmx import cli
+from flowmx.settings import TABLE
+from tests import pages
+
+DOCS = Path(__file__).parent.parent / "docs"
+PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
+PAGES["../README.md"] = (DOCS.parent / "README.md").read_text(encoding="utf-8")
+COMMANDS = {name: module for group in cli.COMMANDS.values() for name, (module, _) in group.items()}
+SETTINGS = {row.variable for row in TABLE.values()}
+ABSENT = {
+    "mx.np",
+    "mx.npx",
+    "mx.library.load",
+    "mx.rtc",
+    "mx.nd.sparse",
+    "mx.nd.name",
+    "mx.sym.name",
+    "mx.nd.f",
+    "mx.dashboard",
+}
+"""What pages name because it is not here, may not be yet, or stands for other names."""
+
+
+def missing(name):
+    found = mx
+    for part in name.split(".")[1:]:
+        if not hasattr(found, part):
+            return True
+        found = getattr(found, part)
+    return False
+
+
+def prefixes(names):
+    return {name for name in names if any(known.startswith(f"{name}_") for known in SETTINGS)}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_names_exists(page):
+    text = PAGES[page]
+    found = pages.settings(text)
+    assert found - SETTINGS - prefixes(found) == set(), "no such settings"
+    assert pages.commands(text) - {"COMMAND"} <= COMMANDS.keys(), "no such commands"
+    assert [name for name in pages.names(text) - ABSENT if missing(name)] == [], "no such names"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_links_of_a_page_lead_somewhere(page):
+    for path, anchor in pages.links(PAGES[page]):
+        target = (DOCS / page).parent / path if path else DOCS / page
+        assert target.exists(), f"{page} links to {path}"
+        if anchor:
+            assert anchor in pages.anchors(target.read_text(encoding="utf-8")), f"{page} links to {path}#{anchor}"
+
+
+def test_the_index_lists_every_page_once():
+    found = pages.listed(PAGES["index.md"])
+    assert sorted(found) == sorted(
+        name.removesuffix(".md") for name in PAGES if name not in ("index.md", "../README.md")
+    )
+
+
+class Told(Exception):
+    pass
+
+
+def options_of(command, monkeypatch):
+    """The options that a command takes."""
+
+    def stop(self, *args, **kwargs):
+        raise Told({option for action in self._actions for option in action.option_strings})
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    with pytest.raises(Told) as caught:
+        cli._command(command, ["--help"])
+    monkeypatch.undo()
+    return caught.value.args[0]
+
+
+def test_command_lines_have_options_that_there_are(monkeypatch):
+    lines = [(name, *line) for name, page in PAGES.items() for line in pages.command_lines(page)]
+    assert len(lines) > 15
+    known = {command: options_of(command, monkeypatch) for command in {line[1] for line in lines}}
+    for page, command, options in lines:
+        script = command in ("train", "plan")  # what stands behind the script is its own
+        assert set(options) <= known[command] | ({"--epochs", "--lr"} if script else set()), f"{page}: {command}"
+
+
+def test_the_api_pages_document_modules_that_there_are():
+    import importlib
+    import re
+
+    found = [name for page in PAGES.values() for name in re.findall(r"\.\. automodule:: (\S+)", page)]
+    assert len(found) > 20
+    for name in found:
+        assert importlib.import_module(name).__all__, name
+
+
+def test_the_checks_see_what_is_wrong():
+    page = (
+        "# A title, with `code`!\n`FLOWMX_SPEED=1`, FLOWMX_TLS_..., `mx.nd.warp(x)`, `xmx.y`, `python -m flowmx dance`,"
+        " [there](gone.md#here) [out](https://a.b) ![picture](p.svg)\n"
+        "```sh\npython -m flowmx --traceback bench --fast -- --x\n```\n"
+    )
+    assert pages.settings(page) == {"FLOWMX_SPEED"}
+    assert pages.names(page) == {"mx.nd.warp"} and missing("mx.nd.warp") and not missing("mx.nd.zeros")
+    assert pages.commands(page) == {"dance", "bench"}
+    assert list(pages.command_lines(page)) == [("bench", ["--fast"])]
+    assert list(pages.links(page)) == [("gone.md", "here"), ("p.svg", "")]
+    assert pages.anchors(page) == {"a-title-with-code"}
+    assert pages.listed("```{toctree}\n:hidden:\n\na\nb/c\n```") == ["a", "b/c"]
