@@ -239,3 +239,12 @@ def test_wrong_arguments(arguments, status, message, capsys):
         found = ended.code
     assert found == status
     assert message in capsys.readouterr().err
+
+
+def test_a_gluon_loop_does_not_go_on_from_checkpoints_of_fit(tmp_path, capsys):
+    (tmp_path / "fit.py").write_text(FIT)
+    assert cli.main(["train", "--checkpoint", str(tmp_path / "run"), str(tmp_path / "fit.py")]) == 0
+    net = mx.gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    with pytest.raises(mx.checkpoint.CheckpointError, match=r"were written by Module\.fit: use another folder"):
+        mx.checkpoint.Run(tmp_path / "run", net).resume()

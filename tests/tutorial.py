@@ -5,13 +5,15 @@ A ``text`` block that follows a ``python`` block is what that prints. Tracebacks
 
 from __future__ import annotations
 
+import ast
+import asyncio
 import contextlib
 import io
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _BLOCK = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 
@@ -40,17 +42,28 @@ def blocks(page: str) -> Iterator[Block]:
             yield Block(page.count("\n", 0, each.start()) + 1, each[3], after[3] if after and follows else None)
 
 
-def run(path: Path) -> None:
-    """Run a page.
+def run(path: Path, given: str = "", left_out: Collection[str] = ()) -> None:
+    """Run a page; code that awaits runs on an event loop.
+
+    Args:
+        path: the page.
+        given: code that runs before, for what the page takes as given.
+        left_out: blocks with one of these words are not run.
 
     Raises:
         AssertionError: a block prints something else.
     """
-    namespace: dict[str, object] = {"__name__": "__main__"}
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(given, namespace)
     for block in blocks(path.read_text(encoding="utf-8")):
+        if any(word in block.code for word in left_out):
+            continue
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile("\n" * block.line + block.code, str(path), "exec"), namespace)
+            code = compile("\n" * block.line + block.code, str(path), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+            waiting = eval(code, namespace)
+            if waiting is not None:
+                asyncio.run(waiting)
         found = printed.getvalue()
         if block.printed is not None and found != block.printed:
             raise AssertionError(f"{path}:{block.line} printed\n{found}\nand the page says\n{block.printed}")

@@ -78,6 +78,10 @@ class Run:
         found = self._found()
         if found is None:
             return Place(self.epoch, self.batch)
+        if "parameters" not in found.content:
+            raise CheckpointError(
+                f"the checkpoints in {self._checkpoints.folder} were written by Module.fit: use another folder"
+            )
         if found.workers != self._workers:
             raise CheckpointError(
                 f"the checkpoint is of a job of {found.workers} workers, and this one has {self._workers}: launch as "
