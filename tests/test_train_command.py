@@ -3,6 +3,8 @@
 import json
 import subprocess
 import sys
+import types
+from importlib import machinery
 
 import numpy as np
 import pytest
@@ -139,7 +141,7 @@ def test_models(tmp_path):
 # -- scripts -------------------------------------------------------------------------------------------------
 
 
-def test_a_script_runs_with_settings_around_it(tmp_path):
+def test_a_script_runs_with_settings_around_it(tmp_path, monkeypatch, capsys):
     (tmp_path / "beside.py").write_text("NAME = 'beside'")
     (tmp_path / "train.py").write_text(
         "import json, random, sys\n"
@@ -150,24 +152,36 @@ def test_a_script_runs_with_settings_around_it(tmp_path):
         "print(json.dumps([sys.argv[1:], __name__, beside.NAME, str(mx.nd.zeros(1).context),\n"
         "                  s.get().engine_type, drawn]))\n"
     )
-    options = ["--seed", 5, "--device", "cpu(1)", "--set", "engine_type=NaiveEngine", "--profile", "trace.json"]
-    done = [flowmx_("train", *options, "train.py", "--epochs", "3", cwd=tmp_path) for _ in range(2)]
-    assert [each.returncode for each in done] == [0, 0], done[0].stderr
-    assert done[0].stdout == done[1].stdout
-    found = json.loads(done[0].stdout)
+    monkeypatch.chdir(tmp_path)
+    options = ["--seed", "5", "--device", "cpu(1)", "--set", "engine_type=NaiveEngine", "--profile", "trace.json"]
+    said = []
+    for _ in range(2):
+        assert cli.main(["train", *options, "train.py", "--epochs", "3"]) == 0
+        captured = capsys.readouterr()
+        said.append(captured.out)
+    assert said[0] == said[1]
+    found = json.loads(said[0])
     assert found[:5] == [["--epochs", "3"], "__main__", "beside", "cpu(1)", "NaiveEngine"]
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert "trace: trace.json" in done[0].stderr
+    assert "trace: trace.json" in captured.err
+    mx.profiler.dumps(reset=True)
+    mx.profiler.set_config(filename="profile.json")
+    assert mx.current_context() == mx.cpu() and mx.engine.stats() is not None
 
 
 def test_a_script_that_fails_shows_its_own_traceback(tmp_path):
     (tmp_path / "bad.py").write_text("def f():\n    return 1 / 0\n\nf()\n")
-    (tmp_path / "leave.py").write_text("import sys\nsys.exit(7)\n")
     done = flowmx_("train", "bad.py", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith('Traceback (most recent call last):\n  File "bad.py", line 4, in <module>')
     assert "flowmx/" not in done.stderr
-    assert flowmx_("train", "leave.py", cwd=tmp_path).returncode == 7
+
+
+@pytest.mark.parametrize(("text", "status"), [("7", 7), ("0", 0), ("'no data'", 1), ("", 0)])
+def test_the_status_of_a_script_comes_through(text, status, tmp_path, capsys):
+    (tmp_path / "leave.py").write_text(f"import sys\nsys.exit({text})\n")
+    assert cli.main(["train", str(tmp_path / "leave.py")]) == status
+    assert ("no data" in capsys.readouterr().err) == (status == 1)
 
 
 NAN = "import flowmx as mx\nx = mx.nd.log(mx.nd.zeros(3) - 1)\nx.wait_to_read()\nprint('went on')\n"
@@ -179,6 +193,19 @@ def test_a_script_stops_at_nan(tmp_path, capfd):
     assert cli.main(["train", str(tmp_path / "nan.py")]) == 0
     captured = capfd.readouterr()
     assert captured.out == "went on\n" and "NonFiniteError" in captured.err and "log" in captured.err
+
+
+def test_the_dashboard_is_an_option_where_it_is_installed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "script.py").write_text("print('trained')")
+    events = []
+    shown = types.SimpleNamespace(url="http://127.0.0.1:1", stop=lambda: events.append("stopped"))
+    module = types.ModuleType("flowmx.dashboard")
+    module.__spec__ = machinery.ModuleSpec("flowmx.dashboard", None)
+    module.start = lambda port: events.append(port) or shown
+    monkeypatch.setitem(sys.modules, "flowmx.dashboard", module)
+    assert cli.main(["train", "--dashboard", "8123", str(tmp_path / "script.py")]) == 0
+    assert events == [8123, "stopped"]
+    assert "dashboard: http://127.0.0.1:1\n" in capsys.readouterr().err
 
 
 FIT = """

@@ -73,5 +73,4 @@ def _add_model(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--lr", type=float, default=0.05, help="learning rate at the start (default: %(default)s)")
     group.add_argument("--momentum", type=float, default=0.9, help="of sgd and nag (default: %(default)s)")
     group.add_argument("--wd", type=float, default=1e-4, help="weight decay (default: %(default)s)")
-    group.add_argument("--kvstore", default="local", help="local, or dist_sync under launch (default: %(default)s)")
     group.add_argument("--out", default="model", metavar="FOLDER", help="of the model (default: %(default)s)")

@@ -38,10 +38,14 @@ def _rows(block: Block, depth: int) -> Iterator[list[str]]:
 
 def _row(name: str, block: Block, depth: int) -> list[str]:
     own = list(block._reg_params.items())
-    shapes = ", ".join(f"{key} {'x'.join(map(str, each.shape)) if each.shape else '?'}" for key, each in own)
+    shapes = ", ".join(f"{key} {_lengths(each)}" for key, each in own)
     sizes = [_size(each) for _, each in own]
     count = "" if not own else "?" if None in sizes else f"{sum(size or 0 for size in sizes):,}"
     return ["  " * depth + (name or block.name), type(block).__name__, shapes, count]
+
+
+def _lengths(parameter: Parameter) -> str:
+    return "x".join(str(length) if length > 0 else "?" for length in parameter.shape or (0,))
 
 
 def _size(parameter: Parameter) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -47,12 +47,17 @@ def network(symbol: Symbol) -> str | None:
 
 
 def _layers(nodes: Sequence[Node]) -> dict[int, list[Node]]:
-    """By the longest way from an input; nodes come in the order of a run."""
+    """By the longest way from an input, and inputs just above who reads them first; nodes are in the order of a run."""
     depth: dict[Node, int] = {}
-    found: defaultdict[int, list[Node]] = defaultdict(list)
     for node in nodes:
         depth[node] = 1 + max((depth[each.node] for each in node.inputs if each.node in depth), default=-1)
-        found[depth[node]].append(node)
+    readers: defaultdict[Node, list[int]] = defaultdict(list)
+    for node in nodes:
+        for entry in node.inputs:
+            readers[entry.node].append(depth[node])
+    found: defaultdict[int, list[Node]] = defaultdict(list)
+    for node in nodes:
+        found[min(readers[node], default=1) - 1 if node.is_variable else depth[node]].append(node)
     return found
 
 
@@ -70,18 +75,21 @@ def _lines(nodes: Sequence[Node], boxes: Mapping[Node, _Box]) -> Iterator[str]:
     for node in nodes:
         for entry in node.inputs:
             if entry.node in boxes:
-                yield f'<path d="{_way(boxes[entry.node], boxes[node])}" fill="none" stroke="gray" stroke-width="1.2"/>'
+                way = _way(boxes[entry.node], boxes[node], boxes.values())
+                yield f'<path d="{way}" fill="none" stroke="gray" stroke-width="1.2"/>'
 
 
-def _way(above: _Box, below: _Box) -> str:
-    """A line down; around the boxes between where it passes layers."""
+def _way(above: _Box, below: _Box, boxes: Collection[_Box]) -> str:
+    """A line down; to the right of the boxes between where it passes layers."""
     start, end = (above.middle, above.y + _HEIGHT), (below.middle, below.y)
-    if below.y - above.y <= _HEIGHT + _GAP_Y:
+    between = [box.x + _WIDTH for box in boxes if above.y < box.y < below.y]
+    if not between:
         return f"M{start[0]:.0f} {start[1]:.0f}L{end[0]:.0f} {end[1]:.0f}"
-    aside = max(above.x, below.x) + _WIDTH + 2 * _MARGIN
+    aside = max(between) + _MARGIN
+    top, bottom = start[1] + _GAP_Y, end[1] - _GAP_Y
     return (
-        f"M{start[0]:.0f} {start[1]:.0f}C{aside:.0f} {start[1] + _GAP_Y:.0f} "
-        f"{aside:.0f} {end[1] - _GAP_Y:.0f} {end[0]:.0f} {end[1]:.0f}"
+        f"M{start[0]:.0f} {start[1]:.0f}C{start[0]:.0f} {top:.0f} {aside:.0f} {start[1]:.0f} {aside:.0f} {top:.0f}"
+        f"V{bottom:.0f}C{aside:.0f} {end[1]:.0f} {end[0]:.0f} {bottom:.0f} {end[0]:.0f} {end[1]:.0f}"
     )
 
 

@@ -86,7 +86,7 @@ async def _train(module: Module, data: Data, course: Course, given: argparse.Nam
         data.train, eval_data=data.validation, eval_metric=["accuracy", "ce"], validation_metric="accuracy",
         optimizer=given.optimizer, optimizer_params=_optimizer(given, data.batches), num_epoch=given.epochs,
         initializer=initializer.Xavier(magnitude=2), batch_end_callback=course.batch,
-        epoch_end_callback=course.epoch, eval_end_callback=course.validated, kvstore=given.kvstore,
+        epoch_end_callback=course.epoch, eval_end_callback=course.validated,
     )  # fmt: skip
     if course.accuracy is None and data.validation is not None:  # it was over already when it went on
         data.validation.reset()

@@ -8,6 +8,9 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +21,7 @@ from flowmx.random import seed as seed_generators
 
 __all__ = ["add_arguments", "around", "devices"]
 
+_DASHBOARD = "flowmx.dashboard"
 _DEVICE = re.compile(r"(cpu|gpu|sim)(?:\((\d+)\)|:?(\d+))?")
 
 
@@ -33,6 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stop-at-nan", action="store_true", help="stop at the first NaN, and say what computed it")
     group.add_argument("--profile", metavar="FILE", help="record a trace, and show where the time went at the end")
     group.add_argument("--checkpoint", metavar="FOLDER", help="write checkpoints there, and go on from what is there")
+    if find_spec(_DASHBOARD) is not None:
+        about = "show the training in a browser, at this port of this machine (default: a free one)"
+        group.add_argument("--dashboard", type=int, nargs="?", const=0, metavar="PORT", help=about)
     group.add_argument("--every", type=int, metavar="N", help="batches between checkpoints, beside those of epochs")
 
 
@@ -62,6 +69,8 @@ def around(given: argparse.Namespace) -> Iterator[None]:
             stack.enter_context(given.device[0])
         if given.checkpoint:
             stack.enter_context(using(given.checkpoint, given.every))
+        if getattr(given, "dashboard", None) is not None:
+            stack.callback(_shown(given.dashboard).stop)
         if given.profile:
             stack.enter_context(_profiled(given.profile))
         yield
@@ -85,6 +94,13 @@ def _seed(number: int) -> None:
     seed_generators(number)
     np.random.seed(number % 2**32)
     random.seed(number)
+
+
+def _shown(port: int) -> Any:
+    """The dashboard, started."""
+    dashboard = import_module(_DASHBOARD).start(port=port)
+    sys.stderr.write(f"dashboard: {dashboard.url}\n")
+    return dashboard
 
 
 @contextmanager
