@@ -333,6 +333,9 @@ class Settings:
     cudnn_autotune_default: Literal[0, 1, 2] = _setting(
         0, "The default of a convolution's cudnn_tune: 0 off, 1 fastest within the workspace, 2 fastest."
     )
+    cuda_allow_tensor_core: bool = _setting(
+        True, "Let float32 convolutions on a GPU use tensor cores, which round their operands to TF32."
+    )
     seed: int | None = _setting(None, "Seed of the random generators; unset, they start from fresh entropy.", low=0)
 
 

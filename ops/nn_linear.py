@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flowmx.ops.conversion import as_type, cast
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import (
@@ -35,7 +37,8 @@ def as_matrix(array: Array, flatten: bool) -> Array:
 
 def _multiply(run: Run, a: Array, b: Array, out: Array) -> None:
     dtype = computing_dtype(out.dtype)
-    if dtype == out.dtype:
+    # A GPU multiplies 16 bits as they are, and adds up in float32.
+    if dtype == out.dtype or run.xp is not np:
         matmul(run, a, b, out)
     else:
         wide = scratch(run, "product", out.shape, dtype)

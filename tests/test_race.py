@@ -23,6 +23,7 @@ from flowmx.graph.graph import Options
 from flowmx.graph.node import Entry
 from flowmx.graph.planning import branches
 from flowmx.graph.planning.memory import pack
+from flowmx.ops.dtypes import FLOAT32
 from tests import test_place
 
 s: Any = mx.sym
@@ -99,7 +100,9 @@ def test_every_operator_of_the_tables(monkeypatch, module):
             raise AssertionError(f"{case.id}: {error}") from None
 
 
-@pytest.mark.parametrize("options", [Options(in_place=False), Options(share=False), Options(channels_last=True)])
+@pytest.mark.parametrize(
+    "options", [Options(in_place=False), Options(share=False), Options(channels_last=frozenset([FLOAT32]))]
+)
 def test_other_ways_to_plan(options):
     race.check(mlp(), rounds=2, options=options, data=(8, 6))
     layers = [networks.conv(16, 3, norm=True), networks.residual(16, 1, True), ("fc", 10, False)]

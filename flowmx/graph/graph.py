@@ -86,7 +86,7 @@ class Options:
         in_place: let an operator write over an input that is done with.
         share: let values that never live at the same time share memory.
         workspaces: where nothing shares memory, how many places steps of a device work in, by turns.
-        channels_last: let values lie channels-last where kernels are faster then.
+        channels_last: the element types of values that may lie channels-last, where kernels are faster then.
         workers: how many operations a device runs at a time: branches may then run beside each other.
         pack: keep copies of filters in the order that kernels want, which takes memory and saves time.
         mirror: compute cheap values again for the backward pass, rather than keep them.
@@ -97,7 +97,7 @@ class Options:
     in_place: bool = True
     share: bool = True
     workspaces: int = 1
-    channels_last: bool = False
+    channels_last: frozenset[DType] = frozenset()
     workers: int = 1
     pack: bool = False
     mirror: bool = False

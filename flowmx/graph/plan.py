@@ -132,7 +132,9 @@ def make_plan(
         forward, backward = ([n for stage in each for chain in stage for n in chain] for each in stages)
     plan = Plan(graph, forward, backward, frozenset(external), keeps_values=not (options.in_place or options.share))
     if options.channels_last:
-        plan.channels_last = channels_last((*forward, *backward), graph.shapes, graph.dtypes, plan.external)
+        plan.channels_last = channels_last(
+            (*forward, *backward), graph.shapes, graph.dtypes, plan.external, options.channels_last
+        )
     for node in (*forward, *backward):
         source = node.inputs[0] if node.op is not None and node.op.name in VIEWS else None
         if source is not None and source not in plan.channels_last and source.node not in strided:

@@ -111,7 +111,7 @@ def _mixed(op: Operator, device: Any) -> Forward:
 
 
 def _compute(run: Run, steps: Sequence[Step]) -> None:
-    if updates_together(run.device.kernels):
+    if updates_together(run.device.kernels) and run.device.has_numerics:
         _compute_together(run, steps)
         return
     for forward, inputs, out, _, _ in steps:

@@ -10,6 +10,8 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
+from flowmx.ops.dtypes import FLOAT32
+
 if TYPE_CHECKING:
     from flowmx.ops.dtypes import DType
     from flowmx.ops.registry import Operator
@@ -18,11 +20,14 @@ for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
 
-def like_channels_last(device_type: str) -> bool:
-    """Whether a device's kernels are faster with the channels beside each other in memory."""
+def like_channels_last(device_type: str) -> frozenset[DType]:
+    """The element types in which a device's kernels are faster with the channels beside each other in memory."""
+    from flowmx.ops.kernels import cuda
     from flowmx.ops.kernels.onednn.library import library
 
-    return device_type == "cpu" and library() is not None
+    if device_type == "gpu":
+        return cuda.convolution.channels_last()
+    return frozenset([FLOAT32] if device_type == "cpu" and library() is not None else [])
 
 
 def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.dtypes import FLOAT32, DType
+from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Shape
 
 
@@ -19,6 +19,7 @@ def channels_last(
     shapes: Mapping[Entry, Shape],
     dtypes: Mapping[Entry, DType],
     external: Collection[Entry],
+    kinds: Collection[DType],
 ) -> frozenset[Entry]:
     """The values to lay out channels-last.
 
@@ -27,6 +28,7 @@ def channels_last(
         shapes: of every entry.
         dtypes: likewise.
         external: entries whose memory comes from outside, in C order.
+        kinds: the element types to do so with.
     """
     found: set[Entry] = set()
     for node in nodes:
@@ -38,6 +40,6 @@ def channels_last(
             continue
         for index in range(node.outputs()):
             entry = Entry(node, index)
-            if entry not in external and 3 <= len(shapes[entry]) <= 5 and dtypes[entry] == FLOAT32:
+            if entry not in external and 3 <= len(shapes[entry]) <= 5 and dtypes[entry] in kinds:
                 found.add(entry)
     return frozenset(found)
