@@ -67,7 +67,8 @@ class Tensor:
         reach = 1 + sum((length - 1) * step for length, step in zip(self.dim, self.stride, strict=True))
         memory = (ctypes.c_char * (reach * dtype.itemsize)).from_address(address)
         steps = [step * dtype.itemsize for step in self.stride]
-        return np.ndarray(self.dim, dtype, memory, 0, steps)
+        make: Any = np.ndarray
+        return make(self.dim, dtype, memory, 0, steps)
 
 
 class Graph:

@@ -44,10 +44,10 @@ def _build(method: str, names: tuple[str, str], g: Geometry) -> Callable[[Any, l
     """The operation of a graph."""
     images = (1,) * (2 - len(g.kernel))  # sequences are images that are 1 high
     pads = [0] * len(images) + list(g.pad)
-    where_to = {
+    places: dict[str, Any] = {
         "pre_padding": pads, "post_padding": pads, "stride": [*images, *g.stride], "dilation": [*images, *g.dilate],
     }  # fmt: skip
-    return lambda graph, given: [getattr(graph, method)(**dict(zip(names, given, strict=True)), **where_to)]
+    return lambda graph, given: [getattr(graph, method)(**{**dict(zip(names, given, strict=True)), **places})]
 
 
 _METHODS = {
@@ -127,7 +127,7 @@ def _activated(x: Expr, then: str, slope: float) -> Expr:
         return where(x < 0.0, 0.0, x)
     if then == "leaky":
         return where(x < 0.0, x * number(slope), x)
-    return {"": lambda x: x, "sigmoid": functions.sigmoid, "tanh": functions.tanh}[then](x)
+    return x if not then else functions.sigmoid(x) if then == "sigmoid" else functions.tanh(x)
 
 
 def _parts(op: Any, inputs: Sequence[Array]) -> Given:
