@@ -260,3 +260,36 @@ def images(space, host, last):
     if not last:
         return space.asarray(host)
     return space.asarray(np.ascontiguousarray(host.transpose(0, 2, 3, 1))).transpose(0, 3, 1, 2)
+
+
+@pytest.mark.parametrize("case", rows(["Pooling"], 4))
+def test_pooling(case):
+    compare(case)
+
+
+POOLINGS = [
+    {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1)},
+    {"kernel": (2, 3), "stride": (1, 2), "pool_type": "avg", "pad": (1, 1), "count_include_pad": False},
+    {"kernel": (3, 3), "stride": (2, 2), "pool_type": "avg", "pooling_convention": "full"},
+    {"global_pool": True, "pool_type": "avg"},
+]
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["C", "channels last"])
+@pytest.mark.parametrize("params", POOLINGS, ids=str)
+def test_pooling_of_images(params, last):
+    rng = np.random.default_rng(0)
+    op, back = (lookup(name).create(**params) for name in ("Pooling", "_backward_Pooling"))
+    data = rng.integers(0, 5, (2, 3, 9, 8)).astype("float32")  # many are equal
+    (shape,) = op.infer_shape([data.shape])[1]
+    head = rng.standard_normal(shape).astype("float32")
+    made = []
+    for space, order in ((np, False), (xp, last)):
+        run = Run(device(space, "gpu" if space is xp else ""), True)
+        x, h, out, grad = (images(space, each, order) for each in (data, head, head * 0, data * 0))
+        for each, given, to in ((op, [x], [out]), (back, [h, x, out], [grad])):
+            (kernel_for("gpu", each.name)(each, run, given, to) if space is xp else each.forward(run, given, to))
+        made.append([getattr(each, "get", lambda each=each: each)() for each in (out, grad)])
+    for ours, theirs in zip(made[1], made[0], strict=True):
+        close(ours, theirs)
+    assert len(compiled.launched) == 2
