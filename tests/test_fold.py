@@ -20,7 +20,7 @@ def predict(net, **shapes):
 def plainly(net, **shapes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "PASSES", [])
-        patch.setattr(kernels, "like_channels_last", lambda device_type: False)
+        patch.setattr(kernels, "like_channels_last", lambda device_type: frozenset())
         patch.setattr("flowmx.ops.registry._kernels", {})
         return predict(net, **shapes)[0]
 

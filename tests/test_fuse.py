@@ -7,6 +7,7 @@ import flowmx as mx
 from flowmx.graph import compiler
 from flowmx.graph.passes import fuse as fusion
 from flowmx.ops import kernels
+from flowmx.ops.dtypes import FLOAT32
 from flowmx.ops.kernels.onednn import convolution, layouts
 from flowmx.ops.kernels.onednn import library as onednn
 from flowmx.ops.kernels.onednn.ends import ends_of
@@ -46,7 +47,7 @@ def train(net, shape=(4, 3, 12, 12), **requests):
 
 def plainly(monkeypatch):
     monkeypatch.setattr(compiler, "PASSES", [])
-    monkeypatch.setattr(kernels, "like_channels_last", lambda device_type: False)
+    monkeypatch.setattr(kernels, "like_channels_last", lambda device_type: frozenset())
     monkeypatch.setattr("flowmx.ops.registry._kernels", {})
 
 
@@ -71,7 +72,8 @@ def test_training_as_plain(monkeypatch):
 
 @pytest.mark.parametrize("has_channels_last", [False, True])
 def test_layouts_alone(monkeypatch, has_channels_last):
-    monkeypatch.setattr(kernels, "like_channels_last", lambda device_type: has_channels_last)
+    kinds = frozenset([FLOAT32] if has_channels_last else [])
+    monkeypatch.setattr(kernels, "like_channels_last", lambda device_type: kinds)
     found, bound = train(network())
     assert bool(bound.plan.channels_last) == has_channels_last
     plainly(monkeypatch)
