@@ -260,9 +260,11 @@ class CudaDevice(Device):
         op = Operation(_nothing, (), (), (), self.compute, "fork")
         self.lost = Failure(error, op)
         for stream in self.streams():
+            _left.append(stream.handles())  # they can not be destroyed here
             stream.fail(self.lost)
 
 
+_left: list[Any] = []
 _all: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 
 

@@ -205,6 +205,10 @@ class CudaStream(Stream):
         with books:
             return [op for _, op in self._open if op is not None]
 
+    def handles(self) -> list[Any]:
+        """What CUDA has given it."""
+        return [self.raw, *self._spare, *[token.event for token, _ in self._open]]
+
     def fail(self, failure: Any) -> None:
         """Let all that is not known to be done fail."""
         with books:
