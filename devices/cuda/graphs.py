@@ -2,7 +2,7 @@
 
 The first run goes step by step, which lets kernels make their plans. The next on the same addresses is captured on the
 stream: nothing runs, and what would have been launched becomes a graph. Later runs launch that. Where any address
-differs, there is another capture. A step at which a capture fails, or that copies from the host (whose memory will hold
+differs, there is another capture; where they keep differing, arrays that move are copied (moving.py). A step at which a capture fails, or that copies from the host (whose memory will hold
 something else by then), runs by itself for good, and those before and after it are captured without it.
 
 A graph writes into the memory that was allocated during its capture at every launch. So that memory belongs to it:
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowmx.devices.blocks import Block, Ticket
 from flowmx.devices.cuda.memory import capturing
+from flowmx.devices.cuda.moving import Copies, may_be_copied, slots_of
 from flowmx.devices.cuda.stream import CudaStream
 from flowmx.devices.streams import current_stream, here
 
@@ -30,13 +31,17 @@ _log = logging.getLogger("flowmx.cuda")
 
 _FORMS = 4
 """Sets of addresses that steps may have graphs for at once."""
-_LOSSES = 16
-"""Graphs that steps may lose to others, after which they are not worth capturing."""
+_LOSSES = 32
+"""Sets of addresses after which steps are not worth capturing."""
 _MOST = 128
 """Graphs of a device; the ones that ran longest ago go first."""
 _COPY_NODES = 8
 """What is asked of a graph: not all, since the names of kernels that CuPy has compiled make CUDA fail."""
 _HOST_COPIES = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
+
+
+Form = tuple[int, ...]
+"""What a graph holds for: see :meth:`Piece.form`."""
 
 
 class Kept:
@@ -93,9 +98,11 @@ class Captured:
 
     Attributes:
         generator: the state of random numbers that it draws with, if any.
+        copies: its own of arrays that move, if any.
     """
 
     generator: Any = None
+    copies: Copies | None = None
 
     def __init__(self, graph: Any, held: list[Any], blocks: list[Block]) -> None:
         self.graph = graph
@@ -104,7 +111,11 @@ class Captured:
 
     def launch(self, stream: CudaStream) -> None:
         """Launch it on a stream."""
+        if self.copies is not None:
+            self.copies.fill(stream)
         self.graph.launch(stream.raw)
+        if self.copies is not None:
+            self.copies.hand_out(stream)
         if here.launch is not None:
             here.launch.blocks += self._blocks
 
@@ -117,41 +128,60 @@ class Piece:
 
     Attributes:
         is_able: whether they may be captured.
+        slots: where their arrays stand.
+        moving: the slots whose arrays lie elsewhere at each run, which are copied.
     """
 
     def __init__(self, steps: Sequence[Any]) -> None:
         self.steps = steps
         self.is_able = all(map(_is_able, steps))
+        self.slots = slots_of(steps)
+        self.moving: set[int] = set()
         self._is_random = any(step[3].op is not None and step[3].op.uses_random for step in steps)
-        self._forms: OrderedDict[tuple[int, ...], Captured | None] = OrderedDict()
-        self._losses = 0
+        self._forms: OrderedDict[Form, Captured | None] = OrderedDict()
+        self._first: Form = ()
+        self._new = 0
 
-    def form(self, bits: Any) -> tuple[int, ...]:
-        """What a graph of theirs holds for: all addresses, and the state of random numbers (a seed's own)."""
-        drawn = id(bits) if self._is_random else 0
-        found = [array.data.ptr for step in self.steps for array in (*step[1], *step[2]) if array is not None]
-        return (drawn, *found)
+    def form(self, bits: Any) -> Form:
+        """What a graph of theirs holds for: all addresses, and the state of random numbers (a seed's own).
 
-    def seen(self, form: tuple[int, ...]) -> tuple[bool, Captured | None]:
+        Of arrays that move, what counts is which of them are the same.
+        """
+        found = [id(bits) if self._is_random else 0, *[slot.array.data.ptr for slot in self.slots]]
+        same: dict[int, int] = {}
+        for number in self.moving:
+            found[number + 1] = -1 - same.setdefault(found[number + 1], len(same))
+        return tuple(found)
+
+    def seen(self, form: Form) -> tuple[bool, Captured | None]:
         """Whether they have had a form before, and its graph if there is one."""
         if form in self._forms:
             self._forms.move_to_end(form)
             return True, self._forms[form]
+        self._new += 1
+        self._first = self._first or form
         self._forms[form] = None
-        while len(self._forms) > _FORMS:
-            self._forms.popitem(last=False)
-            self._losses += 1
-        if self._losses > _LOSSES:
+        if self._new > _LOSSES:
             self.is_able = False
             self._forms.clear()
+        elif len(self._forms) > _FORMS:
+            self._expect_moves(form)
         return False, None
 
-    def keep(self, form: tuple[int, ...], captured: Captured, bits: Any) -> None:
+    def _expect_moves(self, form: Form) -> None:
+        """There are too many forms: from now on copy what differs between them, if it can be."""
+        for known in (*self._forms, form):
+            self.moving |= {at - 1 for at in range(1, len(form)) if known[at] != self._first[at]}
+        self._forms.clear()
+        self._first = ()
+        self.is_able = may_be_copied(self.slots, self.moving)
+
+    def keep(self, form: Form, captured: Captured, bits: Any) -> None:
         """Launch a graph for a form from now on."""
         captured.generator = bits if self._is_random else None
         self._forms[form] = captured
 
-    def drop(self, form: tuple[int, ...]) -> None:
+    def drop(self, form: Form) -> None:
         """Let go of a graph."""
         self._forms.pop(form, None)
 
@@ -195,7 +225,7 @@ class Graphs:
 
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
-        self._all: deque[tuple[Piece, tuple[int, ...]]] = deque()
+        self._all: deque[tuple[Piece, Form]] = deque()
         self._lock = threading.Lock()
         self.captures = self.replays = self.refused = 0
 
@@ -229,12 +259,14 @@ class Graphs:
         if not is_known:
             return False
         if captured is None:
+            copies = Copies(self._device, piece.slots, piece.moving) if piece.moving else None
             try:
-                captured = self.capture(run, piece.steps, stream)
+                captured = self.capture(run, piece.steps if copies is None else copies.steps(piece.steps), stream)
             except NotCaptured as error:
                 at = pieces.index(piece)
                 pieces[at : at + 1] = piece.without(error.culprit)
                 return False
+            captured.copies = copies
             piece.keep(form, captured, bits)
             self._added(piece, form)
         captured.launch(stream)
@@ -275,7 +307,7 @@ class Graphs:
         self.captures += 1
         return Captured(graph, held, memory.blocks)
 
-    def _added(self, piece: Piece, form: tuple[int, ...]) -> None:
+    def _added(self, piece: Piece, form: Form) -> None:
         """Count a new graph in, and let go of the oldest where there are too many."""
         with self._lock:
             self._all.append((piece, form))

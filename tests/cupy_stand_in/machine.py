@@ -417,6 +417,9 @@ class MemoryPointer:
         self.machine.check_pinned(mem, size)
         self.machine.copy(stream or self.machine.current(), self.ptr, mem, size, "HtoD")
 
+    def copy_from_device_async(self, src, size, stream=None):
+        self.machine.copy(stream or self.machine.current(), self.ptr, src.ptr, size)
+
     def copy_to_host_async(self, mem, size, stream=None):
         self.machine.check_pinned(mem, size)
         self.machine.copy(stream or self.machine.current(), mem, self.ptr, size, "DtoH")
