@@ -49,11 +49,12 @@ class Block:
         uses: by stream, the token of the last operation that used it.
         holder: the operation that it was allocated for: its name and origin; None: none.
         launch: the launch that it was allocated for, until its token is among the uses.
+        is_followed: whether a variable holds it, so that all its uses are known.
         note: the backend's own.
         ticket: comes back when its lease has ended.
     """
 
-    __slots__ = ("address", "holder", "launch", "memory", "note", "size", "ticket", "uses")
+    __slots__ = ("address", "holder", "is_followed", "launch", "memory", "note", "size", "ticket", "uses")
 
     def __init__(self, size: int, memory: Any, address: int) -> None:
         self.size = size
@@ -62,6 +63,7 @@ class Block:
         self.uses: dict[Stream, Token] = {}
         self.holder: tuple[str, Origin | None] | None = None
         self.launch: Launch | None = None
+        self.is_followed = False
         self.note: Any = None
         self.ticket: Ticket | None = None
 
@@ -118,6 +120,8 @@ class BlockPool:
         returned: what comes back, appended by code in C, which no interrupt can get into.
         before: called with the bytes of each allocation before it is made; may raise.
         moved: called with each block that comes into use (True), and that is free again (False).
+        newest: gives the newest token of each stream: what else may have used a block that no variable held, but that
+            outlived its launch (the arena of a bound graph). None: nothing does.
         excess: called where there is no memory left; the pool then goes on as if there were. None: an error.
     """
 
@@ -137,6 +141,7 @@ class BlockPool:
         self.returned: deque[Ticket] = deque()
         self.before: Callable[[int], None] | None = None
         self.moved: Callable[[Block, bool], None] | None = None
+        self.newest: Callable[[], list[Token]] | None = None
         self.excess: Callable[[OutOfMemory], None] | None = None
         self._is_exceeded = False
         self._free: dict[int, list[Block]] = {}
@@ -172,6 +177,7 @@ class BlockPool:
             launch = here.launch
             block.holder = None if launch is None else (launch.op.name, launch.op.origin)
             block.launch = launch
+            block.is_followed = False
             if self.moved is not None:
                 self.moved(block, True)
         if launch is not None:
@@ -205,6 +211,8 @@ class BlockPool:
                 continue
             if self._leased.pop(id(block), None) is None:
                 continue
+            if self.newest is not None and not block.is_followed and block.launch is None:
+                block.uses |= {token.stream: token for token in self.newest()}
             self.used -= block.size
             if self.moved is not None:
                 self.moved(block, False)

@@ -140,6 +140,7 @@ class Stream(ABC):
         device: the device; None for the host's.
         priority: higher is preferred by the device where it can choose.
         serial: how many tokens were recorded.
+        newest: the last of them.
     """
 
     def __init__(self, name: str, device: Device | None, priority: int = 0) -> None:
@@ -147,6 +148,7 @@ class Stream(ABC):
         self.device = device
         self.priority = priority
         self.serial = 0
+        self.newest: Token | None = None
         self._seen: dict[Stream, int] = {}
         self._held: deque[tuple[Token, tuple[Variable, ...]]] = deque()
 
@@ -167,6 +169,7 @@ class Stream(ABC):
         if launch is not None:
             launch.token = token
         self._record(token, launch)
+        self.newest = token
         return token
 
     def run(self, launch: Launch) -> Any:

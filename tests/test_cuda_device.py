@@ -28,6 +28,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::flowmx.errors.CrossDeviceWarnin
 CONTEXTS = [mx.gpu(0), mx.gpu(1)]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections():
+    """A device that is out of memory collects garbage: without what pytest and its plugins hold, that takes little."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.fixture(params=["at launch", "adversarial timing"])
 def places(request):
     """Two GPUs."""
@@ -174,6 +183,25 @@ def test_memory_that_a_launch_lets_go_of_half_way_is_nobody_elses_before_its_end
         a = mx.nd.ones((3,), ctx=mx.gpu(0))
         mx.engine.push(lambda: launch(gpus.devices[0]), writes=[a], device=mx.gpu(0)).wait()
         assert taken["others"] != taken["mine"] == taken["again"]
+
+
+def test_memory_of_a_bound_graph_that_is_gone_waits_for_its_last_run():
+    with standing(1, 1 << 20, seed=1, streams=3) as gpus, mx.engine.using(engine_type="NaiveEngine"):
+        device = gpus.devices[0]
+        x = mx.sym.Variable("x")
+        net = mx.sym.softmax(mx.sym.dot(mx.sym.softmax(x), mx.sym.softmax(x)) * 3)
+        bound = net.bind(mx.gpu(0), {"x": mx.nd.full((40, 40), 2, ctx=mx.gpu(0))})
+        for _ in range(3):
+            bound.forward()
+        memory = bound.arena.block(device, 0)
+        block, last = lease_memory.block_of(memory), bound.outputs[0]._storage.marks.write
+        assert not last.done()
+        del bound, memory
+        gc.collect()
+        device.pool.free_bytes()
+        assert block.uses[last.stream].serial >= last.serial
+        other = next(stream for stream in device.compute.streams if stream is not last.stream)
+        assert device.pool.acquire(block.size, other) is not block
 
 
 def test_caches_go_back_to_cuda():

@@ -71,6 +71,7 @@ class CudaDevice(Device):
         self.pool = BlockPool(
             repr(context), raw.take, raw.give, limit, self._total, self.synchronize, config.gpu_mem_pool_type
         )
+        self.pool.newest = self._newest
         self._lease = lease_type(cp)
         self.staging = Staging(cp)
         self.generator = CudaGenerator(repr(context), cp)
@@ -108,6 +109,9 @@ class CudaDevice(Device):
         found: list[Stream] = [stream for actor in self.actors for stream in actor.all_streams()]
         return [stream for stream in (*found, self.reader) if isinstance(stream, CudaStream)]
 
+    def _newest(self) -> list[Token]:
+        return [stream.newest for stream in self.streams() if stream.newest is not None]
+
     # -- memory ----------------------------------------------------------------------------------------
 
     def allocate(self, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -143,6 +147,7 @@ class CudaDevice(Device):
         block = block_of(getattr(variable, "array", None))
         if block is not None:
             block.uses[token.stream] = token
+            block.is_followed = True
 
     def finish_work_of_host(self) -> None:
         if self.lost is None:

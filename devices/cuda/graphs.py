@@ -2,32 +2,27 @@
 
 The first run goes step by step, which lets kernels make their plans. The next on the same addresses is captured on the
 stream: nothing runs, and what would have been launched becomes a graph. Later runs launch that. Where any address
-differs, there is another capture; where they keep differing, arrays that move are copied (moving.py). A step at which a capture fails, or that copies from the host (whose memory will hold
-something else by then), runs by itself for good, and those before and after it are captured without it.
-
-A graph writes into the memory that was allocated during its capture at every launch. So that memory belongs to it:
-meanwhile it comes from, and goes back to, a store of the capture's own.
+differs, there is another capture; where they keep differing, arrays that move are copied (moving.py). A step at which a
+capture fails, or that copies from the host (whose memory will hold something else by then), runs by itself for good,
+and those before and after it are captured without it.
 """
 
 from __future__ import annotations
 
 import itertools
-import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from flowmx.devices.blocks import Block, Ticket
+from flowmx.devices.cuda.capture import Captured, NotCaptured, capture
 from flowmx.devices.cuda.memory import capturing
 from flowmx.devices.cuda.moving import Copies, may_be_copied, slots_of
 from flowmx.devices.cuda.stream import CudaStream
-from flowmx.devices.streams import current_stream, here
+from flowmx.devices.streams import current_stream
 
 if TYPE_CHECKING:
     from flowmx.devices.cuda.device import CudaDevice
-
-_log = logging.getLogger("flowmx.cuda")
 
 _FORMS = 4
 """Sets of addresses that steps may have graphs for at once."""
@@ -35,89 +30,8 @@ _LOSSES = 32
 """Sets of addresses after which steps are not worth capturing."""
 _MOST = 128
 """Graphs of a device; the ones that ran longest ago go first."""
-_COPY_NODES = 8
-"""What is asked of a graph: not all, since the names of kernels that CuPy has compiled make CUDA fail."""
-_HOST_COPIES = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
-
-
 Form = tuple[int, ...]
 """What a graph holds for: see :meth:`Piece.form`."""
-
-
-class Kept:
-    """Keeps a block that nothing else holds from the pool."""
-
-
-class CaptureMemory:
-    """Where memory comes from during a capture.
-
-    Args:
-        device: the GPU.
-    """
-
-    def __init__(self, device: CudaDevice) -> None:
-        self._device = device
-        self._free: dict[int, list[Block]] = {}
-        self._returned: deque[Ticket] = deque()
-        self._blocks: dict[int, Block] = {}
-
-    def take(self, nbytes: int) -> Any:
-        """A lease on so many bytes, which are free for good, or were given back in this capture."""
-        self._collect()
-        # What used a block before is waited for here: a capture may not wait for what is outside of it.
-        free = self._free.get(self._device.pool.rounded(nbytes))
-        block = free.pop() if free else self._device.pool.acquire(nbytes, None)
-        self._blocks[id(block)] = block
-        return self._device.lease(block, self._returned)
-
-    def _collect(self) -> None:
-        while self._returned:
-            block = self._returned.popleft().block
-            self._free.setdefault(block.size, []).append(block)
-
-    def keep(self) -> list[Any]:
-        """End of the capture: what holds the blocks from now on, beside arrays that outlive it."""
-        self._collect()
-        free = {id(block) for blocks in self._free.values() for block in blocks}
-        held: list[Any] = []
-        for number, block in self._blocks.items():
-            ticket = block.ticket
-            holder = None if number in free or ticket is None else ticket()
-            held.append(holder := Kept() if holder is None else holder)
-            block.lease(holder, self._device.pool.returned)
-        return held
-
-    @property
-    def blocks(self) -> list[Block]:
-        """All that was allocated."""
-        return list(self._blocks.values())
-
-
-class Captured:
-    """A graph, and the memory that it works in.
-
-    Attributes:
-        generator: the state of random numbers that it draws with, if any.
-        copies: its own of arrays that move, if any.
-    """
-
-    generator: Any = None
-    copies: Copies | None = None
-
-    def __init__(self, graph: Any, held: list[Any], blocks: list[Block]) -> None:
-        self.graph = graph
-        self._held = held
-        self._blocks = blocks
-
-    def launch(self, stream: CudaStream) -> None:
-        """Launch it on a stream."""
-        if self.copies is not None:
-            self.copies.fill(stream)
-        self.graph.launch(stream.raw)
-        if self.copies is not None:
-            self.copies.hand_out(stream)
-        if here.launch is not None:
-            here.launch.blocks += self._blocks
 
 
 class Piece:
@@ -201,18 +115,6 @@ def pieces_of(steps: Sequence[Any]) -> list[Piece]:
     return [Piece(list(row)) for _, row in itertools.groupby(steps, _is_able)]
 
 
-class NotCaptured(Exception):
-    """A capture that failed.
-
-    Attributes:
-        culprit: the step that it failed at; None: nobody knows.
-    """
-
-    def __init__(self, why: object, culprit: int | None) -> None:
-        super().__init__(str(why))
-        self.culprit = culprit
-
-
 class Graphs:
     """The graphs of a device.
 
@@ -261,51 +163,20 @@ class Graphs:
         if captured is None:
             copies = Copies(self._device, piece.slots, piece.moving) if piece.moving else None
             try:
-                captured = self.capture(run, piece.steps if copies is None else copies.steps(piece.steps), stream)
+                steps = piece.steps if copies is None else copies.steps(piece.steps)
+                captured = capture(self._device, run, steps, stream)
             except NotCaptured as error:
+                self.refused += 1
                 at = pieces.index(piece)
                 pieces[at : at + 1] = piece.without(error.culprit)
                 return False
+            self.captures += 1
             captured.copies = copies
             piece.keep(form, captured, bits)
             self._added(piece, form)
         captured.launch(stream)
         self.replays += 1
         return True
-
-    def capture(self, run: Any, steps: Sequence[Any], stream: CudaStream) -> Captured:
-        """Capture steps on a stream.
-
-        Raises:
-            NotCaptured: that can not be done; the stream is as it was.
-        """
-        memory = capturing.memory = CaptureMemory(self._device)
-        graph: Any = None
-        why: object = None
-        culprit: int | None = None
-        stream.raw.begin_capture()
-        try:
-            for number, step in enumerate(steps):
-                culprit = number
-                step[0](run, step[1], step[2])
-            culprit = None
-        except Exception as error:
-            why = error
-        finally:
-            capturing.memory = None
-            try:
-                graph = stream.raw.end_capture()  # also after an error: it is what ends the capture
-            except Exception as error:
-                why = why or error
-        if graph is not None and why is None and _copies_host_memory(graph):
-            why = "it copies memory of the host"
-        held = memory.keep()
-        if why is not None:
-            self.refused += 1
-            _log.info("%s: %d steps are not captured as a graph: %s", self._device, len(steps), why)
-            raise NotCaptured(why, culprit)
-        self.captures += 1
-        return Captured(graph, held, memory.blocks)
 
     def _added(self, piece: Piece, form: Form) -> None:
         """Count a new graph in, and let go of the oldest where there are too many."""
@@ -320,14 +191,3 @@ def _is_able(step: Any) -> bool:
     """Whether a step does nothing but launch: no code of the user's, no loops of which values decide."""
     op = step[3].op
     return op is None or not (op.detached or op.subgraphs)
-
-
-def _copies_host_memory(graph: Any) -> bool:
-    """Whether a graph copies from or to the host, whose memory would be another's when it is launched again."""
-    # Pinned memory is refused in a capture, so that this only finds what passes plain memory of the host by itself.
-    try:
-        text = str(graph.debug_dot_str(_COPY_NODES))
-    except Exception as error:
-        _log.info("a captured graph can not be looked at: %s", error)
-        return False
-    return any(word in text for word in _HOST_COPIES)

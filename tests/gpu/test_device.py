@@ -199,17 +199,17 @@ def test_steps_that_copy_from_the_host_are_not_captured(graphs, device, cp):
 
 
 def test_a_graph_that_copies_plain_memory_of_the_host_is_told_from_others(cp, device):
-    from flowmx.devices.cuda.graphs import _copies_host_memory
+    from flowmx.devices.cuda.capture import copies_host_memory
 
     stream = cp.cuda.Stream(non_blocking=True)
     a, b, host = cp.zeros(1000), cp.ones(1000), np.ones(1000)
     with stream:
         stream.begin_capture()
         a.data.copy_from_device_async(b.data, a.nbytes, stream)
-        assert not _copies_host_memory(stream.end_capture())
+        assert not copies_host_memory(stream.end_capture())
         stream.begin_capture()
         a.data.copy_from_host_async(host.ctypes.data, a.nbytes, stream)
-        assert _copies_host_memory(stream.end_capture())
+        assert copies_host_memory(stream.end_capture())
 
 
 def test_dropout_goes_on_in_a_graph_and_follows_a_seed(graphs):
