@@ -49,7 +49,7 @@ class Block:
         uses: by stream, the token of the last operation that used it.
         holder: the operation that it was allocated for: its name and origin; None: none.
         launch: the launch that it was allocated for, until its token is among the uses.
-        is_followed: whether a variable holds it, so that all its uses are known.
+        is_followed: whether all its uses are known: a variable holds it, or it did not outlive its launch.
         note: the backend's own.
         ticket: comes back when its lease has ended.
     """
@@ -71,6 +71,10 @@ class Block:
         """Be free again when an object is gone; that may happen in any thread, in the middle of anything."""
         self.ticket = Ticket(holder, returned.append)
         self.ticket.block = self
+
+    def is_let_go(self) -> bool:
+        """Whether what held it is gone."""
+        return self.ticket is not None and self.ticket() is None
 
     def idle_for(self, stream: Stream | None) -> bool:
         """Whether a stream (None: the host) may use it without a wait."""

@@ -381,6 +381,7 @@ class StreamActor(ThreadActor):
         for block in launch.blocks:
             block.uses[token.stream] = token
             block.launch = None
+            block.is_followed = block.is_followed or block.is_let_go()  # nobody can use it any more
         launch.stream.hold(token, tuple(host))
 
 

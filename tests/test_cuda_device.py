@@ -167,6 +167,22 @@ def test_a_device_that_others_use_too_runs_out_and_names_the_holders():
         assert (mx.nd.ones((256, 100), ctx=mx.gpu(0)) * 2).asnumpy().max() == 2
 
 
+def test_temporaries_are_used_again_though_other_streams_are_busy():
+    def launch(found):
+        found.append(lease_memory.block_of(gpus.cp.ndarray((300,), np.float32)))
+
+    with standing(1, streams=2, seed=1) as gpus, mx.engine.using(engine_type="NaiveEngine"):
+        arrays = [mx.nd.ones((3,), ctx=mx.gpu(0)) for _ in range(2)]
+        mx.nd.waitall()
+        first, second = [], []
+        for found in (first, second):
+            for array in arrays:
+                mx.engine.push(lambda found=found: launch(found), writes=[array], device=mx.gpu(0))
+        mx.nd.waitall()
+        for block in first:
+            assert len(block.uses) <= 2 and not any("copies" in stream.name for stream in block.uses)
+
+
 def test_memory_that_a_launch_lets_go_of_half_way_is_nobody_elses_before_its_end():
     taken = {}
 
