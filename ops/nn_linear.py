@@ -35,7 +35,8 @@ def as_matrix(array: Array, flatten: bool) -> Array:
     return array.reshape((shape[0], product(shape[1:])) if flatten else (product(shape[:-1]), shape[-1]))
 
 
-def _multiply(run: Run, a: Array, b: Array, out: Array) -> None:
+def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
+    """Compute ``out = a @ b`` for matrices, 16 bits in float32 where the host computes."""
     dtype = computing_dtype(out.dtype)
     # A GPU multiplies 16 bits as they are, and adds up in float32.
     if dtype == out.dtype or run.xp is not np:
@@ -84,7 +85,7 @@ class FullyConnected(Linear):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out = outputs[0]
-        _multiply(run, as_matrix(inputs[0], self.flatten), inputs[1].T, as_matrix(out, self.flatten))
+        multiply(run, as_matrix(inputs[0], self.flatten), inputs[1].T, as_matrix(out, self.flatten))
         if not self.no_bias:
             run.xp.add(out, inputs[2], out=out)
 
@@ -97,7 +98,7 @@ class FullyConnectedData(LinearData, FullyConnected):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         head, weight = inputs[:2]
-        _multiply(run, as_matrix(head, self.flatten), weight, outputs[0].reshape(-1, weight.shape[1]))
+        multiply(run, as_matrix(head, self.flatten), weight, outputs[0].reshape(-1, weight.shape[1]))
 
 
 @operator("_backward_FullyConnected_weight")
@@ -112,7 +113,7 @@ class FullyConnectedWeight(LinearWeight, FullyConnected):
         return shapes, [(self.num_hidden, units)]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        _multiply(run, as_matrix(inputs[0], self.flatten).T, as_matrix(inputs[1], self.flatten), outputs[0])
+        multiply(run, as_matrix(inputs[0], self.flatten).T, as_matrix(inputs[1], self.flatten), outputs[0])
 
 
 @operator("_backward_bias")

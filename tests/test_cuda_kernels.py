@@ -17,6 +17,7 @@ from flowmx.ops.chain import Chain, Link
 from flowmx.ops.dtypes import as_dtype
 from flowmx.ops.kernels.cuda import formulas
 from flowmx.ops.kernels.cuda.formulas import KERNELS
+from flowmx.ops.kernels.cuda.program import Program
 from flowmx.ops.optimizer_ops import RULES, One, update, update_many
 from flowmx.ops.optimizer_rules import RULES as MORE_RULES
 from flowmx.ops.registry import Run, kernel_for, lookup
@@ -33,10 +34,28 @@ CASES = [
 ]
 
 
+launched: list[str] = []
+"""The sources of the kernels that were launched."""
+
+
+def note_launches(monkeypatch):
+    """Note what is launched from here on."""
+    launch = Program.launch
+
+    def noting(self, *args):
+        done = launch(self, *args)
+        if done:
+            launched.append(self.source)
+        return done
+
+    monkeypatch.setattr(Program, "launch", noting)
+    launched.clear()
+
+
 @pytest.fixture(autouse=True)
-def _raw_module(monkeypatch, caplog):
+def _stand_in(monkeypatch, caplog):
     monkeypatch.setattr(xp, "RawModule", compiled.RawModule, raising=False)
-    compiled.launched.clear()
+    note_launches(monkeypatch)
     yield
     assert "could not be compiled" not in caplog.text or "no compiler" in caplog.text
 
@@ -69,7 +88,7 @@ def rows(names, every):
     ]
 
 
-@pytest.mark.parametrize("case", rows(KERNELS, 20))
+@pytest.mark.parametrize("case", rows(KERNELS, 60))
 def test_formulas(case):
     compare(case)
 
@@ -77,10 +96,10 @@ def test_formulas(case):
 @pytest.mark.parametrize(("dtype", "rtol"), [("float16", 2e-3), ("bfloat16", 2e-2), ("float64", 1e-5)])
 def test_elements_of_other_types(dtype, rtol):
     # The plain forward rounds after each function, a kernel once.
-    names = ["LeakyReLU", "sigmoid", "elemwise_add"] if dtype != "float64" else ["smooth_l1", "elemwise_add"]
+    names = ["sigmoid"] if dtype != "float64" else ["smooth_l1"]
     for name in names:
         compare(next(case for case in CASES if case.op == name), dtype, rtol)
-    assert "double* array0" in compiled.launched[-1] if dtype == "float64" else f"{dtype[:4]}" in compiled.launched[-1]
+    assert "double* array0" in launched[-1] if dtype == "float64" else f"{dtype[:4]}" in launched[-1]
 
 
 def chain():
@@ -114,7 +133,7 @@ def test_chains(make):
     op = chain()
     op.forward(Run(device(np), False), host, expected)
     kernel_for("gpu", "_chain")(op, Run(device(xp, "gpu"), False), arrays, found)
-    assert len(compiled.launched) == 1
+    assert len(launched) == 1
     for ours, theirs in zip(found, expected, strict=True):
         close(ours.get(), theirs)
 
@@ -183,7 +202,7 @@ def test_many_weights_by_few_launches(name):
     count = 2 + len(rule.states)
     one, other = (weights(np.random.default_rng(3), 70, ("float32",) * count) for _ in range(2))
     update_many(run, updates(rule, one))
-    assert 0 < len(compiled.launched) <= 4
+    assert 0 < len(launched) <= 4
     for each in updates(rule, other):
         update(run, *each)
     for ours, theirs in zip(one, other, strict=True):
@@ -197,7 +216,7 @@ def test_weights_with_a_float32_copy(dtype):
     dtypes = (as_dtype(dtype), as_dtype(dtype), "float32", "float32")
     one, other = (weights(np.random.default_rng(3), 5, dtypes) for _ in range(2))
     update_many(run, updates(rule, one, mixed=True))
-    assert len(compiled.launched) == 1
+    assert len(launched) == 1
     for each in updates(rule, other, mixed=True):
         update(run, *each)
     for ours, theirs in zip(one, other, strict=True):
@@ -210,17 +229,17 @@ def test_a_weight_that_does_not_lie_densely_is_updated_by_itself():
     rule, run = RULE["sgd_update"], Run(device(xp, "gpu"), False)
     weight, grad = xp.ones((4, 6)).T, xp.ones((6, 4))
     update_many(run, updates(rule, [[weight, grad]]))
-    assert len(compiled.launched) == 1
+    assert len(launched) == 1
     np.testing.assert_allclose(weight.get(), np.full((6, 4), 1 - 0.1 * (0.4 + 0.1)))
 
 
 NORMALISED = ("BatchNorm", "_contrib_BatchNormWithReLU", "_contrib_SyncBatchNorm")
 
 
-@pytest.mark.parametrize("case", rows(NORMALISED, 3))
+@pytest.mark.parametrize("case", rows(NORMALISED, 6))
 def test_batch_normalisation(case):
     compare(case)
-    assert any("partial" in source for source in compiled.launched) or not case.train
+    assert any("partial" in source for source in launched) or not case.train
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["C", "channels last"])
@@ -251,7 +270,7 @@ def test_batch_normalisation_of_images(shape, last):
         made.append([getattr(each, "get", lambda each=each: each)() for each in (*outputs, *grads, *states)])
     for ours, theirs in zip(made[1], made[0], strict=True):
         close(ours, theirs.astype("float32"), rtol=5e-5)
-    assert sum("partial" in source for source in compiled.launched) == 4
+    assert sum("partial" in source for source in launched) == 4
 
 
 def images(space, host, last):
@@ -262,7 +281,7 @@ def images(space, host, last):
     return space.asarray(np.ascontiguousarray(host.transpose(0, 2, 3, 1))).transpose(0, 3, 1, 2)
 
 
-@pytest.mark.parametrize("case", rows(["Pooling"], 4))
+@pytest.mark.parametrize("case", rows(["Pooling"], 12))
 def test_pooling(case):
     compare(case)
 
@@ -276,7 +295,7 @@ POOLINGS = [
 
 
 @pytest.mark.parametrize("last", [False, True], ids=["C", "channels last"])
-@pytest.mark.parametrize("params", POOLINGS, ids=str)
+@pytest.mark.parametrize("params", POOLINGS, ids=lambda params: "-".join(map(str, params.values())))
 def test_pooling_of_images(params, last):
     rng = np.random.default_rng(0)
     op, back = (lookup(name).create(**params) for name in ("Pooling", "_backward_Pooling"))
@@ -292,4 +311,29 @@ def test_pooling_of_images(params, last):
         made.append([getattr(each, "get", lambda each=each: each)() for each in (out, grad)])
     for ours, theirs in zip(made[1], made[0], strict=True):
         close(ours, theirs)
-    assert len(compiled.launched) == 2
+    assert len(launched) == 2
+
+
+@pytest.mark.parametrize("flatten", [True, False])
+@pytest.mark.parametrize("added", [False, True])
+def test_what_is_fused_into_a_product(flatten, added):
+    rng = np.random.default_rng(0)
+    op = lookup("_fused_FullyConnected").create(num_hidden=5, flatten=flatten, added=added, then="relu")
+    shape = (2, 5) if flatten else (2, 3, 5)
+    shapes = [(2, 3, 4), (5, 12 if flatten else 4), (5,), *([shape] if added else [])]
+    inputs = [rng.standard_normal(each).astype("float32") for each in shapes]
+    expected = np.zeros(shape, "float32")
+    op.forward(Run(device(np), False), [each.copy() for each in inputs], [expected])
+    given = list(map(xp.asarray, inputs))
+    out = given[-1] if added else xp.empty(shape, "float32")  # over the addend, as plans do
+    kernel_for("gpu", op.name)(op, Run(device(xp, "gpu"), False), given, [out])
+    close(out.get(), expected)
+    assert len(launched) == 1
+
+
+def test_numbers_are_not_brought_to_the_gpu_first():
+    function, number = lookup("_mul_scalar").create(scalar=2.5).as_ufunc(xp, np.dtype("float32"))
+    assert type(number) is np.float32
+    out = xp.empty(3, "float32")
+    function(xp.ones(3, "float32"), number, out=out)
+    assert out.get().tolist() == [2.5] * 3

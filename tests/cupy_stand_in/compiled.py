@@ -127,8 +127,6 @@ extern "C" void launch(const unsigned* grid, unsigned threads, const void* args,
 """
 
 COMPILER = shutil.which("g++")
-launched: list[str] = []
-"""The sources that were launched, in order."""
 
 
 @cache
@@ -180,7 +178,6 @@ class RawModule:
             assert 0 < block[0] <= 1024
             assert packed.nbytes <= 4096
             assert all(0 < each < 1 << 31 for each in grid)
-            launched.append(code)
             dims = (ctypes.c_uint * 3)(*(*grid, 1, 1)[:3])
             launch(dims, ctypes.c_uint(block[0]), ctypes.c_void_p(packed.ctypes.data), ctypes.c_int(with_barriers))
 

@@ -8,6 +8,6 @@ neither CuPy nor cuDNN: arrays bring their namespace along (``run.xp``).
 
 from __future__ import annotations
 
-from flowmx.ops.kernels.cuda import batch_norm, chain, convolution, formulas, optimizers, pooling
+from flowmx.ops.kernels.cuda import batch_norm, chain, convolution, formulas, linear, optimizers, pooling
 
-__all__ = ["batch_norm", "chain", "convolution", "formulas", "optimizers", "pooling"]
+__all__ = ["batch_norm", "chain", "convolution", "formulas", "linear", "optimizers", "pooling"]

@@ -18,7 +18,22 @@ from flowmx.ops.kernels.cuda.layouts import lies, plainly
 from flowmx.ops.kernels.loops.expressions import Expr, maximum, parameter, placeholder, sqrt, where
 from flowmx.ops.registry import Array, Operator, Run, kernel
 
-_x, _v, _t = (lambda at, kind=kind: placeholder(f"{kind}{at}") for kind in "xvt")
+
+def _x(at: int) -> Expr:
+    """An element of the images."""
+    return placeholder(f"x{at}")
+
+
+def _v(at: int) -> Expr:
+    """An element of the vectors."""
+    return placeholder(f"v{at}")
+
+
+def _t(at: int) -> Expr:
+    """A total."""
+    return placeholder(f"t{at}")
+
+
 _count = placeholder("count")
 
 
@@ -143,7 +158,7 @@ def backward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array
         return False
     vectors = [_spread(each, op, data.ndim) for each in (mean, inverse, gamma, along, across)]
     flag = flag.astype(gamma.dtype, copy=False).reshape((1,) * data.ndim)
-    return loop.run(run.xp, [1.0 / seen.count], [head, data, *vectors, flag, out])
+    return loop.run(run.xp, [1.0 / seen.elements], [head, data, *vectors, flag, out])
 
 
 def _kernel(relu: bool) -> Any:

@@ -39,8 +39,8 @@ class Seen(NamedTuple):
     last: bool
 
     @property
-    def count(self) -> int:
-        """The elements of a channel."""
+    def elements(self) -> int:
+        """Those of a channel."""
         return self.before * self.after
 
 
@@ -82,7 +82,7 @@ class Sums:
             (len(self._summed), parts, seen.channels), np.float64 if self._real == "double" else np.float32
         )
         steps = [int(vector.size > 1) for vector in vectors]
-        shape = (seen.before, seen.channels, seen.after, parts, seen.count)
+        shape = (seen.before, seen.channels, seen.after, parts, seen.elements)
         addresses = [each.data.ptr for each in vectors]
         words = (*shape, partial.data.ptr, *[each.data.ptr for each in full], *addresses, *steps, *numbers)
         if not program.launch(xp, blocks, words):
@@ -209,5 +209,5 @@ def _shares(seen: Seen) -> tuple[int, tuple[int, int]]:
     """Into how many parts each channel goes, and the blocks."""
     across = -(-seen.channels // _LANES) if seen.last else seen.channels
     least = THREADS // _LANES * 8 if seen.last else THREADS * 4  # elements of a channel that a block is worth
-    parts = max(1, min(_MOST_PARTS, -(-seen.count // least), -(-_WANTED_BLOCKS // across)))
+    parts = max(1, min(_MOST_PARTS, -(-seen.elements // least), -(-_WANTED_BLOCKS // across)))
     return parts, (across, parts)

@@ -47,7 +47,12 @@ def _build(method: str, names: tuple[str, str], g: Geometry) -> Callable[[Any, l
     places: dict[str, Any] = {
         "pre_padding": pads, "post_padding": pads, "stride": [*images, *g.stride], "dilation": [*images, *g.dilate],
     }  # fmt: skip
-    return lambda graph, given: [getattr(graph, method)(**{**dict(zip(names, given, strict=True)), **places})]
+
+    def build(graph: Any, given: list[Any]) -> Sequence[Any]:
+        operands: dict[str, Any] = dict(zip(names, given, strict=True))
+        return [getattr(graph, method)(**operands, **places)]
+
+    return build
 
 
 _METHODS = {
@@ -103,7 +108,8 @@ _loops: dict[Any, Loop] = {}
 def finish(op: Any, run: Run, parts: Given, made: Array, out: Array) -> bool:
     """Compute ``then(scale * made + bias + addend)``; False, and nothing is done, where no kernel can."""
     then, slope = getattr(op, "then", ""), getattr(op, "slope", 0.0)
-    vector = (1, -1, *(1,) * (out.ndim - 2)) if out.ndim > 1 else (-1,)
+    vector = [1] * out.ndim
+    vector[op.bias_axis() % out.ndim] = -1
     given = [None if each is None else each.reshape(vector) for each in (parts.scale, parts.bias)] + [parts.addend]
     present = tuple(each is not None for each in given)
     key = (present, then, slope if then == "leaky" else 0.0, out.dtype)
@@ -145,7 +151,7 @@ def _parts(op: Any, inputs: Sequence[Array]) -> Given:
 def convolution(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     """The forward, with what is fused into it."""
     parts, out = _parts(op, inputs), outputs[0]
-    does_more = any(each is not None for each in parts[2:]) or getattr(op, "then", "")
+    does_more = any(each is not None for each in parts[2:]) or bool(getattr(op, "then", ""))
     # The addend may be where the output is.
     made = empty(run.xp, out.shape, out.dtype, format_of([planar(out)])) if parts.addend is not None else out
     done = convolve(run, "correlate", op, op.geometry, parts.data, parts.weight, made)
