@@ -202,7 +202,7 @@ def _fastest(xp: Any, handle: Any, graph: Any, arrays: Sequence[Array]) -> Plan 
             plan = Plan(graph, index, graph.get_workspace_size_plan_at_index(index))
             plan.run(xp, handle, arrays)
             taken = _timed(xp, lambda plan=plan: plan.run(xp, handle, arrays))  # type: ignore[misc]
-        except (RuntimeError, ValueError):
+        except (RuntimeError, ValueError, MemoryError):
             continue  # one that was not built, or needs too much
         if taken < least:
             best, least = plan, taken
