@@ -131,10 +131,12 @@ def _handle(cudnn: Any, xp: Any) -> Any:
     if number not in handles:
         try:
             handles[number] = cudnn.create_handle()
-        except Exception:
+        except Exception as error:
             handles[number] = None
-            _log.exception(
-                "cuDNN cannot be used: 'pip install nvidia-cudnn-cu13' (or -cu12, as CuPy); plain forwards run"
+            _log.error(
+                "cuDNN cannot be used (%s: %s); 'pip install nvidia-cudnn-cu13' (or -cu12, as CuPy) helps",
+                type(error).__name__,
+                error,
             )
     handle = handles[number]
     if handle is not None:
