@@ -72,7 +72,9 @@ def test_a_communicator_adds_in_the_order_of_the_devices(count, bound, seed):
         assert [each.context for each in everywhere] == sims(count)
         for total in (*everywhere, peers.reduce(sources, places[-1])):
             np.testing.assert_array_equal(total.asnumpy(), in_order(given))
-        for copy in peers.broadcast(sources[1], [places[0]]):
+        copies = [mx.nd.empty((101,), ctx=ctx) for ctx in sims(count) if ctx is not mx.sim(1)]
+        peers.broadcast(sources[1], copies)
+        for copy in copies:
             np.testing.assert_array_equal(copy.asnumpy(), given[1])
         for source, value in zip(sources, given, strict=True):
             np.testing.assert_array_equal(source.asnumpy(), value)

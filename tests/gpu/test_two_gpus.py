@@ -35,7 +35,9 @@ def test_communicators_give_the_sum_everywhere(dtype, size):
         totals.append(communicator.reduce(sources, places[-1]))
         for each in totals:
             np.testing.assert_array_equal(each.asnumpy(), np.sum(given, axis=0, dtype=dtype), err_msg=name)
-        for each in communicator.broadcast(sources[0], places[1:]):
+        copies = [mx.nd.empty(size, ctx=ctx, dtype=dtype) for ctx in gpus()[1:]]
+        communicator.broadcast(sources[0], copies)
+        for each in copies:
             np.testing.assert_array_equal(each.asnumpy(), given[0], err_msg=name)
 
 

@@ -1,7 +1,7 @@
 """What brings arrays together over devices: an interface, and the way that every device has, copies between peers.
 
-Arrays are flat and of one dtype, at most one on each device. What is returned is new, and enqueued: the operations run
-on the actors of copies between peers, beside what the devices compute.
+Arrays are of one dtype and length, at most one on each device, and sums are flat. All is enqueued, and runs on the
+actors of copies between peers, beside what the devices compute.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Communicator(ABC):
         """As :meth:`reduce`, with a sum on each of these devices."""
 
     @abstractmethod
-    def broadcast(self, source: NDArray, devices: Sequence[Device], priority: int = 0) -> list[NDArray]:
-        """Enqueue copies of an array on each of these devices, none of them its own."""
+    def broadcast(self, source: NDArray, targets: Sequence[NDArray], priority: int = 0) -> None:
+        """Enqueue that arrays, none of them a view, on other devices than the source get its content."""
 
 
 class PeerCommunicator(Communicator):
@@ -50,7 +50,8 @@ class PeerCommunicator(Communicator):
 
     Sums are added in the order given, element by element, whatever way they take: results are the same bits. A small
     array goes whole to each device that wants the sum, which adds up by itself. Of a big one each device gathers a
-    piece and adds it up, and the pieces are exchanged: that moves as few bytes as a ring does.
+    piece and adds it up, and the pieces are exchanged: that moves as few bytes as a ring does, by many more copies. So
+    pieces must have half of ``FLOWMX_KVSTORE_BIGARRAY_BOUND``.
     """
 
     def reduce(self, sources: Sequence[NDArray], device: Device, priority: int = 0) -> NDArray:
@@ -58,17 +59,21 @@ class PeerCommunicator(Communicator):
 
     def all_reduce(self, sources: Sequence[NDArray], devices: Sequence[Device], priority: int = 0) -> list[NDArray]:
         size = sources[0].size
-        if size < settings.get().kvstore_bigarray_bound or len(sources) < 3:
+        if len(sources) < 3 or 2 * size < settings.get().kvstore_bigarray_bound * len(sources):
             return [_summed(sources, device, 0, size, priority) for device in devices]
         places = [each._storage.device for each in sources]
         edges = [size * index // len(places) for index in range(len(places) + 1)]
         pieces = [
             _summed(sources, place, edges[index], edges[index + 1], priority) for index, place in enumerate(places)
         ]
-        return [_collected(pieces, device, priority) for device in devices]
+        totals = [empty_on(device, size, sources[0]._dtype) for device in devices]
+        for total in totals:
+            _collect_into(pieces, total, priority)
+        return totals
 
-    def broadcast(self, source: NDArray, devices: Sequence[Device], priority: int = 0) -> list[NDArray]:
-        return [_collected([source], device, priority) for device in devices]
+    def broadcast(self, source: NDArray, targets: Sequence[NDArray], priority: int = 0) -> None:
+        for target in targets:
+            _collect_into([source], target, priority)
 
 
 def empty_on(device: Device, size: int, dtype: Any) -> NDArray:
@@ -114,12 +119,10 @@ def _summed(sources: Sequence[NDArray], device: Device, start: int, stop: int, p
     return total
 
 
-def _collected(pieces: Sequence[NDArray], device: Device, priority: int) -> NDArray:
-    """Arrays of several devices, one after the other."""
-    whole = empty_on(device, sum(each.size for each in pieces), pieces[0]._dtype)
-    arguments = (list(pieces), whole)
-    enqueue(_collect, arguments, pieces, [whole], _lane(device, pieces), "kvstore copy", priority)
-    return whole
+def _collect_into(pieces: Sequence[NDArray], whole: NDArray, priority: int) -> None:
+    """Let an array hold those of several devices, one after the other."""
+    actor = _lane(whole._storage.device, pieces)
+    enqueue(_collect, (list(pieces), whole), pieces, [whole], actor, "kvstore copy", priority)
 
 
 # -- operations ----------------------------------------------------------------------------------------------
@@ -152,7 +155,7 @@ def _moved_to_add(sources: Sequence[NDArray], start: int, stop: int, total: NDAr
 
 
 def _collect(pieces: Sequence[NDArray], whole: NDArray) -> None:
-    result = whole._written()
+    result = whole._written().reshape(-1)
     start = 0
     for each in pieces:
         whole._storage.device.copy(each._read().reshape(-1), result[start : start + each.size])

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from flowmx import autograd, optimizer, settings
 from flowmx.devices import Device
 from flowmx.kvstore.joint.buckets import devices_of, divide, joined, piece, split
-from flowmx.kvstore.joint.communicator import Communicator
+from flowmx.kvstore.joint.communicator import Communicator, empty_on
 from flowmx.kvstore.keys import Key
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import copy_into
@@ -134,11 +134,17 @@ def _send(parts: Sequence[Part], communicator: Communicator, priority: int) -> N
             if near is not part.stored:
                 copy_into(part.stored, near, priority)
     far = [place for place in devices_of(parts[0].targets) if place is not root]
-    whole = joined([part.stored for part in parts], root.compute, priority) if far else None
-    for place, arrived in zip(
-        far, communicator.broadcast(whole, far, priority) if whole is not None else (), strict=True
-    ):
-        split(arrived, [_there(part, part.targets, place) for part in parts], priority)
+    if not far:
+        return
+    alone = [each for place in far for each in _there(parts[0], parts[0].targets, place)]
+    if len(parts) == 1 and all(each._view is None for each in alone):
+        communicator.broadcast(parts[0].stored, alone, priority)
+        return
+    whole = joined([part.stored for part in parts], root.compute, priority)
+    arrived = [empty_on(place, whole.size, whole._dtype) for place in far]
+    communicator.broadcast(whole, arrived, priority)
+    for place, each in zip(far, arrived, strict=True):
+        split(each, [_there(part, part.targets, place) for part in parts], priority)
 
 
 def _there(part: Part, arrays: Sequence[NDArray], place: Device) -> list[NDArray]:

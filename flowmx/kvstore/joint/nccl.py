@@ -80,14 +80,18 @@ class NcclCommunicator(Communicator):
         self._push("allReduce", self._of_all(sources), results, (self._nccl.NCCL_SUM,), priority)
         return [results[self._ranks[device]] for device in devices]
 
-    def broadcast(self, source: NDArray, devices: Sequence[Device], priority: int = 0) -> list[NDArray]:
+    def broadcast(self, source: NDArray, targets: Sequence[NDArray], priority: int = 0) -> None:
         if self._type_of(source) is None:
-            return self._peers.broadcast(source, devices, priority)
+            self._peers.broadcast(source, targets, priority)
+            return
         root = self._ranks[source._storage.device]
-        made = {each: empty_on(each, source.size, source._dtype) for each in self.devices if self._ranks[each] != root}
-        sources = [made.get(each, source) for each in self.devices]  # what others than the root send is not looked at
-        self._push("broadcast", sources, [made.get(each) for each in self.devices], (root,), priority)
-        return [made[device] for device in devices]
+        wanted = {each._storage.device: each for each in targets}
+        results = [wanted.get(each) for each in self.devices]
+        for rank, device in enumerate(self.devices):
+            if rank != root and results[rank] is None:  # it takes part
+                results[rank] = empty_on(device, source.size, source._dtype)
+        sources = [source if rank == root else each for rank, each in enumerate(results)]
+        self._push("broadcast", sources, results, (root,), priority)
 
     def _type_of(self, array: NDArray) -> Any:
         return getattr(self._nccl, f"NCCL_{name_of(array._dtype).upper()}", None)
