@@ -62,8 +62,8 @@ async def with_gluon(
         progress.begin(epoch, batch)
         async for each in batches:
             assert each.data and each.label, "these batches have both"
-            images = utils.split_and_load(each.data[0], where)
-            labels = utils.split_and_load(each.label[0], where)
+            images = utils.split_and_load(each.data[0], where, even_split=False)
+            labels = utils.split_and_load(each.label[0], where, even_split=False)
             with mx.autograd.record():
                 losses = [loss_of(net(x), y) for x, y in zip(images, labels, strict=True)]
             mx.autograd.backward(losses)
@@ -111,7 +111,7 @@ async def accuracy(net: nn.HybridSequential, images: Images, labels: Labels, whe
 
 def apart(one: Params, several: Params) -> float:
     """The largest difference of parameters, beside the largest of them."""
-    largest = max(float(np.abs(value).max()) for value in one.values())
+    largest = max(float(np.abs(value).max()) for value in one.values()) or 1.0  # a plan computes nothing
     return max(float(np.abs(one[name] - several[name]).max()) for name in one) / largest
 
 
