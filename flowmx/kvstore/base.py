@@ -211,8 +211,9 @@ def create(name: str = "local", **options: Any) -> Any:
 
     Args:
         name: in any case: ``"local"`` (also ``"local_update_cpu"``, ``"local_allreduce_cpu"``) sums on the CPU beside
-            the devices, ``"device"`` (also ``"local_allreduce_device"``, and ``"nccl"``) on the devices themselves; or
-            the name of a class registered by :meth:`KVStoreBase.register`.
+            the devices, ``"device"`` (also ``"local_allreduce_device"``) on the devices themselves, in their order, so
+            that results repeat bit for bit; ``"nccl"`` as ``"device"``, by NCCL where it is installed, in an order of
+            NCCL's; or the name of a class registered by :meth:`KVStoreBase.register`.
         **options: what the class takes besides.
 
     Returns:
