@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import sys
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from typing import Any
 from flowmx import usage
 from flowmx.im2rec.lists import Item, find_images, read_list, write_lists
 from flowmx.im2rec.packing import Options, make_record
+from flowmx.progress import Bar
 from flowmx.recordio import MXIndexedRecordIO
 
 _AHEAD = 64
@@ -97,16 +97,18 @@ def pack_list(path: Path, options: Options, processes: int, say: Callable[[str],
             say(f"left out: {line}")
     bad = len(lines) - len(items)
     say(f"{path}: {len(items)} images")
-    progress = _Progress(len(items), say)
-    with MXIndexedRecordIO(path.with_suffix(".idx"), path.with_suffix(".rec"), "w") as record:
+    started = time.monotonic()
+    file = path.with_suffix(".rec")
+    with MXIndexedRecordIO(path.with_suffix(".idx"), file, "w") as record, Bar(len(items), path.name) as bar:
         for item, made in zip(items, _records(items, options, processes), strict=True):
             if isinstance(made, str):
                 say(f"left out: {made}")
                 bad += 1
             else:
                 record.write_idx(item.number, made)
-            progress.step()
-    progress.finish(path.with_suffix(".rec"), bad)
+            bar.step()
+    seconds, without = time.monotonic() - started, f", {bad} left out" if bad else ""
+    say(f"{file}: {file.stat().st_size} bytes, {len(items)} images in {seconds:.1f} s{without}")
     return bad
 
 
@@ -122,30 +124,6 @@ def _records(items: Sequence[Item], options: Options, processes: int) -> Iterato
         while waiting:
             yield waiting.popleft().result()
             waiting.extend(pool.submit(make, item) for item in islice(rest, 1))
-
-
-class _Progress:
-    """Lines about how far it is, at most one a second."""
-
-    def __init__(self, total: int, say: Callable[[str], None]) -> None:
-        self.total = total
-        self.done = 0
-        self._say = say
-        self._start = self._last = time.monotonic()
-
-    def step(self) -> None:
-        self.done += 1
-        now = time.monotonic()
-        if now - self._last >= 1:
-            self._last = now
-            rate = self.done / (now - self._start)
-            left = (self.total - self.done) / rate
-            self._say(f"{self.done} of {self.total} images, {rate:.0f} a second, {left:.0f} s left")
-
-    def finish(self, path: Path, bad: int) -> None:
-        seconds = time.monotonic() - self._start
-        without = f", {bad} left out" if bad else ""
-        self._say(f"{path}: {os.path.getsize(path)} bytes, {self.done} images in {seconds:.1f} s{without}")  # noqa: PTH202
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,6 +14,8 @@ from flowmx.commands.training import models
 from flowmx.commands.training.data import Data, Wanted, load
 from flowmx.devices import cpu
 from flowmx.engine import run
+from flowmx.io import DataIter
+from flowmx.metric import Accuracy
 from flowmx.model import BatchEndParam
 from flowmx.module import Module
 from flowmx.progress import Bar
@@ -28,8 +30,9 @@ class Course:
         accuracy: of the last validation.
     """
 
-    def __init__(self, epochs: int, batches: int | None, batch_size: int) -> None:
-        self.epochs, self.batches, self.batch_size = epochs, batches, batch_size
+    def __init__(self, module: Module, data: Data, epochs: int, batch_size: int) -> None:
+        self.module, self.validation, self.batches = module, data.validation, data.batches
+        self.epochs, self.batch_size = epochs, batch_size
         self.accuracy: float | None = None
         self._bar: Bar | None = None
         self._started = 0.0
@@ -45,17 +48,25 @@ class Course:
         self._samples += self.batch_size
         self._bar.step(note=f"loss {self._trained['cross-entropy']:.4f}  accuracy {self._trained['accuracy']:.4f}")
 
-    def epoch(self, epoch: int, *args: Any) -> None:
-        """After the last batch of an epoch, before the validation."""
+    async def epoch(self, epoch: int, *args: Any) -> None:
+        """After the last batch of an epoch: validate."""
         if self._bar is not None:
             self._bar.close()
         self._bar = None
-
-    def validated(self, param: BatchEndParam) -> None:
-        """After each validation."""
-        self.accuracy = dict(param.eval_metric.get_name_value())["accuracy"]
         rate = self._samples / max(1e-9, time.monotonic() - self._started)
-        sys.stderr.write(f"epoch {param.epoch + 1}: validation accuracy {self.accuracy:.4f}  ({rate:.0f} samples/s)\n")
+        if self.validation is not None:
+            self.accuracy = await accuracy(self.module, self.validation)
+            said = f"validation accuracy {self.accuracy:.4f}  "
+            sys.stderr.write(f"epoch {epoch + 1}: {said}({rate:.0f} samples/s)\n")
+
+
+async def accuracy(module: Module, batches: DataIter) -> float:
+    """The part of the rows that a model tells right; those that fill up the last batch do not count."""
+    metric = Accuracy()
+    async for outputs, _, batch in module.iter_predict(batches):
+        await outputs[0]
+        metric.update([label[: len(outputs[0])] for label in batch.label], outputs)
+    return float(metric.get()[1])
 
 
 def fit(given: argparse.Namespace) -> int:
@@ -73,7 +84,7 @@ def fit(given: argparse.Namespace) -> int:
         Wanted(given.data, given.validation, given.batch_size, given.shape, given.classes, given.held_out, seed)
     )
     module = Module(models.make(given.model, data.shape, data.classes), context=given.device or [cpu()])
-    course = Course(given.epochs, data.batches, given.batch_size)
+    course = Course(module, data, given.epochs, given.batch_size)
     run(_train(module, data, course, given))
     prefix = _save(module, given)
     reached = "" if course.accuracy is None else f"validation accuracy {course.accuracy:.4f}; "
@@ -83,14 +94,12 @@ def fit(given: argparse.Namespace) -> int:
 
 async def _train(module: Module, data: Data, course: Course, given: argparse.Namespace) -> None:
     await module.fit(
-        data.train, eval_data=data.validation, eval_metric=["accuracy", "ce"], validation_metric="accuracy",
-        optimizer=given.optimizer, optimizer_params=_optimizer(given, data.batches), num_epoch=given.epochs,
-        initializer=initializer.Xavier(magnitude=2), batch_end_callback=course.batch,
-        epoch_end_callback=course.epoch, eval_end_callback=course.validated,
+        data.train, eval_metric=["accuracy", "ce"], optimizer=given.optimizer,
+        optimizer_params=_optimizer(given, data.batches), num_epoch=given.epochs,
+        initializer=initializer.Xavier(magnitude=2), batch_end_callback=course.batch, epoch_end_callback=course.epoch,
     )  # fmt: skip
     if course.accuracy is None and data.validation is not None:  # it was over already when it went on
-        data.validation.reset()
-        course.accuracy = dict(await module.score(data.validation, "acc"))["accuracy"]
+        course.accuracy = await accuracy(module, data.validation)
 
 
 def _optimizer(given: argparse.Namespace, batches: int | None) -> dict[str, Any]:
