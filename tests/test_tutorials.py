@@ -13,7 +13,7 @@ TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 PAGES = [
     ROOT / name
     for name in (
-        "README.md", "docs/install.md", "docs/checkpoints.md", "docs/profiler.md", "docs/doctor.md",
+        "README.md", "docs/install.md", "docs/tour.md", "docs/checkpoints.md", "docs/profiler.md", "docs/doctor.md",
         "docs/operations.md", "docs/onnx.md", "docs/simulation.md",
     )
 ]  # fmt: skip
