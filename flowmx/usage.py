@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["EXITS", "FAILED", "FINE", "INTERRUPTED", "USAGE", "fixed_sizes", "parser", "shapes", "sizes"]
+__all__ = ["EXITS", "FAILED", "FINE", "INTERRUPTED", "USAGE", "fixed_sizes", "parser", "port", "shapes", "sizes"]
 
 FINE, FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 
@@ -35,6 +35,13 @@ def parser(
         prog=f"flowmx {name}", usage=usage, description=textwrap.fill(about, 80), epilog="\n".join(lines),
         formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False,
     )  # fmt: skip
+
+
+def port(text: str) -> int:
+    """A port's number, for argparse's ``type``; larger ones would be taken for others."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}, expected a number from 0 to 65535")
+    return int(text)
 
 
 def sizes(text: str) -> tuple[int | None, ...]:

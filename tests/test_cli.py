@@ -131,3 +131,12 @@ def test_version(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--version"])
     assert capsys.readouterr().out == f"flowmx {flowmx.__version__}\n"
+
+
+@pytest.mark.parametrize("given", ["99999", "http"])
+def test_a_port_that_is_none_is_refused(given, capsys):
+    for arguments in (["serve", "model"], ["scheduler"], ["server"]):
+        with pytest.raises(SystemExit) as caught:
+            cli.main([*arguments, "--port", given])
+        assert caught.value.code == 2
+        assert f"{given!r}, expected a number from 0 to 65535" in capsys.readouterr().err

@@ -65,7 +65,7 @@ def parser() -> argparse.ArgumentParser:
     host, port = _where(config)
     found = usage.parser("scheduler", "Be the scheduler of a distributed job.", exits={1: "the job failed"})
     found.add_argument("--host", default=host, help="the address to serve on (FLOWMX_SCHEDULER, or FLOWMX_NODE_HOST)")
-    found.add_argument("--port", type=int, default=port, help="the port (FLOWMX_SCHEDULER); 0 takes a free one")
+    found.add_argument("--port", type=usage.port, default=port, help="the port (FLOWMX_SCHEDULER); 0 takes a free one")
     found.add_argument("--workers", type=int, default=config.num_workers, help="workers of the job")
     found.add_argument("--servers", type=int, default=config.num_servers, help="servers of the job")
     found.add_argument("--policy", choices=POLICIES, default=config.kvstore_policy, help="what a lost node means")

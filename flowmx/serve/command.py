@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default=None, help="of the inputs (default: float32)")
     parser.add_argument("--epoch", type=int, help="which of a checkpoint's parameters (default: the latest)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to serve on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=8080, help="0 takes a free one (default: %(default)s)")
+    parser.add_argument("--port", type=usage.port, default=8080, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("--max-batch", type=int, default=32, help="most rows of a batch (default: %(default)s)")
     parser.add_argument(
         "--max-latency", type=float, default=2.0,

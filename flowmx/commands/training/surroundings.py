@@ -18,6 +18,7 @@ from flowmx import engine, profiler, settings
 from flowmx.checkpoint import using
 from flowmx.devices import Context
 from flowmx.random import seed as seed_generators
+from flowmx.usage import port
 
 __all__ = ["add_arguments", "around", "devices"]
 
@@ -39,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--checkpoint", metavar="FOLDER", help="write checkpoints there, and go on from what is there")
     if find_spec(_DASHBOARD) is not None:
         about = "show the training in a browser, at this port of this machine (default: a free one)"
-        group.add_argument("--dashboard", type=int, nargs="?", const=0, metavar="PORT", help=about)
+        group.add_argument("--dashboard", type=port, nargs="?", const=0, metavar="PORT", help=about)
     group.add_argument("--every", type=int, metavar="N", help="batches between checkpoints, beside those of epochs")
 
 
@@ -96,9 +97,9 @@ def _seed(number: int) -> None:
     random.seed(number)
 
 
-def _shown(port: int) -> Any:
+def _shown(number: int) -> Any:
     """The dashboard, started."""
-    dashboard = import_module(_DASHBOARD).start(port=port)
+    dashboard = import_module(_DASHBOARD).start(port=number)
     sys.stderr.write(f"dashboard: {dashboard.url}\n")
     return dashboard
 

@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what ``server`` takes."""
     config = settings.get()
     parser.add_argument("--host", default=config.node_host, help="the address to serve on (FLOWMX_NODE_HOST)")
-    parser.add_argument("--port", type=int, default=0, help="the port; 0 takes a free one")
+    parser.add_argument("--port", type=usage.port, default=0, help="the port; 0 takes a free one")
     parser.add_argument("--servers", type=int, default=config.num_servers, help="servers of the job")
     parser.add_argument("--snapshot", type=Path, default=config.snapshot or None, help="folder for snapshots")
     parser.add_argument("--snapshot-every", type=float, default=60.0, help="seconds between snapshots")
