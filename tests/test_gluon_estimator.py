@@ -10,7 +10,9 @@ import pytest
 
 import flowmx as mx
 from flowmx import gluon
+from flowmx.flight import curves
 from flowmx.gluon.contrib import estimator as est
+from flowmx.safety.steps import counted
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((48, 5)).astype("float32")
@@ -75,6 +77,17 @@ def test_fit_trains_as_a_loop_does():
     accuracy, loss = estimator.train_metrics
     assert (accuracy.name, loss.name) == ("training accuracy", "training softmaxcrossentropyloss")
     assert accuracy.get()[1] > 0.8
+
+
+def test_fit_logs_its_metrics_and_counts_its_samples_for_the_dashboard(monkeypatch):
+    monkeypatch.setattr(curves, "curves", {})
+    steps, samples = counted()
+    estimator = made()
+    estimator.fit(BATCHES, val_data=BATCHES, epochs=2)
+    assert counted() == (steps + 6, samples + 96)
+    points = {name: [step - steps for step, _ in curve.points] for name, curve in curves.curves.items()}
+    assert points["training accuracy"] == [1, 2, 3, 4, 5, 6] and points["validation accuracy"] == [3, 6]
+    assert curves.latest()["validation accuracy"] == estimator.val_metrics[0].get()[1]
 
 
 async def test_fit_in_a_coroutine_is_the_same_and_gives_way():

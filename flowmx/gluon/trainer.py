@@ -141,12 +141,12 @@ class Trainer:
         :meth:`step_async`.
         """
         fresh = self._begin_step(batch_size, ignore_stale_grad)
-        self._finish_step(fresh, self._amp_guard is not None and self._amp_guard.skips())
+        self._finish_step(fresh, batch_size, self._amp_guard is not None and self._amp_guard.skips())
 
     async def step_async(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
         """As :meth:`step`, awaiting what mixed precision wants to know of the gradients."""
         fresh = self._begin_step(batch_size, ignore_stale_grad)
-        self._finish_step(fresh, self._amp_guard is not None and await self._amp_guard.skips_async())
+        self._finish_step(fresh, batch_size, self._amp_guard is not None and await self._amp_guard.skips_async())
 
     def _begin_step(self, batch_size: int, ignore_stale_grad: bool) -> list[tuple[int, Parameter]]:
         fresh = self._fresh(ignore_stale_grad)
@@ -159,14 +159,14 @@ class Trainer:
             self._warn_unscaled()
         return fresh
 
-    def _finish_step(self, fresh: list[tuple[int, Parameter]], is_skipped: bool) -> None:
+    def _finish_step(self, fresh: list[tuple[int, Parameter]], batch_size: int, is_skipped: bool) -> None:
         if is_skipped:
             for _, param in fresh:
                 for ctx in self._updaters:
                     param._mark_used(ctx)
         elif not self._on_kvstore(otherwise=None):
             self._update(fresh)
-        next_step(self)
+        next_step(self, batch_size)
 
     def _warn_unscaled(self) -> None:
         """Warn where operators compute in float16, and nobody scales the loss."""
@@ -196,7 +196,7 @@ class Trainer:
         self._refuse_on_kvstore("update")
         self._optimizer.rescale_grad = self._scale / batch_size
         fresh = self._fresh(ignore_stale_grad)
-        self._finish_step(fresh, self._amp_guard is not None and self._amp_guard.skips())
+        self._finish_step(fresh, batch_size, self._amp_guard is not None and self._amp_guard.skips())
 
     def _on_kvstore(self, otherwise: bool | None) -> bool:
         """Whether the store updates weights, decided at the first call: as given, or as the store can."""
@@ -295,6 +295,14 @@ class Trainer:
             "optimizer": [array for each in self._updaters.values() for array in each.arrays()],
             "kvstore": [] if store is None else store._arrays(),
         }
+
+    def _arrays_by_name(self) -> dict[str, list[NDArray]]:
+        """The weights by the names of parameters."""
+        return {param.name: param.list_data() for param in self._params if param._arrays is not None}
+
+    def _planned_bytes(self) -> int:
+        """What plans say of activations; 0: blocks have their own plans, which nobody here knows."""
+        return 0
 
     # -- several machines ------------------------------------------------------------------------------
 

@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowmx.checkpoint import Place
+from flowmx.flight import curves
 from flowmx.metric import EvalMetric
 from flowmx.model import BatchEndParam
 from flowmx.module.loops import Callbacks, batch_after, batches_of, call, give_way
 from flowmx.module.saving import Saving
+from flowmx.safety import steps
 
 if TYPE_CHECKING:
     from flowmx.module.base import BaseModule
@@ -90,6 +92,7 @@ class Fit:
             await call(getattr(self.monitor, "toc_print_async", self.monitor.toc_print))
         # Taken before the callbacks, which may reset the metric.
         self._totals = self.metric.get_global_name_value()
+        _log("train", self._totals)
         await call(self.on_batch, BatchEndParam(epoch, nbatch, self.metric, self._locals(epoch, nbatch, batch)))
         if self.saving is not None and is_saved:
             await self.saving.save(Place(epoch, nbatch + 1))
@@ -134,5 +137,12 @@ class Fit:
             self.eval_data, self.validation_metric, score_end_callback=self.on_eval,
             batch_end_callback=self.on_eval_batch, epoch=epoch,
         )  # fmt: skip
+        _log("validation", scores)
         for name, value in scores:
             self.module.logger.info("Epoch[%d] Validation-%s=%f", epoch, name, value)
+
+
+def _log(of: str, values: list[tuple[str, float]]) -> None:
+    """Add metrics to the curves of the dashboard."""
+    for name, value in values:
+        curves.log(f"{of} {name}", value, steps.counted()[0])

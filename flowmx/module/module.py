@@ -481,8 +481,9 @@ class Module(BaseModule):
         """Enqueue the update of every parameter by its gradient, summed over the devices."""
         updates = self._updating("update")
         self._stale = True
-        updates.update(self._executors("update"))
-        next_step(self)
+        group = self._executors("update")
+        updates.update(group)
+        next_step(self, group.batch_size)
 
     def _arrays_by_role(self) -> dict[str, list[NDArray]]:
         """The arrays that training keeps, as ``weights``, ``gradients`` and ``optimizer`` (its states)."""
@@ -496,6 +497,15 @@ class Module(BaseModule):
             "optimizer": [] if updates is None else updates.updater.arrays(),
             "kvstore": [] if updates is None or updates.store is None else updates.store._arrays(),
         }
+
+    def _arrays_by_name(self) -> dict[str, list[NDArray]]:
+        """The weights and auxiliary states by their names."""
+        group = self._executors("update")
+        return {name: group.on_devices(name) for name in [*self._param_names, *self._aux_names]}
+
+    def _planned_bytes(self) -> int:
+        """What the plans of the bound executors say that activations take."""
+        return sum(each.plan.internal_bytes() for each in self._executors("update").execs)
 
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
         """The outputs of the last forward pass; the next one writes them anew.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 _done = 0
+_samples = 0
 _told: list[Callable[[], None]] = []
 observers: list[Callable[[object], None]] = []
 """Told at the end of each step what has updated its weights: a ``Trainer``, a ``Module``, or None."""
@@ -15,17 +16,24 @@ def current_step() -> int:
     return _done + 1
 
 
-def next_step(owner: object = None) -> None:
+def counted() -> tuple[int, int]:
+    """How many steps were done, and how many samples they were computed from, as far as that is known."""
+    return _done, _samples
+
+
+def next_step(owner: object = None, samples: int = 0) -> None:
     """Count a step as done; a training loop that updates weights by itself calls it after each update.
 
     Args:
         owner: what has updated the weights.
+        samples: the size of the batch; 0 where it is not known.
 
     Raises:
         NonFiniteError: a watch that stops has found something.
     """
-    global _done
+    global _done, _samples
     _done += 1
+    _samples += samples
     for tell in _told:
         tell()
     for observe in observers:

@@ -25,6 +25,7 @@ from flowmx.gluon.contrib.estimator.event_handler import (
     MetricHandler,
     StoppingHandler,
     ValidationHandler,
+    log_to_curves,
 )
 from flowmx.gluon.contrib.estimator.utils import check_known, check_metrics, suggested_metric
 from flowmx.gluon.loss import Loss
@@ -203,6 +204,8 @@ class Estimator:
             metric.reset()
         handlers = self._validation_handlers(event_handlers)
         await self._epoch(val_data, handlers, self.batch_processor.evaluate_batch, batch_axis)
+        for metric in self.val_metrics:
+            log_to_curves(metric)
         await self._tell(handlers, events.EpochEnd, "epoch_end")
 
     async def _epoch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from flowmx.flight import curves
 from flowmx.gluon.contrib.estimator.checkpoint import CheckpointHandler
 from flowmx.gluon.contrib.estimator.early_stopping import EarlyStoppingHandler
 from flowmx.gluon.contrib.estimator.events import (
@@ -19,6 +20,7 @@ from flowmx.gluon.contrib.estimator.events import (
 from flowmx.gluon.contrib.estimator.logs import LoggingHandler
 from flowmx.gluon.contrib.estimator.utils import check_metrics
 from flowmx.metric import Loss
+from flowmx.safety import steps
 
 __all__ = [
     "BatchBegin", "BatchEnd", "CheckpointHandler", "EarlyStoppingHandler", "EpochBegin", "EpochEnd", "EventHandler",
@@ -82,6 +84,14 @@ class MetricHandler(EpochBegin, BatchEnd):
                 metric.update(0, kwargs["loss"])
             else:
                 metric.update(kwargs["label"], kwargs["pred"])
+            if metric.name.startswith("training"):
+                log_to_curves(metric)
+
+
+def log_to_curves(metric: Any) -> None:
+    """Add what a metric says now to the curves of the dashboard."""
+    for name, value in metric.get_name_value():
+        curves.log(name, value, steps.counted()[0])
 
 
 class ValidationHandler(TrainBegin, BatchEnd, EpochEnd):
