@@ -27,16 +27,19 @@ class Growth:
         self._counts: list[Counter[Any]] = []
         self._bytes: Counter[Any] = Counter()
         self._places: dict[Any, Origin] = {}
-        engine.use_watch(self._watch, "lines")
+        _open.append(self)
+        engine.use_watch(_watch, "lines")
 
     def stop(self) -> None:
         """Look at no more operations."""
-        engine.use_watch(None, "lines")
+        if self in _open:
+            _open.remove(self)
+        if not _open:
+            engine.use_watch(None, "lines")
 
-    def _watch(self, op: Operation) -> None:
-        for variable in op.writes:
-            if isinstance(variable, Storage) and variable.array is None and op.origin is not None:
-                self._made.append((ref(variable), op.origin))
+    def note(self, storage: ref[Storage], origin: Origin) -> None:
+        """An array is about to be made."""
+        self._made.append((storage, origin))
 
     def count(self) -> None:
         """Count what is there now, by line."""
@@ -65,3 +68,15 @@ class Growth:
                 place = self._places[key]
                 found.append({"line": describe(place), "arrays": count, "bytes": self._bytes[key], "counts": row})
         return sorted(found, key=lambda each: -int(each["bytes"]))[:8]
+
+
+_open: list[Growth] = []
+"""Those that count now: several may look at this process at one time."""
+
+
+def _watch(op: Operation) -> None:
+    for variable in op.writes:
+        if isinstance(variable, Storage) and variable.array is None and op.origin is not None:
+            storage = ref(variable)
+            for each in _open:
+                each.note(storage, op.origin)

@@ -48,6 +48,13 @@ class Pings:
             found[engine._loop] = engine._loop_thread.ident or 0
         return found
 
+    def slowest(self) -> float:
+        """Seconds that the slowest loop took to answer, or has not answered for."""
+        now = monotonic()
+        loops = list(self._loops())
+        blocked = [now - sent for loop in loops if (sent := self._sent.get(loop)) is not None]
+        return max([*blocked, *(self._lag.get(loop, 0.0) for loop in loops)], default=0.0)
+
     def found(self) -> list[dict[str, Any]]:
         """Each loop with its thread, the last lag, for how long it has not answered, and what its thread is at."""
         frames, names, now = stacks.frames(), stacks.names(), monotonic()

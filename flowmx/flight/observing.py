@@ -24,6 +24,8 @@ LONGEST = 30.0
 
 _EVERY = 0.02
 """Seconds between samples."""
+_BLOCKED = 0.1
+"""Seconds from which it is worth a look at what an event loop stands at."""
 _COUNTS = 5
 """How often arrays are counted."""
 _LOADING = ("gluon/data/", "flowmx/io/")
@@ -41,37 +43,87 @@ def observe(seconds: float = 1.0, values: bool = True, pings: Pings | None = Non
         As :func:`flowmx.flight.snapshot.take`, and under ``seen`` what was seen.
     """
     seconds = min(max(seconds, 0.0), LONGEST)
-    pings = pings or Pings()
-    look = watch.Watch(stops=False) if values and seconds else None
-    growth, samples = Growth(), Samples()
-    if look is not None:
-        watch.everywhere(look)
+    observation = Observation(pings, counts_every=seconds / _COUNTS)
     try:
-        _sample(seconds, pings, growth, samples)
+        if values and seconds:
+            observation.look_at_values()
+        while observation.seconds < seconds:
+            observation.look()
+            time.sleep(_EVERY)
     finally:
-        growth.stop()
-        if look is not None:
-            watch.no_longer(look)
-    found = snapshot.take()
-    found["loops"] = pings.found()
-    found["seen"] = {
-        "seconds": seconds, **samples.found(), "growth": growth.found(),
-        "not_finite": None if look is None or look.found is None else str(look.found),
-    }  # fmt: skip
-    return found
+        observation.close()
+    return observation.found(seconds)
 
 
-def _sample(seconds: float, pings: Pings, growth: Growth, samples: Samples) -> None:
-    begin = monotonic()
-    counts = 0
-    while (gone := monotonic() - begin) < seconds:
-        pings.send()
-        samples.add()
-        if gone >= seconds * counts / _COUNTS:
-            counts += 1
-            growth.count()
-        time.sleep(_EVERY)
-    growth.count()
+class Observation:
+    """Watches this process from when it is made until :meth:`close`; whoever makes it calls :meth:`look` meanwhile.
+
+    Args:
+        pings: calls to event loops that are under way already.
+        counts_every: seconds between counts of arrays.
+    """
+
+    def __init__(self, pings: Pings | None = None, counts_every: float = 0.4) -> None:
+        self._pings = pings or Pings()
+        self._growth, self._samples = Growth(), Samples()
+        self._watch: watch.Watch | None = None
+        self._looks_at_values = False
+        self._begin = monotonic()
+        self._every, self._counts = counts_every, 0
+        self._blocked: dict[str, dict[str, Any]] = {}
+
+    @property
+    def seconds(self) -> float:
+        """For how long it lasts."""
+        return monotonic() - self._begin
+
+    def look_at_values(self) -> None:
+        """From now on look for values that are not finite, which makes operations cost more."""
+        self._watch = watch.Watch(stops=False)
+        self._looks_at_values = True
+        watch.everywhere(self._watch)
+
+    def leave_values(self) -> None:
+        """Look at values no more."""
+        if self._watch is not None and self._looks_at_values:
+            self._looks_at_values = False
+            watch.no_longer(self._watch)
+
+    def look(self) -> None:
+        """Look once, some milliseconds after the last time."""
+        self._pings.send()
+        self._samples.add()
+        if self._pings.slowest() >= _BLOCKED:
+            self._keep(self._pings.found())
+        if self.seconds >= self._every * self._counts:
+            self._counts += 1
+            self._growth.count()
+
+    def _keep(self, loops: list[dict[str, Any]]) -> None:
+        """Remember of each event loop when it was blocked for longest, and at what."""
+        for each in loops:
+            known = self._blocked.get(each["thread"])
+            if known is None or each["blocked"] > known["blocked"]:
+                self._blocked[each["thread"]] = each
+
+    def close(self) -> None:
+        """Watch no more."""
+        self._growth.count()
+        self._growth.stop()
+        self.leave_values()
+
+    def found(self, seconds: float | None = None) -> dict[str, Any]:
+        """As :func:`observe`; ``seconds`` is how long it was meant to last."""
+        found = snapshot.take()
+        loops = self._pings.found()
+        self._keep(loops)
+        found["loops"] = [self._blocked[each["thread"]] for each in loops]
+        not_finite = None if self._watch is None or self._watch.found is None else str(self._watch.found)
+        found["seen"] = {
+            "seconds": round(self.seconds, 1) if seconds is None else seconds, **self._samples.found(),
+            "growth": self._growth.found(), "not_finite": not_finite,
+        }  # fmt: skip
+        return found
 
 
 class Samples:

@@ -16,7 +16,7 @@ from flowmx.engine import describe as describe_place
 from flowmx.engine.actor import LoopActor
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, RUNNING, Operation, State, Variable
-from flowmx.flight import facts, messages, stacks
+from flowmx.flight import curves, facts, messages, stacks
 
 __all__ = ["take"]
 
@@ -43,6 +43,7 @@ def take() -> dict[str, Any]:
         "memory": devices.memory_in_use() if has_lock else {},
         "exchanges": [_exchange(each) for each in list(messages.under_way.values())],
         "said": facts.said(),
+        "curves": curves.latest(),
     }
 
 
