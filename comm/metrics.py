@@ -115,6 +115,10 @@ class Histogram(Metric):
             counts[bisect_left(self.bounds, value)] += 1
             self._sums[labels] = self._sums.get(labels, 0.0) + value
 
+    def counts(self, *labels: str) -> list[int]:
+        """How many values were at most each bound and more than the one before; the last: more than all."""
+        return list(self._counts.get(labels, ()))
+
     def lines(self) -> Iterator[str]:
         with self._lock:
             shown = [(labels, list(counts), self._sums[labels]) for labels, counts in sorted(self._counts.items())]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import json
 import os
 import threading
@@ -20,7 +21,7 @@ from flowmx.doctor import add_to, asking, chains, command, diagnosis
 from flowmx.doctor.diagnosis import diagnose
 from flowmx.doctor.picture import draw
 from flowmx.engine.runtime import engine
-from flowmx.flight import folder, observing
+from flowmx.flight import curves, folder, observing
 
 SECONDS = 0.3
 
@@ -199,6 +200,25 @@ def test_a_blocked_event_loop(ask):
     assert "time.sleep(1.0)" in found.line
 
 
+def test_an_event_loop_that_was_blocked_while_somebody_looked(ask):
+    started, ended = threading.Event(), threading.Event()
+
+    async def service():
+        await mx.engine.push(lambda: None, device=mx.cpu())
+        started.set()
+        time.sleep(0.2)  # blocks it for a while
+        while not ended.is_set():
+            await asyncio.sleep(0.001)
+
+    thread = threading.Thread(target=lambda: mx.run(service()), name="service")
+    thread.start()
+    started.wait()
+    found = ask(0.5)
+    ended.set()
+    thread.join()
+    assert found.kind == "blocked event loop" and found.line.endswith("# blocks it for a while")
+
+
 def test_an_overloaded_server(ask):
     flight.describe("serving", lambda: {"warnings": ["128 of 128 places of the queue are taken"]})
     try:
@@ -206,6 +226,34 @@ def test_an_overloaded_server(ask):
     finally:
         flight.forget("serving")
     assert (found.kind, found.text) == ("serving warns", "128 of 128 places of the queue are taken")
+
+
+def test_a_predictor_that_refuses_requests(ask):
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="dense")
+    params = {"dense_weight": mx.nd.ones((4, 5)), "dense_bias": mx.nd.zeros((4,))}
+    predictor = mx.serve.Predictor(data, (5,), params=params, max_batch=1, queue=1, name="digits")
+
+    async def flood(predictor):
+        async with predictor:
+            requests = (predictor(np.zeros(5, "float32")) for _ in range(40))
+            await asyncio.gather(*requests, return_exceptions=True)
+
+    mx.run(flood(predictor))
+    found = ask(0.0)
+    assert found.kind == "overloaded server" and "digits is overloaded" in found.text
+    said = flight.facts.said()["serving digits"]
+    assert said["requests"]["refused"] + said["requests"]["answered"] == 40 and said["limit"] == 1
+    del predictor
+    gc.collect()
+    assert "serving digits" not in flight.facts.said()
+
+
+def test_a_curve_that_is_not_finite(ask, monkeypatch):
+    monkeypatch.setattr(curves, "curves", {})
+    curves.log("loss", 1.0)
+    curves.log("loss", float("nan"))
+    found = ask(0.0)
+    assert found.kind == "NaN" and "the curve 'loss' is nan" in found.text
 
 
 # -- several processes --------------------------------------------------------------------------------------

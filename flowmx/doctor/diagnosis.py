@@ -5,6 +5,7 @@ A rule looks at all snapshots and gives findings with a weight; the heaviest is 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,10 @@ STARVED = 0.5
 
 _CODE = re.compile(r".*?:\d+ in \S+: (.*)")
 """The text of a line, behind its place."""
+
+_ALIKE = "let all nodes run the same versions"
+_LOST = "see its log; launch with --policy elastic (FLOWMX_KVSTORE_POLICY) to go on without it until another joins"
+_STOP = "mx.safety.stop_at_nan() stops at the first; a smaller learning rate or clip_gradient may avoid it"
 
 _WAITS = ("acquire", "wait", "join", "get", "recv", "select", "result", "lock", "put", "sleep", "read")
 
@@ -108,7 +113,9 @@ def _endless_one(link: Link, behind: int) -> Finding:
     is_users = op["name"] in ("Custom", "_backward_Custom") or bool(line)
     kind = "deadlocked Custom operator" if "Custom" in op["name"] and waits else "an operation that does not end"
     advice = f"its code stands at: {call}" + (", which waits for something that does not come" if waits else "")
-    return Finding(80 + (10 if behind else 0), kind, link.node, text, line or op["line"], advice if is_users else "")
+    if not is_users:
+        advice = "an operator of flowmx that takes this long has much to compute: see its inputs, and other programs"
+    return Finding(80 + (10 if behind else 0), kind, link.node, text, line or op["line"], advice)
 
 
 def _starved(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
@@ -142,8 +149,11 @@ def _not_finite(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
     for snapshot in _told(snapshots):
         found = snapshot.get("seen", {}).get("not_finite")
         if found:
-            line = found.rpartition("(at ")[2].rstrip(")")
-            yield Finding(65, "NaN", name_of(snapshot), found, line, "mx.safety.stop_at_nan() stops at the first")
+            text, _, line = found.rpartition(" (at ")
+            yield Finding(65, "NaN", name_of(snapshot), text, line.removesuffix(")"), _STOP)
+        for name, value in snapshot.get("curves", {}).items():
+            if not math.isfinite(value):
+                yield Finding(64, "NaN", name_of(snapshot), f"the curve {name!r} is {value}", "", _STOP)
 
 
 def _crossing(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
@@ -175,14 +185,15 @@ def _failures(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
             line = next((note.removeprefix("enqueued at ") for note in notes if note.startswith("enqueued at ")), "")
             kind = "version mismatch" if "the nodes of the job differ" in each["text"] else "an operation failed"
             weight = 85 if kind == "version mismatch" else 55
-            yield Finding(weight, kind, name_of(snapshot), f"{each['error']}: {each['text']}", line)
+            advice = _ALIKE if kind == "version mismatch" else "nobody waited for it yet: await or read what it makes"
+            yield Finding(weight, kind, name_of(snapshot), f"{each['error']}: {each['text']}", line, advice)
 
 
 def _warnings(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
     for snapshot in _told(snapshots):
         for who, said in snapshot.get("said", {}).items():
             for text in said.get("warnings", ()):
-                yield Finding(75, f"{who} warns", name_of(snapshot), str(text))
+                yield Finding(75, said.get("kind") or f"{who} warns", name_of(snapshot), str(text))
 
 
 def _locked(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
@@ -191,7 +202,7 @@ def _locked(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
             running = [each for each in snapshot["operations"] if each["state"] == "running"]
             line = next((line for each in running for line in each.get("stack", ())), "")
             text = "a thread has held the engine's lock for more than a second"
-            yield Finding(88, "engine lock", name_of(snapshot), text, line)
+            yield Finding(88, "engine lock", name_of(snapshot), text, line, "no callback of the engine may block")
 
 
 # -- several -------------------------------------------------------------------------------------------------
@@ -200,7 +211,10 @@ def _locked(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 def _unreached(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
     for snapshot in snapshots:
         if snapshot.get("unreached"):
-            yield Finding(95, "a process that does not answer", name_of(snapshot), str(snapshot["unreached"]))
+            advice = "see whether it lives; py-spy dump or gdb show where native code stands"
+            yield Finding(
+                95, "a process that does not answer", name_of(snapshot), str(snapshot["unreached"]), "", advice
+            )
 
 
 def _lost_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
@@ -208,7 +222,8 @@ def _lost_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
         for said in snapshot.get("said", {}).values():
             for peer in said.get("peers", ()):
                 if peer["state"] == "gone":
-                    yield Finding(92, "lost peer", str(peer["name"]), str(peer.get("why") or f"{peer['name']} is gone"))
+                    text = str(peer.get("why") or f"{peer['name']} is gone")
+                    yield Finding(92, "lost peer", str(peer["name"]), text, "", _LOST)
 
 
 def _silent_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
@@ -245,7 +260,7 @@ def _differences(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
             for node, value in found.items():
                 if value != usual:
                     text = f"{name} is {value}, and {usual} on the others"
-                    yield Finding(86, "version mismatch", node, text, advice="let all nodes run the same versions")
+                    yield Finding(86, "version mismatch", node, text, advice=_ALIKE)
 
 
 Rule = Callable[[Sequence[Snapshot]], Iterator[Finding]]

@@ -17,14 +17,16 @@ def describe(name: str, say: Callable[[], Mapping[str, Any]]) -> None:
         name: whose words they are, such as ``"kvstore"``; who speaks under the same name takes its place.
         say: returns values that JSON can hold. Understood are ``node`` (what this process is called in its job),
             ``peers`` (a list of ``name``, ``state``, ``why``), ``waits`` (a list of ``for``, a peer's name, ``what``
-            and ``seconds``), ``facts`` (what must be alike on all nodes), and ``warnings`` (sentences).
+            and ``seconds``), ``facts`` (what must be alike on all nodes), ``warnings`` (sentences), and ``kind`` (what
+            the doctor calls those).
     """
     _speakers[name] = say
 
 
-def forget(name: str) -> None:
-    """Ask no more."""
-    _speakers.pop(name, None)
+def forget(name: str, say: Callable[[], Mapping[str, Any]] | None = None) -> None:
+    """Ask no more; given a function, only where nobody else speaks under the name by now."""
+    if say is None or _speakers.get(name) is say:
+        _speakers.pop(name, None)
 
 
 def said() -> dict[str, dict[str, Any]]:

@@ -183,6 +183,10 @@ class Pace:
         self._refused = self._refused * 0.5 ** (now - self._refused_at) + rows
         self._refused_at = now
 
+    def refused_within(self, seconds: float, now: float) -> bool:
+        """Whether rows were refused a short while ago."""
+        return self._refused > 0 and now - self._refused_at <= seconds
+
     def retry_after(self, waiting: int) -> float:
         """Seconds after which what waits, and what was refused lately, could be done."""
         return (waiting + self._refused) / self.rate if self.rate else 1.0
