@@ -12,4 +12,6 @@ packages = [
     for package in (root, *(f"{root}.{name}" for name in find_packages(folder)))
 ]
 
-setup(packages=packages, package_dir=ROOTS, package_data={"flowmx": ["py.typed"], "": ["*.pyi"]})
+setup(packages=packages, package_dir=ROOTS, package_data={
+    "flowmx": ["py.typed"], "flowmx.dashboard": ["page/*"], "": ["*.pyi"],
+})

@@ -31,6 +31,7 @@ from flowmx import (
     registry,
     runtime,
     safety,
+    settings,
     symbol,
     util,
     visualization,
@@ -62,14 +63,14 @@ from flowmx.util import (
 )
 
 if TYPE_CHECKING:
-    from flowmx import amp, contrib, image, onnx, plan, recordio, rnn, serve, test_utils
+    from flowmx import amp, contrib, dashboard, image, onnx, plan, recordio, rnn, serve, test_utils
     from flowmx import image as img
 
 __version__ = "0.1.0"
 
 __all__ = [
     "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint", "context",
-    "contrib", "cpu", "cpu_pinned", "current_context", "engine", "executor", "flight", "gluon", "gpu",
+    "contrib", "cpu", "cpu_pinned", "current_context", "dashboard", "engine", "executor", "flight", "gluon", "gpu",
     "gpu_memory_info", "image", "img", "init", "initializer", "io", "is_np_array", "is_np_shape", "kv", "kvstore",
     "log", "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "np_array",
     "np_shape", "num_gpus", "onnx", "operator", "optimizer", "plan", "profiler", "random", "recordio", "registry",
@@ -77,5 +78,16 @@ __all__ = [
     "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip
 
-_LATER = ("amp", "contrib", "image", "onnx", "plan", "recordio", "rnn", "serve", "test_utils")
+_LATER = ("amp", "contrib", "dashboard", "image", "onnx", "plan", "recordio", "rnn", "serve", "test_utils")
 __getattr__, __dir__ = later(__name__, {"img": "flowmx.image", **{each: f"flowmx.{each}" for each in _LATER}})
+
+
+def _follow(config: settings.Settings) -> None:
+    """Serve the dashboard where the settings say so; what it needs is imported only then."""
+    if config.dashboard is not None:
+        from flowmx.dashboard.running import start_by_setting
+
+        start_by_setting(config.dashboard)
+
+
+engine.runtime.engine.followers.append(_follow)

@@ -314,6 +314,13 @@ class Settings:
     flight_recorder: bool = _setting(
         True, "Keep the last operations, waits and messages in memory, and answer `python -m flowmx doctor`."
     )
+    dashboard: int | None = _setting(
+        None,
+        "Port of 127.0.0.1 on which the dashboard is served from the first operation on, or another where that is "
+        "taken; 0 takes any that is free; unset, there is none.",
+        low=0,
+        high=65535,
+    )
     stall_seconds: float = _setting(
         300.0,
         "Seconds without the end of an operation, while some are pending, after which a report is written.",

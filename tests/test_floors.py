@@ -67,7 +67,7 @@ FLOORS: list[set[str]] = [
     },
     {"flowmx.feedforward", "flowmx.gluon", "flowmx.model", "flowmx.module", "flowmx.rnn", "flowmx.test_utils"},
     {"flowmx.amp", "flowmx.contrib.amp", "flowmx.doctor", "flowmx.monitor"},
-    {"flowmx.contrib", "flowmx.onnx", "flowmx.plan"},
+    {"flowmx.contrib", "flowmx.dashboard", "flowmx.onnx", "flowmx.plan"},
     {"flowmx.serve"},
     {"flowmx.commands", "flowmx.stubs"},
     {"flowmx.cli", "flowmx.__main__"},

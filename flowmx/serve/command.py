@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx import usage
+from flowmx import dashboard, usage
 from flowmx.engine import run as run_coroutine
 from flowmx.serve.application import app, run
 from flowmx.serve.predictor import Predictor
@@ -29,6 +29,8 @@ def main(argv: Sequence[str]) -> int:
     def started(address: str) -> None:
         _log.info("%r at %s", predictor, address)
 
+    if options.dashboard is not None:
+        _log.info("the dashboard is at %s", dashboard.start(port=options.dashboard).url)
     run_coroutine(_serve(predictor, options.host, options.port, started))
     return 0
 
@@ -63,5 +65,9 @@ def _parser() -> argparse.ArgumentParser:
         "--lengths", type=usage.sizes, default=(), help="lengths that varying axes are padded to, such as 16,32,64"
     )
     parser.add_argument("--finite", action="store_true", help="refuse NaN and infinities")
+    parser.add_argument(
+        "--dashboard", type=int, nargs="?", const=0, metavar="PORT",
+        help="show what the service does in a browser, on this port of 127.0.0.1 (default: a free one)",
+    )  # fmt: skip
     parser.add_argument("--name", default="model", help="of the model, in paths and metrics (default: %(default)s)")
     return parser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,6 +60,8 @@ def _add_job(found: argparse.ArgumentParser) -> None:
     found.add_argument(
         "--snapshot-every", type=float, default=60.0, help="seconds between snapshots (default: %(default)s)"
     )
+    dashboard = "have each process serve its dashboard on this port of 127.0.0.1, or a free one; it says where"
+    found.add_argument("--dashboard", type=int, nargs="?", const=0, metavar="PORT", help=dashboard)
 
 
 def _add_places(found: argparse.ArgumentParser) -> None:
@@ -94,7 +97,13 @@ def _plan(given: argparse.Namespace, command: Sequence[str]) -> Plan:
         str(given.snapshot.absolute()) if given.snapshot else "",
         given.snapshot_every,
         forward=given.env,
+        environ=_environment(given.dashboard),
     )
+
+
+def _environment(dashboard: int | None) -> dict[str, str]:
+    """What the processes are given: this one's, and the setting that has a dashboard served."""
+    return {**os.environ} | ({} if dashboard is None else {"FLOWMX_DASHBOARD": str(dashboard)})
 
 
 async def _run(plan: Plan, given: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ _STARTING = 300.0
 """Seconds that a worker may take until it is up, whatever `timeout` says of a batch: a busy machine is no error."""
 _ENVIRONMENT = {
     "FLOWMX_ENGINE_TYPE": "NaiveEngine", "FLOWMX_CPU_KERNEL_NTHREADS": "1", "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "FLOWMX_DASHBOARD": "",
 }  # fmt: skip
 """In a worker an operator runs where it is called: the other cores are for the other workers."""
 

@@ -1,0 +1,49 @@
+// Numbers and times as text. Pure.
+
+export const NONE = "–";
+
+const is = (value) => typeof value === "number" && Number.isFinite(value);
+
+// A number to three digits, with k, M or G.
+export function count(value) {
+  if (!is(value)) return typeof value === "string" ? value : NONE;
+  const [scale, unit] = [[1e9, "G"], [1e6, "M"], [1e4, "k"]].find(([least]) => Math.abs(value) >= least) ?? [1, ""];
+  const shown = unit === "k" ? value / 1e3 : value / scale;
+  const digits = Number.isInteger(shown) && Math.abs(shown) < 1e4 ? 0 : Math.max(0, 2 - Math.floor(Math.log10(Math.max(Math.abs(shown), 1))));
+  return shown.toFixed(digits) + unit;
+}
+
+// A value of a curve: to four digits, whatever its size.
+export function value(number) {
+  if (!is(number)) return typeof number === "string" ? number : NONE;
+  const size = Math.abs(number);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return number.toExponential(2);
+  return String(Number(number.toPrecision(4)));
+}
+
+export function bytes(value) {
+  if (!is(value)) return NONE;
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  const at = value < 1024 ? 0 : Math.min(units.length - 1, Math.floor(Math.log2(value) / 10));
+  const shown = value / 1024 ** at;
+  return `${shown.toFixed(at === 0 || shown >= 100 ? 0 : shown >= 10 ? 1 : 2)} ${units[at]}`;
+}
+
+export function seconds(value) {
+  if (!is(value)) return NONE;
+  if (value === 0) return "0 s";
+  if (value < 1e-3) return `${(value * 1e6).toFixed(0)} µs`;
+  if (value < 1) return `${(value * 1e3).toFixed(value < 0.01 ? 2 : value < 0.1 ? 1 : 0)} ms`;
+  if (value < 120) return `${value.toFixed(value < 10 ? 1 : 0)} s`;
+  return value < 7200 ? `${(value / 60).toFixed(0)} min` : `${(value / 3600).toFixed(1)} h`;
+}
+
+export function percent(share) {
+  return is(share) ? `${(share * 100).toFixed(0)} %` : NONE;
+}
+
+// Number and unit apart, for what is set large.
+export function parts(text) {
+  const match = /^([-\d.]+)\s*(.*)$/.exec(text);
+  return match ? [match[1], match[2]] : [text, ""];
+}

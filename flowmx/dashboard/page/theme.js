@@ -1,0 +1,60 @@
+// Light, dark, or as the system has it; remembered in this browser.
+
+const ORDER = ["auto", "light", "dark"];
+const TITLES = { auto: ["◐", "Auto"], light: ["☀", "Light"], dark: ["☾", "Dark"] };
+const KEY = "flowmx-theme";
+
+function remembered() {
+  try {
+    return ORDER.includes(localStorage.getItem(KEY)) ? localStorage.getItem(KEY) : "auto";
+  } catch {
+    return "auto"; // storage is turned off
+  }
+}
+
+// Makes a button go round the themes; changed() is called when colours are others.
+export function install(button, changed) {
+  let theme = remembered();
+  const show = () => {
+    if (theme === "auto") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    [...button.children].forEach((part, index) => (part.textContent = TITLES[theme][index]));
+    button.setAttribute("aria-label", `Theme: ${theme === "auto" ? "as the system" : theme}`);
+    changed();
+  };
+  button.addEventListener("click", () => {
+    theme = ORDER[(ORDER.indexOf(theme) + 1) % ORDER.length];
+    try {
+      localStorage.setItem(KEY, theme);
+    } catch {
+      // it holds for this page
+    }
+    show();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+  show();
+}
+
+let colours = {};
+
+// A colour by the name of its variable.
+export function colour(name) {
+  return (colours[name] ??= getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim());
+}
+
+export function forgetColours() {
+  colours = {};
+}
+
+// Colours of operations by what they are; the legend in index.html says the same.
+const KINDS = [
+  [/kvstore|push|pull|barrier/i, "c6"],
+  [/backward|grad/i, "c1"],
+  [/update|sgd|adam|momentum|lamb|rmsprop/i, "c3"],
+  [/copy|load|store|assign|array|batch_of|record|cast|host/i, "c2"],
+];
+
+// The colour of an operation.
+export function toneOf(actor, name) {
+  return (KINDS.find(([kind]) => kind.test(name)) ?? KINDS.slice(0, 1).find(([kind]) => kind.test(actor)) ?? [null, "c0"])[1];
+}

@@ -1,0 +1,205 @@
+// The rolling timeline: a lane for each actor, a bar for each operation; names under the pointer or by arrow keys.
+
+import { prepared } from "./chart.js";
+import { seconds } from "./format.js";
+import { colour, toneOf } from "./theme.js";
+
+const AXIS = 20;
+const HEIGHT = 112; // of few lanes together
+const LANE = [24, 56]; // of one
+const DELAY = 0.9; // seconds by which the right edge is behind, so that bars come whole
+
+const ACTOR = 0, ROW = 1, NAME = 2, BEGAN = 3, ENDED = 4, ABOUT = 5, FAILED = 6, COUNT = 7;
+
+export class Timeline {
+  constructor(canvas, tip, said) {
+    Object.assign(this, { canvas, tip, said, span: 5, lane: LANE[1], bars: [], lanes: [], running: [], clock: null, chosen: null, point: null, paused: null });
+    canvas.addEventListener("pointermove", (event) => this.hover(event.offsetX, event.offsetY));
+    canvas.addEventListener("pointerdown", (event) => this.hover(event.offsetX, event.offsetY));
+    canvas.addEventListener("pointerleave", () => this.choose(null));
+    canvas.addEventListener("blur", () => this.choose(null));
+    canvas.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  // bars, and actors with what they run; at: the process' clock now; epoch: that clock's zero in Unix seconds.
+  show(bars, actors, at, epoch) {
+    this.bars = bars;
+    this.epoch = epoch;
+    this.clock = { at, seen: performance.now() };
+    this.running = actors.filter((actor) => actor.running).map((actor) => [actor.name, 0, actor.running.name, actor.running.began, null, "running", 0, 1]);
+    const rows = new Set([...actors.filter((actor) => actor.queued || actor.running).map((actor) => `${actor.name}\n0`), ...this.lanes, ...bars.map((bar) => `${bar[ACTOR]}\n${bar[ROW]}`)]);
+    this.lanes = [...rows].sort((a, b) => a.localeCompare(b, undefined, { numeric: true })).slice(0, 24);
+    this.lane = Math.min(Math.max(Math.floor(HEIGHT / Math.max(this.lanes.length, 1)), LANE[0]), LANE[1]);
+    const height = `${Math.max(this.lanes.length * this.lane, HEIGHT) + AXIS}px`;
+    if (this.canvas.style.height !== height) this.canvas.style.height = height;
+  }
+
+  get right() {
+    if (this.paused !== null) return this.paused;
+    return this.clock === null ? 0 : this.clock.at + Math.min((performance.now() - this.clock.seen) / 1000, 1) - DELAY;
+  }
+
+  pause(paused) {
+    this.paused = paused ? this.right : null;
+  }
+
+  draw() {
+    const [context, width, height] = prepared(this.canvas);
+    this.gutter = width < 560 ? 0 : this.wide(context, width);
+    this.scale = (width - this.gutter) / this.span;
+    this.left = this.right - this.span;
+    this.x = (at) => this.gutter + (at - this.left) * this.scale;
+    this.grid(context, width, height);
+    context.save();
+    context.beginPath();
+    context.rect(this.gutter, 0, width - this.gutter, height);
+    context.clip();
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "middle";
+    context.textAlign = "left";
+    for (const bar of this.seen()) this.bar(context, bar, width);
+    context.restore();
+    this.labels(context);
+    if (this.chosen) this.place(width);
+  }
+
+  // The width of the names of lanes.
+  wide(context, width) {
+    context.font = "11px system-ui, sans-serif";
+    const names = this.lanes.map((lane) => context.measureText(lane.split("\n")[0]).width);
+    return Math.min(Math.max(60, ...names.map((each) => each + 16)), 180, width * 0.25);
+  }
+
+  seen() {
+    return [...this.bars, ...this.running].filter((bar) => (bar[ENDED] ?? Infinity) >= this.left && bar[BEGAN] <= this.right);
+  }
+
+  grid(context, width, height) {
+    context.strokeStyle = colour("grid");
+    context.fillStyle = colour("muted");
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = "alphabetic";
+    const step = [0.1, 0.2, 0.5, 1, 2, 5, 10].find((each) => each * this.scale > 72) ?? 10;
+    for (let at = Math.ceil(this.left / step) * step; at <= this.right; at += step) {
+      const x = Math.round(this.x(at)) + 0.5;
+      context.beginPath();
+      context.moveTo(x, 0);
+      context.lineTo(x, height - AXIS + 4);
+      context.stroke();
+      context.textAlign = "center";
+      if (x > this.gutter + 26 && x < width - 26) context.fillText(this.time(at, step < 1 ? 1 : 0), x, height - 5);
+    }
+    this.lanes.forEach((_, index) => {
+      context.beginPath();
+      context.moveTo(0, (index + 1) * this.lane + 0.5);
+      context.lineTo(width, (index + 1) * this.lane + 0.5);
+      context.stroke();
+    });
+  }
+
+  // The process' clock as the time of day.
+  time(at, digits) {
+    const day = new Date((at + this.epoch) * 1000);
+    const two = (number) => String(number).padStart(2, "0");
+    const rest = (day.getSeconds() + day.getMilliseconds() / 1000).toFixed(digits).padStart(digits ? digits + 3 : 2, "0");
+    return `${two(day.getHours())}:${two(day.getMinutes())}:${rest}`;
+  }
+
+  labels(context) {
+    context.font = "11px system-ui, sans-serif";
+    context.textBaseline = this.gutter ? "middle" : "top";
+    context.textAlign = "left";
+    this.lanes.forEach((lane, index) => {
+      const [actor, row] = lane.split("\n");
+      const name = row === "0" ? actor : `#${Number(row) + 1}`;
+      const y = index * this.lane + (this.gutter ? this.lane / 2 : 1);
+      if (this.gutter) {
+        context.fillStyle = colour("muted");
+        context.fillText(clipped(context, name, this.gutter - 10), 4, y);
+        return;
+      }
+      context.font = "9px system-ui, sans-serif";
+      context.lineWidth = 3;
+      context.strokeStyle = colour("panel");
+      context.strokeText(name, 2, y);
+      context.fillStyle = colour("text");
+      context.fillText(name, 2, y);
+      context.lineWidth = 1;
+    });
+  }
+
+  bar(context, bar, width) {
+    const row = this.lanes.indexOf(`${bar[ACTOR]}\n${bar[ROW]}`);
+    if (row < 0) return;
+    const begin = Math.max(this.x(bar[BEGAN]), this.gutter - 4);
+    const end = bar[ENDED] === null ? width : Math.min(this.x(bar[ENDED]), width + 4);
+    const long = Math.max(end - begin, 1);
+    const tone = bar[FAILED] ? "bad" : toneOf(bar[ACTOR], bar[NAME]);
+    context.globalAlpha = bar[ENDED] === null ? 0.45 : bar[COUNT] > 1 ? 0.8 : 1;
+    context.fillStyle = colour(tone);
+    context.beginPath();
+    context.roundRect(begin, row * this.lane + 3, Math.max(long - (long > 4 ? 0.8 : 0), 1), this.lane - 6, Math.min(3, long / 2));
+    context.fill();
+    context.globalAlpha = 1;
+    if (this.chosen === bar) {
+      context.strokeStyle = colour("text");
+      context.lineWidth = 2;
+      context.stroke();
+      context.lineWidth = 1;
+    }
+    if (long > 34) {
+      context.fillStyle = colour("panel");
+      context.fillText(clipped(context, bar[NAME], long - 8), begin + 5, row * this.lane + this.lane / 2 + 0.5);
+    }
+  }
+
+  // -- what a bar is --------------------------------------------------------------------------------
+
+  hover(x, y) {
+    const lane = this.lanes[Math.floor(y / this.lane)];
+    const at = this.left + (x - this.gutter) / this.scale;
+    const slack = 3 / this.scale;
+    const near = this.seen().filter((bar) => `${bar[ACTOR]}\n${bar[ROW]}` === lane && bar[BEGAN] - slack <= at && at <= (bar[ENDED] ?? Infinity) + slack);
+    const off = (bar) => Math.max(bar[BEGAN] - at, at - (bar[ENDED] ?? Infinity), 0);
+    this.choose(near.sort((a, b) => off(a) - off(b))[0] ?? null);
+  }
+
+  key(event) {
+    const step = { ArrowLeft: -1, ArrowRight: 1, Home: -Infinity, End: Infinity }[event.key];
+    if (event.key === "Escape") this.choose(null);
+    if (step === undefined) return;
+    event.preventDefault();
+    const bars = this.seen().sort((a, b) => a[BEGAN] - b[BEGAN]);
+    const now = bars.indexOf(this.chosen);
+    const next = now < 0 ? bars.length - 1 : Math.min(Math.max(now + step, 0), bars.length - 1);
+    this.choose(bars[next] ?? null);
+    this.said.textContent = this.chosen ? described(this.chosen) : "";
+  }
+
+  choose(bar) {
+    this.chosen = bar;
+    this.tip.hidden = bar === null;
+    if (bar) this.tip.textContent = described(bar);
+    this.draw();
+  }
+
+  place(width) {
+    const row = this.lanes.indexOf(`${this.chosen[ACTOR]}\n${this.chosen[ROW]}`);
+    const wide = this.tip.offsetWidth;
+    const x = Math.min(Math.max(this.x(this.chosen[BEGAN]), 0), Math.max(width - wide, 0));
+    this.tip.style.transform = `translate(${Math.round(x)}px, ${(row + 1) * this.lane + 4}px)`;
+  }
+}
+
+function described(bar) {
+  const took = bar[ENDED] === null ? "running" : seconds(bar[ENDED] - bar[BEGAN]);
+  const what = bar[COUNT] > 1 ? `${bar[COUNT]} operations, the longest ${bar[NAME]}` : bar[NAME];
+  return [`${what}, ${took}`, bar[ACTOR], bar[ENDED] === null ? "" : bar[ABOUT], bar[FAILED] ? "failed" : ""].filter(Boolean).join(" · ");
+}
+
+function clipped(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
+  let kept = text;
+  while (kept && context.measureText(`${kept}…`).width > width) kept = kept.slice(0, -1);
+  return kept.length > 1 ? `${kept}…` : "";
+}

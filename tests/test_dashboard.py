@@ -1,0 +1,309 @@
+"""The dashboard's pure parts: series, lanes, warnings, curves, and who may look."""
+
+import itertools
+import json
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowmx.comm.security import InsecureAddress
+from flowmx.dashboard import guard
+from flowmx.dashboard.guard import COOKIE, Guard, check_address
+from flowmx.dashboard.reading import Reading
+from flowmx.dashboard.sampler import Sampler
+from flowmx.dashboard.tables import quantile
+from flowmx.dashboard.timeline import MOST, Ended, Lanes, busy, gathered
+from flowmx.dashboard.warnings import PRESENT, Warnings
+from flowmx.doctor.diagnosis import Finding
+from flowmx.flight import curves
+from flowmx.flight.curves import Curve
+
+SECRET = "a secret of some letters"
+
+# -- series ----------------------------------------------------------------------------------------------------
+
+
+def client(frames):
+    """What a page knows that was told these frames; it does as state.js does."""
+    times, series, bars, points = [], {}, [], {}
+    for frame in frames:
+        assert json.loads(json.dumps(frame, allow_nan=False)) == frame
+        if frame.get("whole"):
+            times, series, bars, points = list(frame["times"]), dict(frame["series"]), list(frame["bars"]), {}
+        else:
+            before = len(times)
+            times.append(frame["at"])
+            bars += frame["bars"]
+            for name in frame["values"]:
+                series.setdefault(name, [None] * before)
+            for name, column in series.items():
+                series[name] = [*column, frame["values"].get(name)]
+        for name, curve in frame["curves"].items():
+            points[name] = [*points.get(name, [])[: curve["from"]], *curve["points"]]
+    return times, series, bars, points
+
+
+steps = st.lists(
+    st.tuples(
+        st.floats(0.01, 20), st.dictionaries(st.sampled_from(["cpu(0)", "net"]), st.integers(0, 50), max_size=2),
+        st.lists(st.floats(-1e3, 1e3) | st.just(math.nan), max_size=30),
+    ),
+    min_size=1, max_size=12,
+)  # fmt: skip
+
+
+@given(steps, st.data())
+def test_who_joins_late_sees_what_others_see(made, data):
+    sampler, curve, at, executed = Sampler(capacity=1000), Curve(), 0.0, {"cpu(0)": 0, "net": 0}
+    early, late = [], []
+    join = data.draw(st.integers(0, len(made) - 1))
+    for number, (seconds, ran, logged) in enumerate(made):
+        at += seconds
+        executed = {name: count + ran.get(name, 0) for name, count in executed.items()}
+        for value in logged:
+            curve.add(value)
+        ended = [Ended("cpu(0)", "dot", at - seconds, at)]
+        told = {"loss": (curve.generation, curve.points.copy(), curve.last)}
+        frame = sampler.add(Reading(at=at, executed=executed, ended=ended, curves=told)).content
+        early.append(frame)
+        late += [sampler.whole().content] if number == join else [frame] if number > join else []
+    for seen, expected in zip(client(late), client(early), strict=True):
+        assert seen == expected
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_page_puts_frames_together_the_same(tmp_path):
+    sampler, curve, frames = Sampler(), Curve(), []
+    for at in range(40):
+        for value in range(50):
+            curve.add(value + at)
+        told = {"loss": (curve.generation, curve.points.copy(), curve.last)}
+        executed = {"cpu(0)": at, **({"net": at} if at > 3 else {})}
+        frame = sampler.add(Reading(at=at / 2, executed=executed, ended=[Ended("a", "x", at, at + 0.5)], curves=told))
+        frames.append(sampler.whole().content if at == 0 else frame.content)
+    assert curve.generation > 1
+    (tmp_path / "frames.json").write_text(json.dumps(frames))
+    state = (Path(guard.__file__).parent / "page" / "state.js").read_text()
+    (tmp_path / "state.mjs").write_text(state)
+    (tmp_path / "run.mjs").write_text(
+        "import { readFileSync } from 'node:fs'; import { applied, empty } from './state.mjs';\n"
+        "const state = JSON.parse(readFileSync(process.argv[2])).reduce(applied, empty());\n"
+        "console.log(JSON.stringify([state.times, state.series, state.bars, state.curves]));"
+    )
+    command = ["node", str(tmp_path / "run.mjs"), str(tmp_path / "frames.json")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert json.loads(done.stdout) == [*client(frames)]
+
+
+def test_rates_are_those_of_the_time_between_readings():
+    sampler = Sampler()
+    sampler.add(Reading(at=10.0, executed={"cpu(0)": 100}, steps=1, samples=64))
+    ended = [Ended("cpu(0)", "dot", 9.0, 10.25), Ended("cpu(0)", "dot", 10.2, 10.5)]
+    frame = sampler.add(Reading(at=11.0, executed={"cpu(0)": 150}, steps=3, samples=192, ended=ended)).content
+    values = frame["values"]
+    assert (values["operations"], values["steps"], values["samples"]) == (50, 2, 128)
+    assert values["busy.cpu(0)"] == 0.5 and frame["now"]["actors"][0]["rate"] == 50
+
+
+def test_what_still_runs_counts_as_busy():
+    sampler = Sampler()
+    sampler.add(Reading(at=0.0, executed={"cpu(0)": 0}))
+    frame = sampler.add(Reading(at=1.0, executed={"cpu(0)": 0}, running=[("cpu(0)", "stuck", 0.25)])).content
+    assert frame["values"]["busy.cpu(0)"] == 0.75
+    assert frame["now"]["actors"][0]["running"] == {"name": "stuck", "began": 0.25}
+
+
+def test_after_a_pause_there_are_no_rates():
+    sampler = Sampler()
+    sampler.add(Reading(at=0.0, executed={"cpu(0)": 0}))
+    assert "operations" not in sampler.add(Reading(at=100.0, executed={"cpu(0)": 5})).content["values"]
+
+
+def test_what_is_kept_is_bounded():
+    sampler = Sampler(20)
+    for at in range(100):
+        sampler.add(Reading(at=float(at), ended=[Ended(f"a{n}", "x", at, at + 0.5) for n in range(100)]))
+    whole = sampler.whole().content
+    assert len(whole["times"]) == 20 == len(whole["series"]["pending"])
+    assert len(whole["bars"]) == 7200
+
+
+def service(answered, counts, queued=0):
+    said = {"model": "m", "version": 0, "accepting": True, "queued": queued, "limit": 8, "pending": 1}
+    requests = {"answered": answered, "refused": 3, "failed": 0}
+    return {"serving m": {**said, "requests": requests, "latency": {"bounds": [0.1, 1.0], "counts": counts}}}
+
+
+def test_a_service_by_rate_queue_and_latency():
+    sampler = Sampler()
+    sampler.add(Reading(at=0.0, said=service(0, [])))
+    sampler.add(Reading(at=1.0, said=service(10, [100, 0, 0])))
+    frame = sampler.add(Reading(at=3.0, said=service(30, [100, 20, 0], queued=5))).content
+    values, (row,) = frame["values"], frame["now"]["services"]
+    assert (values["served.m.rate"], values["served.m.p99"], values["served.m.queued"]) == (10, 1.0, 5)
+    assert row["rate"] == 10 and row["requests"]["refused"] == 3
+    later = sampler.add(Reading(at=14.0, said=service(30, [100, 20, 0]))).content["values"]
+    assert "served.m.p99" not in later or later["served.m.p99"] == 1.0
+
+
+def test_peers_by_traffic_and_health():
+    said = {"kvstore": {
+        "node": "worker 0", "doing": "training", "waits": [],
+        "peers": [
+            {"name": "server 0", "state": "alive", "why": ""}, {"name": "worker 1", "state": "gone", "why": "silent"},
+        ],
+    }}  # fmt: skip
+    sampler = Sampler()
+    sampler.add(Reading(at=0.0, said=said))
+    exchanges = [("server 0", 100, 0.5), ("server 0", 300, 1.5)]
+    frame = sampler.add(Reading(at=2.0, said=said, exchanges=exchanges, waiting={"server 0": 1})).content
+    rows = {row["name"]: row for row in frame["now"]["peers"]}
+    assert frame["values"]["traffic"] == 200
+    assert (rows["server 0"]["requests"], rows["server 0"]["bytes"], rows["server 0"]["seconds"]) == (2, 400, 1.0)
+    assert (rows["worker 1"]["state"], rows["worker 1"]["why"]) == ("gone", "silent")
+    assert frame["now"]["nodes"][0]["name"] == "worker 0"
+
+
+@given(st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(any), st.floats(0.01, 1))
+def test_a_quantile_has_its_share_below(counts, share):
+    bounds = [1.0, 2.0, 3.0]
+    found = quantile(bounds, counts, share)
+    below = sum(count for bound, count in zip(bounds, counts, strict=False) if bound <= found)
+    assert below >= share * sum(counts) or found == bounds[-1]
+
+
+# -- the timeline ----------------------------------------------------------------------------------------------
+
+spans = st.lists(
+    st.tuples(st.sampled_from("ab"), st.floats(0, 10), st.floats(0, 1)).map(
+        lambda each: Ended(each[0], "x", each[1], each[1] + each[2])
+    ),
+    max_size=60,
+)
+
+
+@given(spans)
+def test_bars_of_a_lane_do_not_overlap(ended):
+    bars = Lanes().place(ended)
+    assert sorted((bar.actor, bar.began, bar.ended) for bar in bars) == sorted(
+        (op.actor, op.began, op.ended) for op in ended
+    )
+    for _, lane in itertools.groupby(sorted(bars, key=lambda bar: bar[:2]), key=lambda bar: bar[:2]):
+        row = sorted(lane, key=lambda bar: bar.began)
+        assert all(a.ended <= b.began for a, b in itertools.pairwise(row))
+
+
+@given(st.lists(st.tuples(st.floats(1e-6, 1e-2), st.floats(0, 1e-2)), max_size=600))
+def test_many_bars_become_few_and_none_is_lost(made):
+    at, ended = 0.0, []
+    for took, gap in made:
+        ended.append(Ended("a", f"op{len(ended) % 3}", at, at + took, failed=len(ended) == 7))
+        at += took + gap
+    bars = gathered(Lanes().place(ended))
+    assert len(bars) <= MOST and sum(bar.number for bar in bars) == len(ended)
+    assert any(bar.failed for bar in bars) == (len(ended) > 7)
+    assert all(a.ended <= b.began for a, b in itertools.pairwise(bars))
+
+
+def test_a_long_operation_keeps_its_name_among_short_ones():
+    ended = [Ended("a", "short", at * 1e-3, at * 1e-3 + 1e-4) for at in range(400)] + [Ended("a", "long", 0.4, 0.9)]
+    assert any(bar.name == "long" and bar.number == 1 for bar in gathered(Lanes().place(ended)))
+
+
+@given(st.lists(st.tuples(st.floats(-1, 3), st.floats(0, 3)).map(lambda each: (each[0], each[0] + each[1]))))
+def test_busy_is_the_share_of_the_time_with_work(made):
+    step = 1e-3
+    marks = sum(any(a <= at * step < b for a, b in made) for at in range(1000))
+    assert busy(made, 0.0, 1.0) == pytest.approx(marks * step, abs=2 * step * (len(made) + 1))
+
+
+# -- warnings --------------------------------------------------------------------------------------------------
+
+
+def test_a_warning_stays_for_a_while_when_it_is_over():
+    warnings = Warnings()
+    nan, slow = Finding(65, "NaN", "p", "x", "line"), Finding(90, "blocked event loop", "p", "y")
+    warnings.add([nan], 0.0)
+    warnings.add([nan, slow], 3.0)
+    assert [(row["kind"], row["seconds"]) for row in warnings.rows(4.0)] == [("blocked event loop", 0.0), ("NaN", 3.0)]
+    warnings.add([nan], 3.0 + PRESENT)
+    present = {row["kind"]: row["present"] for row in warnings.rows(3.0 + PRESENT)}
+    assert present == {"NaN": True, "blocked event loop": False}
+    warnings.add([], 1000.0)
+    assert warnings.rows(1000.0) == []
+
+
+# -- curves ----------------------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.floats(-100, 100), max_size=3000))
+def test_a_curve_keeps_its_mean_and_its_end_however_long_it_is(values):
+    curve = Curve()
+    for value in values:
+        curve.add(value)
+    assert len(curve.points) < curves.MOST and curve.count == len(values)
+    whole = len(values) // curve.stride
+    assert len(curve.points) == whole
+    if whole:
+        mean = sum(value for _, value in curve.points) / whole
+        assert mean == pytest.approx(sum(values[: whole * curve.stride]) / (whole * curve.stride), abs=1e-6)
+        assert curve.points[-1][0] == whole * curve.stride - 1
+
+
+def test_logging_takes_numbers_alone_and_few_names(monkeypatch):
+    monkeypatch.setattr(curves, "curves", {})
+    for name, value in (("loss", "high"), (3, 1.0), ("loss", None)):
+        with pytest.raises(TypeError, match="expected"):
+            curves.log(name, value)
+    for number in range(200):
+        curves.log("steady", number, step=2 * number)
+        curves.log(f"curve {number}", 1)
+    assert len(curves.curves) == 64 and curves.curves["steady"].points[-1] == (398.0, 199.0)
+
+
+# -- who may look ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("remote", "host", "status"),
+    [
+        ("127.0.0.1", "localhost:80", 200), ("::1", "[::1]:80", 200), ("127.0.0.1", "127.0.0.1", 200),
+        ("127.0.0.1", "evil.example:80", 403), ("10.0.0.7", "localhost:80", 403), ("127.0.0.1", "", 403),
+        ("127.0.0.1", "localhost.evil.example", 403), ("127.0.0.1", "127.0.0.1.evil.example:80", 403),
+    ],
+)  # fmt: skip
+def test_without_a_secret_only_this_machine_looks(remote, host, status):
+    assert Guard().judge(remote, {"Host": host}, None).status == status
+
+
+def test_a_page_of_another_site_can_not_ask_but_link():
+    guard, host = Guard(), {"Host": "localhost", "Sec-Fetch-Site": "cross-site"}
+    assert guard.judge("127.0.0.1", {**host, "Sec-Fetch-Mode": "no-cors"}, None).status == 403
+    assert guard.judge("127.0.0.1", {**host, "Sec-Fetch-Mode": "navigate"}, None).status == 200
+
+
+def test_with_a_secret_who_knows_it_looks():
+    guard, host = Guard(SECRET), {"Host": "machine:80"}
+    assert guard.judge("10.0.0.7", host, None).status == 401
+    assert guard.judge("10.0.0.7", host, "wrong").status == 403
+    assert guard.judge("10.0.0.7", host, SECRET).status == 302
+    assert guard.judge("10.0.0.7", {**host, "Authorization": f"Bearer {SECRET}"}, None).status == 200
+    assert guard.judge("10.0.0.7", {**host, "Cookie": f"a=b; {COOKIE}={guard.cookie}"}, None).status == 200
+    for cookie in (SECRET, Guard(SECRET + "2").cookie, ""):
+        assert guard.judge("10.0.0.7", {**host, "Cookie": f"{COOKIE}={cookie}"}, None).status == 401
+    assert SECRET not in guard.cookie
+
+
+def test_a_secret_has_some_length_and_others_addresses_take_one():
+    with pytest.raises(ValueError, match="expected at least 16"):
+        Guard("short")
+    for host in ("0.0.0.0", "10.0.0.1", "::", "machine"):
+        with pytest.raises(InsecureAddress, match="takes a secret"):
+            check_address(host, None)
+        check_address(host, SECRET)
+    check_address("localhost", None)

@@ -1,0 +1,325 @@
+"""The dashboard over HTTP: frames for many viewers, slow ones, ones that leave; and what is refused."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from pathlib import Path
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+import flowmx as mx
+from flowmx import cli, settings
+from flowmx.comm.security import InsecureAddress
+from flowmx.dashboard import pulse as pulses
+from flowmx.dashboard import running
+from flowmx.dashboard.application import MOST
+from flowmx.dashboard.feed import Viewer
+from flowmx.dashboard.pulse import Pulse, pulse
+from flowmx.dashboard.sampler import Frame
+from flowmx.engine.runtime import engine
+from flowmx.flight import curves
+
+SECRET = "a secret of some letters"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(pulses, "EVERY", 0.05)
+
+
+@pytest.fixture
+def dashboard(monkeypatch):
+    monkeypatch.setattr(curves, "curves", {})
+    with mx.dashboard.start() as made:
+        yield made
+
+
+async def frames(response):
+    """The frames of a feed."""
+    async for line in response.content:
+        if line.startswith(b"data: "):
+            yield json.loads(line[6:])
+
+
+async def until(condition, seconds=20.0):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it has not come about"
+        await asyncio.sleep(0.01)
+
+
+def pulse_threads():
+    return [each for each in threading.enumerate() if each.name == "flowmx-dashboard-pulse"]
+
+
+# -- viewers -----------------------------------------------------------------------------------------------------
+
+
+async def test_viewers_share_one_sampling_and_the_last_ends_it(dashboard):
+    async with aiohttp.ClientSession() as session:
+        async with session.get(f"{dashboard.url}events") as one, session.get(f"{dashboard.url}events") as two:
+            assert one.headers["Content-Type"].startswith("text/event-stream")
+            seen = [[frame async for frame, _ in _zip(frames(each), 4)] for each in (one, two)]
+            assert len(pulse_threads()) == 1 and pulse.viewers == 2
+        for each in seen:
+            assert each[0]["whole"] and not any("whole" in frame for frame in each[1:])
+            assert [frame["seq"] for frame in each] == list(range(each[0]["seq"], each[0]["seq"] + 4))
+        await until(lambda: not pulse.viewers and not pulse_threads())
+    assert "lines" not in engine._watches and "values" not in engine._watches
+
+
+async def _zip(source, count):
+    number = 0
+    async for each in source:
+        yield each, number
+        number += 1
+        if number == count:
+            return
+
+
+async def test_while_nobody_looks_there_is_no_thread_and_no_watch(dashboard):
+    await mx.nd.ones((300, 300))
+    assert not pulse_threads() and not pulse.viewers
+    seq = pulse.seq
+    async with aiohttp.ClientSession() as session, session.get(dashboard.url) as response:
+        assert response.status == 200 and "flowmx" in await response.text()
+    assert pulse.seq == seq
+
+
+class Made(Pulse):
+    """A pulse that beats when it is told to."""
+
+    def join(self, wake):
+        self._wakes.add(wake)
+
+    def leave(self, wake):
+        self._wakes.discard(wake)
+
+    def beat(self):
+        self._sampler.seq += 1
+        self._delta = Frame(self._sampler.seq, {"seq": self._sampler.seq})
+        for wake in self._wakes:
+            wake()
+
+
+async def test_a_slow_viewer_gets_the_newest_state_and_no_queue():
+    made = Made()
+    with Viewer(made) as slow, Viewer(made) as quick:
+        made.beat()
+        assert [json.loads(await each.next()).get("whole") for each in (slow, quick)] == [True, True]
+        for _ in range(50):
+            made.beat()
+            assert json.loads(await quick.next()) == {"seq": made.seq}
+        found = json.loads(await slow.next())
+        assert found["whole"] and found["seq"] == made.seq
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(slow.next(), 0.05)
+    assert not made.viewers
+
+
+async def test_a_viewer_that_is_closed_ends():
+    made = Made()
+    with Viewer(made) as viewer:
+        waiting = asyncio.ensure_future(viewer.next())
+        await asyncio.sleep(0)
+        viewer.close()
+        assert await waiting is None
+
+
+async def test_who_takes_nothing_is_left(dashboard, monkeypatch):
+    monkeypatch.setattr("flowmx.dashboard.feed._PATIENCE", 0.2)
+    huge = Frame(1, {"seq": 1, "filler": "x" * 30_000_000})
+    monkeypatch.setattr("flowmx.dashboard.sampler.Sampler.whole", lambda self: huge)
+    host, port = dashboard.url[7:-1].split(":")
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await until(lambda: pulse.viewers == 1)
+    reader._transport.pause_reading()
+    await until(lambda: pulse.viewers == 0)
+    writer.close()
+    with contextlib.suppress(ConnectionError):
+        await writer.wait_closed()
+
+
+async def test_too_many_viewers_are_refused(dashboard, monkeypatch):
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        answers = [await session.get(f"{dashboard.url}events") for _ in range(MOST + 1)]
+        assert [each.status for each in answers] == [200] * MOST + [503]
+        for each in answers:
+            each.close()
+
+
+async def test_a_stopped_dashboard_tells_its_viewers():
+    made = mx.dashboard.start()
+    async with aiohttp.ClientSession() as session, session.get(f"{made.url}events") as response:
+        async for _ in _zip(frames(response), 2):
+            pass
+        await asyncio.to_thread(made.stop)
+        async for _ in frames(response):
+            pass  # and comes to an end
+        with pytest.raises(aiohttp.ClientConnectorError):
+            await session.get(made.url)
+    made.stop()
+
+
+async def test_it_answers_while_the_loop_and_the_engine_are_blocked(dashboard):
+    gate = threading.Event()
+    mx.engine.push(gate.wait, name="stuck", device=mx.cpu())
+
+    async def look():
+        async with aiohttp.ClientSession() as session, session.get(f"{dashboard.url}events") as response:
+            async for frame in frames(response):
+                running_now = [each["running"] for each in frame["now"]["actors"] if each["running"]]
+                if running_now:
+                    return running_now[0]["name"]
+            return None
+
+    found = []
+    other = threading.Thread(target=lambda: found.append(asyncio.run(look())))
+    other.start()
+    while other.is_alive():
+        other.join(0.1)  # this event loop is blocked meanwhile
+    gate.set()
+    assert found == ["stuck"]
+
+
+# -- what it is told ---------------------------------------------------------------------------------------------
+
+
+async def test_a_training_is_seen_with_its_curves_and_its_memory(dashboard):
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=300, name="seen")
+    module = mx.mod.Module(mx.sym.SoftmaxOutput(data, name="softmax"))
+    batches = mx.io.NDArrayIter(mx.nd.ones((256, 400)), mx.nd.zeros((256,)), 64)
+    ended = asyncio.Event()
+
+    async def train():
+        while not ended.is_set():
+            await module.fit(batches, eval_data=batches, num_epoch=1, eval_metric="acc")
+            mx.dashboard.log("mine", float("nan"))
+
+    training = asyncio.create_task(train())
+    try:
+        async with aiohttp.ClientSession() as session, session.get(f"{dashboard.url}events") as response:
+            async for frame in frames(response):
+                now = frame["now"]
+                held = now.get("holders", {})
+                if now["steps"] and held.get("roles") and "validation accuracy" in now["curves"]:
+                    rates = frame.get("values", {})
+                    if rates.get("samples"):
+                        break
+    finally:
+        ended.set()
+        await training
+    assert now["curves"]["train accuracy"] >= 0 and now["curves"]["mine"] == "nan"
+    assert rates["samples"] == pytest.approx(64 * rates["steps"], rel=1e-3)
+    assert dict(held["layers"])["seen"] == 4 * (400 * 300 + 300) == held["roles"]["weights"]
+    assert held["planned"] > 0 and now["memory"][0]["device"] == "cpu"
+
+
+# -- who may look ------------------------------------------------------------------------------------------------
+
+
+async def test_foreign_names_are_refused(dashboard):
+    async with aiohttp.ClientSession() as session:
+        for path in ("", "events", "main.js", "nothing"):
+            async with session.get(dashboard.url + path, headers={"Host": "evil.example"}) as response:
+                assert response.status == 403 and "expected localhost" in await response.text()
+        assert not pulse.viewers
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"])
+async def test_it_only_reads(dashboard, method):
+    async with aiohttp.ClientSession() as session:
+        for path in ("", "events", "nothing"):
+            async with session.request(method, dashboard.url + path) as response:
+                assert response.status == 405 and response.headers["Allow"] == "GET"
+
+
+async def test_every_answer_keeps_to_itself(dashboard):
+    async with aiohttp.ClientSession() as session:
+        for path in ("", "index.html", "style.css", "main.js", "icon.svg", "events"):
+            async with session.get(dashboard.url + path) as response:
+                assert response.status == 200
+                assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+                assert "Access-Control-Allow-Origin" not in response.headers
+        for path in ("../application.py", "%2e%2e/application.py", "page/", "nothing"):
+            async with session.get(dashboard.url + path) as response:
+                assert response.status == 404
+
+
+def test_other_addresses_take_a_secret():
+    with pytest.raises(InsecureAddress, match="takes a secret"):
+        mx.dashboard.start("0.0.0.0")
+    with pytest.raises(ValueError, match="expected at least 16"):
+        mx.dashboard.start(secret="short")
+
+
+async def test_a_browser_shows_the_secret_once():
+    async with mx.dashboard.start("0.0.0.0", secret=SECRET) as made:
+        url = made.url.replace("0.0.0.0", "127.0.0.1")
+        async with aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True)) as session:
+            assert [(await session.get(url + path)).status for path in ("", "events", "?token=wrong")] == [
+                401,
+                401,
+                403,
+            ]
+            async with session.get(f"{url}?token={SECRET}") as response:
+                assert response.status == 200 and SECRET not in str(response.url)
+            assert (await session.get(f"{url}main.js")).status == 200
+        async with aiohttp.ClientSession() as session:
+            answer = await session.get(url, headers={"Authorization": f"Bearer {SECRET}"})
+            assert answer.status == 200
+
+
+# -- ways to start it --------------------------------------------------------------------------------------------
+
+
+async def test_it_can_be_mounted_in_another_application():
+    site = web.Application()
+    site.add_subapp("/watch", mx.dashboard.application())
+    async with TestClient(TestServer(site)) as client:
+        answer = await client.get("/watch/")
+        assert answer.status == 200 and "style.css" in await answer.text()
+        answer = await client.get("/watch/events")
+        async for frame, _ in _zip(frames(answer), 1):
+            assert frame["whole"] and frame["now"]["pid"] == os.getpid()
+        answer.close()
+        assert (await client.get("/watch/", headers={"Host": "evil.example"})).status == 403
+
+
+def test_the_pages_example_runs(capsys):
+    page = (Path(__file__).parent.parent / "docs" / "dashboard.md").read_text(encoding="utf-8")
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(compile(block, "docs/dashboard.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("http://127.0.0.1:")
+
+
+@pytest.mark.parametrize("command", ["serve", "launch"])
+def test_commands_have_an_option_for_it(command, capsys):
+    with pytest.raises(SystemExit):
+        cli.main([command, "--help"])
+    assert "--dashboard [PORT]" in capsys.readouterr().out
+
+
+def test_a_port_that_is_taken_is_an_error(dashboard):
+    port = int(dashboard.url.rstrip("/").rpartition(":")[2])
+    with pytest.raises(OSError, match="in use"):
+        mx.dashboard.start(port=port)
+
+
+def test_a_setting_starts_it_on_another_port_where_its_own_is_taken(dashboard, monkeypatch, capsys):
+    monkeypatch.setattr(running, "_by_setting", [])
+    port = int(dashboard.url.rstrip("/").rpartition(":")[2])
+    with settings.override(dashboard=port):
+        engine.configure(settings.get())
+        engine.configure(settings.get())
+    (made,) = running._by_setting
+    assert made.url in capsys.readouterr().err and made.url != dashboard.url
+    made.stop()
