@@ -1,10 +1,10 @@
-"""What the profiler and the flight recorder cost: LeNet's training step with and without, in turns in one process."""
+"""What the profiler, the flight recorder and the dashboard cost: LeNet's step with and without, in turns."""
 
 from __future__ import annotations
 
 from benchmarks import turns
 
-PROFILER, FLIGHT = 1.10, 1.02
+PROFILER, FLIGHT, DASHBOARD = 1.10, 1.02, 1.03
 """The most that a step may take with each, of what it takes without."""
 
 
@@ -15,5 +15,9 @@ def compare(rounds: int) -> None:
         bars = {"profiler_ratio": [("one", PROFILER)], "flight_ratio": [("one", FLIGHT)]}
         figures["one"] = dict.fromkeys(bars, 1.0)
         turns.report(f"LeNet training step, {kind} (milliseconds, batch 64; first quartiles of turns)", figures, bars)
+        figures = turns.compare("dashboard", [], 1, [kind])
+        figures["one"] = {"dashboard_ratio": 1.0}
+        bars = {"dashboard_ratio": [("one", DASHBOARD)]}
+        turns.report(f"LeNet training step, {kind}, with a viewer of the dashboard (median of turns)", figures, bars)
     figures = turns.compare("profiling", [], rounds, ["tiny"], min)
     turns.report("Operations of 16 floats (microseconds), with the flight recorder and without", figures)
