@@ -12,6 +12,12 @@ packages = [
     for package in (root, *(f"{root}.{name}" for name in find_packages(folder)))
 ]
 
-setup(packages=packages, package_dir=ROOTS, package_data={
-    "flowmx": ["py.typed"], "flowmx.dashboard": ["page/*"], "": ["*.pyi"],
-})
+setup(
+    packages=packages,
+    package_dir=ROOTS,
+    package_data={
+        "flowmx": ["py.typed"],
+        "flowmx.dashboard": ["page/*"],
+        "": ["*.pyi"],
+    },
+)
