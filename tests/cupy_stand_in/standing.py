@@ -24,6 +24,8 @@ def standing(count=2, memory=1 << 28, seed=None, streams=None):
     machine = Machine(count, memory, seed)
     cp = make(machine)
     made = {context: CudaDevice(context, cp, streams) for context in (Context("gpu", index) for index in range(count))}
+    for device in made.values():
+        device.kernels = "plain"  # kernels of CUDA's are not stood for here
     with devices.standing_in(made):
         try:
             yield SimpleNamespace(machine=machine, cp=cp, devices=list(made.values()))
