@@ -124,8 +124,8 @@ class NcclCommunicator(Communicator):
         begun = leader.record()
         parts = []
         for device, stream, source, result in zip(self.devices, self._streams, sources, results, strict=True):
-            stream.wait(begun)
-            with stream:
+            with stream:  # and so with its device as CUDA's current one
+                stream.wait(begun)
                 parts.append(_memory(device, source, result, form))
         self._nccl.groupStart()
         try:
@@ -135,7 +135,9 @@ class NcclCommunicator(Communicator):
         finally:
             self._nccl.groupEnd()
         for stream in self._streams:
-            leader.wait(stream.record())
+            with stream:
+                ended = stream.record()
+            leader.wait(ended)
 
 
 def _collective(communicator: NcclCommunicator, *arguments: Any) -> None:
@@ -173,5 +175,6 @@ def _raw(stream: Any) -> int:
 
 
 def _address(array: Any) -> int:
-    interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
-    return int(interface["data"][0])
+    """Where an array of CuPy's begins, or one of NumPy's on a simulated device."""
+    pointer = getattr(array.data, "ptr", None)
+    return int(array.__array_interface__["data"][0] if pointer is None else pointer)
