@@ -35,7 +35,7 @@ _LOOKS = 5
 _FRAMES = 4
 """Frames for each diagnosis."""
 _VALUES = 0.1
-"""Seconds for each diagnosis in which values are looked through for NaN: that makes operations cost more."""
+"""Seconds of every other diagnosis in which values are looked through for NaN: that makes operations cost more."""
 
 
 class Pulse:
@@ -107,21 +107,24 @@ class Pulse:
         self._holders.follow()
         origin.names_layers += 1
         try:
+            number = 0
             while not stop.is_set():
-                self._observe(stop)
+                self._observe(stop, looks_at_values=number % 2 == 0)
+                number += 1
         finally:
             origin.names_layers -= 1
             self._holders.leave()
 
-    def _observe(self, stop: threading.Event) -> None:
+    def _observe(self, stop: threading.Event, looks_at_values: bool) -> None:
         """Some frames, and a diagnosis of what was seen in their time."""
         observation = Observation(self._pings)
         try:
-            observation.look_at_values()
+            if looks_at_values:
+                observation.look_at_values()
             for _ in range(_FRAMES):
                 for _ in range(_LOOKS):
                     observation.look()
-                    if observation.seconds >= _VALUES:
+                    if looks_at_values and observation.seconds >= _VALUES:
                         observation.leave_values()
                     if stop.wait(EVERY / _LOOKS):
                         return
