@@ -250,11 +250,9 @@ class CudaDevice(Device):
     def close(self) -> None:
         """Stop the device's actors; nothing may be pushed on it any more."""
         engine.synchronizers.remove(self.synchronize)
-        with engine.lock:
-            for actor in self.actors:
-                engine.actors.pop(actor.name, None)
-                actor.stop()
-                actor.close()
+        for actor in self.actors:
+            engine.retire(actor)
+            actor.close()
 
     def left_behind(self) -> None:
         """In the child of a fork: CUDA does not work there."""
