@@ -99,8 +99,7 @@ UNARY = [
     lambda x: s.slice(x, begin=(None, None), end=(None, None), step=(-1, 1)),
     lambda x: s.Dropout(x, p=0.0), lambda x: s.Dropout(x, p=0.5), lambda x: s.Dropout(x, p=0.5, mode="always"),
     lambda x: s.broadcast_to(x, shape=SHAPE), lambda x: s.broadcast_to(s.sum(x, axis=1, keepdims=True), shape=SHAPE),
-    lambda x: s.BatchNorm(x, s.Variable("gamma"), s.Variable("beta"), s.Variable("mean"), s.Variable("var")),
-    lambda x: s.FullyConnected(x, s.Variable("weight"), num_hidden=4, no_bias=True),
+    s.BatchNorm, lambda x: s.FullyConnected(x, num_hidden=4, no_bias=True),
 ]  # fmt: skip
 BINARY = [
     lambda a, b: a + b, lambda a, b: a - b, lambda a, b: a * b, lambda a, b: a / b, s.broadcast_mul, s.broadcast_add,
@@ -140,6 +139,21 @@ def test_random_graphs_give_the_same_bits(program, outputs):
         )
 
 
+@pytest.mark.parametrize(
+    ("layer", "like"),
+    [
+        (s.BatchNorm, s.reshape_like),
+        (s.BatchNorm, lambda x, of: x + s.zeros_like(of)),
+        (lambda x: s.Dropout(x, p=0.5), s.reshape_like),
+    ],
+    ids=["BatchNorm", "BatchNorm, zeros_like", "Dropout"],
+)
+def test_what_only_the_shape_is_wanted_of_still_has_its_effects(passes, layer, like):
+    x = s.Variable("x")
+    drawn = s.Dropout(like(x, layer(x * 2)), p=0.5)  # after the layer's own draw
+    assert_same_without(passes, drawn, x=SHAPE)
+
+
 # -- constants ---------------------------------------------------------------------------------------------
 
 
@@ -172,7 +186,8 @@ def test_a_small_constant_of_a_large_one_is_folded(passes):
 def test_equal_constants_are_one(passes):
     executor = assert_same_without(passes, (x_and() + s.arange(0, 4)) * s.arange(0, 4), x=(4,))
     assert ops(executor).count("_constant") == 1
-    net = s.broadcast_add(x_and(), s.zeros(shape=(1,))) * s.broadcast_add(x_and(), s.full(shape=(1,), val=-0.0))
+    x = x_and()
+    net = s.broadcast_add(x, s.zeros(shape=(1,))) * s.broadcast_add(x, s.full(shape=(1,), val=-0.0))
     assert_same_without(passes, net, x=(4,))
 
 
@@ -186,7 +201,8 @@ def test_what_is_only_looked_at_for_its_shape_is_not_computed(passes, apply):
 @pytest.mark.parametrize("name", ["zeros", "ones", "arange"])
 def test_a_constant_that_is_an_output_is_written_by_each_run(passes, name):
     constant = {"zeros": s.zeros(shape=(4,)), "ones": s.ones(shape=(4,)), "arange": s.arange(0, 4)}[name]
-    net = s.Group([s.identity(constant), x_and() * 2, constant + x_and()])
+    x = x_and()
+    net = s.Group([s.identity(constant), x * 2, constant + x])
     executor = assert_same_without(passes, net, x=(4,))
     expected = executor.outputs[0].asnumpy()
     executor.outputs[0][:] = 5

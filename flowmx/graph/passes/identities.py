@@ -13,6 +13,7 @@ import numpy as np
 
 from flowmx.graph.graph import Graph, Options, Rewriter, written
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.passes.effects import keeping_effects
 from flowmx.graph.plan import VIEWS
 from flowmx.ops.constant import Constant
 from flowmx.ops.registry import lookup
@@ -22,6 +23,7 @@ _BROADCASTS = frozenset({"broadcast_to", "broadcast_axis", "broadcast_like"})
 _FILLED = {"_zeros": 0.0, "_ones": 1.0}
 
 
+@keeping_effects
 def drop_identities(graph: Graph, options: Options) -> Graph:
     """Leave out nodes that give back what they are given."""
     rewriter = Rewriter(graph)

@@ -10,6 +10,7 @@ from flowmx import devices
 from flowmx.devices import cpu
 from flowmx.graph.graph import Graph, Options, Rewriter, is_pure, written
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.passes.effects import keeping_effects
 from flowmx.graph.plan import VIEWS
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.constant import Constant
@@ -33,6 +34,7 @@ WITHOUT_LIKE: dict[str, tuple[str, tuple[str, ...], int]] = {
 only looked at then need not be there any more."""
 
 
+@keeping_effects
 def fold_constants(graph: Graph, options: Options) -> Graph:
     """Compute what depends on no variable now, where keeping it costs next to nothing.
 

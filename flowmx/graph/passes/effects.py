@@ -1,0 +1,31 @@
+"""What operators do besides their outputs, a BatchNorm's running mean or a Dropout's draw: no pass may lose it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+
+from flowmx.graph.graph import Graph, Options, is_pure
+
+__all__ = ["keeping_effects"]
+
+Pass = Callable[[Graph, Options], Graph]
+
+
+def keeping_effects(simplify: Pass) -> Pass:
+    """A pass that leaves a graph as it is where it would lose an effect.
+
+    An operator of whose output only the shape is wanted is not needed for the outputs. It is left out, but for the few
+    graphs where it would have changed a state or drawn numbers.
+    """
+
+    @wraps(simplify)
+    def kept(graph: Graph, options: Options) -> Graph:
+        found = simplify(graph, options)
+        return found if _effects(found) == _effects(graph) else graph
+
+    return kept
+
+
+def _effects(graph: Graph) -> int:
+    return sum(node.op is not None and not is_pure(node.op, graph.train) for node in graph.nodes())
