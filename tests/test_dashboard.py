@@ -130,7 +130,7 @@ def test_what_is_kept_is_bounded():
         sampler.add(Reading(at=float(at), ended=[Ended(f"a{n}", "x", at, at + 0.5) for n in range(100)]))
     whole = sampler.whole().content
     assert len(whole["times"]) == 20 == len(whole["series"]["pending"])
-    assert len(whole["bars"]) == 7200
+    assert len(whole["bars"]) == 2048
 
 
 def service(answered, counts, queued=0):
@@ -263,7 +263,7 @@ def test_logging_takes_numbers_alone_and_few_names(monkeypatch):
     for number in range(200):
         curves.log("steady", number, step=2 * number)
         curves.log(f"curve {number}", 1)
-    assert len(curves.curves) == 64 and curves.curves["steady"].points[-1] == (398.0, 199.0)
+    assert len(curves.curves) == 32 and curves.curves["steady"].points[-1] == (398.0, 199.0)
 
 
 # -- who may look ----------------------------------------------------------------------------------------------

@@ -163,14 +163,6 @@ def test_batchnorm_updates_its_states_in_training_only():
     assert executor.aux_dict["bn_moving_mean"].asnumpy().tolist() == [3.5, 4]
 
 
-def test_variables_of_one_name_have_no_gradient_each():
-    net = mx.sym.Variable("x") * 2 + mx.sym.Variable("x")
-    with pytest.raises(ValueError, match="several variables are called 'x'"):
-        net.simple_bind(mx.cpu(), x=(2,))
-    bound = net.bind(mx.cpu(), {"x": mx.nd.array([1, 2])}, grad_req="null")
-    assert bound.forward()[0].asnumpy().tolist() == [3, 6]
-
-
 def test_binding_errors():
     x, y = mx.sym.Variable("x"), mx.sym.Variable("y")
     a = mx.nd.array([1, 2])

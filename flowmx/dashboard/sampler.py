@@ -18,7 +18,7 @@ __all__ = ["CAPACITY", "Frame", "Sampler"]
 
 CAPACITY = 600
 """Samples that are kept: five minutes of two each second."""
-_BARS = 7200
+_BARS = 2048
 """Bars that are kept: half a minute of one actor that is always busy."""
 _GAP = 5.0
 """Seconds without a reading after which there are no rates: nobody looked meanwhile."""

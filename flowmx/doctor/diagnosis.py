@@ -180,10 +180,12 @@ def _asks_for_it(line: str) -> bool:
 
 def _failures(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
     for snapshot in _told(snapshots):
-        for each in snapshot.get("failures", ())[:1]:
+        failures = snapshot.get("failures", ())
+        mismatches = [each for each in failures if "the nodes of the job differ" in each["text"]]
+        for each in (mismatches or failures)[:1]:
             notes = [note.removeprefix("flowmx: ") for note in each["notes"]]
             line = next((note.removeprefix("enqueued at ") for note in notes if note.startswith("enqueued at ")), "")
-            kind = "version mismatch" if "the nodes of the job differ" in each["text"] else "an operation failed"
+            kind = "version mismatch" if mismatches else "an operation failed"
             weight = 85 if kind == "version mismatch" else 55
             advice = _ALIKE if kind == "version mismatch" else "nobody waited for it yet: await or read what it makes"
             yield Finding(weight, kind, name_of(snapshot), f"{each['error']}: {each['text']}", line, advice)

@@ -7,7 +7,6 @@ an update of a parameter pushed between two of them needs no wait.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -67,7 +66,6 @@ class Executor:
         self._arrays = {node: args[node.name] for node in arguments}
         self._arrays |= {node: aux[node.name] for node in auxiliary}
         self._wanted = [node for node in arguments if self._differentiates(node)]
-        _check_names([node.name for node in self._wanted])
         known_dtypes = {node: bound._dtype for node, bound in self._arrays.items()}
         self._entries = tuple(symbol._entries)
         if core.casting is not None:
@@ -405,13 +403,3 @@ def _check_bound(node: Node, bound: NDArray, shape: Shape, dtype: DType, device:
         raise TypeInferenceError(f"bind: {node.name} has dtype {name_of(bound._dtype)}, expected {name_of(dtype)}")
     if bound._storage.device is not device:
         raise DeviceError(f"bind: {node.name} is on {bound.context}, the executor on {device}")
-
-
-def _check_names(names: Sequence[str]) -> None:
-    """Raise where two variables to differentiate by have one name: each would write the other's gradient."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise ValueError(
-            f"bind: several variables are called {twice[0]!r}: where they are to be one, make it once and use it "
-            "again; else give each a name of its own"
-        )

@@ -12,9 +12,9 @@ from typing import Any
 
 __all__ = ["Curve", "curves", "log"]
 
-MOST = 512
+MOST = 256
 """Points of a curve."""
-_CURVES = 64
+_CURVES = 32
 """Curves that are kept; of more the one that was added to longest ago goes."""
 _LATELY = 60.0
 

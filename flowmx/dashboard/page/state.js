@@ -1,7 +1,7 @@
 // What the page knows of the process: the whole first, then what is new. Pure.
 
 const SAMPLES = 600;
-const BARS = 7200;
+const BARS = 2048;
 
 export function empty() {
   return { seq: 0, times: [], series: {}, bars: [], curves: {}, now: {} };
