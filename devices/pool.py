@@ -86,8 +86,8 @@ class Pool:
             self._collect()
             blocks = self._free.get(size)
             block = blocks.pop() if blocks else None
-            if block is not None:
-                del self._order[id(block)]
+            # An interrupt may have come in the middle of any method: each takes the books for incomplete.
+            if block is not None and self._order.pop(id(block), None) is not None:
                 self._idle -= size
             self._used += size
             self._most = max(self._most, self._used)
@@ -111,7 +111,10 @@ class Pool:
         """Sort in what has been returned (locked)."""
         while self._returned:
             ticket = self._returned.popleft()
-            block = self._tickets.pop(id(ticket)).block
+            self._tickets.pop(id(ticket), None)
+            block = getattr(ticket, "block", None)
+            if block is None:
+                continue
             self._free.setdefault(len(block), []).append(block)
             self._order[id(block)] = block
             self._idle += len(block)
@@ -120,9 +123,11 @@ class Pool:
             self._evict(self.limit)
 
     def _evict(self, limit: int) -> None:
-        while self._idle > limit:
+        while self._idle > limit and self._order:
             _, block = self._order.popitem(last=False)
-            self._free[len(block)].remove(block)
+            blocks = self._free.get(len(block), [])
+            if block in blocks:
+                blocks.remove(block)
             self._idle -= len(block)
 
 

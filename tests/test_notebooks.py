@@ -12,6 +12,7 @@ import pytest
 
 import flowmx as mx
 from flowmx import markup
+from flowmx.devices.sim import simulated
 from flowmx.visualization import svg
 
 HOSTILE = "<script>alert('x')</script>\"&"
@@ -111,11 +112,11 @@ def test_a_failed_array_says_why():
 
 
 def test_an_array_on_another_device():
-    with mx.sim(0):
-        small, large = mx.nd.ones((2,)), mx.nd.zeros((1024, 1024))
-    mx.nd.waitall()
-    assert shown(small).cells == ["1", "1"]
-    found = shown(large)
+    with simulated("a10"):
+        small, large = mx.nd.ones((2,), ctx=mx.sim(0)), mx.nd.zeros((1024, 1024), ctx=mx.sim(0))
+        mx.nd.waitall()
+        assert shown(small).cells == ["1", "1"]
+        found = shown(large)
     assert "@sim(0)" in found.text and not found.cells
 
 
