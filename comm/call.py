@@ -117,6 +117,10 @@ class Call:
             if isinstance(error, CommError | TimeoutError) and not isinstance(error, aiohttp.ClientError):
                 raise
             raise self._gone(str(error) or type(error).__name__) from error
+        except RuntimeError as error:  # aiohttp's, where the session was closed since the route was chosen
+            if not self._route.session.closed:
+                raise
+            raise self._gone("its connections were closed here") from error
 
     def _gone(self, why: str) -> PeerGone:
         return PeerGone(f"{self._who.address} is gone ({self._operation}): {why}")

@@ -393,6 +393,20 @@ async def test_a_peer_that_is_not_there_is_gone(way, serve):
             await again.stop()
 
 
+async def test_a_call_whose_peer_was_closed_before_it_was_sent_finds_it_gone(way, serve, monkeypatch):
+    service = await serve(security=way.get("security"))
+    peer = Peer(service.address, **way)
+    route = await peer._routes.best()
+
+    async def chosen():
+        await peer.close()
+        return route
+
+    monkeypatch.setattr(peer._routes, "best", chosen)
+    with pytest.raises(PeerGone, match="its connections were closed here"):
+        await peer.call("op", {})
+
+
 async def test_a_service_that_stops_ends_its_calls(way, serve):
     gate = Gate()
     service = await serve(gate, security=way.get("security"))
