@@ -98,13 +98,22 @@ def test_data_with_a_part_to_validate_on(tmp_path, table):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("a,b\n1,x\n", "expected numbers between commas"), ("1\n2\n", "has 1 column"), ("", "has 1 column")],
-)
-@pytest.mark.filterwarnings("ignore:loadtxt")
+    [
+        ("a,b\n1,x\n", "expected numbers between commas"), ("1\n2\n", "has 1 column"), ("", "has no rows"),
+        ("a,b\n\n", "has no rows"), ("1,2,0\n1,2,-1\n", "has the label -1, expected whole numbers from 0 to 0"),
+        ("1,2,0\n1,2,0.5\n", "has the label 0.5"), ("1,2,0\n1,2,nan\n", "has the label nan"),
+    ],
+)  # fmt: skip
 def test_a_table_that_is_none(tmp_path, content, message):
     (tmp_path / "t.csv").write_text(content)
     with pytest.raises(ValueError, match=message):
         data.load(Wanted(str(tmp_path / "t.csv")))
+
+
+def test_labels_beyond_the_classes(tmp_path):
+    np.savez(tmp_path / "x.npz", x=np.zeros((9, 2)), y=np.arange(9))
+    with pytest.raises(ValueError, match="has the label [3-8], expected whole numbers from 0 to 2"):
+        data.load(Wanted(str(tmp_path / "x.npz"), classes=3))
 
 
 def test_data_that_is_not_there(tmp_path):

@@ -66,7 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--finite", action="store_true", help="refuse NaN and infinities")
     parser.add_argument(
-        "--dashboard", type=int, nargs="?", const=0, metavar="PORT",
+        "--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT",
         help="show what the service does in a browser, on this port of 127.0.0.1 (default: a free one)",
     )  # fmt: skip
     parser.add_argument("--name", default="model", help="of the model, in paths and metrics (default: %(default)s)")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -115,21 +115,24 @@ def _csv(wanted: Wanted) -> Data:
 
 def _table(path: str) -> Arrays:
     """The rows of a file and, from its last column, the labels; a first line without numbers is a heading."""
-    with Path(path).open(encoding="utf-8") as file:
-        first = file.readline().strip().split(",")
+    lines = [line for line in Path(path).read_text("utf-8").splitlines() if line.strip()]
+    rows_of = lines if lines and _is_numbers(lines[0]) else lines[1:]
+    if not rows_of:
+        raise ValueError(f"{path} has no rows, expected numbers between commas, the label last")
     try:
-        [float(cell) for cell in first]
-    except ValueError:
-        heads = 1
-    else:
-        heads = 0
-    try:
-        rows = np.loadtxt(path, np.float32, delimiter=",", skiprows=heads, ndmin=2)
+        rows = np.loadtxt(rows_of, np.float32, delimiter=",", ndmin=2)
     except ValueError as error:
         raise ValueError(f"{path}: {error}; expected numbers between commas, the label last") from None
     if rows.shape[1] < 2:
         raise ValueError(f"{path} has {rows.shape[1]} column, expected those of a row, and the label last")
     return rows[:, :-1], rows[:, -1]
+
+
+def _is_numbers(line: str) -> bool:
+    try:
+        return bool([float(cell) for cell in line.split(",")])
+    except ValueError:
+        return False
 
 
 def _in_memory(wanted: Wanted, arrays: Arrays, apart: Arrays | None = None) -> Data:
@@ -143,11 +146,23 @@ def _in_memory(wanted: Wanted, arrays: Arrays, apart: Arrays | None = None) -> D
         rows = of[0].reshape(len(of[0]), *shape).astype(np.float32)
         return io.NDArrayIter(rows, of[1].astype(np.float32), size, shuffle, "discard" if shuffle else "pad")
 
-    classes = wanted.classes or int(max(train[1].max(), 0)) + 1
+    classes = _classes(wanted, [train[1], validation[1]])
     return Data(
         batches(train, True), batches(validation, False) if len(validation[0]) else None, shape, classes,
         len(train[0]) // size,
     )  # fmt: skip
+
+
+def _classes(wanted: Wanted, labels: Sequence[np.ndarray[Any, Any]]) -> int:
+    """How many classes there are, where all labels are numbers of classes."""
+    known = np.concatenate([each.reshape(-1) for each in labels])
+    if not len(known):
+        raise ValueError(f"{wanted.path} has no rows")
+    classes = wanted.classes or (int(known.max()) + 1 if np.isfinite(known).all() else 1)
+    wrong = known[~((known >= 0) & (known < classes) & (known == np.floor(known)))]
+    if len(wrong):
+        raise ValueError(f"{wanted.path} has the label {wrong[0]:g}, expected whole numbers from 0 to {classes - 1}")
+    return classes
 
 
 def _arrays_of(path: str) -> Arrays:

@@ -61,7 +61,7 @@ def _add_job(found: argparse.ArgumentParser) -> None:
         "--snapshot-every", type=float, default=60.0, help="seconds between snapshots (default: %(default)s)"
     )
     dashboard = "have each process serve its dashboard on this port of 127.0.0.1, or a free one; it says where"
-    found.add_argument("--dashboard", type=int, nargs="?", const=0, metavar="PORT", help=dashboard)
+    found.add_argument("--dashboard", type=usage.port, nargs="?", const=0, metavar="PORT", help=dashboard)
 
 
 def _add_places(found: argparse.ArgumentParser) -> None:
