@@ -112,7 +112,7 @@ def test_a_table_that_is_none(tmp_path, content, message):
 
 def test_labels_beyond_the_classes(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros((9, 2)), y=np.arange(9))
-    with pytest.raises(ValueError, match="has the label [3-8], expected whole numbers from 0 to 2"):
+    with pytest.raises(ValueError, match=r"has the label [3-8], expected whole numbers from 0 to 2"):
         data.load(Wanted(str(tmp_path / "x.npz"), classes=3))
 
 
