@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import settings
+from flowmx.devices.accelerator import Accelerator
 from flowmx.devices.blocks import Block, BlockPool
 from flowmx.devices.context import Context
 from flowmx.devices.cuda import copies, library
@@ -21,9 +22,7 @@ from flowmx.devices.cuda.graphs import Graphs
 from flowmx.devices.cuda.memory import Raw, block_of, capturing, install, lease_type
 from flowmx.devices.cuda.staging import Staging
 from flowmx.devices.cuda.stream import CudaStream, books
-from flowmx.devices.device import Device
-from flowmx.devices.streams import Stream, StreamActor, Token, current_stream
-from flowmx.engine.actor import Actor
+from flowmx.devices.streams import Stream, Token, current_stream
 from flowmx.engine.failure import Failure
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation, Variable
@@ -32,7 +31,7 @@ from flowmx.errors import DeviceError
 _ALREADY_REACHED = 704
 
 
-class CudaDevice(Device):
+class CudaDevice(Accelerator):
     """One GPU.
 
     Args:
@@ -52,7 +51,6 @@ class CudaDevice(Device):
     """
 
     kernels = "gpu"
-    is_asynchronous = True
     reads_are_copies = True
 
     def __init__(self, context: Context, cp: Any, streams: int | None = None, memory: int | None = None) -> None:
@@ -79,19 +77,11 @@ class CudaDevice(Device):
         self.reader = CudaStream(self, "reads")
         self.reading = threading.RLock()
         self._reached: set[int] = set()
-        count = streams or config.gpu_worker_nthreads
-        self.compute: StreamActor = self._actor(repr(context), "compute", count, has_urgent=True)
-        self.incoming = self._actor(f"host to {context}", "copies from the host", config.gpu_copy_nthreads)
-        self.outgoing = self._actor(f"{context} to host", "copies to the host", config.gpu_copy_nthreads)
-        self.peers = self._actor(f"peers to {context}", "copies of peers", config.gpu_copy_nthreads)
-        self.actors = (self.compute, self.incoming, self.outgoing, self.peers)
-        engine.synchronizers.append(self.synchronize)
+        self.open(streams)
         _all.add(self)
 
-    def _actor(self, name: str, purpose: str, count: int, has_urgent: bool = False) -> StreamActor:
-        made = [CudaStream(self, f"{purpose} {index}") for index in range(count)]
-        urgent = CudaStream(self, f"{purpose} urgent", priority=1) if has_urgent else None
-        return StreamActor(name, made, urgent)
+    def stream(self, name: str, purpose: str, priority: int = 0) -> CudaStream:
+        return CudaStream(self, name, priority)
 
     @contextlib.contextmanager
     def selected(self) -> Iterator[None]:
@@ -156,23 +146,12 @@ class CudaDevice(Device):
             with self.selected():
                 current().synchronize()
 
-    def empty_cache(self) -> None:
-        self.pool.trim()
-
     def memory_info(self) -> tuple[int, int]:
         with self.selected():
             free, total = self.xp.cuda.runtime.memGetInfo()
         return min(self.pool.free_bytes(), free + self.pool.idle), total
 
     # -- copies ----------------------------------------------------------------------------------------
-
-    def copy_actor(self, source: Device) -> Actor:
-        if source is self:
-            return self.compute
-        return self.peers if source.is_asynchronous else self.incoming
-
-    def copy_actor_out(self) -> Actor:
-        return self.outgoing
 
     def copy(self, source: Any, target: Any) -> None:
         copies.copy_in(self, source, target)
@@ -246,13 +225,6 @@ class CudaDevice(Device):
     def synchronize(self) -> None:
         for stream in self.streams():
             stream.synchronize()
-
-    def close(self) -> None:
-        """Stop the device's actors; nothing may be pushed on it any more."""
-        engine.synchronizers.remove(self.synchronize)
-        for actor in self.actors:
-            engine.retire(actor)
-            actor.close()
 
     def left_behind(self) -> None:
         """In the child of a fork: CUDA does not work there."""

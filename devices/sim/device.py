@@ -12,17 +12,16 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from flowmx import settings
+from flowmx.devices.accelerator import Accelerator
 from flowmx.devices.blocks import Block, BlockPool
 from flowmx.devices.context import Context
-from flowmx.devices.device import Device
 from flowmx.devices.generator import Generator
 from flowmx.devices.sim.blank import Blank
 from flowmx.devices.sim.description import Description
 from flowmx.devices.sim.stream import SimStream
 from flowmx.devices.sim.system import System
-from flowmx.devices.streams import Launch, StreamActor, Token, current_stream, here
+from flowmx.devices.streams import Launch, Token, current_stream, here
 from flowmx.engine.actor import Actor
-from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Variable
 
 _NO_RESERVE = 0x4000 if sys.platform == "linux" else 0  # Python 3.11 has no name for it
@@ -30,7 +29,6 @@ _MAPPING = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 _MAPPING |= getattr(mmap, "MAP_NORESERVE", _NO_RESERVE) if _MAPPING else 0
 COPIES_IN, COPIES_OUT, COPIES_OF_PEERS = "copies in", "copies out", "copies of peers"
 """Kinds of work besides those of kernels."""
-_COMPUTE, _FROM_HOST, _TO_HOST, _FROM_PEERS = "compute", "copies from the host", "copies to the host", "copies of peers"
 
 
 class _Lease(np.ndarray[Any, Any]):
@@ -39,7 +37,7 @@ class _Lease(np.ndarray[Any, Any]):
     block: Block
 
 
-class SimDevice(Device):
+class SimDevice(Accelerator):
     """One device of a simulated machine.
 
     Args:
@@ -54,7 +52,6 @@ class SimDevice(Device):
     """
 
     xp = np
-    is_asynchronous = True
 
     def __init__(
         self, context: Context, system: System, description: Description, streams: int | None = None,
@@ -76,25 +73,13 @@ class SimDevice(Device):
             repr(context), _map, _unmap, total - total * config.gpu_mem_pool_reserve // 100, total, self.synchronize,
             config.gpu_mem_pool_type,
         )  # fmt: skip
-        self.compute: StreamActor = self._actor(
-            repr(context), _COMPUTE, streams or config.gpu_worker_nthreads, has_urgent=True
-        )
-        copies = config.gpu_copy_nthreads
-        self.incoming = self._actor(f"host to {context}", _FROM_HOST, copies)
-        self.outgoing = self._actor(f"{context} to host", _TO_HOST, copies)
-        self.peers = self._actor(f"peers to {context}", _FROM_PEERS, copies)
+        self.open(streams, system.pushed)
         self._copies: dict[Actor, str] = {
             self.incoming: COPIES_IN, self.outgoing: COPIES_OUT, self.peers: COPIES_OF_PEERS,
         }  # fmt: skip
-        self.actors = (self.compute, self.incoming, self.outgoing, self.peers)
-        engine.synchronizers.append(self.synchronize)
 
-    def _actor(self, name: str, purpose: str, count: int, has_urgent: bool = False) -> StreamActor:
-        made = [SimStream(self.system, self, f"{purpose} {index}", purpose) for index in range(count)]
-        urgent = SimStream(self.system, self, f"{purpose} urgent", purpose, priority=1) if has_urgent else None
-        actor = StreamActor(name, made, urgent)
-        actor.on_push = self.system.pushed
-        return actor
+    def stream(self, name: str, purpose: str, priority: int = 0) -> SimStream:
+        return SimStream(self.system, self, name, purpose, priority)
 
     # -- memory ----------------------------------------------------------------------------------------
 
@@ -126,21 +111,10 @@ class SimDevice(Device):
         offset = array.__array_interface__["data"][0] - block.address
         return np.ndarray(array.shape, array.dtype, block.memory, offset, array.strides)
 
-    def empty_cache(self) -> None:
-        self.pool.trim()
-
     def memory_info(self) -> tuple[int, int]:
         return self.pool.free_bytes(), self._total
 
     # -- copies ----------------------------------------------------------------------------------------
-
-    def copy_actor(self, source: Device) -> Actor:
-        if source is self:
-            return self.compute
-        return self.peers if source.is_asynchronous else self.incoming
-
-    def copy_actor_out(self) -> Actor:
-        return self.outgoing
 
     def copy(self, source: Any, target: Any) -> None:
         np.copyto(target, source, casting="unsafe")
@@ -208,20 +182,6 @@ class SimDevice(Device):
                 kind = kind or COPIES_OF_PEERS
                 between = "peer" if kind == COPIES_OF_PEERS else "host"
                 launch.work.add(self.description.copy(nbytes, between), kind)
-
-    # -- ends ------------------------------------------------------------------------------------------
-
-    def synchronize(self) -> None:
-        for actor in self.actors:
-            for stream in actor.all_streams():
-                stream.synchronize()
-
-    def close(self) -> None:
-        """Stop the device's actors; nothing may be pushed on it any more."""
-        engine.synchronizers.remove(self.synchronize)
-        for actor in self.actors:
-            engine.retire(actor)
-            actor.close()
 
 
 def _nbytes(variable: Variable) -> int:

@@ -195,16 +195,9 @@ class NDArray(Methods, Arithmetic):
         device = devices.get(saved["context"])
         data = saved["data"]
         if device.is_asynchronous:
-            made = array(data, device.context, data.dtype)
-            self._storage, self._shape, self._dtype, self._view, self._entry = (
-                made._storage,
-                data.shape,
-                data.dtype,
-                None,
-                None,
-            )
-            return
-        self._storage = Storage(device, data.shape, data.dtype, np.ascontiguousarray(data).reshape(data.shape))
+            self._storage = array(data, device.context, data.dtype)._storage
+        else:
+            self._storage = Storage(device, data.shape, data.dtype, np.ascontiguousarray(data).reshape(data.shape))
         self._shape, self._dtype = data.shape, data.dtype
         self._view = self._entry = None
 

@@ -1,0 +1,87 @@
+"""What GPUs and simulated devices share: actors that launch onto streams, copies beside computing, a pool of memory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+from flowmx import settings
+from flowmx.devices.blocks import BlockPool
+from flowmx.devices.device import Device
+from flowmx.devices.streams import Stream, StreamActor
+from flowmx.engine.actor import Actor
+from flowmx.engine.runtime import engine
+from flowmx.engine.scheduler import Operation
+
+COMPUTE, FROM_HOST, TO_HOST, FROM_PEERS = "compute", "copies from the host", "copies to the host", "copies of peers"
+"""What streams are for."""
+
+
+class Accelerator(Device):
+    """A device with memory and streams of its own.
+
+    Attributes:
+        pool: its memory.
+        compute: the actor that computes; operations of a priority above 0 have a stream of their own there.
+        incoming, outgoing, peers: the actors of copies from the host, to the host, and from other such devices.
+        actors: all of them.
+    """
+
+    is_asynchronous = True
+    pool: BlockPool
+    compute: StreamActor
+
+    def open(self, streams: int | None = None, on_push: Callable[[Operation], None] | None = None) -> None:
+        """Make the actors.
+
+        Args:
+            streams: how many streams compute (default: ``FLOWMX_GPU_WORKER_NTHREADS``).
+            on_push: as of :class:`StreamActor`.
+        """
+        config = settings.get()
+        copies = config.gpu_copy_nthreads
+        self.compute = self._actor(repr(self.context), COMPUTE, streams or config.gpu_worker_nthreads, True)
+        self.incoming = self._actor(f"host to {self.context}", FROM_HOST, copies)
+        self.outgoing = self._actor(f"{self.context} to host", TO_HOST, copies)
+        self.peers = self._actor(f"peers to {self.context}", FROM_PEERS, copies)
+        self.actors = (self.compute, self.incoming, self.outgoing, self.peers)
+        for actor in self.actors:
+            actor.on_push = on_push
+        engine.synchronizers.append(self.synchronize)
+
+    def _actor(self, name: str, purpose: str, count: int, has_urgent: bool = False) -> StreamActor:
+        made = [self.stream(f"{purpose} {index}", purpose) for index in range(count)]
+        return StreamActor(name, made, self.stream(f"{purpose} urgent", purpose, 1) if has_urgent else None)
+
+    @abstractmethod
+    def stream(self, name: str, purpose: str, priority: int = 0) -> Stream:
+        """A new stream.
+
+        Args:
+            name: what it is called.
+            purpose: what it is for.
+            priority: 1 for work that the device is to prefer.
+        """
+
+    def empty_cache(self) -> None:
+        self.pool.trim()
+
+    def copy_actor(self, source: Device) -> Actor:
+        if source is self:
+            return self.compute
+        return self.peers if source.is_asynchronous else self.incoming
+
+    def copy_actor_out(self) -> Actor:
+        return self.outgoing
+
+    def synchronize(self) -> None:
+        for actor in self.actors:
+            for stream in actor.all_streams():
+                stream.synchronize()
+
+    def close(self) -> None:
+        """Stop the device's actors; nothing may be pushed on it any more."""
+        engine.synchronizers.remove(self.synchronize)
+        for actor in self.actors:
+            engine.retire(actor)
+            actor.close()
