@@ -121,6 +121,20 @@ def test_a_deadlocked_custom_operator(ask):
     assert found.line.endswith("in forward: with lock:  # never ours") and "waits for something" in found.advice
 
 
+def test_a_failure_is_told_until_somebody_has_seen_it(ask):
+    def failing():
+        raise ValueError("broken")
+
+    x = mx.nd.ones((2,))
+    mx.engine.push(failing, writes=[x])
+    while not observing.observe(0.0)["failures"]:
+        pass
+    assert ask().kind == "an operation failed"
+    with pytest.raises(ValueError, match="broken"):
+        x.wait_to_read()
+    assert not observing.observe(0.0)["failures"]
+
+
 class Slow:
     def __init__(self, seconds):
         self.seconds = seconds

@@ -74,5 +74,7 @@ def simulated(
         try:
             yield system
         finally:
-            engine.wait_all(throw=False)
-            system.close()
+            try:
+                engine.wait_all(throw=False)
+            finally:
+                system.close()

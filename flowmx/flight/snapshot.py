@@ -87,7 +87,7 @@ def _engine(has_lock: bool) -> dict[str, Any]:
             {"name": names.get(ident, str(ident)), "stack": stacks.lines(frame)} for ident, frame in frames.items()
             if ident != threading.get_ident()
         ],
-        "failures": [_failure(each) for each in engine.failures[:8]],
+        "failures": [_failure(each) for each in engine.failures if not each.seen][:8],
         "last": [_ended(each) for each in list(engine.journal or ())[-_LAST:]],
     }  # fmt: skip
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from flowmx.ops.dtypes import DType
 from flowmx.ops.kernels.cuda.program import Program, blocks_for
-from flowmx.ops.kernels.cuda.source import computed_in, constant, is_exact, kept, lower
-from flowmx.ops.kernels.loops.expressions import Expr, placeholder, uniforms
+from flowmx.ops.kernels.cuda.source import Formulas, constant, lower
+from flowmx.ops.kernels.loops.expressions import Expr, placeholder
 from flowmx.ops.kernels.loops.walks import merged_axes
 from flowmx.ops.registry import Array
 
@@ -56,7 +56,7 @@ class _Place(NamedTuple):
     counter: str
 
 
-class Loop:
+class Loop(Formulas):
     """Formulas for arrays of given element types.
 
     Args:
@@ -65,12 +65,7 @@ class Loop:
     """
 
     def __init__(self, outputs: Sequence[Expr], dtypes: Sequence[DType]) -> None:
-        real = computed_in(dtypes)
-        self.is_exact = real is not None and is_exact(outputs, real)
-        self.uniforms = uniforms(outputs)
-        self._outputs = outputs
-        self._real = real or "float"
-        self._kept = [kept(dtype) for dtype in dtypes]
+        super().__init__(outputs, dtypes)
         self._sizes = [dtype.itemsize for dtype in dtypes]
         self._programs: dict[_Form, Program] = {}
         self._places: dict[Any, _Place | None] = {}

@@ -12,9 +12,9 @@ from typing import Any
 
 from flowmx.ops.dtypes import DType
 from flowmx.ops.kernels.cuda.program import Program
-from flowmx.ops.kernels.cuda.source import computed_in, is_exact, kept, lower
+from flowmx.ops.kernels.cuda.source import Formulas, lower
 from flowmx.ops.kernels.loops.elementwise import FUSED, in_memory_order
-from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, placeholder, uniforms
+from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, placeholder
 from flowmx.ops.optimizer_ops import One, together
 from flowmx.ops.registry import Array, Run
 
@@ -29,7 +29,7 @@ Weight = tuple[Sequence[Array], Sequence[float]]
 """The arrays of a weight's update, inputs first, and the numbers that come with it."""
 
 
-class Together:
+class Together(Formulas):
     """Formulas for the arrays of many weights.
 
     Args:
@@ -38,12 +38,7 @@ class Together:
     """
 
     def __init__(self, outputs: Sequence[Expr], dtypes: Sequence[DType]) -> None:
-        real = computed_in(dtypes)
-        self.is_exact = real is not None and is_exact(outputs, real)
-        self.uniforms = uniforms(outputs)
-        self._outputs = outputs
-        self._real = real or "float"
-        self._kept = [kept(dtype) for dtype in dtypes]
+        super().__init__(outputs, dtypes)
         self._width = 16 // max(dtype.itemsize for dtype in dtypes)
         self._mask = self._width * max(dtype.itemsize for dtype in dtypes) - 1
         self._most = min(_MOST, (_ARGUMENTS - 16) // (8 * (2 + len(dtypes) + len(self.uniforms))))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from flowmx.ops.dtypes import NAMES, DType
-from flowmx.ops.kernels.loops.expressions import Expr, in_order, kinds
+from flowmx.ops.kernels.loops.expressions import Expr, in_order, kinds, uniforms
 
 KEPT = {"float32": "float", "float64": "double", "float16": "half_t", "bfloat16": "bfloat16_t"}
 """How element types are called in the sources."""
@@ -173,3 +173,24 @@ def _text(expr: Expr, operands: Sequence[str], real: str) -> str:
     if expr.kind not in _TEXTS:
         raise ValueError(f"there is no primitive {expr.kind!r}")
     return _TEXTS[expr.kind].format(*operands)
+
+
+class Formulas:
+    """Formulas for arrays of given element types, to be written as C.
+
+    Args:
+        outputs: the formulas, of placeholders 0, 1, ...
+        dtypes: of the inputs and then of the outputs.
+
+    Attributes:
+        is_exact: whether C computes them as precisely as the plain forward.
+        uniforms: what comes with each launch as a number.
+    """
+
+    def __init__(self, outputs: Sequence[Expr], dtypes: Sequence[DType]) -> None:
+        real = computed_in(dtypes)
+        self.is_exact = real is not None and is_exact(outputs, real)
+        self.uniforms = uniforms(outputs)
+        self._outputs = outputs
+        self._real = real or "float"
+        self._kept = [kept(dtype) for dtype in dtypes]
