@@ -1,6 +1,7 @@
 """What notebooks show of arrays, symbols, blocks, plans and trainings; nothing waits, and all text is escaped."""
 
 import io
+import math
 import sys
 import threading
 import types
@@ -254,6 +255,13 @@ def test_long_curves_are_thinned_and_keep_their_end():
     (line,) = ElementTree.fromstring(curves.svg()).iter("{http://www.w3.org/2000/svg}polyline")
     places = line.get("points").split()
     assert 300 < len(places) <= 401 and places[-1] == "448.0,26.0"
+
+
+def test_values_that_are_not_finite_are_no_points():
+    curves = mx.viz.Curves()
+    for i, value in enumerate([1.0, math.nan, math.inf, 2.0]):
+        curves.log("loss", value, i)
+    assert curves.values["loss"]["train"] == [(0, 1), (3, 2)]
 
 
 def test_curves_are_live_in_a_notebook(monkeypatch):

@@ -7,10 +7,11 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from importlib import import_module, metadata
+from importlib import metadata
 from typing import Any
 
 from flowmx import settings
+from flowmx.devices import num_gpus
 from flowmx.usage import parser
 
 __all__ = ["collect", "cores", "main"]
@@ -28,7 +29,9 @@ PACKAGES = {
     "threadpoolctl": "thread counts of BLAS",
     "pillow": "image files",
     "simplejpeg": "JPEG files, faster",
-    "cupy-cuda12x": "arrays on GPUs",
+    "cupy-cuda13x": "arrays on GPUs, with drivers of CUDA 13",
+    "cupy-cuda12x": "arrays on GPUs, with drivers of CUDA 12",
+    "nvidia-cudnn-frontend": "convolutions on GPUs",
 }
 
 
@@ -75,7 +78,7 @@ def _as_text(found: dict[str, Any]) -> str:
     lines = [f"python {found['python']} on {found['platform']}, {found['cores']} cores", "", "packages"]
     for name, version in found["packages"].items():
         purpose = f"  ({PACKAGES[name]})" if PACKAGES[name] else ""
-        lines.append(f"  {name:<16} {version or 'not installed'}{purpose}")
+        lines.append(f"  {name:<21} {version or 'not installed'}{purpose}")
     lines += ["", "devices", *(f"  {device}" for device in found["devices"]), "", "settings"]
     for row in found["settings"]:
         value = "unset" if row["value"] is None else row["value"]
@@ -102,8 +105,4 @@ def cores() -> int:
 
 
 def _devices() -> list[str]:
-    try:
-        runtime = import_module("cupy").cuda.runtime
-        return ["cpu(0)", *(f"gpu({i})" for i in range(runtime.getDeviceCount()))]
-    except Exception:  # CuPy is missing, or finds no driver; it has no common base for its errors
-        return ["cpu(0)"]
+    return ["cpu(0)", *(f"gpu({i})" for i in range(num_gpus()))]

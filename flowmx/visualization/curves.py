@@ -48,11 +48,12 @@ class Curves:
 
         Args:
             name: of the metric.
-            value: of it.
+            value: of it; one that is not finite is left out.
             epochs: how many are done, such as 1.5.
             curve: which curve.
         """
-        self.values.setdefault(name, {}).setdefault(curve, []).append((float(epochs), float(value)))
+        if math.isfinite(value):
+            self.values.setdefault(name, {}).setdefault(curve, []).append((float(epochs), float(value)))
 
     def batch(self, param: Any) -> None:
         """A ``batch_end_callback``."""
