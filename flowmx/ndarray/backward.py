@@ -48,7 +48,7 @@ class Walk:
 
     def __init__(self, retain: bool, create_graph: bool, train_mode: bool) -> None:
         self._retain, self._create_graph, self._train = retain, create_graph, train_mode
-        seen = create_graph or engine.is_watched or origin.names_layers > 0
+        seen = create_graph or engine.is_watched
         self._by_calls = seen or not engine.config.backward_stretches
         self._sums: dict[Entry, Cell] = {}
         self._stretch: Stretch | None = None

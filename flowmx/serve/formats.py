@@ -15,6 +15,7 @@ import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import msgpack
@@ -155,21 +156,30 @@ def _described(array: Array) -> dict[str, Any]:
 
 
 def _read_npy(body: bytes) -> Any:
-    stream = io.BytesIO(body)
     try:
-        version = np.lib.format.read_magic(stream)
-        shape, fortran, dtype = _NPY_HEADERS[version](stream)
+        size = _NPY_SIZES.get(body[6:8], 0)
+        end = 8 + size + int.from_bytes(body[8 : 8 + size], "little")
+        shape, fortran, dtype = _npy_header(body[:end])
     except Exception as error:  # NumPy lets Python's own parser read the header, which fails in many ways
         raise InvalidInput(f"the body is no .npy: {type(error).__name__}: {error}") from None
     if dtype.kind not in _KINDS or dtype.fields or dtype.hasobject:
         raise InvalidInput(f"the body has the dtype {dtype}, expected numbers")
-    wanted, given = math.prod(shape) * dtype.itemsize, len(body) - stream.tell()
+    wanted, given = math.prod(shape) * dtype.itemsize, len(body) - end
     if wanted != given:
         raise InvalidInput(f"the body has {given} bytes after its header, expected {wanted} for {dtype} {list(shape)}")
-    return _shaped(memoryview(body)[stream.tell() :], dtype, shape, order="F" if fortran else "C")
+    return _shaped(memoryview(body)[end:], dtype, shape, order="F" if fortran else "C")
 
 
+_NPY_SIZES = {b"\x01\x00": 2, b"\x02\x00": 4}
+"""Bytes of a header's length, by version."""
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+@lru_cache(128)  # requests to a model have the same few, and to parse one takes longer than all else with a body
+def _npy_header(head: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, whether it is Fortran's order, and dtype."""
+    stream = io.BytesIO(head)
+    return _NPY_HEADERS[np.lib.format.read_magic(stream)](stream)
 
 
 def _write_npy(outputs: Outputs) -> bytes:
@@ -178,8 +188,16 @@ def _write_npy(outputs: Outputs) -> bytes:
             f"the model has the outputs {', '.join(outputs)}, and .npy holds one array: ask for {JSON.type} or "
             f"{MSGPACK.type} in Accept"
         )
+    array = next(iter(outputs.values()))
+    return _npy_head(array.shape, array.dtype) + array.tobytes()
+
+
+@lru_cache(128)
+def _npy_head(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
+    """What a file of an array in C's order begins with."""
     stream = io.BytesIO()
-    np.save(stream, next(iter(outputs.values())), allow_pickle=False)
+    descr = np.lib.format.dtype_to_descr(dtype)
+    np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": shape})
     return stream.getvalue()
 
 
