@@ -17,7 +17,7 @@ from flowmx.dashboard.guard import COOKIE, Guard, check_address
 from flowmx.dashboard.reading import Reading
 from flowmx.dashboard.sampler import Sampler
 from flowmx.dashboard.tables import quantile
-from flowmx.dashboard.timeline import MOST, Ended, Lanes, busy, gathered
+from flowmx.dashboard.timeline import MOST, Ended, Lanes, busy, gathered, runs
 from flowmx.dashboard.warnings import PRESENT, Warnings
 from flowmx.doctor.diagnosis import Finding
 from flowmx.flight import curves
@@ -208,6 +208,29 @@ def test_many_bars_become_few_and_none_is_lost(made):
     assert len(bars) <= MOST and sum(bar.number for bar in bars) == len(ended)
     assert any(bar.failed for bar in bars) == (len(ended) > 7)
     assert all(a.ended <= b.began for a, b in itertools.pairwise(bars))
+
+
+notes = st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 1e-2), st.floats(0, 1e-2), st.booleans()), max_size=200)
+
+
+@given(notes)
+def test_short_operations_that_follow_each_other_are_one(made):
+    at, told = {"a": 0.0, "b": 0.0}, []
+    for serial, (actor, took, gap, failed) in enumerate(made):
+        began = at[actor] + gap
+        at[actor] = began + took
+        told.append((serial, f"op{serial}", actor, None, began, at[actor], failed))
+    found = runs(sorted(told, key=lambda note: note[5]), 0.004)
+    assert sum(run.number for run in found) == len(told)
+    for actor in "ab":
+        theirs, before = [run for run in found if run.actor == actor], [note for note in told if note[2] == actor]
+        assert all(a.ended <= b.began for a, b in itertools.pairwise(theirs))
+        assert sum(run.worked for run in theirs) == pytest.approx(sum(note[5] - note[4] for note in before))
+        for run in theirs:
+            inside = [note for note in before if run.began <= note[4] and note[5] <= run.ended]
+            assert run.number == 1 or run.ended - run.began < 0.004
+            assert run.failed == any(note[6] for note in inside) or len(inside) > run.number
+            assert run.longest == pytest.approx(max(note[5] - note[4] for note in inside))
 
 
 def test_a_long_operation_keeps_its_name_among_short_ones():

@@ -35,7 +35,9 @@ _LOOKS = 5
 _FRAMES = 4
 """Frames for each diagnosis."""
 _VALUES = 0.1
-"""Seconds of every other diagnosis in which values are looked through for NaN: that makes operations cost more."""
+"""Seconds of a diagnosis in which values are looked through for NaN."""
+_COUNTS_EVERY = 0.4
+"""Seconds between counts of the arrays that lines have made."""
 
 
 class Pulse:
@@ -116,8 +118,11 @@ class Pulse:
             self._holders.leave()
 
     def _observe(self, stop: threading.Event, looks_at_values: bool) -> None:
-        """Some frames, and a diagnosis of what was seen in their time."""
-        observation = Observation(self._pings)
+        """Some frames, and a diagnosis of what was seen in their time.
+
+        Both looking at values and counting arrays make operations cost more: they take turns.
+        """
+        observation = Observation(self._pings, None if looks_at_values else _COUNTS_EVERY)
         try:
             if looks_at_values:
                 observation.look_at_values()

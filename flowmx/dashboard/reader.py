@@ -12,7 +12,7 @@ from typing import Any
 
 from flowmx import devices
 from flowmx.dashboard.reading import Reading
-from flowmx.dashboard.timeline import Ended
+from flowmx.dashboard.timeline import Ended, runs
 from flowmx.engine.origin import lookup
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import RUNNING
@@ -24,6 +24,8 @@ __all__ = ["Reader"]
 
 _FIRST = 10.0
 """Seconds of the past that the first reading tells of."""
+_SHORT = 0.004
+"""Seconds that operations may take together which are shown as one."""
 _PLACES = 10_000
 """Lines that are remembered: some programs make code as they go."""
 
@@ -71,9 +73,13 @@ class Reader:
         journal = list(engine.journal or ())
         first = next((at + 1 for at in range(len(journal) - 1, -1, -1) if journal[at] is self._last), 0)
         self._last = journal[-1] if journal else None
+        notes = [note for note in journal[first:] if note[4] and note[5] >= since]  # those that began
         return [
-            Ended(actor, name, began, ended, self._place(origin), failed)
-            for _, name, actor, origin, began, ended, failed in journal[first:] if began and ended >= since
+            Ended(
+                each.actor, each.name, each.began, each.ended, self._place(each.origin), each.failed, each.number,
+                each.worked,
+            )
+            for each in runs(notes, _SHORT)
         ]  # fmt: skip
 
     def _place(self, origin: Any) -> str:

@@ -171,7 +171,7 @@ def _rates(reading: Reading, before: Reading, seconds: float) -> dict[str, float
 def _busy(reading: Reading, before: Reading) -> dict[str, float]:
     spans: dict[str, list[tuple[float, float]]] = {actor: [] for actor in reading.executed}
     for op in reading.ended:
-        spans.setdefault(op.actor, []).append((op.began, op.ended))
+        spans.setdefault(op.actor, []).append(op.span)
     for actor, _, began in reading.running:
         spans.setdefault(actor, []).append((began, reading.at))
     return {f"busy.{actor}": busy(found, before.at, reading.at) for actor, found in spans.items()}

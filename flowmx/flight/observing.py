@@ -60,16 +60,17 @@ class Observation:
 
     Args:
         pings: calls to event loops that are under way already.
-        counts_every: seconds between counts of arrays.
+        counts_every: seconds between counts of arrays; None: they are not counted.
     """
 
-    def __init__(self, pings: Pings | None = None, counts_every: float = 0.4) -> None:
+    def __init__(self, pings: Pings | None = None, counts_every: float | None = 0.4) -> None:
         self._pings = pings or Pings()
-        self._growth, self._samples = Growth(), Samples()
+        self._growth = None if counts_every is None else Growth()
+        self._samples = Samples()
         self._watch: watch.Watch | None = None
         self._looks_at_values = False
         self._begin = monotonic()
-        self._every, self._counts = counts_every, 0
+        self._every, self._counts = counts_every or 0.0, 0
         self._blocked: dict[str, dict[str, Any]] = {}
 
     @property
@@ -95,7 +96,7 @@ class Observation:
         self._samples.add()
         if self._pings.slowest() >= _BLOCKED:
             self._keep(self._pings.found())
-        if self.seconds >= self._every * self._counts:
+        if self._growth is not None and self.seconds >= self._every * self._counts:
             self._counts += 1
             self._growth.count()
 
@@ -108,8 +109,9 @@ class Observation:
 
     def close(self) -> None:
         """Watch no more."""
-        self._growth.count()
-        self._growth.stop()
+        if self._growth is not None:
+            self._growth.count()
+            self._growth.stop()
         self.leave_values()
 
     def found(self, seconds: float | None = None) -> dict[str, Any]:
@@ -121,7 +123,7 @@ class Observation:
         not_finite = None if self._watch is None or self._watch.found is None else str(self._watch.found)
         found["seen"] = {
             "seconds": round(self.seconds, 1) if seconds is None else seconds, **self._samples.found(),
-            "growth": self._growth.found(), "not_finite": not_finite,
+            "growth": [] if self._growth is None else self._growth.found(), "not_finite": not_finite,
         }  # fmt: skip
         return found
 

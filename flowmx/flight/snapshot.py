@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from functools import cache
 from time import monotonic
 from typing import Any
 
@@ -56,6 +57,7 @@ def _process() -> dict[str, Any]:
     }
 
 
+@cache
 def _version() -> str:
     from importlib import metadata  # only when asked: importing it takes longer than the rest of this package
 
