@@ -122,7 +122,18 @@ PROCESSES = [
     Case("_contrib_backward_hawkesll", [(3,), *_PROCESS], gradient=False, recorded=False),
 ]
 
+_FUSED: dict[str, Any] = {"differentiable": True, "scale": 0.6}
+
+FUSED = [
+    Case("_fused_attention", [(2, 3, 2, 1, 4), *[(2, 5, 2, 1, 4)] * 2], _FUSED, recorded=False),
+    Case("_fused_attention", [(2, 3, 2, 1, 4), (2, 5, 2, 1, 4), (2, 5, 2, 1, 3), (1, 2, 3, 5)],
+         {**_FUSED, "biased": True}, wrt=(0, 1, 2), recorded=False),
+    Case("_fused_attention", [(3, 2, 2, 3, 4)], {**_FUSED, "layout": "TNC", "parts": (3,)}, recorded=False),
+    Case("_fused_attention", [(3, 2, 2, 1, 4), (5, 2, 2, 2, 4)], {**_FUSED, "layout": "TNC", "parts": (1, 2)},
+         recorded=False),
+]  # fmt: skip
+
 CASES = [
     *STATISTICS, *ASSIGNMENT, *COLUMNS, *PRECISION, *SECOND_NAMES, *TRANSFORMS, *LAYERS, *ATTENTION, *CONTRIB,
-    *PROCESSES,
+    *PROCESSES, *FUSED,
 ]  # fmt: skip
