@@ -13,6 +13,7 @@ from flowmx.devices import Context
 from flowmx.graph.gradient import gradient
 from flowmx.graph.graph import Graph, Options
 from flowmx.graph.node import Entry, Node
+from flowmx.graph.passes.attention import fuse_attention
 from flowmx.graph.passes.chains import fuse_chains
 from flowmx.graph.passes.fold import fold_normalization
 from flowmx.graph.passes.fuse import fuse
@@ -53,7 +54,7 @@ def graph_of(
     default: Context | None = None,
     groups: Mapping[str, Context] | None = None,
 ) -> Graph:
-    """The graph of outputs and of the gradients for some variables, before any pass.
+    """The graph of outputs and of the gradients for some variables, before any pass but the one for attention.
 
     Args:
         entries: the outputs.
@@ -67,7 +68,9 @@ def graph_of(
     Raises:
         AutogradError: an operator on the way has no gradient.
     """
-    all_shapes, all_dtypes = dict(shapes), dict(dtypes)
+    plain = Graph(tuple(entries), {}, shapes, dtypes, train, groups=dict(groups or {}), default=default)
+    graph = fuse_attention(plain, wanted)
+    entries, all_shapes, all_dtypes = graph.outputs, dict(graph.shapes), dict(graph.dtypes)
     heads: list[Node] = []
     gradients: dict[Node, Entry] = {}
     if wanted:
@@ -80,9 +83,7 @@ def graph_of(
             heads.append(head)
             all_shapes[Entry(head, 0)], all_dtypes[Entry(head, 0)] = all_shapes[entry], all_dtypes[entry]
         gradients = gradient(entries, [Entry(head, 0) for head in heads], wanted, all_shapes, all_dtypes)
-    return Graph(
-        tuple(entries), gradients, all_shapes, all_dtypes, train, tuple(heads), dict(groups or {}), default
-    )  # fmt: skip
+    return replace(graph, gradients=gradients, shapes=all_shapes, dtypes=all_dtypes, heads=tuple(heads))
 
 
 def compile_graph(

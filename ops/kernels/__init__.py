@@ -36,3 +36,10 @@ def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> 
 
     ask = {"cpu": loops.chain.weight, "gpu": cuda.chain.weight}.get(device_type)
     return None if ask is None else ask(op, dtype, count)
+
+
+def computes_attention(device_type: str, dtype: DType, size: int) -> bool:
+    """Whether a device computes attention in one go, on vectors of an element type and a length."""
+    from flowmx.ops.kernels import cuda
+
+    return device_type == "gpu" and cuda.attention.takes(dtype, size)

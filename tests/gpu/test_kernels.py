@@ -12,6 +12,7 @@ from flowmx.ops.kernels.cuda import dnn
 from flowmx.ops.kernels.cuda.program import Program
 from flowmx.ops.registry import Run, kernel_for, lookup
 from tests import test_cuda_kernels as bodies
+from tests import test_fused_attention as attentions
 from tests.graph_runs import device, run_case
 from tests.test_cuda_dnn import CASES as CONVOLUTIONS
 from tests.test_cuda_dnn import on_device
@@ -38,6 +39,7 @@ def cp(monkeypatch):
     cupy = pytest.importorskip("cupy")
     monkeypatch.setattr(bodies, "xp", cupy)
     monkeypatch.setattr("tests.test_cuda_dnn.xp", cupy)
+    monkeypatch.setattr(attentions, "xp", cupy)
     bodies.note_launches(monkeypatch)
     with settings.override(cuda_allow_tensor_core=False), np.errstate(all="ignore"):
         yield cupy
@@ -93,6 +95,25 @@ def test_convolutions_on_tensor_cores(cp, dtype, rtol, tune):
             cp, (8, 32, 28, 28), parameters, "channels last", mx.nd.array([0], dtype=dtype).dtype
         ):
             close(ours, theirs, rtol=rtol)
+
+
+ATTENTIONS = [
+    *attentions.REPLACED.values(),
+    (attentions.REPLACED["heads"][0], dict.fromkeys("qkv", (2, 512, 128))),
+    (attentions.REPLACED["interleaved"][0], {"q": (300, 2, 768)}),
+]
+
+
+@needs_cudnn
+@pytest.mark.parametrize(("dtype", "rtol"), [("float16", 4e-3), ("bfloat16", 3e-2)])
+@pytest.mark.parametrize("number", range(len(ATTENTIONS)))
+def test_attention(cp, monkeypatch, number, dtype, rtol):
+    symbol, shapes = ATTENTIONS[number]
+    monkeypatch.setattr(dnn, "_plans", {})
+    with settings.override(cuda_allow_tensor_core=True):
+        attentions.checked(symbol, shapes, dtype, rtol)
+    assert len(dnn._plans) == 2  # the forward and the gradient, neither of them plainly
+    assert None not in dnn._plans.values()
 
 
 def test_launches_are_noted(cp):

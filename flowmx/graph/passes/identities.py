@@ -143,10 +143,10 @@ def _cast(site: _Site) -> Entry | None:
 
 def _permuted(site: _Site) -> Entry | None:
     """Axes in another order, and in another one again."""
-    entry, axes = site.inputs[0], _axes(site.op, len(site.shape))
+    entry, axes = site.inputs[0], order_of_axes(site.op, len(site.shape))
     source = site.inner(("transpose", "SwapAxis"))
     if source is not None:
-        before = _axes(entry.node.op, len(site.shape))
+        before = order_of_axes(entry.node.op, len(site.shape))
         both = tuple([before[axis] for axis in axes])
         if _moves_nothing(site, source, both) or site.is_only_reader():
             entry, axes = source, both
@@ -155,7 +155,7 @@ def _permuted(site: _Site) -> Entry | None:
     return site.make("transpose", [entry], axes=axes) if entry is source else None
 
 
-def _axes(op: Any, ndim: int) -> tuple[int, ...]:
+def order_of_axes(op: Any, ndim: int) -> tuple[int, ...]:
     """The axes of the input in the order of the output's."""
     if op.name == "transpose":
         return tuple([axis % ndim for axis in op.axes]) or tuple(reversed(range(ndim)))

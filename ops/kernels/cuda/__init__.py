@@ -2,12 +2,12 @@
 
 From the ground up: ``source`` (formulas as CUDA C), ``program`` (a source as a kernel), ``elementwise`` (a formula as
 one pass over arrays); ``formulas``, ``chain`` and ``optimizers`` register what is made of formulas. ``dnn`` makes
-cuDNN's plans, ``layouts`` says how images lie, ``convolution`` registers what cuDNN does. Importing this imports
-neither CuPy nor cuDNN: arrays bring their namespace along (``run.xp``).
+cuDNN's plans, ``layouts`` says how images lie, ``convolution`` and ``attention`` register what cuDNN does. Importing
+this imports neither CuPy nor cuDNN: arrays bring their namespace along (``run.xp``).
 """
 
 from __future__ import annotations
 
-from flowmx.ops.kernels.cuda import batch_norm, chain, convolution, formulas, linear, optimizers, pooling
+from flowmx.ops.kernels.cuda import attention, batch_norm, chain, convolution, formulas, linear, optimizers, pooling
 
-__all__ = ["batch_norm", "chain", "convolution", "formulas", "linear", "optimizers", "pooling"]
+__all__ = ["attention", "batch_norm", "chain", "convolution", "formulas", "linear", "optimizers", "pooling"]

@@ -8,8 +8,6 @@ fused layer does with its result, a scale, a bias, an addend and an activation, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 from flowmx import settings
@@ -27,17 +25,11 @@ from flowmx.ops.windows import Geometry
 
 def channels_last() -> frozenset[DType]:
     """The element types whose images are better channels-last: tensor cores read them so."""
-    return frozenset(BY_NAME[name] for name in _TENSOR_CORES if name in BY_NAME) if _has_frontend() else frozenset()
-
-
-@cache
-def _has_frontend() -> bool:
-    return find_spec("cudnn") is not None
+    return frozenset(BY_NAME[name] for name in _TENSOR_CORES if name in BY_NAME) if dnn.is_there() else frozenset()
 
 
 _TENSOR_CORES = ("float32", "float16", "bfloat16")
 _TUNES = ("off", "limited_workspace", "fastest")
-_NO_LIMIT = 1 << 62
 
 
 def _build(method: str, names: tuple[str, str], g: Geometry) -> Callable[[Any, list[Any]], Sequence[Any]]:
@@ -94,7 +86,7 @@ def convolve(run: Run, kind: str, op: Any, g: Geometry, one: Array, other: Array
 def _asked(kind: str, op: Any, g: Geometry, form: Format, arrays: Sequence[Array]) -> dnn.Asked:
     method, names = _METHODS[kind]
     tune = op.cudnn_tune or _TUNES[settings.get().cudnn_autotune_default]
-    limit = _NO_LIMIT if tune == "fastest" else op.workspace << 20
+    limit = dnn.NO_LIMIT if tune == "fastest" else op.workspace << 20
     one, other, out = [tensor(each, form) for each in arrays]
     key = (kind, g, settings.get().cuda_allow_tensor_core)
     return dnn.Asked(_build(method, names, g), key, (one, other), (out,), limit, tune != "off")

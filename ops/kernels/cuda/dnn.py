@@ -12,6 +12,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from flowmx import settings
@@ -21,6 +22,8 @@ from flowmx.ops.registry import Array, Shape
 _log = logging.getLogger("flowmx.kernels")
 _local = threading.local()
 _DATA_TYPES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bfloat16": "BFLOAT16"}
+NO_LIMIT = 1 << 62
+"""Any workspace."""
 _ROUNDS = 3
 """How often a plan is timed, after once that does not count."""
 
@@ -50,6 +53,12 @@ class Asked(NamedTuple):
     outputs: tuple[Tensor, ...]
     limit: int
     tune: bool
+
+
+@cache
+def is_there() -> bool:
+    """Whether the frontend is installed; it is not loaded."""
+    return find_spec("cudnn") is not None
 
 
 @cache
@@ -151,7 +160,7 @@ def _plan(cudnn: Any, xp: Any, handle: Any, asked: Asked, arrays: Sequence[Array
         graph.validate()
         graph.build_operation_graph()
         graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
-        graph.deselect_numeric_notes(_refused(cudnn))
+        graph.deselect_numeric_notes(_refused(cudnn, asked.inputs[0].dtype))
         graph.deselect_workspace_greater_than(asked.limit)
         graph.check_support()
         policy = cudnn.build_plan_policy
@@ -186,10 +195,10 @@ def _graph(cudnn: Any, handle: Any, asked: Asked) -> Any:
     return graph
 
 
-def _refused(cudnn: Any) -> list[Any]:
+def _refused(cudnn: Any, dtype: DType) -> list[Any]:
     """What plans must not do: float32 numbers are never rounded to 16 bits, and to TF32 where the settings allow it."""
     notes = cudnn.numerical_note
-    found = [notes.DOWN_CONVERT_INPUTS]
+    found = [notes.DOWN_CONVERT_INPUTS] if dtype.itemsize > 2 else []
     if not settings.get().cuda_allow_tensor_core:
         found.append(notes.TENSOR_CORE)
     return found
