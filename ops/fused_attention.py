@@ -8,7 +8,7 @@ So that nothing is copied, queries, keys and values may lie interleaved, and wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType
@@ -38,7 +38,7 @@ class _Attention(Operator):
     hidden = True
     heavy = True
     skips = True
-    arguments = ("queries", "keys", "values", "bias")
+    arguments: ClassVar[tuple[str, ...]] = ("queries", "keys", "values", "bias")
     layout: Literal["NTC", "TNC"] = option("NTC", "Whether the batch (N) or the length (T) comes first.")
     parts: Shape = option((1, 1, 1), "How many of queries, keys and values lie in each input.")
     scale: float = option(1.0, "What products are multiplied by.")
@@ -124,8 +124,8 @@ class FusedAttention(_Attention):
         queries, keys, values = self.seen(known)
         if self.biased:
             self._check_bias(known[-1], (*queries[:3], keys[2]))
-        out = (*known[0][:3], values[3])
-        return shapes, [out, (*queries[:3], 1)][: len(self.outputs())]
+        made: list[ShapeOrNone] = [(*known[0][:3], values[3]), (*queries[:3], 1)]
+        return shapes, made[: len(self.outputs())]
 
     def _check_bias(self, shape: Shape, whole: Shape) -> None:
         fits = (

@@ -188,8 +188,8 @@ class Graph:
         return self.tensors[-1]
 
     def _convolution(self, method: str, one: Tensor, other: Tensor, windows: dict[str, list[int]]) -> Tensor:
-        self.operation = Convolution(method, one, other, windows)
-        return self.operation.outputs[0]
+        self.operation = made = Convolution(method, one, other, windows)
+        return made.outputs[0]
 
     def conv_fprop(self, image: Tensor, weight: Tensor, **windows: list[int]) -> Tensor:
         return self._convolution("conv_fprop", image, weight, windows)

@@ -10,6 +10,7 @@ from flowmx.errors import ShapeError
 from flowmx.graph.compiler import PASSES, graph_of, options_of
 from flowmx.graph.infer import infer_shapes, infer_types
 from flowmx.graph.node import Entry, topological
+from flowmx.ops import kernels, registry
 from flowmx.ops.dtypes import as_dtype
 from flowmx.ops.kernels.cuda import attention, dnn
 from flowmx.ops.registry import Run, kernel_for, lookup
@@ -319,6 +320,94 @@ def test_wrong_strides_would_show(monkeypatch):
     monkeypatch.setattr(attention, "_tensor", swapped)
     with pytest.raises(AssertionError):
         run_attention(operands((2, 5, 2, 1, 8)))
+
+
+# -- bound and hybridized ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def take(monkeypatch):
+    """Lets the CPU take attention as a GPU does, and compute it plainly; returns the calls of the operators."""
+
+    def take():
+        called = []
+
+        def note(op, run, inputs, outputs):
+            called.append(op.name)
+            op.forward(run, inputs, outputs)
+
+        for name in ("_fused_attention", "_backward_fused_attention"):
+            monkeypatch.setitem(registry._kernels, ("cpu", name), note)
+        monkeypatch.setattr(kernels, "computes_attention", lambda device_type, dtype, size: True)
+        return called
+
+    return take
+
+
+HEAD, *NUMBERS = np.random.default_rng(0).standard_normal((4, 2, 16, 16)).astype("float32")
+STEP = ["_fused_attention", "_backward_fused_attention"]
+
+
+def bound():
+    """Outputs and gradients of a bound symbol, after two steps; and what its plan says."""
+    made = REPLACED["heads"][0].simple_bind(mx.cpu(), **dict.fromkeys("qkv", (2, 16, 16)))
+    for name, value in zip("qkv", NUMBERS, strict=True):
+        made.arg_dict[name][:] = value
+    for _ in range(2):
+        made.forward(is_train=True)
+        made.backward(mx.nd.array(HEAD))
+    arrays = [*made.outputs, *(made.grad_dict[name] for name in "qkv")]
+    return [each.asnumpy() for each in arrays], made.plan.explain()
+
+
+def test_a_bound_symbol(take):
+    expected, _ = bound()
+    called = take()
+    found, told = bound()
+    assert called == STEP * 2
+    assert "one operator with its softmax" in told
+    assert_same(found, expected, 1e-5)
+
+
+class Attention(mx.gluon.HybridBlock):
+    def hybrid_forward(self, F, q, k, v):
+        return F.batch_dot(F.softmax(F.batch_dot(q, k, transpose_b=True) * 0.5), v)
+
+
+def hybridized(train_mode):
+    """The output and the gradients of a hybridized block."""
+    block, arrays = Attention(), list(map(mx.nd.array, NUMBERS))
+    block.hybridize()
+    for each in arrays:
+        each.attach_grad()
+    with mx.autograd.record(train_mode=train_mode):
+        out = block(*arrays)
+    out.backward(mx.nd.array(HEAD))
+    return [each.asnumpy() for each in (out, *(each.grad for each in arrays))]
+
+
+@pytest.mark.parametrize("train_mode", [True, False])
+def test_a_hybridized_block(take, train_mode):
+    expected = hybridized(train_mode)
+    called = take()
+    assert_same(hybridized(train_mode), expected, 1e-5)
+    assert called == STEP
+
+
+def test_gradients_of_gradients(take):
+    def second():
+        block, x = Attention(), mx.nd.array(NUMBERS[0])
+        block.hybridize()
+        x.attach_grad()
+        with mx.autograd.record():
+            (first,) = mx.autograd.grad(block(x, x, x), [x], create_graph=True)
+            loss = (first * first).sum()
+        loss.backward()
+        return [x.grad.asnumpy()]
+
+    expected = second()
+    take()
+    assert_same(second(), expected, 1e-4)
 
 
 # -- the operator ------------------------------------------------------------------------------------------

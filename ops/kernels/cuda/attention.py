@@ -71,8 +71,8 @@ def _compute(
     if not takes(inputs[0].dtype, inputs[0].shape[-1]) or not all(map(_is_on_grid, outputs)):
         return False
     given = [each if _is_on_grid(each) else xp.ascontiguousarray(each) for each in inputs]
-    described = [tuple([_tensor(each) for each in arrays]) for arrays in (given, outputs)]
-    asked = dnn.Asked(build, (key, len(given)), *described, limit=dnn.NO_LIMIT, tune=False)
+    seen, made = (tuple([_tensor(each) for each in arrays]) for arrays in (given, outputs))
+    asked = dnn.Asked(build, key, seen, made, limit=dnn.NO_LIMIT, tune=False)
     return dnn.run(xp, asked, [*given, *outputs])
 
 
