@@ -207,11 +207,12 @@ def test_other_element_types_are_left_alone(dtype):
     assert "_fused_attention" not in names(graph_for(*REPLACED["heads"], mx.gpu(0), dtype)[0])
 
 
-def test_a_bias_that_is_learned_is_left_alone():
-    symbol, shapes = REPLACED["a bias for all"]
-    assert "_fused_attention" in names(graph_for(symbol, shapes, mx.gpu(0))[0])
-    graph, _ = graph_for(S.identity(symbol), shapes, mx.gpu(0), wanted=("q", "bias"))
-    assert "_fused_attention" not in names(graph)
+@pytest.mark.parametrize(("made", "is_replaced"), [(S.sin, False), (lambda x: x > 0, True)])
+def test_a_bias_that_is_learned_is_left_alone(made, is_replaced):
+    symbol, shapes = summed(S.softmax(scores() + made(BIAS))), BATCHES | {"bias": (4, 5, 16)}
+    for wanted, expected in (("q",), True), (("q", "bias"), is_replaced):
+        graph, _ = graph_for(symbol, shapes, mx.gpu(0), wanted=wanted)
+        assert ("_fused_attention" in names(graph)) == expected
 
 
 def test_nothing_changes_on_a_cpu_or_without_cudnn(monkeypatch):

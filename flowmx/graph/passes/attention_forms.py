@@ -1,0 +1,231 @@
+"""The forms in which attention is written: what :mod:`flowmx.graph.passes.attention` looks for.
+
+    batch_dot(softmax(scale * batch_dot(queries, keys, transpose_b=True) + bias), values)
+
+and the same of interleaved projections (``_contrib_interleaved_matmul_*``). The scale may stand on either side of the
+first product; the bias is a mask, say, which nothing is learned by. What mixed precision casts in between goes too,
+since kernels compute in float32, and so does a Dropout that drops nothing. Where queries, keys and values were copied
+so that heads come before the length, they are read where they lay.
+
+Weights that something else reads, or that are dropped, cut off at a length or softened by a temperature, are none of
+these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from flowmx.graph.graph import Rewriter, written
+from flowmx.graph.node import Entry, Node, topological
+from flowmx.graph.passes.identities import CASTS, order_of_axes
+from flowmx.graph.plan import VIEWS
+from flowmx.ops import kernels
+from flowmx.ops.dtypes import is_floating
+from flowmx.ops.registry import Operator, Shape
+
+_Factor = Callable[[Any, Shape], float]
+_SCALES: dict[str, _Factor] = {
+    "_mul_scalar": lambda op, shape: float(op.scalar),
+    "_div_scalar": lambda op, shape: 1 / op.scalar if op.scalar else 0.0,
+    "_contrib_div_sqrt_dim": lambda op, shape: 1 / math.sqrt(max(1, shape[-1])),
+}
+"""What an operator multiplies an array of a shape by."""
+_ADDITIONS = ("elemwise_add", "broadcast_add")
+_INTERLEAVED: dict[str, tuple[str, Shape]] = {
+    "_contrib_interleaved_matmul_selfatt_valatt": ("_contrib_interleaved_matmul_selfatt_qk", (3,)),
+    "_contrib_interleaved_matmul_encdec_valatt": ("_contrib_interleaved_matmul_encdec_qk", (1, 2)),
+}
+"""For each product with values: that of queries and keys, and how many of the three lie in each input."""
+_GRID = 8
+"""Rows of a bias are a multiple of so many elements, or kernels can not read them."""
+
+
+class Attention(NamedTuple):
+    """An attention.
+
+    Attributes:
+        inputs: the old entries of queries, keys and values.
+        shapes: those to see them by: (batch, length, heads, parts, size), or as the layout says.
+        layout: NTC or TNC.
+        scale: what products are multiplied by.
+        bias: what is added to them, if anything.
+    """
+
+    inputs: list[Entry]
+    shapes: list[Shape]
+    layout: str
+    scale: float
+    bias: Entry | None = None
+
+
+class Search:
+    """Recognises attentions that a device has a kernel for.
+
+    Args:
+        rewriter: of the graph.
+        wanted: the variables that it will be differentiated by.
+    """
+
+    def __init__(self, rewriter: Rewriter, wanted: Collection[Node]) -> None:
+        self._rewriter = rewriter
+        self._graph = rewriter.graph
+        self._wanted = set(wanted)
+        self._changing = written(rewriter.nodes, rewriter.graph.train)
+
+    def at(self, node: Node) -> Attention | None:
+        """The attention that ends at a node."""
+        if _products(node.op) is None:
+            return None
+        weights, values = node.inputs if _name(node) == "batch_dot" else node.inputs[::-1]
+        softmax, factor = self._behind(weights, node, {})
+        if factor != 1 or not self._is_softmax(softmax, node):
+            return None
+        for scores, bias in self._sums(self._behind(softmax.node.inputs[0], node, {})[0], node):
+            product, scale = self._behind(scores, node, _SCALES)
+            found = self._operands(node, product, values, scale) if self._is_part(product, node) else None
+            if found is not None and self._has_kernel(node, found) and (bias is None or self._fits(bias, product)):
+                return found._replace(bias=bias)
+        return None
+
+    # -- the way back from weights to the first product -----------------------------------------------------
+
+    def _is_part(self, entry: Entry, end: Node) -> bool:
+        """Whether a value is for the attention alone, and on its device."""
+        node = entry.node
+        is_here = self._graph.context(node) is self._graph.context(end)
+        return node.op is not None and entry.index == 0 and self._rewriter.uses[entry] == 1 and is_here
+
+    def _behind(self, entry: Entry, end: Node, scales: Mapping[str, _Factor]) -> tuple[Entry, float]:
+        """What an entry is made of by operators that only scale it or change nothing, and the product of the scales."""
+        factor = 1.0
+        while self._is_part(entry, end):
+            node, op = entry.node, entry.node.op
+            assert op is not None
+            if op.name in scales:
+                factor *= scales[op.name](op, self._rewriter.shapes[entry])
+            elif not self._changes_nothing(entry):
+                break
+            entry = node.inputs[0]
+        return entry, factor
+
+    def _changes_nothing(self, entry: Entry) -> bool:
+        """Whether an operator is one that the kernel has no use for: a cast between floating types, an idle Dropout."""
+        op = entry.node.op
+        assert op is not None
+        if op.name == "Dropout":
+            return not op.draws(self._graph.train)
+        return op.name in CASTS and all(is_floating(self._rewriter.dtypes[e]) for e in (entry, entry.node.inputs[0]))
+
+    def _is_softmax(self, entry: Entry, end: Node) -> bool:
+        op: Any = entry.node.op
+        if not self._is_part(entry, end) or op.name != "softmax":
+            return False
+        return op.axis in (-1, 2) and op.temperature in (None, 1) and not op.use_length
+
+    def _sums(self, entry: Entry, end: Node) -> Iterator[tuple[Entry, Entry | None]]:
+        """Ways to see what softmax is taken of: as scores, or as scores and what is added to them."""
+        yield entry, None
+        if self._is_part(entry, end) and entry.node.op is not None and entry.node.op.name in _ADDITIONS:
+            one, other = entry.node.inputs
+            for scores, bias in ((one, other), (other, one)):
+                if self._rewriter.shapes[scores] == self._rewriter.shapes[entry]:
+                    yield scores, bias
+
+    # -- queries, keys and values --------------------------------------------------------------------------
+
+    def _operands(self, end: Node, product: Entry, values: Entry, scale: float) -> Attention | None:
+        """The attention, if its first product is one that belongs to the last."""
+        first: Any = product.node.op
+        wanted, parts = _products(end.op) or ("", ())
+        if first.name != wanted:
+            return None
+        inputs = list(product.node.inputs)
+        if parts:
+            is_same = inputs[-1] == values and first.heads == end.op.heads  # type: ignore[union-attr]
+            return self._interleaved(inputs, parts, first.heads, scale) if is_same else None
+        if first.transpose_a or not first.transpose_b:
+            return None
+        unscaled = [self._unscaled(entry, end) for entry in inputs]
+        return self._apart([*[entry for entry, _ in unscaled], values], scale * unscaled[0][1] * unscaled[1][1])
+
+    def _unscaled(self, entry: Entry, end: Node) -> tuple[Entry, float]:
+        """Queries or keys, and what they are multiplied by."""
+        factor = 1.0
+        while self._is_part(entry, end) and _name(entry.node) in _SCALES:
+            factor *= _SCALES[_name(entry.node)](entry.node.op, self._rewriter.shapes[entry])
+            entry = entry.node.inputs[0]
+        return entry, factor
+
+    def _interleaved(self, inputs: list[Entry], parts: Shape, heads: int, scale: float) -> Attention:
+        """Of projections (length, batch, heads · parts · size); their product is divided by √size."""
+        shapes = [self._rewriter.shapes[entry] for entry in inputs]
+        sizes = [width // (heads * count) for (_, _, width), count in zip(shapes, parts, strict=True)]
+        seen = [(*s[:2], heads, count, size) for s, count, size in zip(shapes, parts, sizes, strict=True)]
+        return Attention(inputs, seen, "TNC", scale / math.sqrt(max(1, sizes[0])))
+
+    def _apart(self, inputs: list[Entry], scale: float) -> Attention:
+        """Of arrays (batch · heads, length, size), or of what they were copied from."""
+        shapes = self._rewriter.shapes
+        sources = [source for entry in inputs if (source := self._with_heads(entry)) is not None]
+        if len(sources) == 3 and len({(shapes[each][0], shapes[each][2]) for each in sources}) == 1:
+            seen = [(*shapes[each][:3], 1, shapes[each][3]) for each in sources]
+            return Attention(sources, seen, "NTC", scale)
+        return Attention(inputs, [(*shapes[each][:2], 1, 1, shapes[each][2]) for each in inputs], "NTC", scale)
+
+    def _with_heads(self, entry: Entry) -> Entry | None:
+        """The array (batch, length, heads, size) that one (batch · heads, length, size) was copied from."""
+        shapes, inner = self._rewriter.shapes, entry.node.inputs[0] if _name(entry.node) in VIEWS else None
+        if inner is None or _name(inner.node) not in ("transpose", "SwapAxis"):
+            return None
+        shape = shapes[inner]
+        is_split = len(shape) == 4 and (shape[0] * shape[1], *shape[2:]) == shapes[entry]
+        return inner.node.inputs[0] if is_split and order_of_axes(inner.node.op, 4) == (0, 2, 1, 3) else None
+
+    # -- whether a kernel can ------------------------------------------------------------------------------
+
+    def _has_kernel(self, end: Node, found: Attention) -> bool:
+        """Whether the device computes this, as it would be computed otherwise."""
+        context = self._graph.context(end)
+        dtypes = {self._rewriter.dtypes[entry] for entry in (*found.inputs, Entry(end, 0))}
+        sizes = {shape[4] for shape in found.shapes}
+        return (
+            context is not None
+            and len(dtypes) == len(sizes) == 1
+            and found.scale > 0
+            and not any(0 in shape for shape in found.shapes)
+            and not any(entry.node in self._changing for entry in found.inputs)
+            and kernels.computes_attention(context.kernels, dtypes.pop(), sizes.pop())
+        )
+
+    def _fits(self, bias: Entry, scores: Entry) -> bool:
+        """Whether the kernel can add a bias: one for all heads and examples, or one for each, that learns nothing."""
+        shape, whole = self._rewriter.shapes[bias], self._rewriter.shapes[scores]
+        return (
+            shape[-2:] == whole[1:]
+            and shape[:-2] in ((), (1,), whole[:1])
+            and not whole[2] % _GRID
+            and self._rewriter.dtypes[bias] == self._rewriter.dtypes[scores]
+            and bias.node not in self._changing
+            and not self._learns(bias)
+        )
+
+    def _learns(self, bias: Entry) -> bool:
+        """Whether a gradient would flow into a bias."""
+        learning = set(self._wanted)
+        for node in topological([bias]):
+            if node.op is not None and not node.op.no_gradient and any(e.node in learning for e in node.inputs):
+                learning.add(node)
+        return bias.node in learning
+
+
+def _products(op: Operator | None) -> tuple[str, Shape] | None:
+    """Of a product with values: that of queries and keys, and how many of the three lie in each of its inputs."""
+    if op is not None and op.name == "batch_dot":
+        return None if op.transpose_a or op.transpose_b else ("batch_dot", ())  # type: ignore[attr-defined]
+    return None if op is None else _INTERLEAVED.get(op.name)
+
+
+def _name(node: Node) -> str:
+    return "" if node.op is None else node.op.name
