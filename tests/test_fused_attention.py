@@ -6,14 +6,17 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx import amp
 from flowmx.errors import ShapeError
+from flowmx.graph.casts import insert_casts
 from flowmx.graph.compiler import PASSES, graph_of, options_of
 from flowmx.graph.infer import infer_shapes, infer_types
 from flowmx.graph.node import Entry, topological
 from flowmx.ops import kernels, registry
-from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.dtypes import FLOAT32, as_dtype
 from flowmx.ops.kernels.cuda import attention, dnn
 from flowmx.ops.registry import Run, kernel_for, lookup
+from flowmx.symbol.symbol import Symbol
 from tests import cudnn_stand_in as cudnn
 from tests.cupy_stand_in.arrays import xp
 from tests.graph_runs import device, evaluate
@@ -235,16 +238,30 @@ def layer(x, name):
     return S.FullyConnected(x, num_hidden=16, flatten=False, no_bias=True, name=name)
 
 
-def test_projections_are_read_where_they_lie():
-    x = S.var("data")
-    q, k, v = (with_heads(layer(x, name)) for name in "qkv")
+def network():
+    """Projections, attention with two heads, and a projection."""
+    q, k, v = (with_heads(layer(S.var("data"), name)) for name in "qkv")
     symbol = layer(without_heads(summed(S.softmax(scores(q, k) * 0.3), v)), "out")
-    shapes = {"data": (2, 5, 16)} | {f"{name}_weight": (16, 16) for name in ("q", "k", "v", "out")}
+    return symbol, {"data": (2, 5, 16)} | {f"{name}_weight": (16, 16) for name in ("q", "k", "v", "out")}
+
+
+def test_projections_are_read_where_they_lie():
+    symbol, shapes = network()
     graph = checked(symbol, shapes, rtol=1e-2, passes=PASSES, wanted=list(shapes))
     assert not {"transpose", "SwapAxis", "batch_dot"} & set(names(graph))
     forward, backward = cudnn.built
     assert [each.stride for each in forward.tensors] == [[80, 8, 16, 1]] * 3
     assert [each.stride for each in backward.operation.outputs] == [[80, 8, 16, 1]] * 3
+
+
+@pytest.mark.parametrize("lists", [{}, {"lp16": ["FullyConnected", "batch_dot"]}], ids=["MXNet's lists", "others"])
+def test_mixed_precision(lists):
+    symbol, shapes = network()
+    known = {node: FLOAT32 for node in symbol._nodes() if node.is_variable}
+    cast = Symbol(insert_casts(symbol._entries, known, amp.Policy("float16", **lists)))
+    found = names(checked(cast, shapes, dtype="float32", rtol=1e-2, wanted=list(shapes)))
+    assert "amp_cast" in found
+    assert found.count("_fused_attention") == found.count("_backward_fused_attention") == 1
 
 
 def test_interleaved_projections_are_read_where_they_lie():

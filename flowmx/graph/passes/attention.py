@@ -12,6 +12,7 @@ from collections.abc import Collection
 from flowmx.graph.graph import Graph, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.attention_forms import Attention, Search
+from flowmx.ops.dtypes import name_of
 from flowmx.ops.registry import Shape, kernel_for, lookup
 
 
@@ -55,7 +56,10 @@ def _put(rewriter: Rewriter, node: Node, found: Attention, differentiable: bool)
     out = Entry(rewriter.make(op, given, node), 0)
     if found.layout == "NTC" and heads > 1:  # where the next operator turns this back, a later pass drops both
         out = Entry(rewriter.make(lookup("transpose").create(axes=(0, 2, 1, 3)), [out], node), 0)
-    rewriter.replace(Entry(node, 0), _seen(rewriter, out, rewriter.shapes[Entry(node, 0)], node))
+    out, wanted = _seen(rewriter, out, rewriter.shapes[Entry(node, 0)], node), rewriter.dtypes[Entry(node, 0)]
+    if rewriter.dtypes[out] != wanted:
+        out = Entry(rewriter.make(lookup("amp_cast").create(dtype=name_of(wanted)), [out], node), 0)
+    rewriter.replace(Entry(node, 0), out)
     rewriter.note(f"{node.name} is one operator with its softmax and the product before it")
 
 

@@ -4,8 +4,9 @@
 
 and the same of interleaved projections (``_contrib_interleaved_matmul_*``). The scale may stand on either side of the
 first product; the bias is a mask, say, which nothing is learned by. What mixed precision casts in between goes too,
-since kernels compute in float32, and so does a Dropout that drops nothing. Where queries, keys and values were copied
-so that heads come before the length, they are read where they lay.
+since kernels compute in float32, and so does a Dropout that drops nothing; values that it cast to float32, for weights
+that are, are taken as they were. Where queries, keys and values were copied so that heads come before the length, they
+are read where they lay.
 
 Weights that something else reads, or that are dropped, cut off at a length or softened by a temperature, are none of
 these.
@@ -79,6 +80,7 @@ class Search:
         if _products(node.op) is None:
             return None
         weights, values = node.inputs if _name(node) == "batch_dot" else node.inputs[::-1]
+        values = self._as_it_was(values)
         softmax, factor = self._behind(weights, node, {})
         if factor != 1 or not self._is_softmax(softmax, node):
             return None
@@ -132,6 +134,11 @@ class Search:
             for scores, bias in ((one, other), (other, one)):
                 if self._rewriter.shapes[scores] == self._rewriter.shapes[entry]:
                     yield scores, bias
+
+    def _as_it_was(self, values: Entry) -> Entry:
+        """Values without a cast by which mixed precision made them as wide as weights."""
+        inner, dtypes = values.node.inputs[0] if _name(values.node) == "amp_cast" else values, self._rewriter.dtypes
+        return inner if is_floating(dtypes[inner]) and dtypes[inner].itemsize < dtypes[values].itemsize else values
 
     # -- queries, keys and values --------------------------------------------------------------------------
 
@@ -188,7 +195,7 @@ class Search:
     def _has_kernel(self, end: Node, found: Attention) -> bool:
         """Whether the device computes this, as it would be computed otherwise."""
         context = self._graph.context(end)
-        dtypes = {self._rewriter.dtypes[entry] for entry in (*found.inputs, Entry(end, 0))}
+        dtypes = {self._rewriter.dtypes[entry] for entry in found.inputs}
         sizes = {shape[4] for shape in found.shapes}
         return (
             context is not None
