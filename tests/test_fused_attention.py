@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx import amp
+from flowmx import amp, settings
 from flowmx.errors import ShapeError
 from flowmx.graph.casts import insert_casts
 from flowmx.graph.compiler import PASSES, graph_of, options_of
@@ -304,6 +304,10 @@ def test_a_plan_is_made_once_for_a_form_and_a_scale():
         run_attention(operands(), lookup("_fused_attention").create(scale=scale))
     assert [graph.ran for graph in cudnn.built] == [[None, None], [None]]
     assert cudnn.built[0].types["compute_data_type"] == "float32"
+    assert cudnn.built[0].refused == []
+    with settings.override(cuda_allow_tensor_core=False):
+        run_attention(operands())
+    assert cudnn.built[2].refused == ["TENSOR_CORE"]
 
 
 def test_arrays_off_the_grid_are_copied():
@@ -327,6 +331,19 @@ def test_what_cudnn_refuses_is_computed_plainly(monkeypatch):
 def test_a_gradient_alone_that_cudnn_refuses_is_computed_plainly():
     checked(summed(S.softmax(scores())), dict.fromkeys("qkv", (4, 1, 8)))
     assert [graph.operation.method for graph in cudnn.built] == ["sdpa"]
+
+
+def test_wrong_statistics_would_show():
+    q, k, v = operands()
+    op = lookup("_backward_fused_attention").create(scale=0.5)
+    head, out = (xp.ones((2, 5, 2, 8), "float16") for _ in range(2))
+    made = []
+    for value in (1.0, 1.5):
+        grads = [xp.empty(q.shape, "float16") for _ in range(3)]
+        stats = xp.asarray(np.full((2, 2, 5, 1), value, "float32"))
+        kernel_for("gpu", op.name)(op, Run(device(xp, "gpu"), True), [head, out, stats, q, k, v], grads)
+        made.append(grads[2].get())
+    np.testing.assert_allclose(made[0], made[1] * np.exp(0.5), rtol=1e-2)
 
 
 def test_wrong_strides_would_show(monkeypatch):

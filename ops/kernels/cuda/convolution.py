@@ -88,8 +88,7 @@ def _asked(kind: str, op: Any, g: Geometry, form: Format, arrays: Sequence[Array
     tune = op.cudnn_tune or _TUNES[settings.get().cudnn_autotune_default]
     limit = dnn.NO_LIMIT if tune == "fastest" else op.workspace << 20
     one, other, out = [tensor(each, form) for each in arrays]
-    key = (kind, g, settings.get().cuda_allow_tensor_core)
-    return dnn.Asked(_build(method, names, g), key, (one, other), (out,), limit, tune != "off")
+    return dnn.Asked(_build(method, names, g), (kind, g), (one, other), (out,), limit, tune != "off")
 
 
 # -- what fused layers do with their result ----------------------------------------------------------------

@@ -120,7 +120,8 @@ def run(xp: Any, asked: Asked, arrays: Sequence[Array]) -> bool:
     handle = _handle(cudnn, xp)
     if handle is None:
         return False
-    key = (xp.cuda.runtime.getDevice(), asked.key, asked.inputs, asked.outputs, asked.limit, asked.tune)
+    allowed = settings.get().cuda_allow_tensor_core
+    key = (xp.cuda.runtime.getDevice(), asked.key, asked.inputs, asked.outputs, asked.limit, asked.tune, allowed)
     try:
         plan = _plans[key]
     except KeyError:
