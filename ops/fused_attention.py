@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
-from flowmx.errors import ShapeError
+from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.linear import Inferred
 from flowmx.ops.nn_common import bound, computing_dtype
@@ -43,6 +43,10 @@ class _Attention(Operator):
     parts: Shape = option((1, 1, 1), "How many of queries, keys and values lie in each input.")
     scale: float = option(1.0, "What products are multiplied by.")
     biased: bool = option(False, "There is a bias.")
+
+    def __post_init__(self) -> None:
+        if self.parts not in INPUTS:
+            raise ParameterError(f"{self.name}: parts are {self.parts}, expected one of {', '.join(map(str, INPUTS))}")
 
     def given(self) -> tuple[str, ...]:
         """The names of queries, keys and values, as they lie together, and of the bias."""

@@ -7,7 +7,7 @@ import pytest
 
 import flowmx as mx
 from flowmx import amp, settings
-from flowmx.errors import ShapeError
+from flowmx.errors import ParameterError, ShapeError
 from flowmx.graph.casts import insert_casts
 from flowmx.graph.compiler import PASSES, graph_of, options_of
 from flowmx.graph.infer import infer_shapes, infer_types
@@ -310,12 +310,22 @@ def test_a_plan_is_made_once_for_a_form_and_a_scale():
     assert cudnn.built[2].refused == ["TENSOR_CORE"]
 
 
-def test_arrays_off_the_grid_are_copied():
-    q, k, v = operands()
+@pytest.mark.parametrize("heads", [1, 2])
+def test_arrays_off_the_grid_are_copied(heads):
+    q, k, v = operands((2, 5, heads, 1, 8))
     off = xp.empty((k.size + 1,), "float16")[1:].reshape(k.shape)
     off[...] = k
-    run_attention([xp.asarray(np.asarray(q.get(), order="F")), off, v])
+    run_attention([xp.asarray(np.asarray(q.get(), order="F")), off, v], out=(2, 5, heads, 8))
     assert len(cudnn.built) == 1
+
+
+def test_what_cannot_be_written_or_launched_is_computed_plainly():
+    wide = xp.zeros((2, 5, 2, 9), "float16")[..., 1:]
+    op = lookup("_fused_attention").create(scale=0.5)
+    kernel_for("gpu", op.name)(op, Run(device(xp, "gpu"), False), operands(), [wide])
+    assert wide.get().any()
+    run_attention(operands((1 << 16, 1, 1, 1, 8)), out=(1 << 16, 1, 1, 8))
+    assert not cudnn.built
 
 
 def test_what_cudnn_refuses_is_computed_plainly(monkeypatch):
@@ -461,6 +471,11 @@ def test_shapes_that_do_not_fit(shapes, parameters, message):
     op = lookup("_fused_attention").create(**parameters)
     with pytest.raises(ShapeError, match=message):
         op.spec(tuple(shapes), (np.dtype("float16"),) * len(shapes))
+
+
+def test_parts_that_there_are_none_of():
+    with pytest.raises(ParameterError, match=r"parts are \(2, 1\), expected one of \(1, 1, 1\), \(1, 2\), \(3,\)"):
+        lookup("_fused_attention").create(parts=(2, 1))
 
 
 def test_a_gradient_that_nothing_was_kept_for():

@@ -19,6 +19,8 @@ _MOST = 128
 """The longest vectors that all GPUs with these kernels take, forward and backward."""
 _GRID = 16
 """Bytes at whose multiples rows begin."""
+_BLOCKS = 1 << 16
+"""More blocks than a GPU launches along the axes that are batch and heads."""
 
 
 def takes(dtype: DType, size: int) -> bool:
@@ -68,9 +70,10 @@ def _compute(
     xp: Any, build: Callable[..., Sequence[Any]], key: Any, inputs: Sequence[Array], outputs: Sequence[Array]
 ) -> bool:
     """Compute a graph; False, and nothing is done, where cuDNN cannot."""
-    if not takes(inputs[0].dtype, inputs[0].shape[-1]) or not all(map(_is_on_grid, outputs)):
+    batch, heads, _, size = inputs[0].shape
+    given = [each if _is_on_grid(each) else each.copy() for each in inputs]
+    if not (takes(inputs[0].dtype, size) and max(batch, heads) < _BLOCKS and all(map(_is_on_grid, [*given, *outputs]))):
         return False
-    given = [each if _is_on_grid(each) else xp.ascontiguousarray(each) for each in inputs]
     seen, made = (tuple([_tensor(each) for each in arrays]) for arrays in (given, outputs))
     asked = dnn.Asked(build, key, seen, made, limit=dnn.NO_LIMIT, tune=False)
     return dnn.run(xp, asked, [*given, *outputs])
