@@ -125,6 +125,10 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
         if self.out_grad:
             xp.multiply(out, inputs[2], out=out)
 
+    def counted(self, xp: Any, label: Array, dtype: DType) -> Array:
+        """How many labels are valid, at least 1."""
+        return xp.maximum((label != self.ignore_label).sum(), 1).astype(dtype)
+
     def _from_classes(self, xp: Any, y: Array, label: Array, out: Array) -> None:
         classes = label.astype(xp.int64)[:, None, :]
         # MXNet smooths labels only where there is one for each row.
@@ -143,8 +147,7 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
         if self.normalization == "batch":
             scale /= y.shape[0]
         elif self.normalization == "valid":
-            counted = xp.maximum((label != self.ignore_label).sum(), 1)
-            xp.divide(out, counted.astype(computing_dtype(out.dtype)), out=out, casting="same_kind")
+            xp.divide(out, self.counted(xp, label, computing_dtype(out.dtype)), out=out, casting="same_kind")
         if self.normalization != "valid":
             scale /= y.shape[2]
         if scale != 1:

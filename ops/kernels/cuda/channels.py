@@ -48,28 +48,30 @@ class Sums:
     """Sums of formulas over each channel, and formulas of these.
 
     Args:
-        summed: the formulas of the elements: placeholders ``x0``, ``x1``, ... and, of vectors, ``v0``, ``v1``, ...
+        summed: the formulas of the elements: placeholders ``x0``, ``x1``, ..., of vectors ``v0``, ``v1``, ..., and of
+            singles ``s0``, ``s1``, ...
         made: the formulas of the totals: ``t0``, ``t1``, ..., of the vectors, and of ``count``.
         full: the element types of the images.
         vectors: of the vectors; one of one element serves for all channels.
         outputs: of what is made.
+        singles: of arrays with an element for all channels at one place of the images.
     """
 
     def __init__(
         self, summed: Sequence[Expr], made: Sequence[Expr], full: Sequence[DType], vectors: Sequence[DType],
-        outputs: Sequence[DType],
+        outputs: Sequence[DType], singles: Sequence[DType] = (),
     ) -> None:  # fmt: skip
         self._summed, self._made = summed, made
-        self._full, self._vectors, self._outputs = full, vectors, outputs
-        self._real = computed_in([*full, *vectors]) or "float"
-        self.is_exact = computed_in([*full, *vectors, *outputs]) is not None
+        self._full, self._vectors, self._outputs, self._singles = full, vectors, outputs, singles
+        self._real = computed_in([*full, *vectors, *singles]) or "float"
+        self.is_exact = computed_in([*full, *vectors, *singles, *outputs]) is not None
         self.uniforms = uniforms([*summed, *made])
         self._partly: dict[bool, Program] = {}
         self._wholly: Program | None = None
 
     def run(
         self, xp: Any, seen: Seen, numbers: Sequence[float], full: Sequence[Array], vectors: Sequence[Array],
-        outputs: Sequence[Array],
+        outputs: Sequence[Array], singles: Sequence[Array] = (),
     ) -> bool:  # fmt: skip
         """Compute the vectors; False, and nothing is done, where the kernels cannot be compiled."""
         program = self._partly.get(seen.last)
@@ -84,7 +86,8 @@ class Sums:
         steps = [int(vector.size > 1) for vector in vectors]
         shape = (seen.before, seen.channels, seen.after, parts, seen.elements)
         addresses = [each.data.ptr for each in vectors]
-        words = (*shape, partial.data.ptr, *[each.data.ptr for each in full], *addresses, *steps, *numbers)
+        reads = [each.data.ptr for each in (*full, *singles)]
+        words = (*shape, partial.data.ptr, *reads, *addresses, *steps, *numbers)
         if not program.launch(xp, blocks, words):
             return False
         words = (*shape, partial.data.ptr, *addresses, *[each.data.ptr for each in outputs], *steps, *numbers)
@@ -123,18 +126,17 @@ class Sums:
         return given
 
     def _add(self, place: str) -> list[str]:
-        """Add an element's formulas to the sums."""
+        """Add the formulas of the element at this place, the channel's i-th, to the sums."""
         real = self._real
-        lines = [f"const {real} x{at} = widened(a.x{at}[{place}]);" for at in range(len(self._full))]
-        made, results = lower(
-            self._summed, self._given(**{f"x{at}": f"x{at}" for at in range(len(self._full))}), real, "e"
-        )
-        return [*lines, *made, *[f"s{at} += {value};" for at, value in enumerate(results)]]
+        reads = {f"x{at}": place for at in range(len(self._full))} | {f"s{at}": "i" for at in range(len(self._singles))}
+        lines = [f"const {real} {name} = widened(a.{name}[{where}]);" for name, where in reads.items()]
+        made, results = lower(self._summed, self._given(**{name: name for name in reads}), real, "e")
+        return [*lines, *made, *[f"sum{at} += {value};" for at, value in enumerate(results)]]
 
     def _write_parts(self, last: bool) -> Program:
         real, count = self._real, len(self._summed)
-        fields, layout = self._fields([("x", self._full), ("v", self._vectors)])
-        sums = f"{real} " + ", ".join([f"s{at} = 0" for at in range(count)]) + ";"
+        fields, layout = self._fields([("x", self._full), ("s", self._singles), ("v", self._vectors)])
+        sums = f"{real} " + ", ".join([f"sum{at} = 0" for at in range(count)]) + ";"
         head = 'extern "C" __global__ void __launch_bounds__(256) kernel(const Args a)'
         body = self._by_columns(sums) if last else self._by_rows(sums)
         return Program(fields, layout, f"{head} {{\n" + "\n".join(body) + "\n}\n")
@@ -155,8 +157,8 @@ class Sums:
         ]  # fmt: skip
         for at in range(count):
             lines += [
-                f"for (int by = 16; by; by >>= 1) s{at} += __shfl_xor_sync(0xffffffffu, s{at}, by);",
-                f"if (!lane) warps[{at}][warp] = s{at};",
+                f"for (int by = 16; by; by >>= 1) sum{at} += __shfl_xor_sync(0xffffffffu, sum{at}, by);",
+                f"if (!lane) warps[{at}][warp] = sum{at};",
             ]
         lines += ["__syncthreads();", f"if (threadIdx.x < {count}) {{", f"{real} total = 0;"]
         lines += [f"for (int w = 0; w < {THREADS // 32}; ++w) total += warps[threadIdx.x][w];"]
@@ -175,7 +177,7 @@ class Sums:
             f"for (int64 i = part * {_ROWS} + row; i < a.count; i += a.parts * {_ROWS}) {{",
             *self._add("i * a.channels + channel"),
             "}", "}",
-            *[f"rows[{at}][row][lane] = s{at};" for at in range(count)],
+            *[f"rows[{at}][row][lane] = sum{at};" for at in range(count)],
             "__syncthreads();",
             f"if (row < {count} && channel < a.channels) {{",
             f"{real} total = 0;",

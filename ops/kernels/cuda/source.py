@@ -102,7 +102,7 @@ _TEXTS = {
 }  # fmt: skip
 _FUNCTIONS = {
     "fma": "fma", "abs": "fabs", "sqrt": "sqrt", "rint": "rint", "floor": "floor", "ceil": "ceil", "trunc": "trunc",
-    "copysign": "copysign",
+    "copysign": "copysign", "exp": "exp", "log": "log",
 }  # fmt: skip
 _CONDITIONS = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor"}
 

@@ -12,16 +12,18 @@ from flowmx.ops.kernels.loops.softmax import LEAST, around, suits
 from flowmx.ops.registry import Array, Run, kernel
 
 
-def _layer_norm(p: Parameters, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
+def layer_norm(p: Parameters, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:
+    """The output, the mean and √(var + eps)."""
     mean = row.sum(x) / row.length
     centred = x - mean
     deviation = sqrt(row.sum(centred * centred) / row.length + p.eps)
     return centred * (1.0 / deviation) * gamma + beta, mean, deviation
 
 
-def _backward_layer_norm(
+def backward_layer_norm(
     p: Parameters, row: Row, head: Expr, x: Expr, gamma: Expr, mean: Expr, deviation: Expr
 ) -> tuple[Expr, ...]:
+    """The data's gradient, and what those of gamma and beta are sums of."""
     inverse = 1.0 / deviation
     hat = (x - mean) * inverse
     scaled = head * gamma
@@ -30,8 +32,8 @@ def _backward_layer_norm(
     return step, head * hat, head
 
 
-_forward = Rows(Kind(full=1, columns=2, outputs=1, results=2), _layer_norm)
-_backward = Rows(Kind(full=2, columns=1, singles=2, outputs=1, totals=2), _backward_layer_norm)
+_forward = Rows(Kind(full=1, columns=2, outputs=1, results=2), layer_norm)
+_backward = Rows(Kind(full=2, columns=1, singles=2, outputs=1, totals=2), backward_layer_norm)
 
 
 @kernel("cpu", "LayerNorm")
@@ -52,11 +54,12 @@ def _backward_layer_norm_kernel(op: Any, run: Run, inputs: Sequence[Array], outp
         op.forward(run, inputs, outputs)
 
 
-def _l2(p: Parameters, row: Row, x: Expr) -> Expr:
+def l2(p: Parameters, row: Row, x: Expr) -> Expr:
+    """Each element over the row's Euclidean norm."""
     return x * (1.0 / sqrt(row.sum(x * x) + p.eps))
 
 
-_l2_rows = Rows(Kind(), _l2)
+_l2_rows = Rows(Kind(), l2)
 
 
 @kernel("cpu", "L2Normalization")

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx.ops.kernels.loops import team
+from flowmx.ops.kernels.loops import functions, team
 from flowmx.ops.kernels.loops.code import FLOAT, Code, Value
 from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, kinds, parameter, placeholder, uniforms
 from flowmx.ops.kernels.loops.lowering import lower
@@ -73,7 +73,11 @@ class Row:
 
     Attributes:
         length: how many elements it has.
+        exp, log: the functions, as precise as what is computed in.
     """
+
+    exp: Callable[[Expr], Expr] = staticmethod(functions.exp)
+    log: Callable[[Expr], Expr] = staticmethod(functions.log)
 
     def __init__(self) -> None:
         self.length = parameter("length")

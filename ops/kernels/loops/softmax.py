@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx.ops.kernels.loops import functions as f
 from flowmx.ops.kernels.loops.expressions import Expr, Parameters
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.registry import Array, Run, kernel
@@ -18,22 +17,23 @@ LEAST = 4096
 _FLOAT32 = np.dtype(np.float32)
 
 
-def _softmax(p: Parameters, row: Row, x: Expr) -> Expr:
+def softmax(p: Parameters, row: Row, x: Expr) -> Expr:
+    """The formula of softmax."""
     top = row.max(x * p.scaling)
-    e = row.keep(0, f.exp(x * p.scaling - top))
+    e = row.keep(0, row.exp(x * p.scaling - top))
     return e * (1.0 / row.sum(e))
 
 
 def _log_softmax(p: Parameters, row: Row, x: Expr) -> Expr:
     top = row.max(x * p.scaling)
     shifted = x * p.scaling - top
-    return shifted - f.log(row.sum(f.exp(shifted)))
+    return shifted - row.log(row.sum(row.exp(shifted)))
 
 
 def _log_total(p: Parameters, row: Row, x: Expr) -> Expr:
     """The logarithm of the sum of exponentials of each row."""
     top = row.max(x)
-    return top + f.log(row.sum(f.exp(x - top)))
+    return top + row.log(row.sum(row.exp(x - top)))
 
 
 def _backward_softmax(p: Parameters, row: Row, head: Expr, y: Expr) -> Expr:
@@ -41,16 +41,36 @@ def _backward_softmax(p: Parameters, row: Row, head: Expr, y: Expr) -> Expr:
 
 
 def _backward_log_softmax(p: Parameters, row: Row, head: Expr, y: Expr) -> Expr:
-    return (head - f.exp(y) * row.sum(head)) * p.scaling
+    return (head - row.exp(y) * row.sum(head)) * p.scaling
 
 
-class _Scaled(NamedTuple):
+class Scaled(NamedTuple):
     """The parameter of the formulas above: what the data is multiplied by."""
 
     scaling: float
 
 
-_PLAIN = _Scaled(1.0)
+PLAIN = Scaled(1.0)
+
+
+class Of(NamedTuple):
+    """What the kernels of an operator are made of."""
+
+    formula: Callable[..., Expr]
+    full: int
+    """How many inputs it has; with lengths there is one more, of another dtype."""
+    scaling: Callable[[Any], float]
+    """What an operator multiplies the data by."""
+
+
+FORMULAS = {
+    "softmax": Of(softmax, 1, lambda op: op.scale()),
+    "softmin": Of(softmax, 1, lambda op: op.scale()),
+    "log_softmax": Of(_log_softmax, 1, lambda op: op.scale()),
+    "_backward_softmax": Of(_backward_softmax, 2, lambda op: op.scaling),
+    "_backward_log_softmax": Of(_backward_log_softmax, 2, lambda op: op.scaling),
+}
+"""By the operators' names: other devices make kernels of them too."""
 
 
 def around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
@@ -64,29 +84,26 @@ def suits(*arrays: Array) -> bool:
     return all(array.dtype == _FLOAT32 and array.flags.c_contiguous for array in arrays)
 
 
-def _register(name: str, formula: Callable[..., Expr], full: int, scaling: Callable[[Any], float]) -> None:
-    rows = Rows(Kind(full=full), formula)
+def _register(name: str, of: Of) -> None:
+    rows = Rows(Kind(full=of.full), of.formula)
 
     @kernel("cpu", name)
     def run(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out = outputs[0]
-        # With lengths there is one input more, of another dtype.
-        fast = out.size >= LEAST and len(inputs) == full and suits(*inputs, out)
-        if not (fast and rows.run(_Scaled(scaling(op)), around(out.shape, op.axis), inputs, outputs)):
+        fast = out.size >= LEAST and len(inputs) == of.full and suits(*inputs, out)
+        if not (fast and rows.run(Scaled(of.scaling(op)), around(out.shape, op.axis), inputs, outputs)):
             op.forward(run, inputs, outputs)
 
 
-_register("softmax", _softmax, 1, lambda op: op.scale())
-_register("softmin", _softmax, 1, lambda op: op.scale())
-_register("log_softmax", _log_softmax, 1, lambda op: op.scale())
-_register("_backward_softmax", _backward_softmax, 2, lambda op: op.scaling)
-_register("_backward_log_softmax", _backward_log_softmax, 2, lambda op: op.scaling)
+for _name, _of in FORMULAS.items():
+    _register(_name, _of)
 
-_softmax_rows = Rows(Kind(), _softmax)
+
+_softmax_rows = Rows(Kind(), softmax)
 _log_total_rows = Rows(Kind(outputs=0, results=1), _log_total)
 
 
-def _merged(axes: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int, int]:
+def merged(axes: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int, int]:
     """A shape as (outer, length, inner) with neighbouring axes in the middle."""
     if isinstance(axes, int):
         return around(shape, axes)
@@ -97,7 +114,7 @@ def _merged(axes: int | tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, i
 def _softmax_output(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
     fast = x.size >= LEAST and suits(x, out)
-    if not (fast and _softmax_rows.run(_PLAIN, _merged(op.axes(x), x.shape), [x], [out])):
+    if not (fast and _softmax_rows.run(PLAIN, merged(op.axes(x), x.shape), [x], [out])):
         op.forward(run, inputs, outputs)
 
 
@@ -105,7 +122,7 @@ def _softmax_output(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequenc
 def _softmax_activation(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     x, out = inputs[0], outputs[0]
     fast = x.size >= LEAST and suits(x, out)
-    if not (fast and _softmax_rows.run(_PLAIN, around(x.shape, op.axis()), [x], [out])):
+    if not (fast and _softmax_rows.run(PLAIN, around(x.shape, op.axis()), [x], [out])):
         op.forward(run, inputs, outputs)
 
 
@@ -114,7 +131,7 @@ def _softmax_cross_entropy(op: Any, run: Run, inputs: Sequence[Array], outputs: 
     x, label = inputs
     totals = np.empty(len(x), np.float32)
     fast = x.size >= LEAST and suits(x)
-    if not (fast and _log_total_rows.run(_PLAIN, (*x.shape, 1), [x], [totals])):
+    if not (fast and _log_total_rows.run(PLAIN, (*x.shape, 1), [x], [totals])):
         op.forward(run, inputs, outputs)
         return
     here = np.take_along_axis(x, label.astype(np.int64)[:, None], axis=1)[:, 0]
