@@ -1,4 +1,4 @@
-"""The kernels on a real GPU: the tests of tests/test_cuda_kernels.py there, and every operator of the tables.
+"""The kernels on a real GPU: the tests of tests/test_cuda_kernels.py and test_cuda_rows.py, and every operator's rows.
 
 Without a GPU they are skipped. ``pytest tests/gpu/test_kernels.py -m "soak or not soak"`` runs all rows.
 """
@@ -18,6 +18,7 @@ from tests.test_cuda_dnn import CASES as CONVOLUTIONS
 from tests.test_cuda_dnn import on_device
 from tests.test_cuda_kernels import *  # noqa: F403 - the same bodies, on the GPU
 from tests.test_cuda_kernels import CASES, by_kernel, close
+from tests.test_cuda_rows import *  # noqa: F403
 
 
 def missing():

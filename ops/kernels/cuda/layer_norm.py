@@ -1,0 +1,71 @@
+"""LayerNorm and its gradients along the last axis: rows, and for gamma and beta sums over the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from flowmx.ops.dtypes import DType
+from flowmx.ops.kernels.cuda.channels import Seen, Sums
+from flowmx.ops.kernels.cuda.layouts import plainly
+from flowmx.ops.kernels.cuda.rows import Rows
+from flowmx.ops.kernels.loops.expressions import placeholder
+from flowmx.ops.kernels.loops.normalization import backward_layer_norm, layer_norm
+from flowmx.ops.kernels.loops.rows import Kind
+from flowmx.ops.kernels.loops.softmax import around
+from flowmx.ops.registry import Array, Operator, Run, kernel
+
+
+@cache
+def _normalised(*dtypes: DType) -> Rows:
+    """Of data, gamma and beta: the output, mean and std."""
+    return Rows(Kind(full=1, columns=2, outputs=1, results=2), layer_norm, dtypes)
+
+
+@cache
+def _gradient(*dtypes: DType) -> Rows:
+    """Of head, data, gamma, mean and std: the data's gradient."""
+    return Rows(Kind(full=2, columns=1, singles=2, outputs=1), backward_layer_norm, dtypes)
+
+
+@cache
+def _sums(head: DType, data: DType, mean: DType, std: DType, gamma_grad: DType, beta_grad: DType) -> Sums:
+    """Of head and data, of mean and std: the gradients of gamma and beta."""
+    summed = [placeholder("x0") * ((placeholder("x1") - placeholder("s0")) / placeholder("s1")), placeholder("x0")]
+    totals = [placeholder("t0"), placeholder("t1")]
+    return Sums(summed, totals, [head, data], [], [gamma_grad, beta_grad], [mean, std])
+
+
+def forward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    """Compute LayerNorm; False, and nothing is done, where the kernel cannot."""
+    _, length, inner = around(inputs[0].shape, op.axis)
+    rows = _normalised(*[each.dtype for each in (*inputs, *outputs)])
+    return inner == 1 and rows.run(run.xp, op, length, inputs, outputs)
+
+
+def backward(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
+    """Compute LayerNorm's gradients; False where the kernels cannot, and the plain forward must do it all."""
+    inputs, (out, *grads) = [*map(run.xp.ascontiguousarray, inputs)], outputs
+    head, data, _, mean, std = inputs
+    count, length, inner = around(data.shape, op.axis)
+    rows = _gradient(*[each.dtype for each in (*inputs, out)])
+    sums = _sums(*[each.dtype for each in (head, data, mean, std, *grads)])
+    if inner != 1 or not data.size or not sums.is_exact or not all(each.flags.c_contiguous for each in grads):
+        return False
+    # The sums first: what they read may be written over.
+    seen = Seen(count, length, 1, last=True)
+    summed = sums.run(run.xp, seen, [], [head, data], [], grads, [mean, std])
+    return summed and rows.run(run.xp, op, length, inputs, [out])
+
+
+@kernel("gpu", "LayerNorm")
+def _forward(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    if not forward(op, run, inputs, outputs):
+        plainly(op, run, inputs, outputs)
+
+
+@kernel("gpu", "_backward_LayerNorm")
+def _backward(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    if not backward(op, run, inputs, outputs):
+        plainly(op, run, inputs, outputs)
