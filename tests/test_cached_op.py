@@ -235,6 +235,56 @@ def test_a_recorded_call_that_is_dropped_gives_its_memory_back():
     assert len(blocks._free) == 1
 
 
+def residual():
+    """A network whose values take more memory the more rows there are."""
+    net = mx.sym.Variable("x")
+    for _ in range(3):
+        net = mx.sym.sigmoid(mx.sym.broadcast_add(net, mx.sym.sum(net, axis=0, keepdims=True)))
+    return net
+
+
+def test_a_call_that_runs_keeps_its_memory_when_a_block_that_it_ran_on_before_goes():
+    op = CachedOp(residual())
+    for rows in (4, 8, 1000):
+        op(mx.nd.ones((rows, 100))).wait_to_read()
+    tiny, small, large = sorted(op._compiled.values(), key=lambda each: each.nbytes)
+    (blocks,) = op._blocks.values()
+    blocks._free.clear()
+    small.give(small.take())
+    held = tiny.take()  # on the block that the small one ran on
+    running = small.take()
+    arrays = running.tied.arrays
+    places = [entry for entry in running.tied.plan.place if arrays[entry] is not None]
+    tiny.give(held)
+    large.give(large.take())
+    assert places and all(arrays[entry] is not None for entry in places)
+
+
+def test_sizes_that_grow_while_others_run():
+    net = residual()
+    alone = {rows: CachedOp(net)(mx.nd.ones((rows, 40))).asnumpy() for rows in (4, 30, 200, 900)}
+    wrong = []
+    with mx.engine.using(cpu_worker_nthreads=2):
+        for _ in range(15):
+            op = CachedOp(net)
+
+            def call(seed, op=op):
+                random = np.random.default_rng(seed)
+                try:
+                    for number in range(12):
+                        rows = int(random.choice(list(alone)[: 1 + number // 3]))
+                        np.testing.assert_array_equal(op(mx.nd.ones((rows, 40))).asnumpy(), alone[rows])
+                except Exception as error:
+                    wrong.append(error)
+
+            threads = [threading.Thread(target=call, args=(seed,)) for seed in range(4)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    assert not wrong
+
+
 def test_from_several_threads():
     op, given = network(), arrays()
     expected = op(*given).asnumpy()

@@ -16,7 +16,7 @@ from flowmx.graph.tied import Tied
 
 
 class Block:
-    """A block of memory, and the plans that were tied to it."""
+    """A block of memory, and the plans that are tied to it: each is to one block, on which it ran last."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
@@ -35,21 +35,45 @@ class Blocks:
         self._free: list[Block] = []
         self._lock = threading.RLock()  # a block may be given back from a finalizer, at any time
 
-    def take(self, nbytes: int, liked: Block | None) -> Block:
-        """A block of at least so many bytes: the one liked best where it is free, else the smallest that fits."""
+    def take(self, nbytes: int, tied: Tied, liked: Block | None) -> Block:
+        """A block of at least so many bytes for a plan: the liked one where it is free, else the smallest that fits.
+
+        Args:
+            nbytes: how many.
+            tied: the plan, which is not tied to the one that it liked any more where it gets another.
+            liked: the block that it ran on last.
+        """
         with self._lock:
-            fitting = [block for block in self._free if block.memory.nbytes >= nbytes]
-            if fitting:
-                block = liked if liked in fitting else min(fitting, key=lambda block: block.memory.nbytes)
-                self._free.remove(block)
-                return block
-            # All are too small: the new one serves whatever they did.
-            gone, self._free = self._free, []
+            block = self._fitting(nbytes, liked)
+            if block is None:
+                self._let_go()
+        if block is None:
+            block = Block(self._allocate(nbytes))
+        with self._lock:
+            if liked is not None and liked is not block:
+                liked.users.discard(tied)
+            block.users.add(tied)
+        return block
+
+    def _fitting(self, nbytes: int, liked: Block | None) -> Block | None:
+        """A free block that is large enough, free no more; None where there is none (locked)."""
+        fitting = [block for block in self._free if block.memory.nbytes >= nbytes]
+        if not fitting:
+            return None
+        block = liked if liked in fitting else min(fitting, key=lambda block: block.memory.nbytes)
+        self._free.remove(block)
+        return block
+
+    def _let_go(self) -> None:
+        """Drop all free blocks, which are too small: the new one serves whatever they did (locked).
+
+        Their plans let go of them under the lock: none can take another block meanwhile, and begin to run on it.
+        """
+        gone, self._free = self._free, []
         for block in gone:
             for tied in list(block.users):
                 tied.unsettle()
             block.memory = None
-        return Block(self._allocate(nbytes))
 
     def give(self, block: Block) -> None:
         """Say that a block is free again."""

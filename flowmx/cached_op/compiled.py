@@ -146,10 +146,9 @@ class Compiled:
             made = Instance(plan, self.wanted, self.device, self.train)
             made.tied.allocate_kept()
         nbytes = plan.arenas.get(self.device.context, 0)
-        made.block = block = self._blocks.take(nbytes, made.block)
-        block.users.add(made.tied)
+        made.block = self._blocks.take(nbytes, made.tied, made.block)
         if nbytes:
-            made.tied.settle(self.device.context, block.memory)
+            made.tied.settle(self.device.context, made.block.memory)
         return made
 
     def give(self, instance: Instance) -> None:

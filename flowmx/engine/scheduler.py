@@ -95,6 +95,7 @@ class Variable(KnownAttributes):
         version: how many writes have been pushed so far.
         failure: what poisoned it, or None.
         marks: the tokens of asynchronous devices that use it (:class:`flowmx.devices.streams.Marks`), or None.
+        recorded: the number of its last writer in the profiler's records; 0: none.
         deleted: True after :func:`flowmx.engine.delete_variable`; pushing on it is then refused.
     """
 
@@ -106,6 +107,7 @@ class Variable(KnownAttributes):
     prune_at = _PRUNE_AT
     failure: Failure | None = None
     marks: Marks | None = None
+    recorded = 0
     deleted = False
     _fingerprint: Callable[[], object] | None = None
 

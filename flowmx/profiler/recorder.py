@@ -9,10 +9,9 @@ from contextvars import ContextVar
 from functools import partial
 from time import perf_counter
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from flowmx import devices, flight
-from flowmx.engine import Operation, Variable, origin
+from flowmx.engine import Operation, origin
 from flowmx.engine.actor import InlineActor, ThreadActor
 from flowmx.engine.runtime import engine
 from flowmx.profiler.records import Change, Mark, Record, Span, here
@@ -41,7 +40,6 @@ class Recorder:
         self.symbolic = self.imperative = self.memory = True
         self.running = False
         self._ids = itertools.count(1)
-        self._writers: WeakKeyDictionary[Variable, int] = WeakKeyDictionary()
         self._looked = 0.0
         self.forget()
 
@@ -73,11 +71,10 @@ class Recorder:
     def _watch(self, op: Operation) -> None:
         """Let an operation that is about to be pushed be timed when it runs, wherever that is."""
         record = Record(next(self._ids), op.name, op.actor.name, op.origin, scope_name.get())
-        writers = self._writers
         if op.reads:
-            record.after = tuple({each for variable in op.reads if (each := writers.get(variable)) is not None})
+            record.after = tuple({variable.recorded for variable in op.reads if variable.recorded})
         for variable in op.writes:
-            writers[variable] = record.id
+            variable.recorded = record.id
         if op.is_coroutine:
             op.function = partial(self._timed_coroutine, record, op.function)
         elif isinstance(op.actor, ThreadActor | InlineActor):
