@@ -27,7 +27,7 @@ class Metric:
 
     def __init__(self, name: str, doc: str, labels: Sequence[str] = ()) -> None:
         self.name, self.doc, self.labels = name, doc, tuple(labels)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def lines(self) -> Iterator[str]:
         """The lines that `/metrics` shows."""

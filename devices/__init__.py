@@ -59,7 +59,7 @@ _types: dict[str, Callable[[Context], Device]] = {
 }
 _devices: dict[Context, Device] = {}
 _standing_in: dict[Context, Device] = {}
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 def register_device_type(device_type: str, make: Callable[[Context], Device]) -> None:
@@ -77,9 +77,10 @@ def get(context: Context) -> Device:
     if device is not None:
         return device
     with _lock:
-        if context not in _devices:
-            _devices[context] = _types[context.device_type](context)
-        return _devices[context]
+        if context in _devices:
+            return _devices[context]
+        # A finaliser or a signal handler may have come in between: the first one made is the device.
+        return _devices.setdefault(context, _types[context.device_type](context))
 
 
 @contextlib.contextmanager
@@ -145,7 +146,7 @@ def _real_gpus() -> int:
 def _after_fork() -> None:
     """In the child of a fork, no thread is left that could be making a device."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
@@ -172,9 +173,9 @@ def _guard() -> AbstractContextManager[None]:
     return np.errstate(all="ignore")
 
 
-_engine.engine.guard = _guard
+_engine.engine.runner.guard = _guard
 # NumPy keeps that state in a context variable: entering a prepared context costs a tenth of an errstate block.
 _quiet = contextvars.Context()
 _quiet.run(np.seterr, all="ignore")
-_engine.engine.inline = _quiet.run
+_engine.engine.runner.inline = _quiet.run
 _engine.install_devices(_actor_of)

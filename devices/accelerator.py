@@ -51,7 +51,8 @@ class Accelerator(Device):
 
     def _actor(self, name: str, purpose: str, count: int, has_urgent: bool = False) -> StreamActor:
         made = [self.stream(f"{purpose} {index}", purpose) for index in range(count)]
-        return StreamActor(name, made, self.stream(f"{purpose} urgent", purpose, 1) if has_urgent else None)
+        urgent = self.stream(f"{purpose} urgent", purpose, 1) if has_urgent else None
+        return StreamActor(name, made, urgent, home=repr(self.context))
 
     @abstractmethod
     def stream(self, name: str, purpose: str, priority: int = 0) -> Stream:
@@ -83,5 +84,4 @@ class Accelerator(Device):
         """Stop the device's actors; nothing may be pushed on it any more."""
         engine.synchronizers.remove(self.synchronize)
         for actor in self.actors:
-            engine.retire(actor)
             actor.close()

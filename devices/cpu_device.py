@@ -12,7 +12,8 @@ from flowmx.devices import pool, threads
 from flowmx.devices.context import Context
 from flowmx.devices.device import Device
 from flowmx.devices.generator import Generator
-from flowmx.engine.actor import Actor, ThreadActor
+from flowmx.engine.actor import Actor
+from flowmx.engine.workers import ThreadActor
 
 
 class CopyActor(ThreadActor):

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
-import threading
 import weakref
 from collections import OrderedDict, deque
 from typing import Any
@@ -46,6 +44,10 @@ class _Ticket(weakref.ref[_Lease]):
 class Pool:
     """Blocks of memory by size, each free or leased.
 
+    There is no lock, since a thread may be stopped at any call, for a signal handler or a finaliser that allocates, or
+    waits for another thread that does. Each container is changed by single calls into C, and what is counted is counted
+    by statements in which nothing is called: whoever takes a block out of :attr:`_order` counts it as no longer idle.
+
     Attributes:
         limit: most bytes of free blocks to keep; the ones free for the longest time go first.
     """
@@ -59,41 +61,33 @@ class Pool:
         # Blocks in the order they became free, by identity.
         self._order: OrderedDict[int, mmap.mmap] = OrderedDict()
         # A lease may end at any time, in any thread, even inside this class. All that happens then is that its
-        # ticket is appended here, by code in C, which no interrupt can get into.
+        # ticket is appended here.
         self._returned: deque[_Ticket] = deque()
         self._tickets: dict[int, _Ticket] = {}
-        self._lock = threading.Lock()
 
     @property
     def idle_bytes(self) -> int:
         """Bytes of free blocks that are kept."""
-        with self._lock:
-            self._collect()
-            return self._idle
+        self._collect()
+        return self._idle
 
     @property
     def used_bytes(self) -> int:
         """Bytes of the blocks that are leased."""
-        with self._lock:
-            self._collect()
-            return self._used
+        self._collect()
+        return self._used
 
     def array(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """A new, uninitialised, C-contiguous array, aligned to pages."""
         nbytes = math.prod(shape) * dtype.itemsize
         size = size_class(nbytes)
-        with self._lock:
-            self._collect()
-            blocks = self._free.get(size)
-            block = blocks.pop() if blocks else None
-            # An interrupt may have come in the middle of any method: each takes the books for incomplete.
-            if block is not None and self._order.pop(id(block), None) is not None:
-                self._idle -= size
-            self._used += size
-            self._most = max(self._most, self._used)
-            if block is None:
-                self._evict(max(0, self._most + self._most // 8 + _SPARE - self._used))
+        self._collect()
+        block = self._take(size)
+        self._used += size
+        if self._used > self._most:
+            self._most = self._used
         if block is None:
+            self._evict(max(0, self._most + self._most // 8 + _SPARE - self._used))
             block = _map(size)
         lease = _Lease((size,), np.uint8, block)
         ticket = _Ticket(lease, self._returned.append)
@@ -103,32 +97,52 @@ class Pool:
 
     def clear(self) -> None:
         """Give all free blocks back to the system."""
-        with self._lock:
-            self._collect()
-            self._evict(0)
+        self._collect()
+        self._evict(0)
+
+    def _take(self, size: int) -> mmap.mmap | None:
+        """A free block of a size, if there is one."""
+        blocks = self._free.get(size)
+        try:
+            block = blocks.pop() if blocks else None
+        except IndexError:  # another thread was faster
+            return None
+        if block is not None and self._order.pop(id(block), None) is not None:
+            self._idle -= size
+        return block
 
     def _collect(self) -> None:
-        """Sort in what has been returned (locked)."""
+        """Sort in what has been returned."""
         while self._returned:
-            ticket = self._returned.popleft()
+            try:
+                ticket = self._returned.popleft()
+            except IndexError:  # another thread was faster
+                break
             self._tickets.pop(id(ticket), None)
             block = getattr(ticket, "block", None)
             if block is None:
                 continue
-            self._free.setdefault(len(block), []).append(block)
+            size = len(block)
+            blocks = self._free.setdefault(size, [])
             self._order[id(block)] = block
-            self._idle += len(block)
-            self._used -= len(block)
+            self._idle += size
+            self._used -= size
+            blocks.append(block)
         if self._idle > self.limit:
             self._evict(self.limit)
 
     def _evict(self, limit: int) -> None:
         while self._idle > limit and self._order:
-            _, block = self._order.popitem(last=False)
-            blocks = self._free.get(len(block), [])
-            if block in blocks:
-                blocks.remove(block)
-            self._idle -= len(block)
+            try:
+                _, block = self._order.popitem(last=False)
+            except KeyError:  # another thread was faster
+                return
+            size = len(block)
+            self._idle -= size
+            try:
+                self._free[size].remove(block)
+            except ValueError:  # it has just been taken, or is just being put in
+                pass
 
 
 def size_class(nbytes: int) -> int:
@@ -173,13 +187,3 @@ def clear() -> None:
     """Give the memory that no array uses back to the system."""
     if _pool is not None:
         _pool.clear()
-
-
-def _after_fork() -> None:
-    """In the child of a fork no thread is left that could hold the lock, or sort in what was returned."""
-    if _pool is not None:
-        _pool._lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

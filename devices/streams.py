@@ -6,10 +6,10 @@ last write and, by stream, of the reads since. An operation first makes its stre
 that its variables carry, then is launched, then marks them with its own. The host waits for a token only where a
 value is asked for, or where an operation of a host's actor touches a variable that has marks.
 
-:class:`StreamActor` does this for every backend; a backend implements :class:`Stream`. One thread launches for all
-streams of an actor: launches are short, and in one order they repeat. Which stream an operation gets follows from what
-it depends on: the stream of the operation pushed just before it, where it reads what that one wrote, else the next one
-in turn.
+:class:`StreamActor` does this for every backend; a backend implements :class:`Stream`. A device has an event loop in a
+thread of its own, which launches for all its streams: launches are short, and in one order they repeat. Which stream
+an operation gets follows from what it depends on: the stream of the operation pushed just before it, where it reads
+what that one wrote, else the next one in turn.
 """
 
 from __future__ import annotations
@@ -18,19 +18,26 @@ import asyncio
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from flowmx.engine.actor import ThreadActor
-from flowmx.engine.failure import Failure, Inherited
+from flowmx.engine.actor import BatchActor
+from flowmx.engine.books import carried
+from flowmx.engine.failure import Failure, Inherited, failure_of
+from flowmx.engine.running import call_in
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation, Variable
+from flowmx.engine.workers import ThreadActor
 
 if TYPE_CHECKING:
     from flowmx.devices.device import Device
 
+T = TypeVar("T")
+
 _MOST_HELD = 256
-"""Launches whose host memory a stream keeps alive, before the launching thread waits for the oldest."""
+"""Launches whose host memory a stream keeps alive, before more are launched."""
+_USER_THREADS = 16
 
 
 class Token:
@@ -80,6 +87,12 @@ class Token:
         if failure is not None:
             failure.throw()
 
+    async def passed(self) -> None:
+        """Await the device's coming past it, which a thread beside the event loop sees; errors stay here."""
+        if not self.done():
+            await _beside(self.finish)
+        self.finish()
+
     def __repr__(self) -> str:
         return f"<Token {self.serial} of {self.stream.name}>"
 
@@ -115,9 +128,18 @@ class Launch:
         self.blocks: list[Any] = []
         self.work: Any = None
 
+    def call(self) -> Any:
+        """Do it."""
+        op = self.op
+        if not op.layers or op.runs_user_code:  # around user code they are already
+            return self.function(*self.arguments)
+        return call_in(op.layers, op, self.function, self.arguments)
+
 
 class Here(threading.local):
-    """The streams that the calling thread has entered, and what it launches."""
+    """The streams that the calling thread has entered, what it launches, and whether it is a device's own thread."""
+
+    is_devices = False
 
     def __init__(self) -> None:
         self.streams: list[Stream] = []
@@ -174,14 +196,22 @@ class Stream(ABC):
 
     def run(self, launch: Launch) -> Any:
         """Launch an operation on this stream, which is the current one; returns what its function does."""
-        return launch.function(*launch.arguments)
+        return launch.call()
 
     def hold(self, token: Token, variables: tuple[Variable, ...]) -> None:
         """Keep host memory alive that the device uses up to a token."""
         if variables:
             self._held.append((token, variables))
-        while self._held and (self._held[0][0].done() or len(self._held) > _MOST_HELD):
+        while self._held and self._held[0][0].done():
             self._held.popleft()[0].finish()
+
+    def held_too_long(self) -> list[Token]:
+        """What to wait for before the next launch, where much memory of the host is kept alive."""
+        return [self._held[0][0]] if len(self._held) > _MOST_HELD else []
+
+    def can_wait_for(self, token: Token) -> bool:
+        """Whether the device can wait for a token, so that the host need not."""
+        return token.stream is HOST or token.done()
 
     def synchronize(self) -> None:
         """Block this thread until all that was launched here is done; errors stay with their tokens."""
@@ -235,7 +265,7 @@ class HostStream(Stream):
 
 
 HOST = HostStream("host", None)
-_marking = threading.Lock()
+_marking = threading.RLock()
 
 
 class Marks:
@@ -287,30 +317,38 @@ def mark(reads: Iterable[Variable], writes: Iterable[Variable], token: Token) ->
             variable.marks.reads = {}
 
 
-class StreamActor(ThreadActor):
-    """Launches operations onto the streams of a device.
+class StreamActor(BatchActor):
+    """Launches operations onto the streams of a device, from the device's own event loop.
+
+    What the host must wait for before a launch is awaited, so that the other streams of the device go on. Code of the
+    user's that is pushed to the device may block, and runs on threads beside the loop.
 
     Args:
         name: as in messages and profiles.
         streams: where operations go.
         urgent: where those of a priority above 0 go, if not to one of the others.
+        home: the name of the device, whose actors share an event loop.
     """
 
-    may_lend = False
     launches = True
     on_push: Callable[[Operation], None] | None = None
     """Told of each operation at its push, on the thread that pushes it."""
 
-    def __init__(self, name: str, streams: Sequence[Stream], urgent: Stream | None = None) -> None:
-        super().__init__(name, slots=1)
+    def __init__(self, name: str, streams: Sequence[Stream], urgent: Stream | None = None, home: str = "") -> None:
+        super().__init__(name)
+        self.home = home or name
         self.streams = tuple(streams)
         self.urgent = urgent
         self._first = engine.scheduler.serial  # so that the same program gets the same streams again
+        self._beside = _Beside(f"user code on {name}", _USER_THREADS)
+        self._later: set[asyncio.Task[None]] = set()
         _open.add(self)
         engine.use_watch(_prepare, "tokens")
 
     def close(self) -> None:
         """Nothing is pushed to it any more, and all that was is done; after the last, pushes cost what they did."""
+        engine.retire(self)
+        engine.retire(self._beside)
         _open.discard(self)
         if not _open:
             engine.use_watch(None, "tokens")
@@ -319,15 +357,19 @@ class StreamActor(ThreadActor):
         """Every stream that it launches onto."""
         return self.streams if self.urgent is None else (*self.streams, self.urgent)
 
-    def is_idle(self) -> bool:
-        return False  # nothing is run at its push: launches are this actor's
-
     def accept(self, op: Operation) -> None:
-        if op.function is not self._launch:
-            # Of the same class: a bulk has its own.
-            op.arguments = type(op.arguments)((op, op.function, op.arguments))
-            op.function = self._launch
-        super().accept(op)
+        if op.runs_user_code:
+            if self._beside.engine is None:
+                engine.hosting.adopt(self._beside)
+            self._beside.accept(op)
+        else:
+            super().accept(op)
+
+    def open_slot(self) -> None:
+        self._beside.open_slot()
+
+    def close_slot(self) -> None:
+        self._beside.close_slot()
 
     def choose(self, op: Operation, before: Sequence[Token]) -> Stream:
         """The stream for an operation that comes after these tokens."""
@@ -339,18 +381,53 @@ class StreamActor(ThreadActor):
                 return newest.stream
         return self.streams[(op.serial - self._first) % len(self.streams)]
 
-    def _launch(self, op: Operation, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """The operation, as the engine runs it: wait on the stream, launch, record, mark."""
-        sources = list(_carried_before(op.reads, writing=False))
-        before = [*sources, *_carried_before(op.writes, writing=True)]
+    # -- the coroutine ---------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        here.is_devices = True
+        await super().run()
+
+    async def begin(self, batch: Sequence[Operation]) -> None:
+        for op in batch:
+            op.began = monotonic()
+            failure = carried(op) if engine.poisoned else None
+            if failure is None:
+                sources, before = _tokens_before(op)
+                stream = self.choose(op, before)
+                awaited = stream.held_too_long() + [each for each in before if not stream.can_wait_for(each)]
+                if awaited:
+                    self._spawn(self._launch_after(awaited, op, stream, sources, before))
+                    continue
+                failure = self._try(op, stream, sources, before)
+            engine.end([(op, failure)])  # before the next one allocates
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    async def _launch_after(
+        self, awaited: Sequence[Token], op: Operation, stream: Stream, sources: list[Token], before: list[Token]
+    ) -> None:
+        for token in awaited:
+            await token.passed()
+        engine.end([(op, self._try(op, stream, sources, before))])
+
+    def _try(self, op: Operation, stream: Stream, sources: list[Token], before: list[Token]) -> Failure | None:
+        """Launch an operation; returns how it failed, if it did."""
+        try:
+            launch = Launch(op, stream, op.function, op.arguments)
+            op.result = self.launch(launch, sources, before)
+        except BaseException as error:
+            return failure_of(error, op)
+        return None
+
+    def launch(self, launch: Launch, sources: list[Token], before: list[Token]) -> Any:
+        """Wait on the stream, launch, record, mark."""
         for token in sources:
             if token.failure is not None:
                 raise Inherited(token.failure)
-        if not op.bulkable:  # the user's code may do anything with its arrays, on any stream
-            for token in before:
-                token.finish()
-        stream = self.choose(op, before)
-        launch = Launch(op, stream, function, arguments)
+        stream = launch.stream
         launch.sources = [token for token in sources if not token.done()]
         outer, here.launch = here.launch, launch
         try:
@@ -363,6 +440,13 @@ class StreamActor(ThreadActor):
                     self.after(launch)
         finally:
             here.launch = outer
+
+    def launch_user_code(self, op: Operation, proceed: Callable[[], Any]) -> Any:
+        """A layer of what the user pushed to the device, which may do anything with its arrays, on any stream."""
+        sources, before = _tokens_before(op)
+        for token in before:
+            token.finish()
+        return self.launch(Launch(op, self.choose(op, before), proceed, ()), sources, before)
 
     def after(self, launch: Launch) -> None:
         """Record the token of what was launched, also where it broke off half-way, and mark what it touches."""
@@ -385,6 +469,27 @@ class StreamActor(ThreadActor):
         launch.stream.hold(token, tuple(host))
 
 
+async def _beside(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that blocks, on a thread beside the event loop."""
+    try:
+        future = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
+    except RuntimeError:  # the interpreter exits, and no thread can be started any more
+        return function(*arguments)
+    return await future
+
+
+class _Beside(ThreadActor):
+    """Threads for the user's code on a device. No other thread lends itself: it could be waited for by that one."""
+
+    may_lend = False
+
+
+def _tokens_before(op: Operation) -> tuple[list[Token], list[Token]]:
+    """The tokens whose values an operation reads, and all that it comes after."""
+    sources = list(_carried_before(op.reads, writing=False))
+    return sources, [*sources, *_carried_before(op.writes, writing=True)]
+
+
 # -- operations of the host --------------------------------------------------------------------------------
 
 observers: list[Callable[[Operation, Token], None]] = []
@@ -403,26 +508,30 @@ def _prepare(op: Operation) -> None:
                 variable.marks = Marks()
         if op.actor.on_push is not None:
             op.actor.on_push(op)
+        if op.runs_user_code:
+            op.wrap(op.actor.launch_user_code)
     elif any(variable.marks is not None for variable in (*op.reads, *op.writes)):
         op.light = False  # it may have to wait, which the thread that pushes it must not
-        op.arguments = type(op.arguments)((op, op.function, op.arguments))
-        op.function = _on_host_async if op.is_coroutine else _on_host
+        op.wrap(_on_host)
 
 
-def _on_host(op: Operation, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+def _on_host(op: Operation, proceed: Callable[[], Any]) -> Any:
+    """A layer of an operation of the host that touches what asynchronous devices use."""
+    if op.is_coroutine:
+        return _on_host_async(op, proceed)
     token = _arrive(op)
     try:
-        return function(*arguments)
+        return proceed()
     finally:
         _leave(op, token)
 
 
-async def _on_host_async(op: Operation, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-    token = await asyncio.get_running_loop().run_in_executor(None, _arrive, op)
+async def _on_host_async(op: Operation, proceed: Callable[[], Any]) -> Any:
+    token = await _beside(_arrive, op)
     for each in token.sources:
         each.finish()  # done: so that what this thread pushes is known to come after it
     try:
-        return await function(*arguments)
+        return await proceed()
     finally:
         _leave(op, token)
 

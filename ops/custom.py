@@ -63,7 +63,7 @@ class _Calls:
     def __init__(self, prop: Any) -> None:
         self._prop = prop
         self._made: Any = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def get(self, device: Any, inputs: Sequence[Any]) -> Any:
         with self._lock:

@@ -345,3 +345,21 @@ def test_an_error_in_the_last_gradient_reaches_the_buffer():
     y.backward(head)
     with pytest.raises(ZeroDivisionError):
         x.grad.asnumpy()
+
+
+@pytest.mark.parametrize("somebody_looks", [False, True])
+def test_a_gradient_takes_over_the_memory_of_what_was_summed_where_nobody_else_has_it(somebody_looks):
+    """However many references the interpreter itself counts."""
+    x = mx.nd.ones((300, 300))
+    x.attach_grad()
+    x.grad.wait_to_read()
+    before = x.grad._storage.array
+    held = [before] if somebody_looks else []
+    identity = id(before)
+    del before
+    with mx.autograd.record():
+        y = x * 3
+    y.backward()
+    assert x.grad.asnumpy()[0, 0] == 3
+    assert (id(x.grad._storage.array) == identity) is somebody_looks
+    del held

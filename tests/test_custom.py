@@ -389,7 +389,7 @@ def busy(in_data, out_data):
     done = []
     mx.engine.push(lambda: done.append(product.asnumpy().sum()), reads=[product], device=mx.cpu()).wait()
     assert done
-    if threading.current_thread() is not mx.engine.engine._loop_thread:  # where it would wait for itself
+    if threading.current_thread() is not mx.engine.engine.hosting.loop_thread:  # where it would wait for itself
         mx.nd.waitall()
     with mx.autograd.record():
         small = in_data[0].copy()

@@ -72,7 +72,7 @@ async def test_viewers_share_one_sampling_and_the_last_ends_it(dashboard):
             assert each[0]["whole"] and not any("whole" in frame for frame in each[1:])
             assert [frame["seq"] for frame in each] == list(range(each[0]["seq"], each[0]["seq"] + 4))
         await until(lambda: not pulse.viewers and not pulse_threads())
-    assert "lines" not in engine._watches and "values" not in engine._watches
+    assert "lines" not in engine.watches and "values" not in engine.watches
 
 
 async def _zip(source, count):

@@ -177,7 +177,7 @@ def test_what_does_not_grow_is_no_leak():
 
 
 def test_a_silent_device_crossing(ask):
-    engine.journal and engine.journal.clear()
+    engine.books.journal and engine.books.journal.clear()
     with simulated("a10"):
         host, x = mx.nd.ones((8, 8)), mx.nd.ones((8, 8), ctx=mx.sim(0))
         for _ in range(40):

@@ -48,7 +48,7 @@ def test_it_keeps_the_last_operations_and_says_what_runs():
     assert json.dumps(found, default=str)
     for _ in range(3):
         queued()
-    assert len(engine.journal) <= engine.journal.maxlen
+    assert len(engine.books.journal) <= engine.books.journal.maxlen
 
 
 def test_who_awaits_is_named_with_the_line():
@@ -129,7 +129,7 @@ def test_off_means_off(tmp_path):
         import flowmx as mx
         from flowmx.engine.runtime import engine
         mx.engine.push(lambda: None, device=mx.cpu()).wait()
-        assert engine.journal is None and "flowmx-flight" not in [each.name for each in threading.enumerate()]
+        assert engine.books.journal is None and "flowmx-flight" not in [each.name for each in threading.enumerate()]
         raise ValueError("planted")
     """
     done, reports = program(source, tmp_path, FLOWMX_FLIGHT_RECORDER="0")

@@ -331,7 +331,7 @@ def test_what_comes_after_closing_is_refused_and_waits_for_nothing(hurried, gate
         gates.open("closed")
         with pytest.raises(KVStoreError, match="closed"):
             out.wait_to_read()
-        until(lambda: not kv._session._thread.is_alive())
+        until(lambda: not kv._session._home.thread.is_alive())
 
 
 def test_stores_that_come_and_go_leave_nothing_behind(hurried):

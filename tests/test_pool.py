@@ -2,11 +2,9 @@
 
 import ctypes
 import gc
-import linecache
 import mmap
 import os
 import random
-import sys
 import threading
 
 import numpy as np
@@ -16,6 +14,7 @@ import flowmx as mx
 from flowmx import devices
 from flowmx.devices import pool
 from flowmx.devices.pool import LEAST, Pool, size_class
+from tests.interruptions import strike
 
 FLOAT32 = np.dtype(np.float32)
 MIB = 1 << 20
@@ -184,52 +183,46 @@ def test_many_threads():
     assert shared.idle_bytes <= 8 * MIB
 
 
-def interrupted_at(line, work):
-    """Do work, and interrupt it at so many lines of the pool; returns whether it came that far."""
-    left = [line]
-
-    def trace(frame, event, argument):
-        if frame.f_code.co_filename != pool.__file__:
-            return None
-        # Where a lock is taken and let go, the interpreter lets no interrupt in; a trace would.
-        if event == "line" and "with self._lock" not in linecache.getline(pool.__file__, frame.f_lineno):
-            left[0] -= 1
-            if not left[0]:
-                raise KeyboardInterrupt
-        return trace
-
-    sys.settrace(trace)
-    try:
-        work()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.settrace(None)
-    return left[0] <= 0
+def interrupt(source, kept):
+    raise KeyboardInterrupt
 
 
-def test_an_interrupt_at_any_line_leaves_a_pool_that_goes_on():
-    line = 1
-    while True:
-        source = Pool(limit=2 * MIB)
+def allocate_too(source, kept):
+    """What a finaliser or a signal handler may do."""
+    for rows in (1024, 512, 4096):
+        kept.append(big(source, rows))
+        big(source, rows)
+
+
+@pytest.mark.parametrize("blow", [interrupt, allocate_too])
+def test_what_comes_at_any_moment_leaves_a_pool_that_goes_on(blow):
+    moments = 0
+    for moment in range(100_000):
+        source, kept = Pool(limit=2 * MIB), []
 
         def work(source=source):
             for rows in (1024, 1024, 2048, 512, 1024):
                 big(source, rows)
             source.clear()
 
-        came = interrupted_at(line, work)
-        kept = [big(source, rows) for rows in (1024, 1024, 2048, 512)]
+        try:
+            struck = strike(work, moment, {pool.__file__}, lambda s=source, k=kept: blow(s, k))
+        except KeyboardInterrupt:
+            struck = True
+        kept += [big(source, rows) for rows in (1024, 1024, 2048, 512)]
         for number, each in enumerate(kept):
             each[:] = number
-        assert [each[0, 0] for each in kept] == [0, 1, 2, 3], "no memory is two arrays'"
+        assert [each[0, 0] for each in kept] == list(range(len(kept))), "no memory is two arrays'"
+        in_use = source.used_bytes
+        if blow is allocate_too:
+            assert in_use == sum(size_class(each.nbytes) for each in kept)
         del kept, each
         source.clear()
         assert big(source).shape == (1024, 256)
-        if not came:
+        if not struck:
             break
-        line += 1
-    assert line > 50
+        moments += 1
+    assert moments > 50
 
 
 def test_arrays_of_the_cpu_come_from_it():

@@ -48,7 +48,7 @@ def test_only_what_runs_in_between_is_recorded():
     profiler.set_state("stop")
     work()
     assert table()["dot"]["count"] == 2
-    assert "times" not in engine._watches
+    assert "times" not in engine.watches
 
 
 def test_a_table_of_all_operations():

@@ -249,13 +249,13 @@ def test_only_its_scope_is_watched():
 
 
 def test_off_costs_nothing():
-    assert "enqueue" not in engine.__dict__
+    assert "values" not in engine.watches
     with stop_at_nan():
-        assert "enqueue" in engine.__dict__
+        assert "values" in engine.watches
         with stop_at_nan():
             pass
-        assert "enqueue" in engine.__dict__
-    assert "enqueue" not in engine.__dict__
+        assert "values" in engine.watches
+    assert "values" not in engine.watches
     assert mx.engine.origin.names_layers == 0
 
 

@@ -13,7 +13,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from flowmx.engine import scheduler as scheduler_module
 from flowmx.engine.scheduler import DONE, READY, RUNNING, WAITING, Operation, Scheduler, Variable
+from tests.interruptions import strike
+
+Tags = tuple[int, ...]
 
 TORN = object()
 
@@ -35,7 +39,7 @@ class Model:
     """A scheduler, the values of a serial run, and the values that its own schedule gives."""
 
     def __init__(self, variables: int = 6, scheduler: type[Scheduler] = Scheduler) -> None:
-        self.scheduler = scheduler()
+        self.scheduler = scheduler(self._handed_over)
         self.variables = [Variable(f"v{i}") for i in range(variables)]
         self.serial = list(range(variables))
         self.values: list[object] = list(range(variables))
@@ -43,6 +47,7 @@ class Model:
         self.inputs: dict[Operation, dict[int, object]] = {}
         self.open: Operation | None = None
         self.ready: list[Operation] = []
+        self.released: list[Operation] = []
         self.running: list[Operation] = []
         self.steps = self.waited = self.passed = 0
 
@@ -51,20 +56,36 @@ class Model:
     def push(self, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         op = self._operation(reads, writes)
         self.parts[op] = [self._next(reads, writes)]
-        self._ready(op, self.scheduler.push(op))
+        self.scheduler.push(op)
+        self._pushed(op)
 
     def push_light(self, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
         """What the engine does with an operation that takes microseconds."""
         op = self._operation(reads, writes)
-        free = self.scheduler.is_free(op)
-        assert free == (not self._conflicting(reads, writes)), "is_free must say what a look at everything says"
+        free = not self._conflicting(reads, writes)
+        assert self.scheduler.enter(op) == free, "it must say what a look at everything says"
         if not free:
             return self.push(reads, writes)
-        self.scheduler.pass_through(op)
         self.parts[op] = [self._next(reads, writes)]
         self.passed += 1
         self._begin(op)
         self._end(op)
+        assert self.scheduler.leave(op)
+        return None
+
+    def push_inside(self, outer: tuple[Tags, Tags], inner: tuple[Tags, Tags]) -> None:
+        """An operation runs at its push, and a finaliser or handler pushes in its middle."""
+        op = self._operation(*outer)
+        if not self.scheduler.enter(op):
+            return self.push(*outer)
+        self.parts[op] = [self._next(*outer)]
+        self._begin(op)
+        self.scheduler.settle()
+        self.push(*inner)
+        self.scheduler.check_invariants()
+        self._end(op)
+        assert not self.scheduler.leave(op)
+        self._complete(op)
         return None
 
     def add_to_bulk(self, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
@@ -75,18 +96,18 @@ class Model:
         if self.open is None:
             self.open = self._operation((), ())
             self.parts[self.open] = []
-            assert not self.scheduler.push(self.open, hold=1)
+            self.scheduler.push(self.open, hold=True)
+            assert self.open.state == WAITING
         op = self.open
         part = self._operation(reads, writes)
-        self.scheduler.tag(op, part.reads, part.writes)
-        op.reads += part.reads
-        op.writes += part.writes
+        assert self.scheduler.extend(op, part, [])
         self.parts[op].append(self._next(reads, writes))
 
     def close_bulk(self) -> None:
         op, self.open = self.open, None
         if op is not None:
-            self._ready(op, self.scheduler.unhold(op))
+            self.scheduler.unhold(op)
+            self._pushed(op)
 
     def start(self, index: int) -> None:
         op = _swap_out(self.ready, index)
@@ -105,15 +126,6 @@ class Model:
         self._begin(op)
         self._end(op)
         self._complete(op)
-
-    def prune_soon(self, variable: int) -> None:
-        """Have the readers' list of a variable cleared of completed ones at the next read."""
-        self.variables[variable].prune_at = 1
-
-    def rebuild(self) -> None:
-        versions = [variable.version for variable in self.variables]
-        assert set(self.scheduler.rebuild()) == set(self.ready)
-        assert versions == [variable.version for variable in self.variables]
 
     def drain(self) -> None:
         self.close_bulk()
@@ -165,12 +177,15 @@ class Model:
             )
         ]
 
-    def _ready(self, op: Operation, ready: bool) -> None:
-        assert op.state == (READY if ready else WAITING)
-        if ready:
-            self.ready.append(op)
-        else:
-            self.waited += 1
+    def _handed_over(self, op: Operation) -> None:
+        assert op.state == READY
+        self.released.append(op)
+
+    def _pushed(self, op: Operation) -> None:
+        assert self.released == ([op] if op.state == READY else [])
+        self.ready += self.released
+        self.waited += op.state == WAITING
+        self.released = []
 
     def _begin(self, op: Operation) -> None:
         self.inputs[op] = {i: self.values[i] for part in self.parts[op] for i in part.reads}
@@ -195,9 +210,10 @@ class Model:
             self.values[i] = value
 
     def _complete(self, op: Operation) -> None:
-        released = self.scheduler.complete(op)
+        self.scheduler.complete(op)
         assert op.state == DONE
         del self.parts[op]
+        released, self.released = self.released, []
         single = [each.serial for each in released if len(self.parts[each]) == 1]
         assert single == sorted(single)
         for each in released:
@@ -240,13 +256,9 @@ class Interleavings(RuleBasedStateMachine):
     def close_bulk(self):
         self.model.close_bulk()
 
-    @rule(variable=st.integers(0, 5))
-    def prune_soon(self, variable):
-        self.model.prune_soon(variable)
-
-    @rule()
-    def rebuild(self):
-        self.model.rebuild()
+    @rule(outer=st.tuples(TAGS, TAGS), inner=st.tuples(TAGS, TAGS))
+    def push_inside(self, outer, inner):
+        self.model.push_inside(outer, inner)
 
     @precondition(lambda self: self.model.ready)
     @rule(data=st.data())
@@ -293,7 +305,8 @@ def drive(model: Model, rng: random.Random, events: int, look_every: int, look=N
         elif choice < 0.47:
             model.close_bulk()
         elif choice < 0.48:
-            model.prune_soon(rng.randrange(count))
+            a, b, c, d = (tuple(rng.randrange(count) for _ in range(2)) for _ in range(4))
+            model.push_inside((a, b), (c, d))
         elif model.running and (choice < 0.74 or not model.ready):
             model.complete(rng.randrange(len(model.running)))
         elif model.ready:
@@ -320,41 +333,6 @@ def test_many_short_runs_wait_for_exactly_what_they_must():
         drive(model, rng, 80, look_every=1, look=model.check)
 
 
-def test_rebuilding_at_any_time_changes_nothing():
-    for seed in range(50):
-        rng = random.Random(seed)
-        model = Model(4)
-        drive(model, rng, 60, look_every=3, look=model.rebuild)
-
-
-def test_a_push_or_a_completion_that_was_broken_off_is_made_good():
-    """The state is damaged as an interrupt may damage it; what operations declare is enough to go on."""
-    for seed in range(50):
-        rng = random.Random(seed)
-        model = Model(4)
-        drive_until_busy(model, rng)
-        for op in model.scheduler.pending:
-            if rng.random() < 0.3:
-                op.dependents = None
-            if rng.random() < 0.3 and op.state == WAITING:
-                op.blockers += rng.choice((-1, 1))
-        for variable in model.variables:
-            if rng.random() < 0.3:
-                variable.writer = None
-            if rng.random() < 0.3:
-                variable.readers = None
-        assert set(model.scheduler.rebuild()) == set(model.ready)
-        model.check()
-        model.drain()
-
-
-def drive_until_busy(model: Model, rng: random.Random) -> None:
-    while model.waited < 10:
-        model.push(*(tuple(rng.randrange(len(model.variables)) for _ in range(rng.randrange(3))) for _ in range(2)))
-        if model.ready and rng.random() < 0.3:
-            model.start(rng.randrange(len(model.ready)))
-
-
 def test_reads_between_two_writes_are_ready_together():
     model = Model()
     model.push((), (0,))
@@ -374,14 +352,136 @@ def test_reads_between_two_writes_are_ready_together():
     assert len(model.ready) == 1
 
 
-def test_a_million_reads_without_a_write_keep_no_list():
-    scheduler, variable = Scheduler(), Variable()
-    for _ in range(20_000):
+def test_what_is_done_is_let_go_of():
+    scheduler, variable = Scheduler(lambda op: None), Variable()
+    for _ in range(1000):
         op = Operation(_digest, (), (variable,), (), None, "read")
-        assert scheduler.push(op)
+        scheduler.push(op)
         scheduler.start(op)
         scheduler.complete(op)
-    assert len(variable.readers or ()) <= 64
+    assert not variable.readers
+    writer = Operation(_digest, (), (), (variable,), None, "write")
+    scheduler.push(writer)
+    scheduler.complete(writer)
+    assert variable.writer is None
+
+
+# -- what comes in between ---------------------------------------------------------------------------------
+
+
+class Traffic:
+    """Operations without values, some of them pending: what conflicts with an earlier one must wait."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.handed_over: set[Operation] = set()
+        self.scheduler = Scheduler(self.handed_over.add)
+        self.variables = [Variable(f"v{i}") for i in range(4)]
+        for _ in range(8):
+            self.scheduler.push(self.operation())
+
+    def operation(self) -> Operation:
+        reads, writes = ([v for v in self.variables if self.rng.random() < 0.4] for _ in range(2))
+        return Operation(_digest, (), tuple(reads), tuple(writes), None, "op")
+
+    def end_one(self) -> None:
+        """Complete the oldest operation; it never waits."""
+        oldest = next(iter(self.scheduler.pending), None)
+        if oldest is not None and oldest.state != DONE:
+            self.scheduler.complete(oldest)
+
+    def push_light(self) -> None:
+        op = self.operation()
+        if not self.scheduler.enter(op):
+            self.scheduler.push(op)
+        elif not self.scheduler.leave(op):
+            self.scheduler.complete(op)
+
+    def extend(self) -> None:
+        op, more = self.operation(), self.operation()
+        self.scheduler.push(op, hold=True)
+        parts: list[Operation] = []
+        if not self.scheduler.extend(op, more, parts):
+            self.scheduler.push(more)
+        assert len(parts) == (more.state == WAITING and not more.serial)
+        self.scheduler.unhold(op)
+
+    def work(self) -> None:
+        """Each kind of step."""
+        self.scheduler.push(self.operation())
+        self.end_one()
+        self.push_light()
+        self.extend()
+        self.end_one()
+
+    def check(self) -> None:
+        self.scheduler.check_invariants()
+        pending = list(self.scheduler.pending)
+        for index, op in enumerate(pending):
+            waits = any(_conflict(earlier, op) for earlier in pending[:index])
+            assert (op.state == WAITING) == waits, f"{op} must {'' if waits else 'not '}wait"
+            assert op.state == WAITING or op in self.handed_over
+        while self.scheduler.pending:
+            self.end_one()
+        assert all(not v.readers and v.writer is None for v in self.variables), "what is done is not let go of"
+
+
+def _conflict(a: Operation, b: Operation) -> bool:
+    written = {*a.writes}
+    return bool(written & {*b.reads, *b.writes} or {*a.reads} & {*b.writes})
+
+
+INNER = {
+    "a push": lambda traffic: traffic.scheduler.push(traffic.operation()),
+    "a push of a light one": Traffic.push_light,
+    "a completion": Traffic.end_one,
+    "the end of all": lambda traffic: [traffic.end_one() for _ in range(99)],
+    "much": lambda traffic: [traffic.work() for _ in range(3)],
+}
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_what_comes_in_between_finds_whole_steps_and_leaves_whole_ones(inner):
+    """A finaliser or handler comes at each moment of every kind of step in turn, and uses the scheduler itself."""
+
+    def come_in_between():
+        traffic.scheduler.settle()
+        INNER[inner](traffic)
+
+    moments = 0
+    for seed in range(4):
+        for moment in range(100_000):
+            traffic = Traffic(seed)
+            if not strike(traffic.work, moment, {scheduler_module.__file__}, come_in_between):
+                break
+            moments += 1
+            traffic.check()
+    assert moments > 300
+
+
+def test_a_step_that_was_broken_off_is_finished_by_who_comes_next():
+    def interrupt():
+        raise KeyboardInterrupt
+
+    moments = 0
+    for seed in range(8):
+        for moment in range(100_000):
+            traffic = Traffic(seed)
+            try:
+                if not strike(traffic.work, moment, {scheduler_module.__file__}, interrupt):
+                    break
+            except KeyboardInterrupt:
+                moments += 1
+            for op in traffic.scheduler.pending:
+                if traffic.scheduler.is_held(op):  # who was to let it go was broken off
+                    traffic.scheduler.settle()
+                    traffic.scheduler.unhold(op)
+            inside = traffic.scheduler.inside
+            traffic.scheduler.settle()
+            if inside is not None:
+                traffic.scheduler.complete(inside)
+            traffic.check()
+    assert moments > 300
 
 
 # -- the checker itself ------------------------------------------------------------------------------------
@@ -390,20 +490,20 @@ def test_a_million_reads_without_a_write_keep_no_list():
 class ForgetsReaders(Scheduler):
     __slots__ = ()
 
-    def tag(self, op, reads, writes):
-        for variable in writes:
+    def _tag(self, step):
+        for variable in step[3]:
             variable.readers = None
-        super().tag(op, reads, writes)
+        super()._tag(step)
 
 
 class ForgetsTheWriterForReads(Scheduler):
     __slots__ = ()
 
-    def tag(self, op, reads, writes):
-        writers = {variable: variable.writer for variable in reads if variable not in writes}
+    def _tag(self, step):
+        writers = {variable: variable.writer for variable in step[2] if variable not in step[3]}
         for variable in writers:
             variable.writer = None
-        super().tag(op, reads, writes)
+        super()._tag(step)
         for variable, writer in writers.items():
             variable.writer = writer
 
@@ -411,21 +511,11 @@ class ForgetsTheWriterForReads(Scheduler):
 class ForgetsTheWriterForWrites(Scheduler):
     __slots__ = ()
 
-    def tag(self, op, reads, writes):
-        for variable in writes:
-            if variable not in reads:
+    def _tag(self, step):
+        for variable in step[3]:
+            if variable not in step[2]:
                 variable.writer = None
-        super().tag(op, reads, writes)
-
-
-class PrunesPendingReaders(Scheduler):
-    __slots__ = ()
-
-    def tag(self, op, reads, writes):
-        for variable in reads:
-            if variable.readers and len(variable.readers) >= variable.prune_at:
-                variable.readers.clear()
-        super().tag(op, reads, writes)
+        super()._tag(step)
 
 
 class ForgetsADependent(Scheduler):
@@ -433,51 +523,81 @@ class ForgetsADependent(Scheduler):
 
     def complete(self, op):
         if op.dependents and len(op.dependents) > 2:
-            op.dependents.pop()
-        return super().complete(op)
+            op.dependents.popitem()
+        super().complete(op)
 
 
 class ReleasesEarly(Scheduler):
     __slots__ = ()
 
     def complete(self, op):
-        early = [each for each in op.dependents or () if each.blockers == 2 and each.state == WAITING]
-        ready = super().complete(op)
+        early = [each for each in op.dependents or () if len(each.blockers) == 2 and each.state == WAITING]
+        super().complete(op)
         for each in early:
-            if each.state == WAITING and each.blockers == 1 and not each.held:
-                each.state, each.blockers = READY, 0
-                return sorted([*ready, each], key=lambda op: op.serial)
-        return ready
+            if each.state == WAITING and len(each.blockers) == 1 and not self.is_held(each):
+                each.state, each.blockers = READY, {}
+                self.hand_over(each)
+                return
 
 
 class ReleasesInTheWrongOrder(Scheduler):
     __slots__ = ()
 
     def complete(self, op):
-        return super().complete(op)[::-1]
+        op.dependents = dict.fromkeys(reversed(op.dependents))
+        super().complete(op)
+
+
+class KeepsReaders(Scheduler):
+    __slots__ = ()
+
+    def complete(self, op):
+        super().complete(op)
+        for variable in op.reads:
+            if variable.readers is not None:
+                variable.readers[op] = None
 
 
 class LetsEverythingPass(Scheduler):
     __slots__ = ()
 
-    def is_free(self, op):
-        return all(variable.writer is None for variable in (*op.reads, *op.writes))
+    def enter(self, op):
+        readers = {variable: variable.readers for variable in op.writes}
+        for variable in readers:
+            variable.readers = None
+        passes = super().enter(op)
+        for variable, them in readers.items():
+            variable.readers = them
+        return passes
 
 
 class LetsNothingPass(Scheduler):
     __slots__ = ()
 
-    def is_free(self, op):
-        return not self.pending and super().is_free(op)
+    def enter(self, op):
+        return not self.pending and super().enter(op)
+
+
+class ForgetsWhatIsInside(Scheduler):
+    __slots__ = ()
+
+    def settle(self):
+        inside, self.inside = self.inside, None
+        super().settle()
+        if inside is not None:
+            inside.blockers, inside.dependents, inside.state = {}, {}, RUNNING
+            self.pending[inside] = None
 
 
 class ForgetsTheHold(Scheduler):
     __slots__ = ()
 
-    def tag(self, op, reads, writes):
-        super().tag(op, reads, writes)
-        if op.held and op.blockers == op.held and op.writes:
-            op.state, op.blockers = READY, 0
+    def _tag(self, step):
+        super()._tag(step)
+        op = step[1]
+        if self.is_held(op) and len(op.blockers) == 1 and op.writes:
+            op.state, op.blockers = READY, {}
+            self.hand_over(op)
 
 
 @pytest.mark.parametrize(
@@ -486,10 +606,11 @@ class ForgetsTheHold(Scheduler):
         ForgetsReaders,
         ForgetsTheWriterForReads,
         ForgetsTheWriterForWrites,
-        PrunesPendingReaders,
         ForgetsADependent,
         ReleasesEarly,
         ReleasesInTheWrongOrder,
+        KeepsReaders,
+        ForgetsWhatIsInside,
         LetsEverythingPass,
         LetsNothingPass,
         ForgetsTheHold,

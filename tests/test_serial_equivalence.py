@@ -36,18 +36,17 @@ def engine_of(kind):
 def counted_waits(engine):
     """Count the operations that had to wait for others."""
     waited = [0]
-    push = engine._push
+    push = engine.books.push
 
-    def counting(op, *hold):
-        ready = push(op, *hold)
-        waited[0] += not ready
-        return ready
+    def counting(op, hold=False):
+        push(op, hold)
+        waited[0] += bool(op.blockers)
 
-    engine._push = counting
+    engine.books.push = counting
     try:
         yield waited
     finally:
-        engine._push = push
+        engine.books.push = push
 
 
 def explain(program, expected, found):
@@ -113,22 +112,22 @@ def test_random_numbers_come_in_the_order_asked_for(kind):
 
 def test_an_engine_that_forgets_reads_is_found_out():
     with engine_of("per device") as (engine, contexts):
-        push = engine._push
+        push = engine.books.push
 
-        def forgetful(op, *hold):
+        def forgetful(op, hold=False):
             reads, op.reads = op.reads, ()
             try:
-                return push(op, *hold)
+                push(op, hold)
             finally:
                 op.reads = reads
 
         differences = 0
         for seed in range(60):
             program = make(seed)
-            engine._push = forgetful
+            engine.books.push = forgetful
             try:
                 differences += Flow(program, contexts).run() != Serial(program).run()
             finally:
-                engine._push = push
+                engine.books.push = push
         mx.engine.engine.wait_all(throw=False)
     assert differences

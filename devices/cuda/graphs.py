@@ -128,7 +128,7 @@ class Graphs:
     def __init__(self, device: CudaDevice) -> None:
         self._device = device
         self._all: deque[tuple[Piece, Form]] = deque()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.captures = self.replays = self.refused = 0
 
     def run(self, run: Any, steps: Sequence[Any]) -> Iterator[Any]:

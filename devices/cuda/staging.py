@@ -50,7 +50,7 @@ class Staging:
     def __init__(self, cp: Any) -> None:
         self._cuda = cp.cuda
         self._blocks: dict[int, deque[tuple[PinnedBytes, Token]]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self.nbytes = 0
 
     def take(self, nbytes: int) -> PinnedBytes:

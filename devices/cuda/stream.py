@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from flowmx.devices.streams import HOST, Launch, Stream, Token, here
 from flowmx.engine.failure import Inherited
-from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ class CudaStream(Stream):
     # -- being current ---------------------------------------------------------------------------------
 
     def __enter__(self) -> Stream:
-        if not here.streams and not getattr(engine.here.actor, "launches", False):
+        if not here.streams and not here.is_devices:
             _thread.before = self._cuda.runtime.getDevice(), self._cuda.get_current_stream()
         super().__enter__()
         if _thread.stream is not self:
@@ -99,12 +98,15 @@ class CudaStream(Stream):
         if self.device.lost is not None:
             raise Inherited(self.device.lost)
         try:
-            return launch.function(*launch.arguments)
+            return launch.call()
         except self.device.errors as error:
             lost = self.device.lose_by(error, self, launch.op)
             if lost is None:
                 raise
             raise Inherited(lost) from error
+
+    def can_wait_for(self, token: Token) -> bool:
+        return isinstance(token.stream, CudaStream) or super().can_wait_for(token)
 
     def _wait(self, token: Token) -> None:
         if not isinstance(token.stream, CudaStream):

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 _SPANS_KEPT = 100_000
@@ -75,7 +76,7 @@ class Clock:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._events: list[Event] = []
         self.clear()
 
@@ -103,7 +104,7 @@ class Clock:
         """Settle all events of a serial below ``before``, which must all have come; returns the host's time."""
         with self._lock:
             # Stable: what one operation launched, and what the host then waited for, stays in the order it came.
-            self._events.sort(key=lambda event: event.serial)
+            self._events.sort(key=attrgetter("serial"))
             count = 0
             for event in self._events:
                 if event.serial >= before:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from flowmx.devices.sim.system import Deferred, System, Work
 from flowmx.devices.streams import Launch, Stream, Token, here
-from flowmx.engine.runtime import SettledArguments
+from flowmx.engine.running import call_in
+from flowmx.engine.scheduler import Operation
 
 if TYPE_CHECKING:
     from flowmx.devices.sim.device import SimDevice
@@ -39,7 +40,7 @@ class SimStream(Stream):
             if system.rng is not None:  # what may wait, or do anything, finds what it comes after done
                 for token in (self.record(), *launch.waited):
                     system.run_until(token)
-            result = launch.function(*launch.arguments)
+            result = launch.call()
         else:
             result = None
             launch.work = Deferred(self._deferred(launch))
@@ -57,16 +58,22 @@ class SimStream(Stream):
                 ensure()
         # Not the launch itself, which holds on to the arrays.
         function, arguments = launch.function, tuple(map(unleased, launch.arguments))
+        op, layers = launch.op, launch.op.layers
+        if layers:  # they may look at what the operation was about, which it forgets as soon as it is launched
+            op = Operation(function, arguments, launch.reads, launch.writes, op.actor, op.name, op.origin)
 
         def carry_out() -> None:
             outer, here.launch = here.launch, None
             try:
                 with self:
-                    function(*arguments)
+                    call_in(layers, op, function, arguments)
             finally:
                 here.launch = outer
 
         return carry_out
+
+    def can_wait_for(self, token: Token) -> bool:
+        return isinstance(token.stream, SimStream) or super().can_wait_for(token)
 
     def _wait(self, token: Token) -> None:
         self.system.wait(self, token)
@@ -86,11 +93,7 @@ class SimStream(Stream):
 
 def _may_do_anything(launch: Launch) -> bool:
     """Whether an operation does more than work on its arrays: runs user code, settles errors, moves memory about."""
-    return (
-        not launch.op.bulkable
-        or isinstance(launch.arguments, SettledArguments)
-        or getattr(launch.function, "moves_memory", False)
-    )
+    return not launch.op.bulkable or launch.op.settles or getattr(launch.function, "moves_memory", False)
 
 
 def unleased(argument: Any) -> Any:

@@ -75,7 +75,7 @@ class CachedOp:
         self._compiled: OrderedDict[Any, Compiled] = OrderedDict()
         self._blocks: dict[Device, Blocks] = {}
         self._gradients: dict[Any, tuple[_Function, list[int]]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def __call__(self, *args: NDArray) -> Any:
         """Enqueue it on these arrays; returns its output, or a list of them, at once.

@@ -44,7 +44,7 @@ class Pulse:
     """Frames of this process, for any number of viewers; see the module."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._wakes: set[Callable[[], None]] = set()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

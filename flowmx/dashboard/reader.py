@@ -60,7 +60,7 @@ class Reader:
             launches=[name for name, actor in actors.items() if actor.launches],
             running=_running(now),
             ended=self._ended(since),
-            pending=len(engine.pending), pending_bytes=engine.pending_bytes,
+            pending=len(engine.pending), pending_bytes=engine.scheduler.pending_bytes,
             memory=_memory(), resident=_resident(),
             steps=done, samples=samples,
             lag=self._pings.slowest(),
@@ -70,7 +70,7 @@ class Reader:
 
     def _ended(self, since: float) -> list[Ended]:
         """What the flight recorder's journal has noted since the last time."""
-        journal = list(engine.journal or ())
+        journal = list(engine.books.journal or ())
         first = next((at + 1 for at in range(len(journal) - 1, -1, -1) if journal[at] is self._last), 0)
         self._last = journal[-1] if journal else None
         notes = [note for note in journal[first:] if note[4] and note[5] >= since]  # those that began
@@ -144,5 +144,5 @@ def _process() -> dict[str, Any]:
     return {
         "pid": os.getpid(), "program": Path(sys.argv[0]).name or "python", "host": platform.node(),
         "epoch": time() - monotonic(),
-        "engine": engine.kind, "recorder": engine.journal is not None,
+        "engine": engine.kind, "recorder": engine.books.journal is not None,
     }  # fmt: skip

@@ -23,17 +23,18 @@ from typing import Any, Protocol
 
 from flowmx import settings
 from flowmx.engine import bulking as _bulking
-from flowmx.engine.actor import Actor, LoopActor, ThreadActor
+from flowmx.engine.actor import Actor, BatchActor, LoopActor
 from flowmx.engine.loops import new_event_loop, run
 from flowmx.engine.origin import Origin, capture, current_layer, describe, layer_scope, user_frame
 from flowmx.engine.runtime import Engine, engine
 from flowmx.engine.scheduler import Operation, Scheduler, State, Variable
-from flowmx.engine.state import current
-from flowmx.engine.waiting import BlockingInCoroutineWarning
+from flowmx.engine.waiting import BlockingInCoroutineWarning, current
+from flowmx.engine.workers import ThreadActor
 from flowmx.errors import EngineError
 
 __all__ = [
     "Actor",
+    "BatchActor",
     "BlockingInCoroutineWarning",
     "Engine",
     "EngineError",
@@ -85,7 +86,9 @@ class Handle(Operation):
             yield from engine.wait_async(self)
         if self.token is not None:
             yield from engine.wait_for_device(self.token)
-        return self._outcome()
+        if self.failure is not None:
+            self.failure.throw_awaited()
+        return self.result
 
     def wait(self) -> Any:
         """Block until it is complete; returns the function's result or raises its error."""
@@ -93,7 +96,9 @@ class Handle(Operation):
             engine.wait(self)
         if self.token is not None:
             self.token.wait()
-        return self._outcome()
+        if self.failure is not None:
+            self.failure.throw()
+        return self.result
 
     def done(self) -> bool:
         """True when it is complete, well or not, or cancelled."""
@@ -107,11 +112,6 @@ class Handle(Operation):
         function that runs is not stopped (False).
         """
         return engine.cancel(self)
-
-    def _outcome(self) -> Any:
-        if self.failure is not None:
-            self.failure.throw()
-        return self.result
 
 
 # How the frontends above tell which actor a device argument means; installed by flowmx.devices.
@@ -177,13 +177,21 @@ def runs_user_code(op: Operation) -> None:
 
     It runs in a copy of the caller's context, in which it is the current operation.
     """
-    context = contextvars.copy_context()
-    context.run(current.set, op)
-    function = functools.partial(op.function, *op.arguments) if op.arguments else op.function
-    op.function = (
-        functools.partial(_await_in, context, function) if op.is_coroutine else functools.partial(context.run, function)
-    )
-    op.arguments, op.bulkable = (), False
+    op.runs_user_code, op.bulkable = True, False
+    op.wrap(_InContext(op))
+
+
+class _InContext:
+    """A layer in which user code finds the context of its push."""
+
+    __slots__ = ("context",)
+
+    def __init__(self, op: Operation) -> None:
+        self.context = contextvars.copy_context()
+        self.context.run(current.set, op)
+
+    def __call__(self, op: Operation, proceed: Callable[[], Any]) -> Any:
+        return _await_in(self.context, proceed) if op.is_coroutine else self.context.run(proceed)
 
 
 async def _await_in(context: contextvars.Context, function: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -194,7 +202,7 @@ async def _await_in(context: contextvars.Context, function: Callable[[], Corouti
 
 
 async def _ended(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, BaseException | None]:
-    """What a coroutine returns, or the exception by which it would end the whole loop."""
+    """What a coroutine returns, or the exception by which it would end the whole loop, or only its task."""
     try:
         return await function(), None
     except (SystemExit, KeyboardInterrupt) as ending:
@@ -207,8 +215,6 @@ def _tags(argument: str, items: Iterable[Variable | HasVariable]) -> tuple[Varia
         variable = item if isinstance(item, Variable) else getattr(item, "variable", None)
         if not isinstance(variable, Variable):
             raise TypeError(f"push: {argument} holds {item!r}, expected engine variables or arrays")
-        if variable.deleted:
-            raise EngineError(f"push: {variable!r} in {argument} has been deleted: make a new variable")
         tags.append(variable)
     return tuple(dict.fromkeys(tags))
 
@@ -216,11 +222,18 @@ def _tags(argument: str, items: Iterable[Variable | HasVariable]) -> tuple[Varia
 def delete_variable(variable: Variable | HasVariable, on_delete: Callable[[], object] | None = None) -> Handle:
     """Delete a variable once the work pushed on it so far is done; ``on_delete`` is called then.
 
-    Pushing on it is refused from now on.
+    Pushing on it is refused from now on, operators on its array included.
     """
     handle = push(on_delete or (lambda: None), writes=[variable], name="delete_variable")
     (variable if isinstance(variable, Variable) else variable.variable).deleted = True
+    engine.use_watch(_refuse_deleted, "deleted")
     return handle
+
+
+def _refuse_deleted(op: Operation) -> None:
+    for variable in (*op.reads, *op.writes):
+        if variable.deleted:
+            raise EngineError(f"push: {variable!r}, which {op.name!r} uses, has been deleted: make a new variable")
 
 
 def bulk(size: int) -> AbstractContextManager[None]:

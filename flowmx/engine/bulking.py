@@ -2,9 +2,8 @@
 
 Inside ``with bulk(size):`` the operations of one actor are gathered into one open operation, which takes
 on their reads and writes as they come and is let go when it is full, when the scope ends, or when anybody
-waits for something. An operation that would make the open one wait for something pushed after
-it starts a new bulk: a later operation may already depend on the open one, and the two would wait for
-each other.
+waits for something. An operation that would make the open one wait for something pushed after it starts a new bulk
+(:meth:`flowmx.engine.scheduler.Scheduler.extend`).
 """
 
 from __future__ import annotations
@@ -13,93 +12,68 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-from flowmx.engine.runtime import Engine, SettledArguments
-from flowmx.engine.scheduler import DONE, Operation, Variable
+from flowmx.engine.runtime import Engine
+from flowmx.engine.scheduler import DONE, Operation
 
 _scope: ContextVar[_Scope | None] = ContextVar("flowmx_bulk", default=None)
 
 
 class _Scope:
-    """The operations that one ``with bulk`` block has gathered so far."""
+    """The operations that one ``with bulk`` block has gathered so far.
+
+    Attributes:
+        open: the operation that takes on others, and what it has gathered. There may be another one for a moment, where
+            a finaliser or a signal handler came while one was begun.
+    """
 
     def __init__(self, engine: Engine, size: int) -> None:
         self.engine = engine
         self.size = size
-        self.parts: list[Operation] = []
-        self.op: Operation | None = None
+        self.open: dict[Operation, list[Operation]] = {}
         self.closed = False
 
     def add(self, part: Operation) -> None:
         """Gather an operation; it is pushed with the others when the bulk is let go."""
-        with self.engine.lock:
-            try:
-                self._add(part)
-            except BaseException as error:
-                self._give_up(error)
-                raise
+        engine = self.engine
+        with engine.lock:
+            engine.settle()
+            op = next(iter(list(self.open)), None)
+            while op is None or op.actor is not part.actor or not self._extend(op, part):
+                self.flush()
+                op = self._begin(part)
+            if len(self.open.get(op, ())) >= self.size:
+                self.flush()
 
-    def _add(self, part: Operation) -> None:
-        if self.op is not None and (part.actor is not self.op.actor or self._waits_for_later(part, self.op)):
-            self.flush()
-        if self.op is None:
-            self.parts = []
-            self.op = Operation(
-                _run_parts,
-                SettledArguments((self.engine, self.parts)),
-                (),
-                (),
-                part.actor,
-                "bulk",
-                part.origin,
-            )
-            self.engine.scheduler.push(self.op, hold=1)
-            self.engine.open_bulks[self] = None
-        op = self.op
-        self.engine.scheduler.tag(op, part.reads, part.writes)
-        op.reads += part.reads
-        op.writes += part.writes
-        op.nbytes += part.nbytes
-        self.engine.pending_bytes += part.nbytes
-        self.parts.append(part)
-        if len(self.parts) >= self.size:
-            self.flush()
+    def _extend(self, op: Operation, part: Operation) -> bool:
+        """Add a part to the operation, if it can take it on."""
+        return op.state != DONE and self.engine.scheduler.extend(op, part, self.open.get(op, []))
+
+    def _begin(self, part: Operation) -> Operation:
+        """A new bulk."""
+        parts: list[Operation] = []
+        op = Operation(_run_parts, (self.engine, parts), (), (), part.actor, "bulk", part.origin)
+        op.settles = True
+        self.open[op] = parts
+        self.engine.open_bulks[self] = None
+        self.engine.books.push(op, hold=True)
+        return op
 
     def flush(self) -> None:
         """Let the open operation go."""
         with self.engine.lock:
-            op = self.op
-            if op is None:
-                return
-            try:
+            self.engine.settle()
+            for op in list(self.open):
+                if self.engine.scheduler.is_held(op):
+                    self.engine.scheduler.unhold(op)
+                if op.serial:  # else it is just being pushed, further down on this thread's stack
+                    self.open.pop(op, None)
+            if not self.open:
                 self.engine.open_bulks.pop(self, None)
-                self.op = None
-                if self.engine.scheduler.unhold(op):
-                    op.actor.accept(op)
-            except BaseException as error:
-                self.op = op
-                self._give_up(error)
-                raise
-
-    def _give_up(self, error: BaseException) -> None:
-        """An interrupt struck: the open operation fails (locked)."""
-        op, self.op = self.op, None
-        self.engine.open_bulks.pop(self, None)
-        if op is not None:
-            op.held = 0
-        self.engine._mend(op, error)
-
-    @staticmethod
-    def _waits_for_later(part: Operation, op: Operation) -> bool:
-        def later(variable: Variable, read: bool) -> bool:
-            blockers = (variable.writer,) if read else (variable.writer, *(variable.readers or ()))
-            return any(b is not None and b.state != DONE and b.serial > op.serial for b in blockers)
-
-        return any(later(v, True) for v in part.reads) or any(later(v, False) for v in part.writes)
 
 
 def _run_parts(engine: Engine, parts: list[Operation]) -> None:
     for part in parts:
-        engine.settle(part)
+        engine.run_part(part)
     parts.clear()
 
 

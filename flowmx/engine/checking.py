@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flowmx.engine.scheduler import Variable
+from flowmx.engine.scheduler import Operation
 from flowmx.errors import UndeclaredWriteError
 
 
 class _Check:
     """The content of what an operation only reads, before and after."""
 
-    def __init__(self, reads: tuple[Variable, ...], writes: tuple[Variable, ...]) -> None:
-        self._before = {each: each.fingerprint() for each in reads if each not in writes}
+    def __init__(self, op: Operation) -> None:
+        self._before = {each: each.fingerprint() for each in op.reads if each not in op.writes}
 
     def compare(self) -> None:
         """Raise UndeclaredWriteError where one of them has changed."""
@@ -25,27 +25,18 @@ class _Check:
                 )
 
 
-def checked(
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    reads: tuple[Variable, ...],
-    writes: tuple[Variable, ...],
-) -> Any:
-    """The checking mode: run an operation and see that what it declared as read has not changed."""
-    check = _Check(reads, writes)
-    result = function(*arguments)
+def checked(op: Operation, proceed: Callable[[], Any]) -> Any:
+    """A layer that sees that what an operation declared as read has not changed."""
+    if op.is_coroutine:
+        return _checked_coroutine(op, proceed)
+    check = _Check(op)
+    result = proceed()
     check.compare()
     return result
 
 
-async def checked_coroutine(
-    function: Callable[..., Any],
-    arguments: tuple[Any, ...],
-    reads: tuple[Variable, ...],
-    writes: tuple[Variable, ...],
-) -> Any:
-    """As :func:`checked`, for a coroutine function."""
-    check = _Check(reads, writes)
-    result = await function(*arguments)
+async def _checked_coroutine(op: Operation, proceed: Callable[[], Any]) -> Any:
+    check = _Check(op)
+    result = await proceed()
     check.compare()
     return result

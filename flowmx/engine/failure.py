@@ -2,46 +2,69 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import traceback
 from types import TracebackType
 from typing import NoReturn
 
 from flowmx.engine.origin import describe
 from flowmx.engine.scheduler import Operation
+from flowmx.errors import EngineError
 
 _MOST_NOTES = 16
 """An exception object that many operations raise gets no more than about this many notes."""
+_ENDS_COROUTINES = (asyncio.CancelledError, GeneratorExit, StopAsyncIteration, StopIteration)
+"""What ends a coroutine that it is raised in, as a cancelled one or as one that has come to its end."""
 
 
 class Failure:
     """The original exception of a failed operation, with notes that say where it came from.
 
     The variables that the operation writes hold the one Failure, and so do those of every operation that
-    was skipped because it read them.
+    was skipped because it read them. The exception may be of any class, however it behaves: no method of its own is
+    called.
 
     Attributes:
         exception: the original exception object.
         seen: True once somebody has been told (a wait raised it).
         serial: the number of the operation that failed first, in the order pushed.
         listed: True once it stands among those that ``waitall`` raises from.
+        traceback: that of the exception, from the operation's own function on.
     """
 
     __slots__ = ("exception", "listed", "seen", "serial", "traceback")
 
     def __init__(self, exception: BaseException, op: Operation) -> None:
-        self.exception = exception
         self.serial = op.serial
         self.seen = self.listed = False
         # The engine's own frame on top says nothing to the reader.
-        top = exception.__traceback__
+        top = _traceback_of(exception)
         self.traceback: TracebackType | None = top.tb_next if top is not None and top.tb_next is not None else top
-        if len(getattr(exception, "__notes__", ())) < _MOST_NOTES:
-            for note in notes_for(op):
-                exception.add_note(note)
+        self.exception = exception
+        _add_notes(exception, op)
 
     def throw(self) -> NoReturn:
         """Raise the original exception, with the traceback of the operation itself."""
         self.seen = True
-        raise self.exception.with_traceback(self.traceback)
+        raise BaseException.with_traceback(self.exception, self.traceback)
+
+    def throw_awaited(self) -> NoReturn:
+        """As :meth:`throw`, in a coroutine that has awaited the operation.
+
+        Raises:
+            EngineError: in the place of an exception by which Python would end the coroutine, or its task.
+        """
+        if isinstance(self.exception, _ENDS_COROUTINES):
+            self.seen = True
+            error = self.exception
+            raise EngineError(f"an operation raised {type(error).__name__}: {error}") from error
+        self.throw()
+
+    def forget_values(self) -> None:
+        """Let go of what the functions held that raised it; the lines of its traceback stay."""
+        if self.traceback is not None:
+            traceback.clear_frames(self.traceback)
 
 
 class Inherited(Exception):
@@ -66,3 +89,21 @@ def notes_for(op: Operation) -> list[str]:
             notes.append(f"flowmx: in layer {origin[2]!r}")
         notes.append(f"flowmx: enqueued at {describe(origin)}")
     return notes
+
+
+def _traceback_of(exception: BaseException) -> TracebackType | None:
+    found: TracebackType | None = BaseException.__getattribute__(exception, "__traceback__")
+    return found
+
+
+def _add_notes(exception: BaseException, op: Operation) -> None:
+    """Add notes past whatever the exception's class does with attributes: it may be frozen, or refuse notes."""
+    try:
+        known = BaseException.__getattribute__(exception, "__notes__")
+    except Exception:
+        known = None
+    if not isinstance(known, list):
+        known = []
+    if len(known) < _MOST_NOTES:
+        with contextlib.suppress(Exception):
+            BaseException.__setattr__(exception, "__notes__", [*known, *notes_for(op)])

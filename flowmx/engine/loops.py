@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable, Coroutine, Generator
 from threading import get_ident
 from typing import Any, ParamSpec, TypeVar
@@ -96,15 +97,38 @@ def _a_loop_runs() -> bool:
     return True
 
 
-def run_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped, then cancel what is left on it and close it."""
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-    finally:
-        loop.close()
+class LoopThread:
+    """An event loop that runs in a thread of its own.
+
+    Args:
+        name: the thread's.
+        use_uvloop: run on uvloop where it is installed.
+
+    Attributes:
+        loop, thread: what it is made of.
+    """
+
+    def __init__(self, name: str, use_uvloop: bool) -> None:
+        self.loop = new_event_loop(use_uvloop)
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Let it run."""
+        self.thread.start()
+
+    def _run(self) -> None:
+        loop = self.loop
+        asyncio.set_event_loop(loop)
+        try:
+            loop.run_forever()
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+        finally:
+            loop.close()
+
+    def stop(self) -> None:
+        """Cancel what is left on it, and let the thread end."""
+        self.loop.call_soon_threadsafe(self.loop.stop)

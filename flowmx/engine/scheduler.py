@@ -1,30 +1,35 @@
 """The dependency scheduler: a pure state machine.
 
-Events go in (:meth:`Scheduler.push`, :meth:`Scheduler.complete`), operations that may start now come
-out. There is no asyncio, no thread, no clock and no I/O in this module, so that a test can drive millions
-of interleavings without a loop; whoever calls it from several threads brings a lock.
+Events go in (:meth:`Scheduler.push`, :meth:`Scheduler.complete`), operations that may start now are handed over.
+There is no asyncio, no thread, no clock and no I/O in this module, so that a test can drive millions of
+interleavings without a loop; whoever calls it from several threads brings a lock.
 
-How it works
+Dependencies
 ------------
-A variable remembers its last pending *writer* and the pending *readers* pushed since. A pushed operation
-waits for
+A variable remembers its last pending *writer* and the pending *readers* pushed since. A pushed operation waits for
 
 * the pending writer of each variable that it reads,
 * the pending readers of each variable that it writes, or where there are none, its pending writer
 
-(the readers wait for the writer themselves, so naming them is enough). ``Operation.blockers`` counts what
-an operation still waits for; when an operation completes, each of its ``dependents`` counts one down.
+(the readers wait for the writer themselves, so naming them is enough). ``Operation.blockers`` are those it still
+waits for, ``Operation.dependents`` those that wait for it. That is Law 1: each variable sees its reads and writes in
+the order pushed, and reads between two writes may run together. Only operations pushed earlier are ever waited for,
+so there can be no cycle.
 
-That is Law 1: each variable sees its reads and writes in the order pushed, and reads between two writes
-may run together. Both lists only ever name operations pushed earlier, so there can be no cycle.
-
-Completed readers stay in a variable's list until a writer or a prune clears them: a reader then costs one
-append when pushed and nothing when it completes.
+Steps
+-----
+A push and a completion are *steps*: they change several things, and the interpreter may let other code in between
+two of them, on the same thread. A garbage collection runs finalisers and a signal runs its handler, which may push
+and wait themselves, and either may raise. So every step can be done over: each change is made only where it has not
+been made, by statements between which nothing is called. Whoever comes upon a step that has begun finishes it first
+(:meth:`Scheduler.settle`), and where the one that began it goes on later, it finds nothing left to do.
+(CPython lets other code in after a call, at the beginning of a function and of each turn of a loop, and until 3.11
+also where an object is made that the garbage collector tracks.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -32,8 +37,6 @@ from flowmx.engine.attributes import KnownAttributes
 
 if TYPE_CHECKING:
     from flowmx.engine.failure import Failure
-
-_PRUNE_AT = 32
 
 
 class Marks(Protocol):
@@ -93,6 +96,7 @@ class Variable(KnownAttributes):
 
     Attributes:
         version: how many writes have been pushed so far.
+        writer, readers: the scheduler's.
         failure: what poisoned it, or None.
         marks: the tokens of asynchronous devices that use it (:class:`flowmx.devices.streams.Marks`), or None.
         recorded: the number of its last writer in the profiler's records; 0: none.
@@ -103,8 +107,7 @@ class Variable(KnownAttributes):
     name = ""
     version = 0
     writer: Operation | None = None
-    readers: list[Operation] | None = None
-    prune_at = _PRUNE_AT
+    readers: dict[Operation, None] | None = None
     failure: Failure | None = None
     marks: Marks | None = None
     recorded = 0
@@ -129,6 +132,11 @@ class Variable(KnownAttributes):
         return f"<{type(self).__name__} {self.name or hex(id(self))} version {self.version}>"
 
 
+Layer = Callable[["Operation", Callable[[], Any]], Any]
+"""What is done around an operation's function, as ``layer(op, proceed)``: it calls ``proceed()`` and returns what that
+returns. For an operation that is a coroutine both return an awaitable."""
+
+
 class Operation(KnownAttributes):
     """A piece of work with the variables it reads and writes, the actor that runs it, and its origin.
 
@@ -142,8 +150,12 @@ class Operation(KnownAttributes):
         light: True when running it takes microseconds, so that an ``await`` may do it in place.
         is_coroutine: the function is a coroutine function.
         bulkable: it may be gathered with others into one operation.
-        state, blockers, held, dependents, serial: the scheduler's.
-        waiters: called when it is complete.
+        runs_user_code: the function may do anything: use arrays, push, wait.
+        settles: the function settles the failures of its variables itself, part by part.
+        layers: what is done around the function, the innermost first.
+        state, blockers, dependents, serial: the scheduler's.
+        waits_inside: how many waits its function is in, on any thread; its slot is given up meanwhile.
+        waiters: called when it is complete, by whom they belong to.
         failure, result: how it ended.
         token: where an asynchronous device was launched, what completes when the work is done there.
         began: when it began to run, in seconds of :func:`time.monotonic`; 0 where it was run at its push.
@@ -152,11 +164,14 @@ class Operation(KnownAttributes):
     priority = 0
     is_coroutine = False
     bulkable = True
+    runs_user_code = False
+    settles = False
+    layers: tuple[Layer, ...] = ()
     state = WAITING
-    blockers = 0
-    held = 0
-    dependents: list[Operation] | None = None
-    waiters: list[Callable[[], None]] | None = None
+    blockers: dict[Any, None] | None = None
+    dependents: dict[Operation, None] | None = None
+    waits_inside = 0
+    waiters: dict[object, Callable[[], None]] | None = None
     failure: Failure | None = None
     result: Any = None
     token: Token | None = None
@@ -185,172 +200,312 @@ class Operation(KnownAttributes):
         self.nbytes = nbytes
         self.light = light
 
+    def wrap(self, layer: Layer) -> None:
+        """Do something more around the function and the layers so far; only before the push."""
+        self.layers = (*self.layers, layer)
+
+    def tell(self, key: object, wake: Callable[[], None]) -> None:
+        """Have something called, perhaps twice, when it is complete (locked, or before the push)."""
+        if self.waiters is None:
+            self.waiters = {}
+        self.waiters[key] = wake
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} #{self.serial} {State(self.state).name.lower()}>"
 
 
-def _wait_for(op: Operation, earlier: Operation) -> None:
-    """Count one more operation that ``op`` waits for."""
-    if earlier.dependents is None:
-        earlier.dependents = [op]
-    else:
-        earlier.dependents.append(op)
-    op.blockers += 1
+_HOLD = object()
+"""What an operation that is held back waits for, beside other operations."""
+
+
+_Step = tuple[Callable[[Any], None], Operation, tuple[Variable, ...], tuple[Variable, ...]]
+"""A change that has begun: what carries it out, however much of it has been done, the operation that it is about, and
+those of its variables that are read and written."""
+
+
+def _is_used_later(op: Operation, variables: tuple[Variable, ...], writing: bool) -> bool:
+    """Whether reading, or writing, variables would make an operation wait for one that was pushed later."""
+    for variable in variables:
+        earlier = (variable.writer, *(variable.readers or ())) if writing else (variable.writer,)
+        if any(each is not None and each.state != DONE and each.serial > op.serial for each in earlier):
+            return True
+    return False
 
 
 class Scheduler:
-    """Resolves operations by the variables that they read and write. Not locked: the caller's business."""
+    """Resolves operations by the variables that they read and write. Not locked: the caller's business.
 
-    __slots__ = ("pending", "serial")
+    Args:
+        hand_over: is called with each operation that may start; perhaps twice, where a step was done over.
 
-    def __init__(self) -> None:
+    Attributes:
+        pending: every operation pushed and not complete, the oldest first.
+        pending_bytes: what they will allocate.
+        serial: how many operations were pushed.
+        step: the step that has begun and not ended.
+        inside: the operation that is run at its push just now.
+    """
+
+    __slots__ = ("hand_over", "inside", "pending", "pending_bytes", "serial", "step")
+
+    def __init__(self, hand_over: Callable[[Operation], object]) -> None:
+        self.hand_over = hand_over
         self.pending: dict[Operation, None] = {}
-        """Every operation pushed and not complete, oldest first."""
+        self.pending_bytes = 0
         self.serial = 0
-        """How many operations were pushed."""
+        self.step: _Step | None = None
+        self.inside: Operation | None = None
 
     @property
     def completed(self) -> int:
         """How many operations have completed."""
         return self.serial - len(self.pending)
 
-    def push(self, op: Operation, hold: int = 0) -> bool:
-        """Add an operation; True when it may start now.
+    # -- pushing ---------------------------------------------------------------------------------------
+
+    def push(self, op: Operation, hold: bool = False) -> None:
+        """Add an operation, which is handed over when it may start.
 
         Args:
             op: the operation, in state WAITING.
-            hold: extra blockers, for an operation that is to wait for :meth:`unhold` too.
+            hold: let it wait for :meth:`unhold` too.
         """
+        blockers: dict[Any, None] = {_HOLD: None} if hold else {}
+        dependents: dict[Operation, None] = {}
+        step = (self._tag, op, op.reads, op.writes)
+        # From here on nothing is called.
+        op.blockers, op.dependents = blockers, dependents
         self.serial = op.serial = self.serial + 1
         self.pending[op] = None
-        if hold:
-            op.held = op.blockers = hold
-        self.tag(op, op.reads, op.writes)
-        if op.blockers:
-            return False
-        op.state = READY
+        self.pending_bytes += op.nbytes
+        self.step = step
+        self._tag(step)
+
+    def is_held(self, op: Operation) -> bool:
+        """Whether an operation waits for :meth:`unhold`."""
+        return op.blockers is not None and _HOLD in op.blockers
+
+    def extend(self, op: Operation, part: Operation, parts: list[Operation]) -> bool:
+        """Let an operation that is held back read and write what another one does too, which is added to its parts.
+
+        False where it can not: it is not held back, or it would wait for what was pushed later and may wait for it.
+        """
+        reads, writes = part.reads, part.writes
+        step = (self._tag, op, reads, writes)
+        while True:
+            serial, before = self.serial, (op.reads, op.writes)
+            more_reads, more_writes = op.reads + reads, op.writes + writes
+            if _is_used_later(op, reads, False) or _is_used_later(op, writes, True):
+                return False
+            if op.blockers is None or _HOLD not in op.blockers:
+                return False
+            if self.serial == serial and op.reads is before[0] and op.writes is before[1]:
+                op.reads, op.writes = more_reads, more_writes
+                op.nbytes += part.nbytes
+                self.pending_bytes += part.nbytes
+                self.step = step
+                parts.append(part)
+                break
+        self._tag(step)
         return True
 
-    def tag(self, op: Operation, reads: tuple[Variable, ...], writes: tuple[Variable, ...]) -> None:
-        """Make ``op`` the newest reader and writer of these variables, waiting for the ones before it."""
+    def unhold(self, op: Operation) -> None:
+        """Let an operation go that was held back."""
+        self.step = step = (self._let_go, op, (), ())
+        self._let_go(step)
+
+    def _tag(self, step: _Step) -> None:
+        """Make an operation the newest reader and writer of variables, waiting for the ones before it."""
+        _, op, reads, writes = step
+        blockers = op.blockers
+        if blockers is None:  # somebody came in between, and by now it has even run
+            return
         for variable in reads:
-            writer = variable.writer
-            if writer is not None and writer.state != DONE and writer is not op:
-                _wait_for(op, writer)
             readers = variable.readers
             if readers is None:
-                variable.readers = [op]
-            else:
-                if len(readers) >= variable.prune_at:
-                    readers[:] = [reader for reader in readers if reader.state != DONE]
-                    variable.prune_at = max(_PRUNE_AT, 2 * len(readers))
-                readers.append(op)
+                readers = {}
+            if self.step is not step:  # somebody came in between, and has finished it
+                return
+            # From here on nothing is called.
+            writer = variable.writer
+            if writer is not None and writer.state != DONE and writer is not op:
+                blockers[writer] = writer.dependents[op] = None  # type: ignore[index]
+            readers[op] = None
+            variable.readers = readers
         for variable in writes:
             readers = variable.readers
-            if readers:
-                for reader in readers:
-                    if reader.state != DONE and reader is not op:
-                        _wait_for(op, reader)
-                variable.readers = None
-            else:
-                writer = variable.writer
-                if writer is not None and writer.state != DONE and writer is not op:
-                    _wait_for(op, writer)
-            variable.writer = op
-            variable.version += 1
+            for earlier in list(readers) if readers else (variable.writer,):
+                if self.step is not step:
+                    return
+                if earlier is not None and earlier.state != DONE and earlier is not op:
+                    blockers[earlier] = earlier.dependents[op] = None  # type: ignore[index]
+            if self.step is not step:
+                return
+            if variable.writer is not op:
+                variable.writer = op
+                variable.version += 1
+            variable.readers = None
+        self._end_push(step)
 
-    def is_free(self, op: Operation) -> bool:
-        """True when an operation not pushed yet would have nothing to wait for."""
+    def _let_go(self, step: _Step) -> None:
+        blockers = step[1].blockers
+        if blockers and _HOLD in blockers:
+            del blockers[_HOLD]
+        self._end_push(step)
+
+    def _end_push(self, step: _Step) -> None:
+        op = step[1]
+        if self.step is not step:
+            return
+        if not op.blockers and op.state == WAITING:
+            op.state = READY
+        if op.state == READY:
+            self.hand_over(op)
+        if self.step is step:
+            self.step = None
+
+    # -- running at the push ---------------------------------------------------------------------------
+
+    def enter(self, op: Operation) -> bool:
+        """Begin an operation at its push, where it has nothing to wait for; False: it is to be pushed.
+
+        It counts as complete. Nothing else is pushed until :meth:`leave`, but by what comes in between, which finds
+        it pending.
+        """
+        serial = self.serial
         for variable in op.reads:
             writer = variable.writer
             if writer is not None and writer.state != DONE:
                 return False
         for variable in op.writes:
-            if variable.readers or variable.writer is not None:
-                for _ in variable.pending():
-                    return False
-        return True
-
-    def pass_through(self, op: Operation) -> None:
-        """Count a free operation as pushed and complete: it runs before anything else can be pushed."""
-        self.serial = op.serial = self.serial + 1
+            writer = variable.writer
+            if variable.readers or (writer is not None and writer.state != DONE):
+                return False
+        if self.serial != serial or self.inside is not None:
+            return False
+        self.inside = op
+        self.serial = op.serial = serial + 1
         op.state = DONE
         for variable in op.writes:
             variable.version += 1
+        return True
 
-    def unhold(self, op: Operation) -> bool:
-        """Take away one extra blocker; True when the operation may start now."""
-        op.held -= 1
-        op.blockers -= 1
-        if op.blockers == 0 and op.state == WAITING:
-            op.state = READY
-            return True
-        return False
+    def leave(self, op: Operation) -> bool:
+        """End an operation that was begun at its push; False: it has become pending, and is to be completed."""
+        if self.inside is not op:
+            return False
+        self.inside = None
+        return True
+
+    # -- completing ------------------------------------------------------------------------------------
 
     def start(self, op: Operation) -> None:
         """Say that a ready operation runs now."""
         op.state = RUNNING
 
-    def complete(self, op: Operation) -> Sequence[Operation]:
-        """Say that an operation has ended, well or not; returns those that may start now, in push order.
+    def complete(self, op: Operation) -> None:
+        """Say that an operation has ended, well or not; those that may start now are handed over, in push order.
 
         One that still waits can not end: what was pushed after it relies on what was pushed before it.
         """
+        step = (self._complete, op, op.reads, op.writes)
+        self.step = step
         op.state = DONE
-        self.pending.pop(op, None)
-        for variable in op.writes:
+        self._complete(step)
+
+    def _complete(self, step: _Step) -> None:
+        _, op, reads, writes = step
+        for variable in writes:
             if variable.writer is op:
                 variable.writer = None
-        dependents = op.dependents
-        if dependents is None:
-            return ()
-        op.dependents = None
-        ready = []
-        for dependent in dependents:
-            dependent.blockers -= 1
-            if dependent.blockers == 0 and dependent.state == WAITING:
+        for variable in reads:
+            readers = variable.readers
+            if readers is not None and op in readers:
+                del readers[op]
+        for dependent in list(op.dependents or ()):
+            if self.step is not step:
+                return
+            blockers = dependent.blockers
+            if blockers and op in blockers:
+                del blockers[op]
+            if not blockers and dependent.state == WAITING:
                 dependent.state = READY
-                ready.append(dependent)
-        return ready
+            if dependent.state == READY:
+                self.hand_over(dependent)
+        if self.step is not step:
+            return
+        if op in self.pending:
+            del self.pending[op]
+            self.pending_bytes -= op.nbytes
+        op.dependents = op.blockers = None
+        self.step = None
 
-    def rebuild(self) -> list[Operation]:
-        """Resolve everything pending anew, where a push or a completion was broken off; returns what is ready.
+    # -- what comes in between -------------------------------------------------------------------------
 
-        What operations declare, in push order, says all there is to know.
+    def settle(self) -> None:
+        """Finish what has begun and was broken off, or is being done further down on this thread's stack.
+
+        Whoever enters the books calls this first.
         """
-        versions: dict[Variable, int] = {}
-        for op in list(self.pending):
-            for variable in (*op.reads, *op.writes):
-                versions[variable] = variable.version
-                variable.writer = variable.readers = None
-            op.dependents = None
-            op.blockers = op.held
-            if op.state == DONE:
-                del self.pending[op]
-        for op in self.pending:
-            self.tag(op, op.reads, op.writes)
-            if op.state == WAITING and not op.blockers:
-                op.state = READY
-        for variable, version in versions.items():
-            variable.version = version
-        return [op for op in self.pending if op.state == READY]
+        inside = self.inside
+        if inside is not None:
+            adoption = (self._adopt, inside, inside.reads, inside.writes)
+            if self.inside is inside:
+                self.inside, self.step = None, adoption
+        step = self.step
+        if step is not None:
+            step[0](step)
+
+    def _adopt(self, step: _Step) -> None:
+        """Let an operation that is run at its push be one that runs, so that what is pushed now comes after it."""
+        _, op, reads, writes = step
+        blockers: dict[Any, None] = {}
+        dependents: dict[Operation, None] = {}
+        if self.step is not step:
+            return
+        if op.state == DONE:
+            op.blockers, op.dependents = blockers, dependents
+            op.state = RUNNING
+            self.pending[op] = None
+            self.pending_bytes += op.nbytes
+        for variable in reads:
+            readers: dict[Operation, None] = {op: None}
+            if self.step is not step:
+                return
+            if variable.readers is None:
+                variable.readers = readers
+            else:
+                variable.readers[op] = None
+        for variable in writes:
+            if self.step is not step:
+                return
+            variable.writer = op
+            variable.readers = None
+        if self.step is step:
+            self.step = None
+
+    # -- looking ---------------------------------------------------------------------------------------
 
     def check_invariants(self) -> None:
         """Raise AssertionError where the state contradicts itself (for tests; walks everything pending)."""
-        counted: dict[Operation, int] = dict.fromkeys(self.pending, 0)
+        assert self.step is None, f"{self.step} has not ended"
+        blockers: dict[Operation, set[Operation]] = {op: set() for op in self.pending}
         serials = [op.serial for op in self.pending]
         assert serials == sorted(serials), "pending operations must stand in push order"
+        nbytes = sum(op.nbytes for op in self.pending)
+        assert self.pending_bytes == nbytes, f"{self.pending_bytes} bytes are counted and {nbytes} pending"
         for op in self.pending:
             assert op.state != DONE, f"{op} is complete and still pending"
             for dependent in op.dependents or ():
                 assert dependent.serial > op.serial, f"{dependent} waits for the later {op}"
-                assert dependent in counted, f"{dependent} waits for {op} but is not pending"
-                counted[dependent] += 1
-        for op, blockers in counted.items():
-            assert op.blockers == blockers + op.held, f"{op} counts {op.blockers} blockers, {blockers} name it"
-            assert (op.state == WAITING) == (op.blockers > 0), f"{op} has {op.blockers} blockers"
+                assert dependent in blockers, f"{dependent} waits for {op} but is not pending"
+                blockers[dependent].add(op)
+        for op, found in blockers.items():
+            named = set(op.blockers or ())
+            assert named - {_HOLD} == found, f"{op} names {len(named)} blockers, {len(found)} name it"
+            assert (op.state == WAITING) == bool(named), f"{op} has {len(named)} blockers"
         running = [op for op in self.pending if op.state in (READY, RUNNING)]
-        held = any(op.held for op in self.pending)
+        held = any(_HOLD in (op.blockers or ()) for op in self.pending)
         assert running or held or not self.pending, "operations are pending and none may run"
         written: set[Variable] = set()
         touched: set[Variable] = set()

@@ -83,7 +83,7 @@ class Mode:
                 ends[1].append(Ending(_copy, entry, gradients[node], node))
         self._ends = tuple([[(end, *self._step_of(end)) for end in group] for group in ends])
         self._segments: dict[tuple[bool, bool], list[Segment]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         read_once = {entry.node for node in plan.once for entry in node.inputs if entry.node.is_variable}
         self._read_once = [arrays[node]._storage for node in read_once]
 

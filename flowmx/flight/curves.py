@@ -66,7 +66,7 @@ class Curve:
 curves: dict[str, Curve] = {}
 """All curves, the one that was added to last at the end; :data:`lock` guards them."""
 
-lock = threading.Lock()
+lock = threading.RLock()
 
 
 def log(name: str, value: Any, step: float | None = None) -> None:

@@ -44,8 +44,8 @@ class Pings:
 
     def _loops(self) -> dict[asyncio.AbstractEventLoop, int]:
         found = {loop: ident for loop, ident in _known() if loop.is_running()}
-        if engine._loop is not None and engine._loop_thread is not None:
-            found[engine._loop] = engine._loop_thread.ident or 0
+        if engine.hosting.loop is not None and engine.hosting.loop_thread is not None:
+            found[engine.hosting.loop] = engine.hosting.loop_thread.ident or 0
         return found
 
     def slowest(self) -> float:

@@ -13,8 +13,8 @@ from time import monotonic
 from typing import Any
 
 from flowmx import devices
+from flowmx.engine import LoopActor
 from flowmx.engine import describe as describe_place
-from flowmx.engine.actor import LoopActor
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, RUNNING, Operation, State, Variable
 from flowmx.flight import curves, facts, messages, stacks
@@ -76,8 +76,8 @@ def _engine(has_lock: bool) -> dict[str, Any]:
     return {
         "locked": not has_lock,
         "engine": {
-            "kind": engine.kind, "pushed": engine.scheduler.serial, "pending": len(pending), "failed": engine.failed,
-            "pending_bytes": engine.pending_bytes,
+            "kind": engine.kind, "pushed": engine.scheduler.serial, "pending": len(pending),
+            "failed": engine.books.failed, "pending_bytes": engine.scheduler.pending_bytes,
             "actors": {
                 name: {"queued": len(actor.mailbox), "executed": actor.executed, "launches": actor.launches}
                 for name, actor in engine.actors.copy().items()
@@ -89,8 +89,8 @@ def _engine(has_lock: bool) -> dict[str, Any]:
             {"name": names.get(ident, str(ident)), "stack": stacks.lines(frame)} for ident, frame in frames.items()
             if ident != threading.get_ident()
         ],
-        "failures": [_failure(each) for each in engine.failures if not each.seen][:8],
-        "last": [_ended(each) for each in list(engine.journal or ())[-_LAST:]],
+        "failures": [_failure(each) for each in engine.books.failures if not each.seen][:8],
+        "last": [_ended(each) for each in list(engine.books.journal or ())[-_LAST:]],
     }  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def _before(ops: Iterable[Operation]) -> dict[Operation, list[tuple[Operation, s
     for op in ops:
         for later in op.dependents or ():
             found.setdefault(later, []).append((op, _shared(op, later)))
-    for outer, inner in list(engine._waits_inside):
+    for outer, inner in list(engine.waiting.inside.values()):
         found.setdefault(outer, []).append((inner, "its own code, which waits for it"))
     return found
 

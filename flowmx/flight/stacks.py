@@ -12,15 +12,16 @@ from types import FrameType
 from typing import Any
 
 from flowmx.engine.origin import is_internal
-from flowmx.engine.runtime import Engine
+from flowmx.engine.running import Runner
 from flowmx.engine.scheduler import Operation
+from flowmx.engine.waiting import Waiting
 
 __all__ = ["frames", "lines", "names", "running_in", "step_in", "task_lines", "waited_in", "walk"]
 
 _DEPTH = 12
-_WAIT = Engine._wait_lending.__code__
+_WAIT = Waiting._wait.__code__
 _LIBRARY = (str(Path(threading.__file__).parent), "<frozen")
-_EXECUTE = {Engine.execute.__code__, Engine._run_at_push.__code__, Engine.settle.__code__}
+_EXECUTE = {Runner.work.__code__, Runner.run_at_push.__code__, Runner.run_part.__code__}
 
 
 def frames() -> dict[int, FrameType]:
@@ -67,7 +68,7 @@ def running_in(frame: FrameType | None) -> Iterator[tuple[Operation, FrameType]]
     """The operations that a thread is running, innermost first, each with the engine's frame that runs it."""
     for each in walk(frame):
         if each.f_code in _EXECUTE:
-            op = each.f_locals.get("op")
+            op = each.f_locals.get("op") or each.f_locals.get("part")
             if isinstance(op, Operation):
                 yield op, each
 

@@ -181,28 +181,28 @@ _watcher = Watcher()
 
 def _out_of_memory(complaint: str) -> None:
     """Told on a thread that holds a lock, which a report would wait for."""
-    if engine.journal is not None and not _watcher.due:
+    if engine.books.journal is not None and not _watcher.due:
         _watcher.due.append(complaint)
 
 
 def start() -> None:
     """Begin to watch this process, where it does not begin with the engine's first queued operation."""
     config = settings.get()
-    if engine.journal is None and config.flight_recorder:
-        engine.journal = deque(maxlen=_JOURNAL)
+    if engine.books.journal is None and config.flight_recorder:
+        engine.books.journal = deque(maxlen=_JOURNAL)
     _watcher.start()
 
 
 def stop() -> None:
     """Watch no more, and note nothing, until :func:`start`."""
-    engine.journal = None
+    engine.books.journal = None
     _watcher.stop()
 
 
 def _follow(config: settings.Settings) -> None:
     if not config.flight_recorder:
         stop()
-    elif engine._loop is not None:
+    elif engine.hosting.loop is not None:
         start()
 
 
@@ -212,13 +212,13 @@ _hook: Callable[..., Any] = sys.excepthook
 def _died(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The program dies of an exception: leave a report beside the traceback, where operations were run."""
     _hook(kind, error, trace)
-    if engine.journal is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
+    if engine.books.journal is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
         out_of_memory = issubclass(kind, OutOfMemory | MemoryError)
         _report(f"{'out of memory' if out_of_memory else 'the program failed'}: {kind.__name__}: {error}"[:500])
 
 
 def _after_fork_in_parent() -> None:
-    if engine._loop is not None:  # it could not be stopped
+    if engine.hosting.loop is not None:  # it could not be stopped
         start()
 
 

@@ -27,6 +27,7 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, CrossDeviceWarning, DeviceError, ShapeError, TypeInferenceError
 from flowmx.ndarray.recording import Entry, TapeNode, state
+from flowmx.ndarray.references import HELD
 from flowmx.ops import custom
 from flowmx.ops.dtypes import DType, name_of
 from flowmx.ops.registry import LIGHT_BYTES, Operator, Run, Shape, Spec, kernel_for, lookup
@@ -130,7 +131,7 @@ class BaseArray(KnownAttributes):
         if storage.marks is not None:
             yield from engine.wait_for_device(storage.marks)
         if storage.failure is not None:
-            storage.failure.throw()
+            storage.failure.throw_awaited()
         return self
 
     def wait_to_read(self) -> None:
@@ -596,12 +597,11 @@ def may_store(source: BaseArray, target: BaseArray) -> bool:
 
 def _store(source: Storage, target: Storage) -> None:
     """Give the target the source's memory, or its content where somebody else uses the memory of one of them."""
-    array = source.array
-    # References: the storage's, this function's, and the call's own.
-    if sys.getrefcount(array) <= 3 and (target.array is None or sys.getrefcount(target.array) <= 2):
-        target.array, source.array = array, None
+    alone = sys.getrefcount(source.array) <= HELD
+    if alone and (target.array is None or sys.getrefcount(target.array) <= HELD):
+        target.array, source.array = source.array, None
     else:
-        target.device.copy(array, target.ensure())
+        target.device.copy(source.array, target.ensure())
 
 
 _store.moves_memory = True  # type: ignore[attr-defined]  # it must not be put off

@@ -17,9 +17,10 @@ from typing import Any, cast
 from flowmx.devices import Device
 from flowmx.engine import Origin
 from flowmx.engine.failure import Failure, failure_of
-from flowmx.engine.runtime import SettledArguments, engine
+from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.ndarray.core import BaseArray, Storage, allocate, run_on
+from flowmx.ndarray.references import HELD, TAKEN
 from flowmx.ndarray.rules import Rule
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Run, Shape
@@ -142,8 +143,8 @@ class Stretch:
             _compute, (), tuple(self._reads), tuple(self._writes), self.device.compute, "backward", self._origin,
             self._nbytes, self._light,
         )  # fmt: skip
-        op.arguments = SettledArguments((run, self._parts, op))
-        op.bulkable = False
+        op.arguments = (run, self._parts, op)
+        op.bulkable, op.settles = False, True
         engine.enqueue(op)
         if op.state == DONE:
             op.arguments = ()  # they hold the operation
@@ -234,8 +235,7 @@ def _store(run: Run, cells: Sequence[Cell], target: BaseArray, targets: Sequence
     value, storage = cells[0], targets[0]
     if isinstance(value, Value) and value.owned and target._view is None:
         array, value.array = value.array, None
-        # References: this function's and the call's own.
-        if sys.getrefcount(array) <= 2 and (storage.array is None or sys.getrefcount(storage.array) <= 2):
+        if sys.getrefcount(array) <= TAKEN and (storage.array is None or sys.getrefcount(storage.array) <= HELD):
             storage.array = array
             return
         value.array = array

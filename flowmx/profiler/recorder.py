@@ -11,8 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from flowmx import devices, flight
-from flowmx.engine import Operation, origin
-from flowmx.engine.actor import InlineActor, ThreadActor
+from flowmx.engine import Operation, ThreadActor, origin
 from flowmx.engine.runtime import engine
 from flowmx.profiler.records import Change, Mark, Record, Span, here
 
@@ -76,27 +75,27 @@ class Recorder:
         for variable in op.writes:
             variable.recorded = record.id
         if op.is_coroutine:
-            op.function = partial(self._timed_coroutine, record, op.function)
-        elif isinstance(op.actor, ThreadActor | InlineActor):
-            op.function = partial(self._timed, record, op.function)
+            op.wrap(partial(self._time_coroutine, record))
+        elif isinstance(op.actor, ThreadActor) or op.actor.launches:
+            op.wrap(partial(self._time, record))
         else:  # it is over when its actor says so, and not when the function returns
-            op.function = partial(_begun, record, op.function)
-            op.waiters = [*(op.waiters or ()), partial(self._end, record)]
+            op.wrap(partial(_begin, record))
+            op.tell(record, partial(self._end, record))
 
-    def _timed(self, record: Record, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _time(self, record: Record, op: Operation, proceed: Callable[[], Any]) -> Any:
         record.thread = here.thread
         outer, here.record = here.record, record
         record.start = perf_counter()
         try:
-            return function(*arguments)
+            return proceed()
         finally:
             here.record = outer
             self._end(record)
 
-    async def _timed_coroutine(self, record: Record, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _time_coroutine(self, record: Record, op: Operation, proceed: Callable[[], Any]) -> Any:
         record.start = perf_counter()
         try:
-            return await function(*arguments)
+            return await proceed()
         finally:
             self._end(record)
 
@@ -120,9 +119,9 @@ class Recorder:
         self.spans.append(Span(operation, "kvstore", f"kvstore {peer}", start, end, {"peer": peer, **facts}))
 
 
-def _begun(record: Record, function: Callable[..., Any], *arguments: Any) -> Any:
+def _begin(record: Record, op: Operation, proceed: Callable[[], Any]) -> Any:
     record.start = perf_counter()
-    return function(*arguments)
+    return proceed()
 
 
 recorder = Recorder()

@@ -22,7 +22,7 @@ if hasattr(os, "pread"):
 else:  # pragma: no cover - Windows
     import threading
 
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
     def _read_at(descriptor: int, size: int, offset: int) -> bytes:
         with _lock:

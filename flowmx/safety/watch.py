@@ -81,6 +81,17 @@ class Look:
         self.went_through = False
         self._name, self._origin, self._step, self._is_backward = name, origin, step, is_backward
 
+    def around(self, op: Operation, proceed: Callable[[], Any]) -> Any:
+        """A layer: look at what the operation wrote when it has run."""
+        outer, _here.look = _here.look, self
+        try:
+            result = proceed()
+        finally:
+            _here.look = outer
+        if result is None and op.reads and not self.went_through:
+            self.at_outputs(*_arrays(op.arguments, op.reads, op.writes))
+        return result
+
     def at_outputs(self, outputs: Sequence[Array], inputs: Sequence[Array]) -> None:
         """Look at what the operation wrote, and read."""
         for array in outputs:
@@ -206,22 +217,7 @@ def _look_at(op: Operation) -> None:
     if watch is None or op.is_coroutine or op.name in _MOVES:
         return
     look = Look(watch, op.name, op.origin, steps.current_step(), state.get().backward)
-    op.function, op.arguments = _watched, (look, op.function, op.arguments, op.reads, op.writes)
-
-
-def _watched(
-    look: Look, function: Callable[..., Any], arguments: tuple[Any, ...], reads: Sequence[Variable],
-    writes: Sequence[Variable],
-) -> Any:  # fmt: skip
-    outer, _here.look = _here.look, look
-    try:
-        result = function(*arguments)
-    finally:
-        _here.look = outer
-    if result is None and reads and not look.went_through:
-        outputs, inputs = _arrays(arguments, reads, writes)
-        look.at_outputs(outputs, inputs)
-    return result
+    op.wrap(look.around)
 
 
 def _arrays(

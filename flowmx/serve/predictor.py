@@ -86,7 +86,7 @@ class Predictor:
             self._model(source, inputs), Queue(limit), Pace(sizes, max_latency), self._measures, name,
             settings.get().cpu_worker_nthreads,
         )  # fmt: skip
-        self._swapping = threading.Lock()
+        self._swapping = threading.RLock()
         weakref.finalize(self, self._runner.stop)
         weakref.finalize(self, told.speak(self._runner))
 

@@ -7,13 +7,15 @@ not the engine's: signs of life must go on while the engine is stopped, for a fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 
-from flowmx.engine import Actor, Operation
-from flowmx.engine.failure import Failure
-from flowmx.engine.runtime import carried, engine
-from flowmx.engine.scheduler import DONE, RUNNING
+from flowmx.engine import BatchActor, Operation
+from flowmx.engine.books import carried
+from flowmx.engine.failure import Failure, failure_of
+from flowmx.engine.running import layered
+from flowmx.engine.runtime import engine
+from flowmx.engine.scheduler import DONE
 
 __all__ = ["Deferred", "NetworkActor"]
 
@@ -46,7 +48,7 @@ class Deferred:
             tell(self)
 
 
-class NetworkActor(Actor):
+class NetworkActor(BatchActor):
     """Begins operations on a loop; completes those together that end in one turn of it.
 
     Args:
@@ -56,43 +58,24 @@ class NetworkActor(Actor):
 
     def __init__(self, name: str, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(name)
-        self._loop = loop
-        self._signalled = False
+        self.own_loop: asyncio.AbstractEventLoop = loop
         self._running: dict[Operation, Deferred] = {}
         self._over: list[tuple[Operation, Failure | None]] = []
-        self._stopping: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
-        self._stopped = False
 
-    def is_idle(self) -> bool:
-        return not len(self.mailbox)
-
-    def accept(self, op: Operation) -> None:
-        self.mailbox.put(op)
-        if not self._signalled:
-            self._signalled = True
-            self._loop.call_soon_threadsafe(self._take)
-
-    def _take(self) -> None:
-        """Begin everything that is ready."""
-        with engine.lock:
-            self._signalled = False
-            ready = []
-            while (op := self.mailbox.take()) is not None:
-                op.state = RUNNING
-                ready.append(op)
-        for op in ready:
+    async def begin(self, batch: Sequence[Operation]) -> None:
+        for op in batch:
             self._begin(op)
 
     def _begin(self, op: Operation) -> None:
         op.began = monotonic()
-        failure = carried(op)
+        failure = carried(op) if engine.poisoned else None
         deferred: Deferred | None = None
         if failure is None:
             try:
-                found = op.function(*op.arguments)
+                found = layered(op) if op.layers else op.function(*op.arguments)
                 deferred = found if isinstance(found, Deferred) else None
             except Exception as error:
-                failure = Failure(error, op)
+                failure = failure_of(error, op)
         if deferred is None:
             self._end(op, failure)
         else:
@@ -103,40 +86,16 @@ class NetworkActor(Actor):
         deferred = self._running.get(op)
         if deferred is None or deferred.cancel is None:
             return False
-        self._loop.call_soon_threadsafe(deferred.cancel)
+        self.own_loop.call_soon_threadsafe(deferred.cancel)
         return True
 
     def _end(self, op: Operation, failure: Failure | None) -> None:
         self._running.pop(op, None)
         self._over.append((op, failure))
         if len(self._over) == 1:
-            self._loop.call_soon(self.flush)
+            self.own_loop.call_soon(self.flush)
 
     def flush(self) -> None:
         """Complete what is over."""
         over, self._over = self._over, []
         engine.end([(op, failure) for op, failure in over if op.state != DONE])
-
-    async def run(self) -> None:
-        stopping = asyncio.Event()
-        with engine.lock:
-            if self._stopped:
-                return
-            self._stopping = (asyncio.get_running_loop(), stopping)
-        await stopping.wait()
-
-    def stop(self) -> None:
-        self._stopped = True
-        if self._stopping is not None:
-            loop, stopping = self._stopping
-            self._stopping = None
-            loop.call_soon_threadsafe(stopping.set)
-
-    def rest(self) -> None:
-        super().rest()
-        self._signalled = self._stopped = False
-        self._stopping = None
-
-    def mend(self, running: int) -> None:
-        super().mend(running)
-        self._signalled = False

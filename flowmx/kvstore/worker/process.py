@@ -35,7 +35,7 @@ class Leaving(Protocol):
 
 S = TypeVar("S", bound=Leaving)
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _stores: dict[int, tuple[object, Any]] = {}
 """By process: the child of a fork has none."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -22,7 +21,7 @@ from flowmx.comm.limits import Limits
 from flowmx.comm.node import Node
 from flowmx.comm.security import Security
 from flowmx.comm.view import Member
-from flowmx.engine.loops import new_event_loop, run_loop
+from flowmx.engine.loops import LoopThread
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, OperationCancelled
 from flowmx.kvstore import told
@@ -70,9 +69,9 @@ class Session:
         self.error: BaseException | None = None
         self.closed = False
         self.met = 0
-        self._loop = new_event_loop(settings.get().uvloop)
+        self._home = LoopThread("flowmx-kvstore", settings.get().uvloop)
+        self._loop = self._home.loop
         self.actor = NetworkActor(f"kvstore worker {id(self):x}", self._loop)
-        self._thread = threading.Thread(target=run_loop, args=(self._loop,), name="flowmx-kvstore", daemon=True)
         sender = {"node": node.id, "incarnation": node.incarnation}
         self._servers = Servers(servers, connect, sender, node.timing.reconnect, node.timing.timeout)
         self._acknowledged: dict[tuple[Key, int], int] = {}
@@ -103,7 +102,7 @@ class Session:
 
     def start(self) -> Future[None]:
         """Join the job; the result is there when the job runs."""
-        self._thread.start()
+        self._home.start()
         self._life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
         return self._joined
 
@@ -118,8 +117,8 @@ class Session:
                 self._life.result(seconds)
         if not self._has_work():
             engine.retire(self.actor)
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(seconds)
+            self._home.stop()
+            self._home.thread.join(seconds)
         else:
             self._loop.call_soon_threadsafe(self._stop_later)
 

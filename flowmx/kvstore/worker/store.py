@@ -312,7 +312,7 @@ class DistKVStore(DistValues):
         done = threading.Event()
         with engine.lock:
             if op.state != State.DONE:
-                op.waiters = [*(op.waiters or ()), done.set]
+                op.tell(done, done.set)
             else:
                 done.set()
         start = time.monotonic()

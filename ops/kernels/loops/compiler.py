@@ -31,7 +31,7 @@ _DIGEST_SIZE = _DIGEST().digest_size
 _GENERATION = 1
 """To be raised when :func:`_generate` makes other code of the same text."""
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _loaded: dict[str, Compiled] = {}
 
 

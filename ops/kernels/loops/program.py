@@ -1,4 +1,8 @@
-"""Functions that are compiled at their first use, away from event loops."""
+"""Functions that are compiled at their first use, in threads of their own.
+
+Compiling holds locks, ours and those of imports, and takes long. A thread that computes may be stopped in its middle by
+a signal handler that waits for an operation, which wants the same function: nobody compiles on such a stack.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,14 @@ from collections.abc import Callable
 from flowmx.ops.kernels.loops import compiler
 
 _log = logging.getLogger("flowmx.kernels")
+_PATIENCE = 20.0
+"""Seconds to wait for a compilation, after which the plain forward runs until it is there."""
 
 
 class Program:
     """A function that is compiled when it is first asked for.
 
-    A thread that asks from inside an event loop gets None until a thread in the background has compiled it.
+    A thread that asks from inside an event loop gets None until it is there.
 
     Args:
         write: writes its text, for a processor with these features.
@@ -34,12 +40,17 @@ class Program:
         """The function, or None where the plain forward is to run instead."""
         if self.compiled is not None or self.failed:
             return self.compiled
-        if asyncio._get_running_loop() is not None:
-            if not self._begun:
-                self._begun = True
-                threading.Thread(target=self._compile, name="flowmx-compiler", daemon=True).start()
+        on_a_loop = asyncio._get_running_loop() is not None
+        if on_a_loop and self._begun:
             return None
-        self._compile()
+        compiling = threading.Thread(target=self._compile, name="flowmx-compiler", daemon=True)
+        try:
+            compiling.start()
+        except RuntimeError:  # the interpreter is about to end
+            return None
+        self._begun = True
+        if not on_a_loop:
+            compiling.join(_PATIENCE)
         return self.compiled
 
     def _compile(self) -> None:

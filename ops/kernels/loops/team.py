@@ -173,7 +173,7 @@ class Team:
         self._memory = ctypes.create_string_buffer(_SIZE + 64)
         self._team = -(-ctypes.addressof(self._memory) // 64) * 64
         self._helpers = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._run: Any = None
 
     def run(self, function: compiler.Compiled, words: bytes, threads: int) -> None:

@@ -206,7 +206,7 @@ def _path() -> Path | None:
     return next((folder / _FILE for folder in folders if (folder / _FILE).exists()), None)
 
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 _loaded: list[Library | None] = []
 
 

@@ -114,7 +114,6 @@ class Operand:
 
 Plan = TypeVar("Plan")
 _plans: OrderedDict[Any, Any] = OrderedDict()
-_making = threading.Lock()
 
 
 def plan(kind: Callable[..., Plan], *key: Any) -> Plan | None:
@@ -126,12 +125,13 @@ def plan(kind: Callable[..., Plan], *key: Any) -> Plan | None:
         return made  # type: ignore[no-any-return]
     except KeyError:
         pass
-    with _making:
-        if whole not in _plans:
-            if len(_plans) >= _KEPT_PLANS:
-                _plans.popitem(last=False)
-            try:
-                _plans[whole] = kind(*key)
-            except OneDNNError:
-                _plans[whole] = None
-        return _plans[whole]  # type: ignore[no-any-return]
+    # No lock, whose holder a signal handler could stop that waits for an operation which wants the same: now and then
+    # one is made twice.
+    try:
+        made = kind(*key)
+    except OneDNNError:
+        made = None
+    while len(_plans) >= _KEPT_PLANS:
+        _plans.popitem(last=False)
+    kept: Plan | None = _plans.setdefault(whole, made)
+    return kept

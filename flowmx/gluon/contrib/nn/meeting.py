@@ -21,7 +21,7 @@ from flowmx.ndarray import NDArray
 PATIENCE = 60.0
 """For how many seconds a device's array waits for those of the others."""
 
-_lock = threading.Lock()
+_lock = threading.RLock()
 
 
 class Round:

@@ -1,0 +1,241 @@
+"""Pushing: how operations come into the engine, and how they are cancelled.
+
+Pushing happens on the caller's thread under one lock and never waits for work (Law 2).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from flowmx.engine.actor import Actor
+from flowmx.engine.books import Books, let_go
+from flowmx.engine.checking import checked
+from flowmx.engine.failure import Failure
+from flowmx.engine.hosting import Hosting, NoThread
+from flowmx.engine.running import Runner, again
+from flowmx.engine.scheduler import DONE, RUNNING, Operation
+from flowmx.engine.waiting import Waiting
+from flowmx.engine.workers import InlineActor, ThreadActor
+from flowmx.errors import OperationCancelled
+from flowmx.settings import Settings
+
+_log = logging.getLogger("flowmx.engine")
+_NOT_LOOKING = frozenset({"deleted", "lines", "tokens"})
+"""Watches that look at no more of an operation than its variables."""
+
+
+class Pushing:
+    """Takes operations and says which actor they go to.
+
+    Attributes:
+        kind: the engine's kind.
+        watches: who is shown each operation before it is pushed, by what for.
+        bulk_scope: the open bulk of this context; set once anybody has used one.
+        open_bulks: the bulk scopes that hold an operation back; any wait lets them all go.
+        read_settings: puts the settings of the environment in force.
+    """
+
+    def __init__(self, books: Books, runner: Runner, waiting: Waiting, hosting: Hosting) -> None:
+        self.books = books
+        self.runner = runner
+        self.waiting = waiting
+        self.hosting = hosting
+        self.kind = ""
+        self.bulk_scope: ContextVar[Any] | None = None
+        self.open_bulks: dict[Any, None] = {}
+        self.watches: dict[str, Callable[[Operation], None]] = {}
+        self._each_watch: tuple[Callable[[Operation], None], ...] = ()
+        self._inline = InlineActor("naive")
+        self._pool = ThreadActor("pool")
+        self._route: Actor | None = None
+        self._checking = False
+        # Whether there is more to a push than to hand it over. The environment is read at the first push, not at the
+        # import, which a bad setting must not break.
+        self._is_special = self._is_configured = False
+        self.read_settings: Callable[[], None] = _nothing
+        self.configure(Settings())
+        self._is_configured, self._is_special = False, True
+        waiting.flush = self.flush_bulks
+        runner.after = self._go_on_naively
+
+    def configure(self, config: Settings) -> None:
+        """Use other settings from here on; waits for what is pending where the engine's kind changes."""
+        kind = {"ThreadedEnginePooled": "ThreadedEngine"}.get(config.engine_type, config.engine_type)
+        if self.kind not in ("", kind):
+            self.waiting.wait_all(throw=False)
+        self.kind = kind
+        self._checking = config.engine_check
+        self._pool.slots = max(2, config.cpu_worker_nthreads)
+        self._route = {"NaiveEngine": self._inline, "ThreadedEngine": self._pool}.get(kind)
+        self._is_configured = True
+        self._find_out()
+
+    def _find_out(self) -> None:
+        self._is_special = (
+            not self._is_configured or self._route is not None or self._checking or self.bulk_scope is not None
+        )
+
+    # -- pushing ---------------------------------------------------------------------------------------
+
+    def enqueue(self, op: Operation) -> None:
+        """Push an operation: it runs when its dependencies are met. Returns at once."""
+        for watch in self._each_watch:
+            watch(op)
+        books = self.books
+        if op.light and not self._is_special and op.actor.engine is not None:
+            try:
+                with books.lock:
+                    if op.actor.is_idle() and books.scheduler.enter(op):
+                        self.runner.run_at_push(op)
+                        return
+            except BaseException:
+                again(self.runner.break_off, op)
+                raise
+        waiting = self.waiting
+        if len(books.pending) >= waiting.most_ops or books.scheduler.pending_bytes + op.nbytes > waiting.most_bytes:
+            waiting.make_room(op.nbytes)
+        try:
+            if self._is_special and self._enqueue_specially(op):
+                return
+            if op.actor.engine is None:
+                self._adopt(op)
+                if op.actor is self._inline:
+                    self._push_inline(op)
+                    return
+            with books.lock:
+                books.settle()
+                books.push(op)
+        except BaseException:
+            again(self.runner.break_off, op)
+            raise
+
+    def _enqueue_specially(self, op: Operation) -> bool:
+        """What other engine kinds, the checking mode and bulks change; True when that was all of the push."""
+        if not self._is_configured:
+            self.read_settings()
+        if self._route is not None and op.actor.may_lend:
+            op.actor = self._route
+        if self._checking:
+            op.wrap(checked)
+        if op.actor.engine is None:
+            self._adopt(op)
+        if self._route is self._inline:
+            self._push_inline(op)
+            return True
+        scope = self.bulk_scope.get() if self.bulk_scope is not None and op.bulkable else None
+        if scope is not None and not scope.closed:
+            scope.add(op)
+            return True
+        return False
+
+    def _adopt(self, op: Operation) -> None:
+        """Start an operation's actor at its first use; where no thread can be started, the one that pushes works."""
+        try:
+            self.hosting.adopt(op.actor)
+        except NoThread as error:
+            if not op.actor.may_lend:
+                raise
+            if threading.main_thread().is_alive():
+                _log.warning("%s: operations run on the threads that push them from now on", error)
+            op.actor = self._route = self._inline
+            self._inline.engine = self.hosting.engine
+            self._find_out()
+
+    # -- watching --------------------------------------------------------------------------------------
+
+    def use_watch(self, watch: Callable[[Operation], None] | None, purpose: str = "values") -> None:
+        """From now on show each operation to a function before it is pushed; None: to none.
+
+        Args:
+            watch: the function, or None. It may wrap the operation, or refuse it by raising.
+            purpose: what it is for; there is one function for each.
+        """
+        if watch is None:
+            self.watches.pop(purpose, None)
+        else:
+            self.watches[purpose] = watch
+        self._each_watch = tuple(self.watches.values())
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody looks at each operation, so that none should stand for several."""
+        return bool(self.watches.keys() - _NOT_LOOKING)
+
+    # -- bulks -----------------------------------------------------------------------------------------
+
+    def use_bulks(self, scope: ContextVar[Any]) -> None:
+        """From now on look for an open bulk at each push."""
+        self.bulk_scope = scope
+        self._find_out()
+
+    def flush_bulks(self) -> None:
+        """Let every bulk go: whoever waits may wait for one that another task or thread holds open."""
+        for scope in list(self.open_bulks):
+            scope.flush()
+
+    # -- the naive engine ------------------------------------------------------------------------------
+
+    def _push_inline(self, op: Operation) -> None:
+        """Push an operation, run what is ready here and now, then see it complete."""
+        with self.books.lock:
+            self.books.settle()
+            self.books.push(op)
+        self.runner.lend(self._inline)
+        on_the_loop = threading.current_thread() is self.hosting.loop_thread
+        if op.state != DONE and self.runner.here.turn is None and not on_the_loop:
+            self.waiting._block(op)
+
+    def _go_on_naively(self) -> None:
+        """Run what is ready by now; not on the engine's loop, where nothing may wait."""
+        if self._route is not self._inline:
+            return
+        with self.books.lock:
+            if self._inline.mailbox.first() is None:
+                return
+        if threading.current_thread() is self.hosting.loop_thread:
+            threading.Thread(target=self.runner.lend, args=(self._inline,), name="flowmx-naive", daemon=True).start()
+        else:
+            self.runner.lend(self._inline)
+
+    # -- cancelling ------------------------------------------------------------------------------------
+
+    def cancel(self, op: Operation) -> bool:
+        """Cancel an operation that has not started (or a coroutine that runs); True when it will not end well.
+
+        One that waits keeps its place: it ends, and poisons what it writes, when its turn comes.
+        """
+        with self.books.lock:
+            self.books.settle()
+            if op.state == RUNNING:
+                return bool(op.actor.cancel_running(op))
+            if op.state == DONE or op.failure is not None:
+                return False
+            failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled before it ran"), op)
+        return again(self._cancel, op, failure)
+
+    def _cancel(self, op: Operation, failure: Failure) -> bool:
+        waiters: list[Callable[[], None]] = []
+        with self.books.lock:
+            self.books.settle()
+            if op.state == RUNNING or (op.state == DONE and op.failure is not failure):
+                return False
+            if op.blockers:
+                op.failure = failure
+                waiters += (op.waiters or {}).values()
+            else:
+                self.books.finish(op, failure, waiters)
+        for waiter in waiters:
+            waiter()
+        if op.state == DONE:
+            let_go(op)
+        else:
+            op.function, op.arguments, op.layers = _nothing, (), ()
+        return True
+
+
+def _nothing(*_: Any) -> None:
+    """The function of an operation that was cancelled, and what is not set yet."""

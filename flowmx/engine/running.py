@@ -1,0 +1,308 @@
+"""Running operations: on the threads of their actors and on those that lend themselves, at their push, as coroutines.
+
+An interrupt may strike between any two bytecodes of the main thread, and other threads can be made to raise too. What
+a thread holds is written down in its turn before anything is called, and the end of an operation may be done over, so
+that whatever was broken off is finished where it was, and nothing is lost (:func:`again`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from functools import partial
+from time import monotonic
+from typing import Any, TypeVar
+
+from flowmx.engine.books import Books, carried, let_go
+from flowmx.engine.failure import Failure, failure_of
+from flowmx.engine.scheduler import DONE, READY, RUNNING, Layer, Operation, Variable
+from flowmx.engine.workers import Turn
+from flowmx.errors import EngineError, OperationCancelled
+
+T = TypeVar("T")
+
+_MOST_ATTEMPTS = 1000
+"""How often a step is begun anew that interrupts break off: a fault of its own would do so for ever."""
+
+
+class Here(threading.local):
+    """What the engine knows of the calling thread: the turn that it is at, if any."""
+
+    turn: Turn | None = None
+
+
+class Runner:
+    """Runs operations and completes them.
+
+    Attributes:
+        here: the calling thread's turn.
+        guard: a context in which operations run, entered once for a worker's life or a lent thread's turn.
+        inline: calls the function of a light operation at its push, as ``inline(function, *arguments)``.
+        after: called when an operation has ended on the event loop.
+    """
+
+    def __init__(self, books: Books) -> None:
+        self.books = books
+        self.here = Here()
+        self.guard: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
+        self.inline: Callable[..., Any] = _call
+        self.after: Callable[[], None] = _nothing
+
+    # -- on threads ------------------------------------------------------------------------------------
+
+    def work(self, turn: Turn, op: Operation | None, until: Operation | None = None, light: bool = False,
+             deadline: float = float("inf")) -> None:  # fmt: skip
+        """Run the operation of a turn, and the next ones of its actor.
+
+        Args:
+            turn: this thread's, which has taken the operation.
+            op: the operation.
+            until: stop when this one is done.
+            light: stop before one that is not light.
+            deadline: take nothing more after this moment, in seconds of :func:`time.monotonic`.
+        """
+        books = self.books
+        while op is not None:
+            failure: Failure | None = None
+            interrupt: BaseException | None = None
+            op.began = now = monotonic()
+            try:
+                if books.is_poisoned:
+                    failure = carried(op)
+                if failure is None:
+                    op.result = op.function(*op.arguments) if not op.layers else layered(op)
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+                    interrupt, failure = error, Failure(interrupted(op), op)
+                else:
+                    failure = failure_of(error, op)
+            op = self._end(turn, op, failure, until, light, interrupt is None and now < deadline)
+            if interrupt is not None:
+                raise interrupt
+
+    def lend(self, actor: Any, until: Operation | None = None, light: bool = False,
+             deadline: float = float("inf")) -> None:  # fmt: skip
+        """Run ready operations of an actor on this thread, which waits; arguments as of :meth:`work`."""
+        if not actor.may_lend:
+            return
+        turn = Turn(actor)
+        outer = self.here.turn
+        try:
+            self.here.turn = turn
+            with self.books.lock:
+                self.books.settle()
+                op = None if until is not None and until.state == DONE else actor.next(turn, light)
+            if op is not None:
+                with self.guard():
+                    self.work(turn, op, until, light, deadline)
+        except BaseException:
+            again(self.drop, turn)
+            raise
+        finally:
+            self.here.turn = outer
+
+    def drop(self, turn: Turn) -> None:
+        """Put back what a thread has taken that goes away: what has not begun, another will run."""
+        op = turn.op
+        if op is None:
+            return
+        if op.began:
+            self.end([(op, Failure(interrupted(op), op))], turn)
+            return
+        with self.books.lock:
+            self.books.settle()
+            turn.actor.give_back(turn)
+
+    def _end(
+        self, turn: Turn, op: Operation, failure: Failure | None, until: Operation | None, light: bool, goes_on: bool
+    ) -> Operation | None:
+        """Complete an operation, and return the next one of the turn, if there is one to go on with."""
+        waiters: list[Callable[[], None]] = []
+        try:
+            following = self._complete(turn, op, failure, waiters, until, light, goes_on)
+            # Before anybody is told, who may look at the memory; outside the lock, since a finaliser may do anything.
+            let_go(op)
+            for waiter in waiters:
+                waiter()
+        except BaseException:
+            again(self._complete_again, turn, op, failure, waiters)
+            raise
+        return following
+
+    def _complete(
+        self, turn: Turn, op: Operation, failure: Failure | None, waiters: list[Callable[[], None]],
+        until: Operation | None = None, light: bool = False, goes_on: bool = False,
+    ) -> Operation | None:  # fmt: skip
+        actor = turn.actor
+        with self.books.lock:
+            self.books.settle()
+            actor.over(turn, op)
+            self.books.finish(op, failure, waiters)
+            if goes_on and (until is None or until.state != DONE):
+                return actor.next(turn, light)
+            actor.tend()
+            return None
+
+    def _complete_again(
+        self, turn: Turn, op: Operation, failure: Failure | None, waiters: list[Callable[[], None]]
+    ) -> None:
+        if turn.op is not None and turn.op is not op:  # the next one, which it will not run
+            self.drop(turn)
+        self._complete(turn, op, failure, waiters)
+        let_go(op)
+        for waiter in waiters:
+            waiter()
+
+    # -- at the push -----------------------------------------------------------------------------------
+
+    def run_at_push(self, op: Operation) -> None:
+        """Run an operation that the scheduler has let in (locked).
+
+        Queuing it, waking a worker and completing it would cost several times what it takes, and under one
+        interpreter lock a worker could only take turns with this thread.
+        """
+        books = self.books
+        failure = carried(op) if books.is_poisoned else None
+        if failure is None:
+            try:
+                if op.layers:
+                    self.inline(layered, op)
+                else:
+                    self.inline(op.function, *op.arguments)
+            except Exception as error:
+                failure = failure_of(error, op)
+        if failure is None and not books.is_poisoned and books.scheduler.leave(op):
+            op.actor.executed += 1
+            return
+        self._end_at_push(op, failure)
+
+    def _end_at_push(self, op: Operation, failure: Failure | None) -> None:
+        books = self.books
+        if failure is None and not op.settles:
+            for variable in op.writes:
+                variable.failure = None
+        if failure is not None:
+            books.poison(op, failure)
+        if books.scheduler.leave(op):
+            op.actor.executed += 1
+            return
+        waiters: list[Callable[[], None]] = []
+        books.settle()
+        books.finish(op, failure, waiters)
+        books.adopted.pop(op, None)
+        for waiter in waiters:
+            waiter()
+
+    def break_off(self, op: Operation) -> None:
+        """End what an interrupt broke off at a push: one that ran fails, one that was being pushed is pushed."""
+        with self.books.lock:
+            if self.books.scheduler.inside is op or op in self.books.adopted:
+                self._end_at_push(op, Failure(interrupted(op), op))
+            self.books.settle()
+
+    # -- elsewhere -------------------------------------------------------------------------------------
+
+    async def run_coroutine(self, op: Operation) -> None:
+        """Run a coroutine operation to its end, as a task."""
+        op.began = monotonic()
+        failure = carried(op) if self.books.is_poisoned else None
+        if failure is None:
+            try:
+                op.result = await (op.function(*op.arguments) if not op.layers else layered(op))
+            except asyncio.CancelledError:
+                failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled while it ran"), op)
+            except BaseException as error:
+                failure = failure_of(error, op)
+        self.end([(op, failure)])
+
+    def end(self, endings: Iterable[tuple[Operation, Failure | None]], turn: Turn | None = None) -> None:
+        """Complete operations that their actor began, and that ended elsewhere (on any thread)."""
+        endings = list(endings)
+        waiters: list[Callable[[], None]] = []
+        with self.books.lock:
+            self.books.settle()
+            for op, failure in endings:
+                if turn is not None:
+                    turn.actor.over(turn, op)
+                self.books.finish(op, failure, waiters)
+        for op, _ in endings:
+            let_go(op)
+        for waiter in waiters:
+            waiter()
+        self.after()
+
+    def abandon(self, ops: Iterable[Operation], why: str) -> None:
+        """End operations that nobody will run: they fail, each in its turn."""
+        waiters: list[Callable[[], None]] = []
+        with self.books.lock:
+            self.books.settle()
+            ops = list(ops)
+            for op in ops:
+                if op.failure is None:
+                    op.failure = Failure(EngineError(f"operation {op.name!r} was given up: {why}"), op)
+            for op in ops:
+                if op.state in (READY, RUNNING):
+                    self.books.finish(op, op.failure, waiters)
+        for waiter in waiters:
+            waiter()
+
+    # -- parts -----------------------------------------------------------------------------------------
+
+    def run_part(self, part: Operation) -> None:
+        """Run one part of an operation that settles its failures: its own error poisons its own variables, at once."""
+        failure = carried(part) if self.books.is_poisoned else None
+        if failure is None:
+            try:
+                part.result = part.function(*part.arguments) if not part.layers else layered(part)
+            except Exception as error:
+                failure = failure_of(error, part)
+        if failure is not None:
+            self.fail_part(failure, part.writes, part)
+        elif self.books.is_poisoned:
+            for variable in part.writes:
+                variable.failure = None
+
+    def fail_part(self, failure: Failure, variables: tuple[Variable, ...], op: Operation) -> None:
+        """Law 3 for a part of an operation that settles its failures by itself: these carry its error."""
+        part = Operation(_nothing, (), (), variables, op.actor, op.name, op.origin)
+        with self.books.lock:
+            self.books.poison(part, failure)
+
+
+def layered(op: Operation) -> Any:
+    """Call the function of an operation with all that is done around it."""
+    return call_in(op.layers, op, op.function, op.arguments)
+
+
+def call_in(layers: Iterable[Layer], op: Operation, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    """Call a function with layers of an operation around it, the innermost first."""
+    proceed = partial(function, *arguments)
+    for layer in layers:
+        proceed = partial(layer, op, proceed)
+    return proceed()
+
+
+def again(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a function that may be called again where an interrupt broke it off, until it has run through."""
+    for _ in range(_MOST_ATTEMPTS):
+        try:
+            return function(*arguments)
+        except BaseException as error:
+            last = error
+    raise last
+
+
+def interrupted(op: Operation) -> BaseException:
+    """Why an operation failed that an interrupt broke off."""
+    return OperationCancelled(f"operation {op.name!r} was interrupted by KeyboardInterrupt")
+
+
+def _call(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
+
+
+def _nothing() -> None:
+    """The function of an operation that only stands for others."""

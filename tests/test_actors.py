@@ -1,0 +1,531 @@
+"""Actors: the coroutine of each runs its device, workers that die are replaced, waits inside give way to others."""
+
+import asyncio
+import ctypes
+import dataclasses
+import functools
+import threading
+import time
+import warnings
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import flowmx as mx
+from flowmx import devices
+from flowmx.devices.streams import StreamActor
+from flowmx.engine import BatchActor, LoopActor, ThreadActor
+from flowmx.engine.workers import Worker
+from flowmx.errors import EngineError
+
+engine = mx.engine.engine
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    engine.wait_all(throw=False)
+    engine.failures.clear()
+    yield
+    engine.wait_all(throw=False)
+    engine.failures.clear()
+
+
+def until(condition):
+    """Let others run until something is so; the test's timeout is the limit."""
+    while not condition():
+        time.sleep(0)
+
+
+def turn_of_the_loop(loop):
+    """Wait until an event loop has done what it was asked for so far."""
+
+    async def nothing():
+        return None
+
+    for _ in range(3):
+        asyncio.run_coroutine_threadsafe(nothing(), loop).result(30)
+
+
+# -- the coroutine runs the device -------------------------------------------------------------------------
+
+
+async def does_nothing(self):
+    return None
+
+
+def on_threads():
+    return functools.partial(mx.engine.push, int, device=ThreadActor("threads of a test"))
+
+
+def on_a_loop():
+    async def work():
+        return 0
+
+    return functools.partial(engine_push_on, LoopActor("loop of a test"), work)
+
+
+def engine_push_on(actor, work):
+    op = mx.engine.Handle(work, (), (), (), actor, "work")
+    op.is_coroutine = True
+    engine.enqueue(op)
+    return op
+
+
+def on_a_stream():
+    x = mx.nd.ones((4,), ctx=mx.sim(11))
+    x.wait_to_read()
+
+    def push():
+        y = x * 2
+        return y.variable.writer or y
+
+    return push
+
+
+KINDS = {"threads": (ThreadActor, on_threads), "a loop": (BatchActor, on_a_loop), "streams": (BatchActor, on_a_stream)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_operations_run_without_anybody_waiting(kind):
+    op = KINDS[kind][1]()()
+    until(lambda: not isinstance(op, mx.engine.Operation) or op.done() if hasattr(op, "done") else op.state == 3)
+
+
+@pytest.mark.parametrize("kind", ["threads", "a loop"])
+def test_nothing_runs_where_the_coroutine_does_nothing(kind, monkeypatch):
+    base, make = KINDS[kind]
+    push = make()
+    monkeypatch.setattr(base, "run", does_nothing)
+    op = push()
+    turn_of_the_loop(engine.hosting.loop)
+    assert not op.done()
+    engine.abandon([op], "the test is over")
+    assert op.done()
+
+
+def test_nothing_is_launched_where_the_coroutine_of_a_device_does_nothing(monkeypatch):
+    context = mx.sim(12)
+    device = devices.get(context)
+    monkeypatch.setattr(StreamActor, "run", does_nothing)
+    x = mx.nd.ones((4,), ctx=context)
+    until(lambda: device.compute.engine is not None)
+    turn_of_the_loop(engine.hosting.loops[device.compute.home].loop)
+    op = x.variable.writer
+    assert op is not None
+    assert op.state != mx.engine.State.DONE
+    assert device.pool.used == 0
+    engine.abandon([each for each in engine.pending if each.actor is device.compute], "the test is over")
+    device.close()
+    del devices._devices[context]
+
+
+def test_actors_of_one_device_share_an_event_loop_in_a_thread_of_its_own():
+    x = mx.nd.ones((4,), ctx=mx.sim(11))
+    y = x.as_in_context(mx.cpu()).as_in_context(mx.sim(11))
+    y.wait_to_read()
+    device = devices.get(mx.sim(11))
+    homes = {actor.home for actor in device.actors}
+    assert homes == {"sim(11)"}
+    assert engine.hosting.loops["sim(11)"].thread.name == "flowmx-sim(11)"
+    assert engine.hosting.loops["sim(11)"].thread is not engine.hosting.loop_thread
+
+
+def test_a_closed_device_takes_its_thread_along():
+    context = mx.sim(13)
+    (mx.nd.ones((4,), ctx=context) * 2).wait_to_read()
+    thread = engine.hosting.loops["sim(13)"].thread
+    devices.get(context).close()
+    del devices._devices[context]
+    thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_a_coroutine_that_fails_is_told_of_and_its_actor_starts_anew(monkeypatch, caplog):
+    actor = ThreadActor("actor of a test")
+    failed = []
+
+    async def fails(self):
+        if not failed:
+            failed.append(True)
+            raise ValueError("broken")
+        await ThreadActor_run(self)
+
+    ThreadActor_run = ThreadActor.run
+    monkeypatch.setattr(ThreadActor, "run", fails)
+    op = mx.engine.push(int, device=actor)
+    until(op.done)
+    with pytest.raises(EngineError, match="died"):
+        op.wait()
+    assert "actor of a test died" in caplog.text
+    until(lambda: actor.engine is None)
+    op = mx.engine.push(lambda: 5, device=actor)
+    until(op.done)
+    assert op.wait() == 5
+
+
+# -- workers that die --------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_killed_asleep_is_replaced():
+    actor = ThreadActor("killed")
+    op = mx.engine.push(int, device=actor)
+    until(op.done)
+    (worker,) = actor.workers
+    until(lambda: worker in actor.idle)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(worker.thread.ident), ctypes.py_object(SystemExit))
+    op = mx.engine.push(lambda: 5, device=actor)
+    until(op.done)
+    assert op.wait() == 5
+    worker.thread.join(30)
+    until(lambda: worker not in actor.workers and len(actor.workers) == 1)
+    assert (actor.running, actor.slots) == (0, 1)
+
+
+def test_the_operation_of_a_worker_that_dies_fails_and_the_next_one_runs(monkeypatch):
+    actor = ThreadActor("dying")
+    variable = mx.engine.Variable()
+
+    def work(turn, op, *more):
+        if isinstance(turn, Worker) and op.name == "last":
+            raise SystemExit
+        return run(turn, op, *more)
+
+    run = engine.work
+    monkeypatch.setattr(engine, "work", work)
+    last = mx.engine.push(int, writes=[variable], device=actor, name="last")
+    after = mx.engine.push(lambda: 5, device=actor)
+    until(last.done)
+    with pytest.raises(EngineError, match=r"worker of dying .* has died"):
+        last.wait()
+    until(after.done)
+    assert after.wait() == 5
+    with pytest.raises(EngineError, match="has died"):
+        mx.engine.push(int, reads=[variable]).wait()
+
+
+def test_where_no_thread_can_be_started_the_work_fails_and_later_work_does_not(monkeypatch, caplog):
+    def start(thread):
+        if "threadless" in thread.name:
+            raise RuntimeError("can't start new thread")
+        started(thread)
+
+    started = threading.Thread.start
+    actor = ThreadActor("threadless")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        op = mx.engine.push(int, device=actor)
+        until(op.done)
+    with pytest.raises(EngineError, match=r"threadless died: .*can't start new thread"):
+        op.wait()
+    until(lambda: actor.engine is None)
+    op = mx.engine.push(lambda: 5, device=actor)
+    until(op.done)
+    assert op.wait() == 5
+
+
+# -- exceptions of every kind ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+class Refuses(Exception):
+    def add_note(self, note):
+        raise RuntimeError("no notes")
+
+    def with_traceback(self, trace):
+        raise RuntimeError("no traceback")
+
+
+class Odd(Exception):
+    __notes__ = None  # type: ignore[assignment]
+    __slots__ = ()
+
+
+class Hides(Exception):
+    @property
+    def __notes__(self):
+        raise RuntimeError("hidden")
+
+    def __setattr__(self, name, value):
+        raise RuntimeError("fixed")
+
+
+ERRORS = [Frozen(3), Refuses(), Odd(), Hides()]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_whatever_user_code_raises_comes_out_and_the_worker_goes_on(error, is_coroutine):
+    def work():
+        raise error
+
+    async def work_async():
+        raise error
+
+    for _ in range(3):
+        op = mx.engine.push(work_async if is_coroutine else work)
+        until(op.done)
+        with pytest.raises(type(error)) as caught:
+            op.wait()
+        assert caught.value is error
+    after = mx.engine.push(lambda: 5)
+    until(after.done)
+    assert after.wait() == 5
+
+
+def test_an_exception_that_refuses_notes_still_says_where_it_came_from():
+    with pytest.raises(Frozen) as caught:
+        mx.engine.push(functools.partial(_raise, Frozen(3)), name="mine").wait()
+    assert any("'mine'" in note for note in caught.value.__notes__)
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, StopIteration, StopAsyncIteration, GeneratorExit])
+async def test_an_operation_that_raises_what_ends_coroutines_fails_and_cancels_nobody(error):
+    op = mx.engine.push(functools.partial(_raise, error("mine")))
+    array = mx.nd.ones((2,))
+    poisoned = mx.engine.push(functools.partial(_raise, error("mine")), writes=[array])
+
+    async def waits():
+        with pytest.raises(EngineError, match="mine") as caught:
+            await op
+        assert isinstance(caught.value.__cause__, error)
+        with pytest.raises(EngineError, match="mine"):
+            await array
+        return 7
+
+    task = asyncio.create_task(waits())
+    assert await task == 7
+    assert not task.cancelled()
+    assert poisoned.done()
+
+
+# -- waits that come from inside an operation --------------------------------------------------------------
+
+
+def heavy():
+    x = mx.nd.ones((300, 300))
+    for _ in range(3):
+        x = mx.nd.dot(x, x) * 0.001
+    return x
+
+
+async def awaits():
+    return (await heavy()).shape
+
+
+def in_threads():
+    with ThreadPoolExecutor(4) as pool:
+        return list(pool.map(lambda i: float((mx.nd.ones((3,)) * i).sum().asnumpy()[0]), range(4)))
+
+
+def in_threads_of_user_code():
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda i: mx.engine.push(lambda: i).wait(), range(4)))
+
+
+def in_a_loop_of_another_thread():
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(awaits())).result()
+
+
+def user_code_in_a_loop_of_another_thread():
+    async def main():
+        return await mx.engine.push(lambda: 7)
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: asyncio.run(main())).result()
+
+
+def in_to_thread():
+    async def main():
+        return await asyncio.to_thread(lambda: float(heavy().sum().asscalar()) > 0)
+
+    return asyncio.run(main())
+
+
+INSIDE = {
+    "another loop": (lambda: mx.run(awaits()), (300, 300)),
+    "asyncio's own": (lambda: asyncio.run(awaits()), (300, 300)),
+    "a thread of the loop": (in_to_thread, True),
+    "a pool of threads": (in_threads, [0.0, 3.0, 6.0, 9.0]),
+    "a pool that pushes functions": (in_threads_of_user_code, [0, 1, 2, 3]),
+    "a loop of another thread": (in_a_loop_of_another_thread, (300, 300)),
+    "functions awaited on a loop of another thread": (user_code_in_a_loop_of_another_thread, 7),
+}
+
+
+@pytest.mark.parametrize("inside", INSIDE)
+@pytest.mark.parametrize("waits", [False, True])
+def test_what_an_operation_starts_elsewhere_may_wait_for_the_same_device(inside, waits):
+    work, expected = INSIDE[inside]
+    op = mx.engine.push(work, writes=[mx.engine.Variable()])
+    if not waits:  # not lent by this thread: on the device's own worker
+        until(op.done)
+    assert op.wait() == expected
+    actor = devices.get(mx.cpu()).compute
+    until(lambda: (actor.slots, actor.running) == (1, 0))
+
+
+@pytest.mark.parametrize("through", [mx.run, asyncio.run])
+def test_a_circle_through_another_loop_is_named(through):
+    variable = mx.engine.Variable()
+
+    async def main():
+        return await mx.engine.push(int, reads=[variable])
+
+    op = mx.engine.push(lambda: through(main()), writes=[variable])
+    until(op.done)
+    with pytest.raises(EngineError, match="waits inside itself"):
+        op.wait()
+
+
+# -- the run-ahead limit on an event loop ------------------------------------------------------------------
+
+
+async def test_a_push_at_the_limit_lets_a_loop_go_on_that_pending_work_needs():
+    loop = asyncio.get_running_loop()
+    variable = mx.engine.Variable()
+
+    async def needs_this_loop():
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asyncio.sleep(0, 5), loop))
+
+    first = mx.engine.push(needs_this_loop, writes=[variable])
+    for _ in range(engine.config.engine_max_ops + 500):
+        mx.engine.push(int, reads=[variable])
+    assert await first == 5
+    await mx.engine.waitall_async()
+
+
+async def test_a_push_at_the_limit_warns_once_a_line_inside_a_coroutine():
+    with mx.engine.using(engine_max_ops=8):
+        x = mx.nd.ones((400, 400))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(40):
+                x = mx.nd.dot(x, x) * 0
+        assert [each.category for each in caught] == [mx.engine.BlockingInCoroutineWarning]
+        assert "a push inside a coroutine" in str(caught[0].message)
+        await x
+
+
+def test_threads_that_an_operation_starts_never_wait_for_room_that_only_it_can_make():
+    variable = mx.engine.Variable()
+
+    def starts_a_thread():
+        def pushes():
+            for _ in range(40):
+                mx.engine.push(int, reads=[variable])
+
+        thread = threading.Thread(target=pushes)
+        thread.start()
+        thread.join()
+        return 5
+
+    with mx.engine.using(engine_max_ops=8):
+        op = mx.engine.push(starts_a_thread, writes=[variable])
+        until(op.done)
+        assert op.wait() == 5
+
+
+# -- endings of variables, priorities, waiters -------------------------------------------------------------
+
+
+def test_operators_refuse_an_array_whose_variable_was_deleted():
+    array = mx.nd.ones((3,))
+    mx.engine.delete_variable(array).wait()
+    for use in (lambda: array + 1, lambda: array.__iadd__(1), lambda: mx.engine.push(int, reads=[array])):
+        with pytest.raises(EngineError, match="deleted"):
+            use()
+    assert (mx.nd.ones((3,)) + 1).asnumpy().tolist() == [2, 2, 2]
+
+
+def test_what_an_urgent_operation_waits_for_is_as_urgent():
+    go, started = threading.Event(), threading.Event()
+    order = []
+    actor = ThreadActor("queue")
+    variable = mx.engine.Variable()
+    mx.engine.push(lambda: started.set() or go.wait(60), device=actor)
+    assert started.wait(60)
+    for number in range(20):
+        mx.engine.push(functools.partial(order.append, number), device=actor)
+    mx.engine.push(functools.partial(order.append, "needed"), writes=[variable], device=actor)
+    urgent = mx.engine.push(functools.partial(order.append, "urgent"), reads=[variable], device=actor, priority=9)
+    go.set()
+    urgent.wait()
+    engine.wait_all()
+    assert order[:2] == ["needed", "urgent"]
+    assert order[2:] == list(range(20))
+
+
+async def test_many_tasks_may_wait_for_one_handle():
+    go = asyncio.Event()
+
+    async def gate():
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(go.wait(), loop))
+        return 3
+
+    loop = asyncio.get_running_loop()
+    handle = mx.engine.push(gate)
+
+    async def wait():
+        return await handle
+
+    tasks = [asyncio.create_task(wait()) for _ in range(3000)]
+    await asyncio.sleep(0)
+    for task in tasks[::2]:
+        task.cancel()
+    await asyncio.gather(*tasks[::2], return_exceptions=True)
+    assert len(handle.waiters) == len(tasks[1::2])
+    go.set()
+    assert await asyncio.gather(*tasks[1::2]) == [3] * 1500
+
+
+def test_nothing_of_what_is_done_is_kept():
+    import gc
+    import weakref
+
+    class Result:
+        pass
+
+    class Local:
+        pass
+
+    made = []
+
+    def gives():
+        made.append(weakref.ref(result := Result()))
+        return result
+
+    def fails():
+        local = Local()
+        made.append(weakref.ref(local))
+        raise ValueError("x")
+
+    variable = mx.engine.Variable()
+    go = threading.Event()
+    mx.engine.push(go.wait, writes=[variable])
+    for _ in range(200):
+        mx.engine.push(gives, reads=[variable])
+        mx.engine.push(fails, reads=[variable])
+    go.set()
+    engine.wait_all(throw=False)
+    gc.collect()
+    assert sum(each() is not None for each in made) <= 1, "the first failure is kept as it was"
+    engine.failures.clear()
+    gc.collect()
+    assert not any(each() is not None for each in made)
+
+
+def test_awaiting_without_asyncio_is_refused_at_once():
+    array = mx.nd.ones((3,))
+    array.wait_to_read()
+    for each in (array, mx.engine.push(int)):
+        with pytest.raises(EngineError, match="asyncio"):
+            each.__await__().send(None)
