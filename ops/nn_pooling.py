@@ -82,7 +82,7 @@ def _spread_max(run: Run, head: Array, data: Array, output: Array, line: _Axis, 
     left, here = (scratch(run, f"pooling {slot}", head.shape, bits) for slot in ("left", "here"))
     if line.stride >= line.kernel and all(line.whole(where) for _, where in taps):
         # Windows that do not overlap, of one length: what the taps before left over goes to the last.
-        if line.stride > line.kernel or line.windows * line.kernel < line.length:
+        if len(taps) * line.windows < line.length:  # some elements are in no window
             out.fill(0)
         for (source, _), (after, _) in pairwise(taps):
             xp.copyto(here, xp.equal(data[source], output))

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx.gluon import nn
 from flowmx.graph import compiler
 from flowmx.graph.passes.notes import note_maxima
 
@@ -42,6 +43,25 @@ def test_gradients_with_and_without(case, monkeypatch):
     expected, names = gradient(**case)
     assert "_noted_Pooling" not in names
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("size", [(9,), (4, 4), (3, 4, 2)])
+def test_a_note_is_read_in_the_order_in_which_it_was_made(size):
+    pooling = (nn.MaxPool1D, nn.MaxPool2D, nn.MaxPool3D)[len(size) - 1]
+    convolution = (nn.Conv1D, nn.Conv2D, nn.Conv3D)[len(size) - 1]
+    net = nn.HybridSequential()
+    net.add(pooling(), convolution(5, 1, in_channels=3))  # whose gradient lies channels-last, while its data does not
+    net.initialize()
+    x = mx.nd.array(np.random.default_rng(0).standard_normal((2, 3, *size)))
+    x.attach_grad()
+    found = []
+    for compiled in (False, True):
+        net.hybridize(compiled)
+        with mx.autograd.record():
+            out = net(x)
+        out.backward()
+        found.append(x.grad.asnumpy())
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6)
 
 
 def test_the_plain_forwards_need_no_note(monkeypatch):

@@ -78,6 +78,9 @@ CONVOLUTIONS = [
     ((2, 16, 9, 9), {"kernel": (3, 3), "num_filter": 16, "num_group": 16, "pad": (1, 1)}),
     ((1, 1, 1, 1), {"kernel": (1, 1), "num_filter": 1}),
     ((3, 1, 28, 28), {"kernel": (5, 5), "num_filter": 20}),
+    ((2, 2, 8, 8), {"kernel": (1, 1), "num_filter": 8, "stride": (2, 2)}),
+    ((2, 4, 8, 8), {"kernel": (1, 1), "num_filter": 8, "stride": (2, 2)}),
+    ((2, 8, 8, 8), {"kernel": (1, 1), "num_filter": 2, "stride": (2, 2)}),
 ]
 
 

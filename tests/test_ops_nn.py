@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx.devices import pool
 from flowmx.ops.registry import lookup
 
 
@@ -135,6 +136,23 @@ def test_max_pooling_is_exact_where_gradients_are_infinite():
     y.backward(mx.nd.array([[[[np.inf, 1], [np.nan, 2]]]]))
     grads = gradient(x)[0, 0]
     assert np.isinf(grads[1, 1]) and np.isnan(grads[3, 1]) and np.isfinite(grads).sum() == 14
+
+
+def test_what_no_window_of_a_max_pooling_covers_has_no_gradient(monkeypatch):
+    real = pool.allocate
+
+    def allocate(shape, dtype):
+        made = real(shape, dtype)
+        made.fill(np.nan)
+        return made
+
+    monkeypatch.setattr(pool, "allocate", allocate)
+    x = mx.nd.ones((1, 1, 2, 3), dtype="float64")
+    x.attach_grad()
+    with mx.autograd.record():
+        y = mx.nd.Pooling(x, kernel=(3, 3), stride=(3, 3), pad=(1, 1))
+    y.backward()
+    np.testing.assert_array_equal(gradient(x)[0, 0], [[1, 0, 0], [0, 0, 0]])
 
 
 HALF = [

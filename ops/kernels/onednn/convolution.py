@@ -37,6 +37,8 @@ from flowmx.ops.windows import Geometry as Windows
 Geometries = Sequence[Geometry]
 _PART = 1 << 22
 """Bytes of data that are copied at a time."""
+_BLOCK = 16
+"""Channels that the widest implementations take at a time."""
 
 
 def grouped(windows: Windows, weight: Geometry) -> Geometry:
@@ -200,6 +202,11 @@ class BackwardData(_Work):
         ]  # fmt: skip
 
 
+def _is_wrong(implementation: str, windows: Windows, channels: int) -> bool:
+    """Tell whether oneDNN 3.2 makes wrong gradients of filters: of 1x1 with strides, where channels fill no block."""
+    return implementation.startswith("jit_1x1") and max(windows.stride) > 1 and channels % _BLOCK > 0
+
+
 class BackwardWeights(_Work):
     """The gradient for the filters, and for the bias where wanted."""
 
@@ -215,6 +222,8 @@ class BackwardWeights(_Work):
             self.data.handle, self.weight.handle, None if bias is None else bias.handle, self.out.handle,
             *self.windows, hint, attributes(),
         )  # fmt: skip
+        if _is_wrong(lib.implementation(desc), windows, data[0][1]):
+            lib.call("primitive_desc_next_impl", desc)
         arguments: dict[int, Desc | Query] = {
             Arg.SRC: self.data, Arg.DIFF_DST: self.out, Arg.DIFF_WEIGHTS: Query.DIFF_WEIGHTS
         }  # fmt: skip

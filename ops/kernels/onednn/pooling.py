@@ -7,7 +7,7 @@ elsewhere the windows are gone through once more.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,12 +61,19 @@ def _algorithm(op: Pooling) -> Alg:
     return Alg.POOLING_AVG_INCLUDE_PADDING if include else Alg.POOLING_AVG_EXCLUDE_PADDING
 
 
+Order = Callable[[Shape], Desc]
+
+
+def _order(data: Geometry, out: Geometry) -> Order:
+    """The order in memory in which arrays that lie so are gone through, and maxima noted."""
+    return channels_last if is_channels_last(data) or is_channels_last(out) else plain
+
+
 class _Work(Work):
     """What both directions share."""
 
-    def __init__(self, op: Pooling, data: Geometry, out: Geometry) -> None:
+    def __init__(self, op: Pooling, data: Geometry, out: Geometry, order: Order) -> None:
         super().__init__()
-        order = channels_last if is_channels_last(data) or is_channels_last(out) else plain
         self.algorithm = _algorithm(op)
         self.data, self.out = order(data[0]), order(out[0])
         stride, size, before, after = _windows(op, data[0][2:], out[0][2:])
@@ -85,7 +92,7 @@ class Forward(_Work):
     """Output = the windows' maxima or averages; with ``note``, also where the maxima were."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, note: bool) -> None:
-        super().__init__(op, data, out)
+        super().__init__(op, data, out, _order(data, out))
         arguments: dict[int, Desc | Query] = {Arg.SRC: self.data, Arg.DST: self.out}
         if note:
             arguments[Arg.WORKSPACE] = Query.WORKSPACE
@@ -104,10 +111,10 @@ class Forward(_Work):
 
 
 class Backward(_Work):
-    """The gradient for the data."""
+    """The gradient for the data; that of max from a note in the same order."""
 
-    def __init__(self, op: Pooling, head: Geometry, data: Geometry) -> None:
-        super().__init__(op, data, head)
+    def __init__(self, op: Pooling, head: Geometry, data: Geometry, order: Order) -> None:
+        super().__init__(op, data, head, order)
         lib = loaded()
         hint = lib.own(self, "primitive_desc", self.forward_desc(True))
         is_max = self.algorithm == Alg.POOLING_MAX
@@ -155,11 +162,15 @@ def _pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[A
 @kernel("cpu", "_backward_Pooling")
 def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     head, data, output, out = map(op.channels_first, (*inputs, outputs[0]))
-    made = plan(Backward, op, geometry(head), geometry(out)) if suits(head, data, out) else None
+    is_max = op.pool_type == "max"
+    made = None
+    if suits(head, data, out):
+        order = _order(geometry(data), geometry(output)) if is_max else _order(geometry(out), geometry(head))
+        made = plan(Backward, op, geometry(head), geometry(out), order)
     if made is None:
         plainly(op, run, inputs, outputs)
         return
-    if op.pool_type != "max":
+    if not is_max:
         made(pointer(head), pointer(out))
         return
     again = plan(Forward, op, geometry(data), geometry(output), True)
@@ -200,9 +211,10 @@ def _noted_pooling(op: NotedPooling, inputs: Sequence[Geometry], outputs: Sequen
 
 
 def _backward_noted_pooling(op: NotedPooling, inputs: Sequence[Geometry], outputs: Sequence[Geometry]) -> Work | None:
-    if _noting(op, inputs[1], inputs[2]) is None:
+    head, data, output, *_ = inputs
+    if _noting(op, data, output) is None:
         return None
-    return plan(NotedBackward, op, inputs[0], outputs[0])
+    return plan(NotedBackward, op, head, outputs[0], _order(data, output))
 
 
 kernel("cpu", "_noted_Pooling")(_Noting(_noted_pooling))
