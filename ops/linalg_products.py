@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,6 +52,7 @@ _AXIS = "The axis of the matrices' rows; the columns are on the last one."
 
 
 class _Gemm(Product):
+    arguments: ClassVar[tuple[str, ...]] = ("A", "B")
     alpha: float
     axis: int
 
@@ -98,7 +99,6 @@ class _Gemm(Product):
 class Gemm2(_Gemm):
     """alpha op(A) op(B) for matrices, or batches of them; op transposes or not."""
 
-    arguments = ("A", "B")
     alpha: float = option(1.0, _ALPHA)
     axis: int = option(-2, _AXIS)
 

@@ -302,6 +302,7 @@ class BackwardBatchNorm(_BackwardNormalization, BatchNorm):
     """Gradients of BatchNorm; gamma's is 0 where it is fixed."""
 
     arguments = ("head", "data", "gamma", "mean", "var", "batch")
+    in_place = ((0, 0),)
     mode_matters = False
 
     def over_batch(self, inputs: Sequence[Array]) -> Any:

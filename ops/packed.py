@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowmx.ops.fused import Fused, FusedConvolution, FusedFullyConnected, scaled_weight
-from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone, family, operator, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, required
 
 
 @family
@@ -21,6 +21,9 @@ class Pack(Fused):
     once = True
     makes_channels_last = False
     in_place = ()
+    # Its first input is the weight: what the layer says of its data is not true of it.
+    cost = Operator.cost
+    infer_back = Operator.infer_back
     data_shape: Shape = required("The shape of the layer's data.")
     size: int = required("The elements of the copy.", low=0)
 

@@ -8,6 +8,7 @@ import pytest
 import flowmx as mx
 from flowmx import devices
 from flowmx.executor import executor as executors
+from flowmx.gluon import nn
 from flowmx.graph import compiler
 from flowmx.ops import kernels
 from flowmx.ops.dtypes import FLOAT32
@@ -66,6 +67,18 @@ def test_predictions_are_the_same(packing, monkeypatch, batch):
     expected = bound(batch).forward()[0].asnumpy()
     for each in found:
         np.testing.assert_allclose(each, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+@needs_onednn
+@pytest.mark.parametrize("layer", [nn.Conv1D, nn.Conv2D, nn.Conv3D])
+@pytest.mark.parametrize("given", [{"groups": 4}, {"dilation": 2}, {"groups": 2, "dilation": 2, "strides": 2}], ids=str)
+def test_groups_and_dilation_are_packed(layer, given):
+    net = layer(8, 3, in_channels=4, **given)
+    net.initialize()
+    x = mx.nd.array(np.random.default_rng(0).standard_normal((2, 4, *(7,) * layer.axes)))
+    expected = net(x).asnumpy()
+    net.hybridize(static_alloc=True, static_shape=True)
+    np.testing.assert_allclose(net(x).asnumpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 @needs_onednn

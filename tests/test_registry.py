@@ -53,6 +53,19 @@ ELSEWHERE: dict[str, str] = {
 }
 
 
+# What is said of inputs by their positions, and so true only where they are ordered as in the class that says it.
+BY_POSITION = ("cost", "in_place", "infer_back", "infer_shape", "infer_type", "only_shapes", "updates")
+INPUTS = ("arguments", "auxiliary", "inputs")
+
+# Operators whose inherited rules hold whatever the order, and why.
+ANY_ORDER: dict[str, str] = {
+    "_backward_LRN": "all inputs have one shape",
+    **dict.fromkeys(
+        ["_fused_Convolution", "_fused_FullyConnected"], "what is added comes after the layer's own inputs"
+    ),
+}
+
+
 def cases():
     for module in pkgutil.iter_modules(tests.op_cases.__path__):
         yield from getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
@@ -83,7 +96,33 @@ def test_every_gradient_is_checked(name):
 
 
 def test_the_exceptions_exist():
-    assert set(ELSEWHERE) <= {name for name, _ in operators()}
+    assert set(ELSEWHERE) | set(ANY_ORDER) <= {name for name, _ in operators()}
+    assert all(list(inherited_out_of_order(lookup(name))) for name in ANY_ORDER)
+
+
+def inherited_out_of_order(cls):
+    """Facts that a class inherits from one whose inputs are others, or in another order."""
+    mro = cls.__mro__
+
+    def first(*names):
+        return next(at for at, base in enumerate(mro) if any(name in vars(base) for name in names))
+
+    for fact in BY_POSITION:
+        says = mro[first(fact)]
+        if says is Operator or first(*INPUTS) >= first(fact):
+            continue
+        if first("inputs") < first(fact) and says.inputs is not Operator.inputs and "arguments" not in vars(cls):
+            yield fact
+        stated = "name" in vars(says) or any("arguments" in vars(base) for base in says.__mro__ if base is not Operator)
+        inputs = zip((*says.arguments, *says.auxiliary), (*cls.arguments, *cls.auxiliary), strict=False)
+        if stated and any(one != other for one, other in inputs):
+            yield fact
+
+
+@pytest.mark.parametrize(("name", "cls"), operators())
+def test_what_is_said_of_inputs_by_position_is_not_inherited_where_they_are_others(name, cls):
+    if name not in ANY_ORDER:
+        assert not list(inherited_out_of_order(cls)), f"{name} must say these itself: its base has other inputs"
 
 
 @pytest.mark.parametrize(("name", "cls"), operators())
