@@ -32,7 +32,7 @@ class BatchNormWithReLU(BatchNorm):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         head = heads[0] * (outputs[0] > 0)
-        return list(F.op("_backward_BatchNorm", head, *list(inputs)[:2], *list(outputs)[1:], **bound(self)))
+        return list(F.op("_backward_BatchNorm", head, *inputs[:2], *list(outputs)[1:], **bound(self)))
 
 
 @operator("_contrib_SyncBatchNorm")
@@ -63,5 +63,5 @@ class SyncBatchNorm(BatchStatistics):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         inverse = F.rsqrt(outputs[2] + self.eps)
-        given = (heads[0], *list(inputs)[:2], outputs[1], inverse, outputs[3])
+        given = (heads[0], *inputs[:2], outputs[1], inverse, outputs[3])
         return list(F.op("_backward_BatchNorm", *given, **self.plain()))

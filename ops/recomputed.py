@@ -15,22 +15,40 @@ from flowmx.ops.nn_batch_norms import BatchNormWithReLU, SyncBatchNorm
 from flowmx.ops.nn_common import bound
 from flowmx.ops.nn_dropout import Dropout
 from flowmx.ops.nn_normalization import BatchNorm
-from flowmx.ops.registry import Array, DType, Operator, Run, ShapeOrNone, kernel_for, lookup, operator
+from flowmx.ops.registry import (
+    Array,
+    DType,
+    Operator,
+    Run,
+    ShapeOrNone,
+    family,
+    kernel_for,
+    lookup,
+    operator,
+    option,
+)
 
 PREFIX = "_again_"
 
 
+@family
 class _Again(Operator):
     """The first output of the operator that it stands before among the bases; the states are plain inputs."""
 
     hidden = True
     outputs_read: ClassVar[tuple[int, ...]] = ()
     """Further inputs: these outputs of the first run."""
+    stateless: bool = option(False, "The states do not matter: the batch has its own statistics.")
 
     @property
     def repeated(self) -> Operator:
         """What it computes again."""
-        return lookup(self.name.removeprefix(PREFIX)).create(**bound(self))
+        of = lookup(self.name.removeprefix(PREFIX))
+        return of.create(**{name: value for name, value in bound(self).items() if name in of.parameters})
+
+    def only_shapes(self) -> tuple[int, ...]:
+        count = len(self.inputs())
+        return tuple(range(count - len(self.repeated.auxiliary), count)) if self.stateless else ()
 
     def outputs(self) -> tuple[str, ...]:
         return ("output",)
@@ -52,7 +70,8 @@ class _Again(Operator):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         op = self.repeated
         first = len(inputs) - len(op.auxiliary)
-        given = [*inputs[:first], *(state.copy() for state in inputs[first:])]
+        copied = run.xp.ones_like if self.stateless else run.xp.copy
+        given = [*inputs[:first], *map(copied, inputs[first:])]
         spec = op.spec(tuple([each.shape for each in given]), tuple([each.dtype for each in given]))
         rest = [run.xp.empty(s, d) for s, d in zip(spec.shapes[1:], spec.dtypes[1:], strict=True)]
         fast = kernel_for(run.device.kernels, op.name)

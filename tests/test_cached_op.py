@@ -180,6 +180,16 @@ def test_an_input_changed_before_the_backward_pass_is_refused():
         out.backward()
 
 
+def test_an_input_of_which_only_the_shape_counts_may_change_before_the_backward_pass():
+    op, x = CachedOp(mx.sym.sum(mx.sym.Variable("x"))), mx.nd.ones((2, 3))
+    x.attach_grad()
+    with mx.autograd.record():
+        out = op(x)
+    x[:] = 5
+    out.backward()
+    np.testing.assert_array_equal(x.grad.asnumpy(), np.ones((2, 3)))
+
+
 def test_wrong_calls():
     op, given = network(), arrays()
     with pytest.raises(TypeError, match="8 arrays were given, expected 9"):

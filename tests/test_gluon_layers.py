@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.gluon import nn, rnn
+from flowmx.gluon import contrib, nn, rnn
 
 LAYERS = {
     "Conv1D(4, 3)": ((2, 3, 8), (2, 4, 6)),
@@ -54,6 +54,29 @@ def test_computes_a_shape_and_the_same_compiled(text):
     assert plain.shape == expected
     layer.hybridize()
     np.testing.assert_allclose(layer(x).asnumpy(), plain.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm, nn.BatchNormReLU, contrib.nn.SyncBatchNorm])
+@pytest.mark.parametrize("mirror", [None, False, True])
+def test_two_batches_may_be_recorded_before_the_backward_pass(layer, mirror):
+    net, x = nn.HybridSequential(), data(4, 3, 5)
+    net.add(layer(in_channels=3), nn.Dense(5, flatten=False), nn.Activation("tanh"), nn.Dense(2))
+    net.initialize()
+    x.attach_grad()
+    if mirror is not None:
+        net.hybridize()
+    with mx.engine.using(backward_do_mirror=bool(mirror)):
+        with mx.autograd.record():
+            first, second = mx.nd.exp(net(x)), mx.nd.exp(net(x * 2))
+        mx.autograd.backward([first, second])
+        both = x.grad.asnumpy()
+        total = 0
+        for factor in (1, 2):
+            with mx.autograd.record():
+                out = mx.nd.exp(net(x * factor))
+            out.backward()
+            total = total + x.grad.asnumpy()
+    np.testing.assert_allclose(both, total, rtol=1e-4, atol=1e-4)
 
 
 def test_an_activation_by_name():

@@ -232,9 +232,9 @@ class Compiled:
                 tied.put(Entry(node, 0), None)
 
     def reads_backward(self) -> tuple[set[int], set[int], set[int]]:
-        """Positions of the variables, of the outputs and of their gradients that the backward pass reads."""
+        """Positions of the variables, of the outputs and of their gradients whose content the backward pass reads."""
         plan = self.plan
-        read = {plan.root.get(entry, entry) for node in plan.backward for entry in node.inputs}
+        read = {plan.root.get(entry, entry) for node in plan.backward for entry in node.contents()}
         read |= {plan.root.get(entry, entry) for entry in plan.gradients.values()}
         external = {entry for entry in plan.external if entry not in plan.root}
         return (
