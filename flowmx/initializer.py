@@ -27,6 +27,7 @@ from flowmx.devices import cpu
 from flowmx.devices import get as device_of
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.core import push_on
+from flowmx.ndarray.creation import load_named
 from flowmx.registry import Registry
 
 __all__ = [
@@ -497,7 +498,7 @@ class Load:
         default_init: Callable[[Any, NDArray], object] | None = None,
         verbose: bool = False,
     ) -> None:
-        loaded = nd.load(param) if isinstance(param, str) else param
+        loaded = load_named(param) if isinstance(param, str) else param
         if not isinstance(loaded, Mapping):
             raise TypeError(f"Load: {param!r} holds no names, expected a dict of arrays")
         self.param = {re.sub("^(arg|aux):", "", name): array for name, array in loaded.items()}

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from flowmx import ndarray as nd
 from flowmx.devices import cpu
 from flowmx.ndarray import NDArray
+from flowmx.ndarray.creation import load_named
 
 __all__ = ["BatchEndParam", "load_checkpoint", "load_params", "save_checkpoint"]
 
@@ -74,15 +75,11 @@ def read_params(path: str) -> tuple[Params, Params]:
         ValueError: its arrays are not named ``arg:...`` and ``aux:...``.
         OSError: it can not be read.
     """
-    loaded = nd.load(path)
+    loaded = load_named(path)
     parts: dict[str, Params] = {"arg": {}, "aux": {}}
     if not loaded:
         logging.warning("Params file %r is empty", path)
         return parts["arg"], parts["aux"]
-    if not isinstance(loaded, dict):
-        raise ValueError(
-            f"{path} holds a list of arrays without names, expected a checkpoint's 'arg:' and 'aux:' names"
-        )
     for key, array in loaded.items():
         kind, _, name = key.partition(":")
         if kind not in parts:

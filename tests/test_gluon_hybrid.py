@@ -388,6 +388,36 @@ def test_a_symbol_block_trains_on(tmp_path):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float64", "float16", "bfloat16"])
+def test_a_block_of_another_dtype_is_exported_and_imported(dtype, tmp_path):
+    net = convolutional()
+    net.cast(dtype)
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    x = data(2, 3, 8, 8, dtype=dtype)
+    expected = net(x).asnumpy()
+    block = gluon.SymbolBlock.imports(*imported_as(net, tmp_path))
+    np.testing.assert_array_equal(block(x).asnumpy(), expected)
+    dtypes = [{name: param.data().dtype for name, param in each.collect_params().items()} for each in (block, net)]
+    assert dtypes[0] == dtypes[1]
+
+
+def test_a_block_without_parameters_is_exported_and_imported(tmp_path):
+    net = nn.Swish()
+    net.initialize()
+    net.hybridize()
+    x = data(2, 3)
+    expected = net(x).asnumpy()
+    block = gluon.SymbolBlock.imports(*imported_as(net, tmp_path))
+    np.testing.assert_array_equal(block(x).asnumpy(), expected)
+
+
+def imported_as(net, folder):
+    """The arguments of ``SymbolBlock.imports`` for a block that is exported."""
+    symbol, params = net.export(folder / "net")
+    return symbol, "data", params
+
+
 def test_a_symbol_block_of_inner_layers_shares_parameters():
     net = nn.HybridSequential(prefix="net_")
     with net.name_scope():

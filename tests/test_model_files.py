@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
+from flowmx.gluon import nn
 from tests.fixtures import record_training as recorded
 
 
@@ -46,3 +47,29 @@ def test_refuses_files_that_are_no_checkpoint(tmp_path, caplog):
     assert "is empty" in caplog.text
     with pytest.raises(FileNotFoundError):
         mx.model.load_params(str(tmp_path / "missing"), 1)
+
+
+EMPTY = {
+    "Block.load_parameters": lambda path: nn.Dense(2).load_parameters(path, allow_missing=True),
+    "ParameterDict.load": lambda path: nn.Dense(2).collect_params().load(path, allow_missing=True),
+    "initializer.Load": lambda path: mx.init.Load(path),
+    "load_checkpoint": lambda path: mx.model.load_params(path.removesuffix("-0001.params"), 1),
+    "onnx": lambda path: mx.onnx.export_model(
+        mx.sym.var("data") * 2, path, [(1,)], "float32", path.replace(".params", ".onnx")
+    ),
+}
+
+
+@pytest.mark.parametrize("read", EMPTY.values(), ids=EMPTY)
+def test_a_file_without_arrays_has_no_names_that_could_be_missed(read, tmp_path):
+    path = str(tmp_path / "empty-0001.params")
+    mx.nd.save(path, {})
+    read(path)
+
+
+@pytest.mark.parametrize("read", EMPTY.values(), ids=EMPTY)
+def test_arrays_without_names_are_refused_where_names_are_needed(read, tmp_path):
+    path = str(tmp_path / "list-0001.params")
+    mx.nd.save(path, [mx.nd.ones(2)])
+    with pytest.raises(ValueError, match="without names"):
+        read(path)

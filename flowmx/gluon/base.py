@@ -15,6 +15,7 @@ from flowmx.gluon.parameter import Contexts, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.scope import Scope, named
 from flowmx.gluon.utils import HookHandle, Hooks, brief_list, indented
+from flowmx.ndarray.creation import load_named
 
 __all__ = ["Block"]
 
@@ -282,12 +283,10 @@ class Block:
             ValueError: a parameter is missing or one too many, or shapes or dtypes differ.
             OSError: the file can not be read.
         """
-        loaded = nd.load(filename)
+        loaded = load_named(filename)
         params = self._collect_params_with_prefix()
         if not loaded and not params:
             return
-        if not isinstance(loaded, dict):
-            raise ValueError(f"load_parameters: {os.fspath(filename)} holds arrays without names")
         if not any("." in name for name in loaded):
             prefix = "" if any(name in self.collect_params() for name in _bare(loaded)) else self.prefix
             self.collect_params().load_dict(

@@ -14,6 +14,7 @@ from flowmx.devices import Context
 from flowmx.gluon.parameter import Constant, Contexts, Parameter, _fits
 from flowmx.gluon.utils import brief_list, indented
 from flowmx.ndarray import NDArray
+from flowmx.ndarray.creation import load_named
 from flowmx.ops.dtypes import as_dtype
 
 __all__ = ["ParameterDict"]
@@ -212,9 +213,7 @@ class ParameterDict:
         for name in self.keys():
             if not name.startswith(restore_prefix):
                 raise ValueError(f"load: restore_prefix is {restore_prefix!r}, but {name!r} does not start with it")
-        loaded = nd.load(filename)
-        if not isinstance(loaded, dict):
-            raise ValueError(f"load: {os.fspath(filename)} holds arrays without names")
+        loaded = load_named(filename)
         self.load_dict(
             loaded, ctx, allow_missing, ignore_extra, restore_prefix, str(filename), cast_dtype, dtype_source
         )

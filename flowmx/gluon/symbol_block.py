@@ -45,9 +45,11 @@ class SymbolBlock(HybridBlock):
 
     def _make_params(self, variables: Sequence[Symbol]) -> None:
         symbol = self._traced.symbol
-        known = {each.name: dtype for each in variables for dtype in each.infer_type()[0] or ()}
+        # What the inputs do not declare follows from the parameters that do, as the files of other dtypes have it.
+        declared = {each.name: each.attr("__dtype__") for each in variables}
         used = set(symbol.list_inputs())
-        arguments, _, auxiliary = symbol.infer_type(**{name: t for name, t in known.items() if name in used})
+        known = {name: int(number) for name, number in declared.items() if number is not None and name in used}
+        arguments, _, auxiliary = symbol.infer_type(**known)
         for names, dtypes, request in (
             (symbol.list_arguments(), arguments, "write"),
             (symbol.list_auxiliary_states(), auxiliary, "null"),

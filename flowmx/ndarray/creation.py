@@ -216,6 +216,21 @@ def load(fname: str | os.PathLike[str]) -> Saved:
     return _arrays(formats.load(fname))
 
 
+def load_named(fname: str | os.PathLike[str]) -> dict[str, NDArray]:
+    """Read a file as :func:`load` does, as a dict; an empty one where there are no arrays, and so no names.
+
+    Raises:
+        ValueError: the arrays in it have no names.
+        FileFormatError, OSError: as for :func:`load`.
+    """
+    loaded = load(fname)
+    if isinstance(loaded, dict):
+        return loaded
+    if loaded:
+        raise ValueError(f"{os.fspath(fname)} holds a list of arrays without names, expected names")
+    return {}
+
+
 def load_frombuffer(buf: bytes | bytearray | memoryview) -> Saved:
     """Read the content of a ``.params`` or safetensors file, as :func:`load` does the file.
 

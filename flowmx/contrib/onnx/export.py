@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.contrib.onnx import lengths
 from flowmx.contrib.onnx.graph_export import GraphExport, Params, matched, unbound
@@ -18,6 +17,7 @@ from flowmx.contrib.onnx.table import NEWEST, OLDEST, ONNXError, exporters, need
 from flowmx.errors import MXNetError, ShapeError
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import NDArray
+from flowmx.ndarray.creation import load_named
 from flowmx.ops.dtypes import as_dtype
 from flowmx.ops.registry import Shape
 from flowmx.serialization.atomic import replace_file
@@ -70,7 +70,7 @@ def _symbol(given: Symbol | File) -> Symbol:
 def _params(given: Any) -> Params:
     """Parameters by plain name, from a file, a dict, or the pair of dicts that load_checkpoint gives."""
     if isinstance(given, (str, os.PathLike)):
-        given = nd.load(os.fspath(given))
+        given = load_named(given)
     if isinstance(given, (list, tuple)) and len(given) == 2 and all(isinstance(each, Mapping) for each in given):
         given = {**given[0], **given[1]}
     if not isinstance(given, Mapping):
