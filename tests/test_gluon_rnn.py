@@ -238,3 +238,22 @@ def test_steps_are_heard_of_one_by_one_where_somebody_listens():
     cell.register_forward_hook(lambda block, given, result: heard.append(result[0].shape))
     outputs, _ = cell.unroll(5, X, layout="TNC")
     assert heard == [(3, 6)] * 5 == [each.shape for each in outputs]
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_cell_of_another_dtype_begins_with_states_of_it(dtype, compiled):
+    class Unrolled(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.cell = rnn.BidirectionalCell(rnn.LSTMCell(4), rnn.GRUCell(2))
+
+        def hybrid_forward(self, F, x):
+            return self.cell.unroll(5, x, layout="TNC", merge_outputs=True)[0]
+
+    net = Unrolled()
+    net.cast(dtype)
+    net.initialize()
+    if compiled:
+        net.hybridize()
+    assert net(X.astype(dtype)).dtype == np.dtype(dtype)

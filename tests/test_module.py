@@ -180,6 +180,16 @@ def test_gradients_of_outputs_can_be_given():
     assert (made._group.gradients("fc_weight")[0].asnumpy() == 30).all()
 
 
+def test_an_output_may_be_there_twice():
+    twice = mx.sym.Variable("data") * 2
+    made = mx.mod.Module(mx.sym.Group([twice, twice]), label_names=None, context=[mx.cpu(0), mx.cpu(1)])
+    made.bind([("data", (4, 3))])
+    made.init_params()
+    made.forward(mx.io.DataBatch([mx.nd.ones((4, 3))]))
+    for each in made.get_outputs():
+        np.testing.assert_array_equal(each.asnumpy(), np.full((4, 3), 2))
+
+
 async def test_predictions_leave_padding_out_and_may_stay_apart():
     made = await fitted(num_epoch=1)
     apart = await made.predict(data(), merge_batches=False)

@@ -516,7 +516,7 @@ class Module(BaseModule):
         outputs = self._executors("get_outputs").outputs()
         if not merge_multi_context:
             return outputs
-        axes = [DataDesc.get_batch_axis(self._symbol[name].attr("__layout__")) for name in self._output_names]
+        axes = [DataDesc.get_batch_axis(each.attr("__layout__")) for each in self._symbol]
         return merged(outputs, axes)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.ndarray import NDArray
+from flowmx.ops.dtypes import FLOAT32, is_floating
 from flowmx.symbol import Symbol
 
 Leaf = (NDArray, Symbol)
@@ -87,13 +88,18 @@ def reversed_in_time(inputs: Sequence[Any], valid_length: Any) -> list[Any]:
 
 
 def zero_states(begin_state: Callable[..., list[Any]], inputs: Any, layout: str = "NTC") -> list[Any]:
-    """First states of zeros, for a batch as long as that of the inputs, which are steps or one array."""
+    """First states of zeros, for a batch as long as that of the inputs (steps or one array), and of their dtype."""
     whole = isinstance(inputs, Leaf)
     first = inputs if whole else inputs[0]
     batch_axis = layout.index("N") if whole else 0
     if isinstance(first, NDArray):
+        own = first._dtype if is_floating(first._dtype) else FLOAT32
+
+        def alike(shape: Sequence[int], dtype: Any = own) -> NDArray:
+            return nd.zeros(shape, dtype=dtype)
+
         with first.context:
-            return begin_state(batch_size=first.shape[batch_axis], func=nd.zeros)
+            return begin_state(batch_size=first.shape[batch_axis], func=alike)
     if batch_axis:
         first = sym.swapaxes(first, 0, batch_axis)
 
