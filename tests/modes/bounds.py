@@ -1,0 +1,158 @@
+"""The distance from the reference that a mode may have: as far as the rounding of its dtype can lead, and no farther.
+
+An operator that adds up n numbers is off by about u·√n of what it adds up, where u is the unit roundoff of the dtype
+that it adds in (16 bits are added up in float32, and rounded at the end). What the rest of a network makes of an
+error, in the outputs, the gradients and the next steps, is not guessed but measured: the reference runs again, with
+noise of that size put on what every layer gives, and on every gradient that comes back to it. A bound is a few times
+the greatest deviation that this makes; an array whose values are all off by less than u·√n of the greatest is right in
+any case.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+import flowmx as mx
+from flowmx import autograd
+from flowmx.gluon import nn
+from flowmx.gluon.contrib import nn as more
+from tests.modes.runners import flat, rounded
+
+MARGIN = 4
+RUNS = (0, 1, 24)
+"""Noisy runs by which a bound is found: more where what it was found by so far does not allow an error."""
+GROSS = 1000
+"""An error so many times beyond what one noisy run allows needs no more of them."""
+OPERATORS = 16
+"""Operators that round one after the other in one layer, at most."""
+UNITS = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+GREATEST = {"float16": 65504.0}
+"""The greatest number of a dtype that networks come near to."""
+_CONTAINERS = (nn.HybridSequential, nn.Sequential, more.HybridConcurrent, more.Concurrent)
+
+
+def unit(dtype, terms):
+    """The relative error of a layer that adds up so many numbers."""
+    adding = UNITS[dtype if dtype in ("float32", "float64") else "float32"]
+    return UNITS[dtype] * np.sqrt(OPERATORS) + adding * np.sqrt(terms)
+
+
+class _Noise(autograd.Function):
+    """The identity, but for noise on the values and on the gradients."""
+
+    def __init__(self, random, size):
+        super().__init__()
+        self.random, self.size = random, size
+
+    def forward(self, x):
+        return self._noisy(x)
+
+    def backward(self, head):
+        return self._noisy(head)
+
+    def _noisy(self, x):
+        values = x.asnumpy()
+        scale = self.size * np.abs(values).max(initial=0)
+        return mx.nd.array(values + scale * self.random.standard_normal(values.shape), x.context, x.dtype)
+
+
+def noisy(dtype, seed):
+    """Give a function that puts noise on the outputs of each layer of a block."""
+    random = np.random.default_rng(seed)
+
+    def wrap(net):
+        for each in [net, *_inside(net)]:
+            if not isinstance(each, _CONTAINERS):
+                _wrap(each, lambda made, size: _mapped(made, lambda array: _Noise(random, unit(dtype, size))(array)))
+        _wrap(net, lambda made, size: made, lambda array: _mapped(array, _Noise(random, unit(dtype, 1))))
+
+    return wrap
+
+
+def _inside(block):
+    for each in block._children.values():
+        yield each
+        yield from _inside(each)
+
+
+def _wrap(block, after, before=lambda array: array):
+    """Let functions change what a block is given, and with the greatest number of elements of that, what it gives."""
+    name = "hybrid_forward" if hasattr(block, "hybrid_forward") else "forward"
+    real = getattr(block, name)
+
+    def forward(*args, **params):
+        sizes = [each.size for each in flat([list(args), list(params.values())]) if isinstance(each, mx.nd.NDArray)]
+        given = [each if each is mx.nd else before(each) for each in args]
+        return after(real(*given, **params), max(sizes, default=1))
+
+    setattr(block, name, forward)
+
+
+def _mapped(nested, function):
+    if isinstance(nested, (list, tuple)):
+        return type(nested)(_mapped(each, function) for each in nested)
+    is_float = isinstance(nested, mx.nd.NDArray) and np.dtype(nested.dtype).kind == "f"
+    return function(nested) if is_float else nested
+
+
+class Reference:
+    """The right results of a network whose numbers are those of a dtype, and the distance from them that it may have.
+
+    Args:
+        network: the network.
+        dtype: of the mode that is compared.
+        mode: the reference's.
+    """
+
+    def __init__(self, network, dtype, mode):
+        self.network, self.dtype = network, dtype
+        self.record = mode.run(network, dtype)
+        self._mode = replace(mode, hybridize=None)  # noise is put on what layers give, call by call
+        self._calm = self._mode.run(network, dtype) if mode.hybridize is not None else self.record
+        self._deviations = dict.fromkeys(self.record, 0.0)
+        self._done = 0
+
+    def differences(self, found):
+        """List what is not as it should be: the name, the error and the bound of each array that is too far off."""
+        wrong = []
+        for runs in RUNS:
+            self._measure(runs)
+            wrong = self._beyond(found)
+            if not wrong or (runs and any(error > GROSS * bound for _, error, bound in wrong)):
+                break
+        return wrong
+
+    def _beyond(self, found):
+        wrong = []
+        for name, array in found.items():
+            expected = self.record[name]
+            if array.shape != expected.shape:
+                wrong.append((name, np.inf, 0.0))
+                continue
+            error = np.abs(array - expected).max(initial=0)
+            bound = self.bound(name)
+            may_overflow = np.abs(expected).max(initial=0) + bound > GREATEST.get(self.dtype, np.inf)
+            if not error <= bound and not may_overflow:
+                wrong.append((name, error, bound))
+        return wrong
+
+    def bound(self, name):
+        """The greatest error that an array may have."""
+        expected = self.record[name]
+        least = unit(self.dtype, expected.size) * np.abs(expected).max(initial=0)
+        return MARGIN * max(least, self._deviations[name])
+
+    def _measure(self, runs):
+        while self._done < runs:
+            self._done += 1
+            made = self._mode.run(self.network, self.dtype, noisy(self.dtype, self._done))
+            for name, array in made.items():
+                deviation = np.abs(array - self._calm[name]).max(initial=0)
+                self._deviations[name] = max(self._deviations[name], deviation)
+
+    def greatest(self):
+        """The greatest number that occurs."""
+        return max(np.abs(each).max(initial=0) for each in self.record.values())
+
+
+__all__ = ["MARGIN", "Reference", "noisy", "rounded", "unit"]

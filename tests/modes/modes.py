@@ -1,0 +1,169 @@
+"""The table of modes: in each of them a network gives the same."""
+
+import contextlib
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+import flowmx as mx
+from flowmx.devices import pool
+from flowmx.devices.sim import simulated
+from flowmx.engine.runtime import engine
+from tests.modes import runners
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A way to carry out a network.
+
+    Attributes:
+        runner: what does it.
+        dtype: of parameters and inputs.
+        devices: among which a batch is split.
+        hybridize: the arguments of ``hybridize``; None where it is not called.
+        children: hybridize the children one by one.
+        turns: hybridize it for every other step alone.
+        imported: write the block to files, and read it back.
+        settings: those of the engine.
+        simulated: the arguments of a simulated machine; None where there is none.
+        leaves_out: kinds of steps that there is no way to do.
+        bulk: how many operations are gathered into one.
+        like: the mode with the same kernels, whose results it has to the last bit. Where there is none, it is compared
+            with the reference.
+    """
+
+    runner: type[runners.Runner] = runners.Gluon
+    dtype: str = "float32"
+    devices: tuple[str, ...] = ("cpu(0)",)
+    hybridize: dict[str, bool] | None = None
+    children: bool = False
+    turns: bool = False
+    imported: bool = False
+    settings: dict[str, object] = field(default_factory=dict)
+    simulated: dict[str, object] | None = None
+    leaves_out: tuple[str, ...] = ()
+    bulk: int = 0
+    like: str = ""
+
+    def prepare(self, net):
+        """Hybridize a block as the mode says."""
+        if self.hybridize is not None:
+            for block in net._children.values() if self.children and net._children else [net]:
+                block.hybridize(**self.hybridize)
+
+    def begin(self, runner, number):
+        """Prepare for a step."""
+        if self.turns:
+            runner.net.hybridize(number % 2 == 0, **self.hybridize)
+
+    def fits(self, network):
+        """Tell whether a network can be carried out so."""
+        if network.plain and (self.imported or self.is_symbolic):
+            return False
+        if self.runner is runners.Module and network.request != "add" and any(s.kind == "twice" for s in network.steps):
+            return False  # it updates by the gradients of its last batch
+        if len(self.devices) > 1:
+            return not network.scalar and all(step.batch > 1 for step in network.steps)
+        return True
+
+    @property
+    def is_symbolic(self):
+        """True where it takes a symbol."""
+        return issubclass(self.runner, runners.Symbolic)
+
+    @property
+    def is_compiled(self):
+        """True where a graph runs."""
+        return self.is_symbolic or self.imported or self.hybridize is not None
+
+    def reference(self, network):
+        """The mode that says what is right."""
+        devices = tuple(f"cpu({number})" for number in range(len(self.devices)))
+        composed = {} if network.loose and self.is_compiled else None
+        return replace(REFERENCE, devices=devices, hybridize=composed)
+
+    def run(self, network, grid, wrap=None):
+        """Carry out a network; returns the record."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(spoiled())
+            if self.settings:
+                stack.enter_context(mx.engine.using(**self.settings))
+            if self.bulk:
+                stack.enter_context(mx.engine.bulk(self.bulk))
+            if self.simulated is not None:
+                stack.enter_context(simulated("gtx980", len(self.devices), **self.simulated))
+            try:
+                return self.runner(network, self, grid, wrap).run()
+            finally:
+                engine.failures.clear()
+
+
+@contextlib.contextmanager
+def spoiled():
+    """Let new arrays be full of NaN, so that what was never written shows."""
+    real = pool.allocate
+
+    def allocate(shape, dtype):
+        made = real(shape, dtype)
+        made.reshape(-1).view(np.uint8)[...] = 255
+        return made
+
+    pool.allocate = allocate
+    try:
+        yield
+    finally:
+        pool.allocate = real
+
+
+STATIC = {"static_alloc": True}
+BOTH = {"static_alloc": True, "static_shape": True}
+SYMBOLIC: dict[str, Any] = {"leaves_out": ("frozen",)}
+TWO = ("cpu(0)", "cpu(1)")
+REFERENCE = Mode(dtype="float64")
+
+
+def _more_dtypes():
+    """The same of other dtypes."""
+    for dtype in ("float64", "float16", "bfloat16"):
+        like = f"{dtype}, hybridized"
+        if dtype != "float64":
+            yield f"{dtype}, imperative", Mode(dtype=dtype)
+        yield like, Mode(dtype=dtype, hybridize=STATIC)
+        yield f"{dtype}, imported", Mode(dtype=dtype, hybridize=STATIC, imported=True, like=like)
+        yield f"{dtype}, executor", Mode(runners.Bound, dtype=dtype, like=like, **SYMBOLIC)
+
+
+CALLS: dict[str, Any] = {"like": "imperative"}
+GRAPHS: dict[str, Any] = {"like": "hybridized"}
+PACKED: dict[str, Any] = {"like": "static shape"}
+MODES = {
+    "imperative": Mode(),
+    "imperative, call by call": Mode(settings={"backward_stretches": False}, **CALLS),
+    "imperative, bulked": Mode(bulk=15, **CALLS),
+    "imperative, naive": Mode(settings={"engine_type": "NaiveEngine"}, **CALLS),
+    "hybridized": Mode(hybridize={}),
+    "static": Mode(hybridize=STATIC, **GRAPHS),
+    "static shape": Mode(hybridize=BOTH),
+    "children": Mode(hybridize=BOTH, children=True),
+    "by turns": Mode(hybridize=BOTH, turns=True),
+    "mirrored": Mode(hybridize={}, settings={"backward_do_mirror": True}, **GRAPHS),
+    "unshared": Mode(hybridize={}, settings={"exec_enable_inplace": False, "exec_match_range": 0}, **GRAPHS),
+    "checked": Mode(hybridize=STATIC, settings={"exec_check": True, "engine_check": True}, **GRAPHS),
+    "naive": Mode(hybridize=BOTH, settings={"engine_type": "NaiveEngine"}, **PACKED),
+    "pooled": Mode(hybridize=STATIC, settings={"engine_type": "ThreadedEngine"}, **GRAPHS),
+    "executor": Mode(runners.Bound, **SYMBOLIC, **GRAPHS),
+    "executor, mirrored": Mode(runners.Bound, settings={"backward_do_mirror": True}, **SYMBOLIC, **GRAPHS),
+    "executor, branches": Mode(
+        runners.Bound, devices=("cpu(12)",), settings={"cpu_worker_nthreads": 2}, **SYMBOLIC, **GRAPHS
+    ),
+    "module": Mode(runners.Module, **SYMBOLIC, **GRAPHS),
+    "imported": Mode(hybridize=BOTH, imported=True, **PACKED),
+    "two devices": Mode(devices=TWO),
+    "two devices, hybridized": Mode(hybridize=BOTH, devices=TWO),
+    "two devices, module": Mode(runners.Module, devices=TWO, **SYMBOLIC),
+    "simulated": Mode(devices=("sim(0)",), simulated={}, **CALLS),
+    "simulated, hybridized": Mode(hybridize=BOTH, devices=("sim(0)",), simulated={"seed": 5}, **PACKED),
+    "simulated, plain kernels": Mode(hybridize=BOTH, devices=("sim(0)",), simulated={"kernels": "none"}),
+    **dict(_more_dtypes()),
+}

@@ -1,0 +1,85 @@
+"""A network in several modes, compared with the reference, and modes with the same kernels compared with each other."""
+
+import traceback
+from dataclasses import dataclass
+
+import numpy as np
+
+from tests.modes.bounds import Reference
+from tests.modes.modes import MODES
+
+HALF_LIMIT = 1e3
+"""Numbers from which on float16 may overflow on the way, so that such networks are left out there."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A network that is wrong in a mode.
+
+    Attributes:
+        mode: which.
+        kind: ``raises``, ``differs`` (from the reference), ``bits`` (not those of the mode with the same kernels), or
+            ``names`` (it has other results than these).
+        told: what is wrong, in words.
+        error: the type of what was raised.
+    """
+
+    mode: str
+    kind: str
+    told: str
+    error: str = ""
+
+    @property
+    def signature(self):
+        """The part that several modes with the same fault have in common, as far as one can tell."""
+        return self.kind, self.error
+
+
+class Trial:
+    """A network with its references and records, which are made when they are first needed."""
+
+    def __init__(self, network):
+        self.network = network
+        self._references = {}
+        self._records = {}
+
+    def reference(self, mode):
+        """The right results of a mode."""
+        right = mode.reference(self.network)
+        key = mode.dtype, len(right.devices), right.is_compiled
+        if key not in self._references:
+            self._references[key] = Reference(self.network, mode.dtype, right)
+        return self._references[key]
+
+    def fault(self, name):
+        """Find what is wrong in a mode; None where nothing is, or the network can not be carried out so."""
+        mode = MODES[name]
+        if not mode.fits(self.network):
+            return None
+        if mode.dtype == "float16" and not mode.like and self.reference(mode).greatest() > HALF_LIMIT:
+            return None
+        try:
+            record = self.record(name)
+            expected = self.record(mode.like) if mode.like else self.reference(mode).record
+        except Exception as error:
+            return Fault(name, "raises", "".join(traceback.format_exception(error)), type(error).__name__)
+        other = {key for key in expected if key.split(":")[0].split(" ")[-1] not in mode.leaves_out} ^ set(record)
+        if other:
+            return Fault(name, "names", f"one alone of the mode and what it is compared with has {sorted(other)}")
+        return self._other_bits(name, expected, record) if mode.like else self._too_far(name, record)
+
+    def record(self, name):
+        """All that a mode computes."""
+        if name not in self._records:
+            mode = MODES[name]
+            self._records[name] = mode.run(self.network, mode.dtype)
+        return self._records[name]
+
+    def _too_far(self, name, record):
+        wrong = self.reference(MODES[name]).differences(record)
+        told = [f"{key}: off by {error:.3g}, {bound:.3g} is allowed" for key, error, bound in wrong]
+        return Fault(name, "differs", "\n".join(told)) if wrong else None
+
+    def _other_bits(self, name, expected, record):
+        other = [key for key in record if not np.array_equal(record[key], expected[key], equal_nan=True)]
+        return Fault(name, "bits", f"not those of {MODES[name].like!r}: {', '.join(other)}") if other else None

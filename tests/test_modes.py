@@ -1,0 +1,246 @@
+"""Every mode of execution gives the same: random networks, the model zoo, and the fuzzer tried on modes that are wrong.
+
+`python -m tests.modes.run 1000 0` looks for more.
+"""
+
+import contextlib
+import io
+
+import pytest
+
+from flowmx import gluon
+from flowmx.cached_op.compiled import Compiled
+from flowmx.gluon import contrib, loss, nn, rnn
+from flowmx.gluon.model_zoo import vision
+from flowmx.graph import compiler
+from flowmx.graph.graph import Rewriter
+from flowmx.graph.node import Entry
+from flowmx.ops.nn_common import bound
+from flowmx.ops.registry import lookup
+from tests.fixtures.record_zoo import SIZES
+from tests.modes.drawing import LAYERS, LOSSES, TOGETHER, draw
+from tests.modes.modes import MODES
+from tests.modes.network import Input, Network, Step, layer
+from tests.modes.run import fuzz, program, quiet
+from tests.modes.trial import Trial
+
+NAMES = list(MODES)
+SAMPLE, SOAK, PART = 300, 3000, 100
+
+
+@pytest.fixture(autouse=True)
+def without_warnings():
+    with quiet():
+        yield
+
+
+def some(seed):
+    """The modes of a network of the sample: each has as many networks."""
+    return [NAMES[seed % len(NAMES)]]
+
+
+@pytest.mark.parametrize("first", range(0, SAMPLE, PART))
+def test_random_networks_give_the_same_in_some_modes(first):
+    assert "\n\n".join(map(str, fuzz(range(first, first + PART), some))) == ""
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(SAMPLE, SAMPLE + SOAK, PART))
+def test_random_networks_give_the_same_in_every_mode(first):
+    assert "\n\n".join(map(str, fuzz(range(first, first + PART)))) == ""
+
+
+# -- what is covered --------------------------------------------------------------------------------------
+
+PUBLIC = {"nn": nn, "rnn": rnn, "loss": loss, "contrib.nn": contrib.nn, "contrib.cnn": contrib.cnn,
+          "contrib.rnn": contrib.rnn}  # fmt: skip
+ELSEWHERE = {
+    **dict.fromkeys(["nn.Block", "nn.HybridBlock"], "a base: what networks are put together of derives from it"),
+    **dict.fromkeys(["rnn.RecurrentCell", "rnn.HybridRecurrentCell", "rnn.ModifierCell"], "a base of cells"),
+    "loss.Loss": "the base of losses",
+    "nn.SymbolBlock": "what a network is once it was imported, which is a mode",
+}
+
+
+def public_layers():
+    for prefix, module in PUBLIC.items():
+        for name in module.__all__:
+            made = getattr(module, name)
+            if isinstance(made, type) and issubclass(made, gluon.Block):
+                yield f"{prefix}.{name}"
+
+
+def test_every_public_layer_is_drawn():
+    drawn = {*LAYERS, *LOSSES, *TOGETHER}
+    assert set(public_layers()) == drawn | set(ELSEWHERE)
+    assert not drawn & set(ELSEWHERE)
+    made = {name for seed in range(SAMPLE) for name in draw(seed).names()}
+    assert not [name for name in drawn if TOGETHER.get(name, name) not in made]
+
+
+# -- the model zoo ----------------------------------------------------------------------------------------
+
+ZOO_MODES = [
+    "imperative", "hybridized", "static shape", "mirrored", "executor", "module", "imported", "two devices, hybridized",
+    "simulated, hybridized", "float64, imported", "float16, hybridized", "bfloat16, imported",
+]  # fmt: skip
+
+
+def narrow(name, by=16):
+    return layer("narrow", name=name, by=by)
+
+
+# A model of each family with few channels, and the images that it takes.
+SMALL = {
+    "AlexNet": (narrow("alexnet"), 64),
+    "DenseNet": (
+        layer("vision.DenseNet", num_init_features=8, growth_rate=4, block_config=(2, 2), classes=4), 64
+    ),
+    "Inception": (narrow("inceptionv3"), 80),
+    "MobileNet": (narrow("mobilenet0.25", 4), 32),
+    "MobileNetV2": (narrow("mobilenetv2_0.25", 4), 32),
+    "ResNetV1": (narrow("resnet18_v1"), 32),
+    "ResNetV2": (narrow("resnet18_v2"), 32),
+    "SqueezeNet": (narrow("squeezenet1.1"), 48),
+    "VGG": (narrow("vgg11_bn"), 32),
+}  # fmt: skip
+SIZES_OF_NARROW = {"alexnet": 64, "squeezenet": 48, "inception": 80}
+
+
+def images_through(made, size):
+    """Images of this size through a model; their number changes."""
+    steps = Step("predict", 6), Step("train", 6), Step("predict", 7)
+    return Network(made, (Input((3, size, size)),), steps, whole=True, draws=True)
+
+
+def size_of(name, sizes, otherwise):
+    return next((size for start, size in sizes.items() if name.startswith(start)), otherwise)
+
+
+def found_in(network, modes):
+    trial = Trial(network)
+    return [fault for name in modes if (fault := trial.fault(name)) is not None]
+
+
+def zoo_modes(number):
+    """Two modes for each family, so that each mode has a family."""
+    return [ZOO_MODES[each % len(ZOO_MODES)] for each in (number, number + len(SMALL))]
+
+
+def test_each_mode_has_a_family_of_the_zoo():
+    assert {mode for number in range(len(SMALL)) for mode in zoo_modes(number)} == set(ZOO_MODES)
+
+
+@pytest.mark.parametrize("family", SMALL)
+def test_each_family_of_the_zoo_gives_the_same_in_some_modes(family):
+    assert not found_in(images_through(*SMALL[family]), zoo_modes(list(SMALL).index(family)))
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", vision._MODELS)
+def test_a_model_with_few_channels_gives_the_same_in_every_mode(name):
+    made = narrow(name, 4 if name.startswith("mobilenet") else 16)
+    assert not found_in(images_through(made, size_of(name, SIZES_OF_NARROW, 32)), ZOO_MODES)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", vision._MODELS)
+def test_a_model_gives_the_same_in_every_mode(name):
+    made = layer("vision.get_model", name=name, classes=4)
+    assert not found_in(images_through(made, size_of(name, SIZES, 64)), ZOO_MODES)
+
+
+# -- the fuzzer itself ------------------------------------------------------------------------------------
+
+
+def replaced(wanted, make):
+    """A pass that puts something else in the place of some nodes."""
+
+    def wrong(graph, options):
+        rewriter = Rewriter(graph)
+        for node in rewriter.nodes:
+            if node.op is not None and wanted(node.op, graph):
+                made = make(rewriter, node, [rewriter.new(entry) for entry in node.inputs])
+                for index in range(node.outputs()):
+                    rewriter.replace(Entry(node, index), Entry(made, index))
+            elif node.op is not None:
+                rewriter.keep(node)
+        return rewriter.result()
+
+    return wrong
+
+
+def without_bias(rewriter, node, inputs):
+    op = lookup(node.op.name).create(**bound(node.op) | {"no_bias": True})
+    return rewriter.make(op, inputs[:2], node)
+
+
+def standing_still(rewriter, node, inputs):
+    return rewriter.make(lookup("BatchNorm").create(**bound(node.op) | {"momentum": 1.0}), inputs, node)
+
+
+def in_one_group(rewriter, node, inputs):
+    groups = node.op.num_group
+    whole = rewriter.make(lookup("Concat").create(num_args=groups, dim=1), [inputs[1]] * groups, node)
+    op = lookup("Convolution").create(**bound(node.op) | {"num_group": 1})
+    return rewriter.make(op, [inputs[0], Entry(whole, 0), *inputs[2:]], node)
+
+
+PLANTED = {
+    "a bias is dropped": (
+        replaced(lambda op, _: op.name == "FullyConnected" and not op.no_bias, without_bias),
+        {"nn.Dense", "Tied", "Scan", "Repeated", "Attention"},
+    ),
+    "a running mean stands still": (
+        replaced(lambda op, graph: op.name == "BatchNorm" and graph.train, standing_still), {"nn.BatchNorm"}
+    ),
+    "groups are ignored": (
+        replaced(lambda op, _: op.name == "Convolution" and op.num_group > 1, in_one_group),
+        {"nn.Conv1D", "nn.Conv2D", "nn.Conv3D"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_a_wrong_pass_is_found_and_shown(monkeypatch, fault):
+    wrong, blamed = PLANTED[fault]
+    with monkeypatch.context() as patched:
+        patched.setattr(compiler, "PASSES", [wrong, *compiler.PASSES])
+        found = next(fuzz(range(300), lambda seed: ["hybridized"]))
+        assert found.fault.kind == "differs"
+        assert blamed & set(found.network.names())
+        assert len(found.network.names()) == len(found.network.steps) == 1
+        assert "differs" in printed(found)
+    assert "nothing is wrong" in printed(found)
+
+
+def printed(found):
+    """The text that a program which shows something prints."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        exec(program(found.network, found.fault.mode), {})
+    return text.getvalue()
+
+
+def test_packed_weights_that_are_never_packed_again_are_found(monkeypatch):
+    forward = Compiled.forward
+    monkeypatch.setattr(
+        Compiled, "forward", lambda self, inputs, outputs, versions: forward(self, inputs, outputs, (1,))
+    )
+    assert next(fuzz(range(300), lambda seed: ["static shape"])).fault.kind == "differs"
+
+
+def test_a_mode_that_raises_is_found(monkeypatch):
+    def refusing(graph, options):
+        if any(node.op is not None and node.op.name == "LayerNorm" for node in graph.nodes()):
+            raise ZeroDivisionError("no LayerNorm")
+        return graph
+
+    monkeypatch.setattr(compiler, "PASSES", [refusing, *compiler.PASSES])
+    found = next(fuzz(range(300), lambda seed: ["hybridized"]))
+    assert (found.fault.kind, found.fault.error) == ("raises", "ZeroDivisionError")
+    assert found.network.names() == ["nn.LayerNorm"]
+    assert "no LayerNorm" in str(found)
