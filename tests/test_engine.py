@@ -16,6 +16,7 @@ import uvloop
 
 import flowmx as mx
 from flowmx.engine import BlockingInCoroutineWarning
+from flowmx.engine.workers import ThreadActor
 from flowmx.errors import EngineError, OperationCancelled, UndeclaredWriteError
 
 KINDS = ["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
@@ -837,3 +838,20 @@ def test_loops_in_several_threads_share_the_engine():
     for thread in threads:
         thread.join(60)
     assert errors == []
+
+
+def test_an_actor_that_is_dropped_before_its_coroutine_began_leaves_none_behind():
+    mx.nd.ones(1).wait_to_read()
+    engine, hold = mx.engine.engine, threading.Event()
+    loop = engine.hosting.loop
+    loop.call_soon_threadsafe(hold.wait)  # the loop comes to nothing meanwhile
+    actor = ThreadActor("short-lived")
+    engine.hosting.adopt(actor)
+    engine.retire(actor)
+    hold.set()
+
+    async def left():
+        return [task.get_name() for task in asyncio.all_tasks() if "short-lived" in task.get_name()]
+
+    asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(30)
+    assert asyncio.run_coroutine_threadsafe(left(), loop).result(30) == []
