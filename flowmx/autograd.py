@@ -12,15 +12,17 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, ClassVar, cast
 
+from flowmx.engine import capture
 from flowmx.errors import AutogradError
 from flowmx.ndarray import recording
 from flowmx.ndarray.array import NDArray, check_request
 from flowmx.ndarray.backward import Walk
 from flowmx.ndarray.core import record as record_call
-from flowmx.ndarray.recording import Entry, Leaf
+from flowmx.ndarray.recording import Leaf
+from flowmx.ndarray.views import mark, set_apart
 
 __all__ = [
     "Function", "backward", "grad", "is_recording", "is_training", "mark_variables", "pause", "predict_mode", "record",
@@ -96,7 +98,7 @@ def mark_variables(
         )
     for variable, gradient, request in zip(variables, gradients, requests, strict=True):
         check_request(request)
-        variable._entry = Entry(Leaf(gradient, request), 0)
+        mark(variable, Leaf(gradient, request))
 
 
 def backward(
@@ -130,7 +132,7 @@ def grad(
     retain_graph: bool | None = None,
     create_graph: bool = False,
     train_mode: bool = True,
-) -> Any:
+) -> list[NDArray]:
     """Return the gradients of ``heads`` with respect to ``variables``, without touching their buffers.
 
     Args:
@@ -142,13 +144,22 @@ def grad(
         train_mode: whether the backward pass counts as training.
 
     Returns:
-        a list of gradients, or one where ``variables`` is one array.
+        a list of gradients, one for each variable, also where ``variables`` is one array.
 
     Raises:
         AutogradError: as :func:`backward`; also where a head does not depend on a variable.
+
+    Example:
+        >>> x = mx.nd.array([1, 2, 3])
+        >>> x.attach_grad()
+        >>> with mx.autograd.record():
+        ...     y = x * x
+        >>> mx.autograd.grad(y, x)[0].asnumpy()
+        array([2., 4., 6.], dtype=float32)
     """
+    marked = _as_list(variables)
     leaves = []
-    for position, variable in enumerate(_as_list(variables)):
+    for position, variable in enumerate(marked):
         leaf = variable._entry.node if variable._entry is not None else None
         if not isinstance(leaf, Leaf):
             raise AutogradError(f"grad: variable {position} was not marked: call attach_grad() on it before recording")
@@ -156,12 +167,10 @@ def grad(
     retain = create_graph if retain_graph is None else retain_graph
     walk = Walk(retain, create_graph, train_mode)
     walk.go(_as_list(heads), _as_grads(head_grads, heads))
-    totals = walk.totals()
     for position, leaf in enumerate(leaves):
-        if leaf not in totals:
+        if leaf not in walk.leaves:
             raise AutogradError(f"grad: the heads do not depend on variable {position}")
-    found = walk.arrays([totals[leaf] for leaf in leaves])
-    return found[0] if isinstance(variables, NDArray) else found
+    return walk.gradients(leaves, marked)
 
 
 def _as_list(arrays: NDArray | Sequence[NDArray]) -> list[NDArray]:
@@ -209,22 +218,35 @@ class Function:
         self.__dict__["_used"] = True
         with pause(train_mode=is_training()):
             result = self.forward(*inputs)
-        outputs = [result] if isinstance(result, NDArray) else list(result)
-        if is_recording():
-            outputs = [each.detach() for each in outputs]
+        if not is_recording():
+            return result
+        made = [result] if isinstance(result, NDArray) else list(result)
+        outputs = [cast("NDArray", each._plain()) for each in made]
+        record_call(type(self).__name__, self._gradient(len(inputs)), inputs, outputs, len(outputs), capture(2))
+        for each, output in zip(made, outputs, strict=True):
+            set_apart(output, each)
+        return outputs[0] if isinstance(result, NDArray) else outputs
 
-            def gradient(F: Any, saved: Any, made: Any, heads: Sequence[NDArray]) -> Sequence[NDArray | None]:
-                grads = self.backward(*heads)
-                found = [grads] if isinstance(grads, NDArray) or grads is None else list(grads)
-                if len(found) != len(inputs):
+    def _gradient(self, count: int) -> Callable[..., Sequence[NDArray | None]]:
+        """The gradient for the tape, of what forward has kept, which must not change any more."""
+        name, kept = type(self).__name__, [(each, each._storage.version) for each in _arrays_in(vars(self).values())]
+
+        def gradient(F: Any, inputs: Any, outputs: Any, heads: Sequence[NDArray]) -> Sequence[NDArray | None]:
+            for each, version in kept:
+                if each._storage.version != version:
                     raise AutogradError(
-                        f"{type(self).__name__}.backward returned {len(found)} gradients, expected {len(inputs)}"
+                        f"backward: an array that {name}.forward kept (shape {each.shape}) was changed in place since, "
+                        "so the gradient would be wrong; keep a copy (x.copy()), or call backward before the change"
                     )
-                return found
+            twice = is_recording()
+            with pause(train_mode=is_training()):
+                grads = self.backward(*heads)
+            found = [grads] if isinstance(grads, NDArray) or grads is None else list(grads)
+            if len(found) != count:
+                raise AutogradError(f"{name}.backward returned {len(found)} gradients, expected {count}")
+            return _differentiable_once(name, found, inputs, heads) if twice else found
 
-            record_call(type(self).__name__, gradient, inputs, outputs, len(outputs))
-            result = outputs[0] if isinstance(result, NDArray) else outputs
-        return result
+        return gradient
 
     def forward(self, *inputs: Any) -> Any:
         """Compute the outputs from the inputs."""
@@ -233,3 +255,29 @@ class Function:
     def backward(self, *output_grads: Any) -> Any:
         """Compute a gradient for each input from those of the outputs."""
         raise NotImplementedError(f"{type(self).__name__} must define backward")
+
+
+def _arrays_in(values: Iterable[Any]) -> Iterator[NDArray]:
+    for each in values:
+        if isinstance(each, NDArray):
+            yield each
+        elif isinstance(each, (list, tuple)):
+            yield from _arrays_in(each)
+
+
+def _differentiable_once(
+    name: str, found: Sequence[NDArray | None], inputs: Sequence[NDArray], heads: Sequence[NDArray]
+) -> Sequence[NDArray | None]:
+    """Gradients that can be used, but not differentiated: nobody knows what code of the user's made them of."""
+
+    def refuse(*_: Any) -> Any:
+        raise AutogradError(
+            f"backward: the gradient of {name} is not differentiable, since its backward() is not recorded; write the "
+            "function with operators for gradients of gradients"
+        )
+
+    sources = [*(inputs[at] for at in range(len(inputs))), *heads]
+    outputs = [None if each is None else cast("NDArray", each._plain()) for each in found]
+    made = [each for each in outputs if each is not None]
+    record_call(f"{name}.backward", refuse, sources, made, len(made))
+    return outputs

@@ -111,8 +111,8 @@ def test_grad_and_higher_orders():
     x = marked([0.5, 1.5])
     with autograd.record():
         y = mx.nd.exp(x * 2)
-        first = autograd.grad(y, x, create_graph=True)
-        second = autograd.grad(first, x, create_graph=True)
+        (first,) = autograd.grad(y, x, create_graph=True)
+        (second,) = autograd.grad(first, x, create_graph=True)
         third = second * second
     third.backward()
     e = np.exp(2 * x.asnumpy())

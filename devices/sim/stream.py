@@ -111,7 +111,7 @@ def unleased(argument: Any) -> Any:
         return argument
     copy = object.__new__(type(argument))
     copy._storage = _Looked(storage, memory)
-    copy._shape, copy._dtype, copy._view, copy._entry = argument._shape, argument._dtype, argument._view, None
+    copy._shape, copy._dtype, copy._view = argument._shape, argument._dtype, argument._view
     return copy
 
 

@@ -14,11 +14,11 @@ from flowmx.engine import capture
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
 from flowmx.errors import ShapeError
-from flowmx.ndarray import core, indexing, recording
-from flowmx.ndarray.core import BaseArray, Storage, allocate, refuse_in_place
+from flowmx.ndarray import core, indexing, recording, views, writing
+from flowmx.ndarray.core import BaseArray, Storage, allocate
 from flowmx.ndarray.methods import Methods
 from flowmx.ndarray.operators import Arithmetic
-from flowmx.ndarray.recording import Entry, Leaf
+from flowmx.ndarray.recording import Leaf
 from flowmx.ops.dtypes import DType, as_dtype
 from flowmx.ops.registry import Shape
 
@@ -79,7 +79,7 @@ class NDArray(Methods, Arithmetic):
     @property
     def grad(self) -> Any:
         """The gradient buffer (an NDArray) that :meth:`attach_grad` made, or None."""
-        leaf = self._entry.node if self._entry is not None else None
+        leaf = self._made.node if self._made is not None else None
         return leaf.grad if isinstance(leaf, Leaf) else None
 
     def __len__(self) -> int:
@@ -199,7 +199,7 @@ class NDArray(Methods, Arithmetic):
         else:
             self._storage = Storage(device, data.shape, data.dtype, np.ascontiguousarray(data).reshape(data.shape))
         self._shape, self._dtype = data.shape, data.dtype
-        self._view = self._entry = None
+        self._view = self._made = self._history = self._part = None
 
     def __reduce__(self) -> Any:
         return _unpickled, (), self.__getstate__()
@@ -226,6 +226,8 @@ class NDArray(Methods, Arithmetic):
             return other
         if other._shape != self._shape:
             raise ShapeError(f"copyto: target has shape {other._shape}, expected {self._shape}")
+        if recording.state.get().recording:
+            writing.record_copy(self, other)
         copy_into(self, other)
         return other
 
@@ -237,11 +239,7 @@ class NDArray(Methods, Arithmetic):
         """This array if it lives on ``context``, else a copy there."""
         if self.context is context:
             return self
-        moved = self.copyto(context)
-        if recording.state.get().recording and self._entry is not None:
-            source = self.context
-            core.record("as_in_context", lambda F, i, o, heads: [heads[0].as_in_context(source)], [self], [moved], 1)
-        return moved
+        return self.copyto(context)
 
     def as_in_ctx(self, ctx: Context) -> NDArray:
         """The newer name of :meth:`as_in_context`."""
@@ -286,11 +284,11 @@ class NDArray(Methods, Arithmetic):
         """
         check_request(grad_req)
         grad = None if grad_req == "null" else full(self._shape, 0, self.context, self._dtype)
-        self._entry = Entry(Leaf(grad, grad_req), 0) if grad is not None else None
+        views.mark(self, None if grad is None else Leaf(grad, grad_req))
 
     def detach(self) -> NDArray:
         """The same memory without history: no gradient flows through it."""
-        return cast("NDArray", self._plain())
+        return cast("NDArray", views.detach(self))
 
     def backward(self, out_grad: NDArray | None = None, retain_graph: bool = False, train_mode: bool = True) -> None:
         """Compute the gradients of this array with respect to the marked variables."""
@@ -399,6 +397,8 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
     """An array filled with one number."""
     device, kind, shape = on_context(ctx), as_dtype(dtype), as_shape(shape)
     made = cast("NDArray", allocate(device, shape, kind)) if out is None else out
+    if out is not None and recording.state.get().recording:
+        writing.record_constant(out, "full")
     size = made.size * kind.itemsize
     core.push_on(device, _fill, (made, val), (), (made._storage,), "full", size < 1 << 16, size, 3)
     return made
@@ -434,12 +434,10 @@ def array(source_array: Any, ctx: Context | None = None, dtype: Any = None) -> N
 
 
 def copy_into(source: BaseArray, target: BaseArray, priority: int = 0) -> None:
-    """Enqueue a copy, between devices on the target's copy actor, converting the dtype."""
-    mode = recording.state.get()
-    if mode.notes is not None:
-        mode.notes.refuse()
-    if mode.recording:
-        refuse_in_place(target, "copyto")
+    """Enqueue a copy, between devices on the target's copy actor, converting the dtype. It is not recorded."""
+    notes = recording.state.get().notes
+    if notes is not None:
+        notes.refuse()
     here, there = source._storage.device, target._storage.device
     actor = there.compute if here is there else there.copy_actor(here)
     reads = (source._storage, target._storage) if target._view is not None else (source._storage,)

@@ -5,39 +5,70 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from flowmx.devices import Device
 from flowmx.engine import Variable, capture, describe, layer_scope, origin
+from flowmx.engine.origin import warn_user
 from flowmx.engine.runtime import engine
 from flowmx.errors import AutogradError
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import BaseArray, may_store, store
-from flowmx.ndarray.recording import Entry, Leaf, Saved, Scope, TapeNode, state
+from flowmx.ndarray.recording import Entry, Leaf, Saved, Scope, TapeNode, free, state
 from flowmx.ndarray.rules import Rule, learn, rule_for
 from flowmx.ndarray.stretch import Cell, Stretch, Value
 from flowmx.ops.registry import Operator
 
 
-def _order(heads: Sequence[NDArray]) -> list[TapeNode]:
-    """The nodes that the heads depend on, each after all its inputs' nodes."""
+_stopped: set[tuple[str, int]] = set()
+"""The user's lines that were warned of, since a gradient ends there at what is freed."""
+
+
+class _Order(NamedTuple):
+    """What heads depend on.
+
+    Attributes:
+        nodes: each after all its inputs' nodes.
+        leaves: the variables.
+        dead: nodes through which no gradient flows to a variable.
+    """
+
+    nodes: list[TapeNode]
+    leaves: dict[Leaf, None]
+    dead: set[TapeNode]
+
+
+def _order(heads: Sequence[NDArray]) -> _Order:
+    """The nodes and variables that the heads depend on."""
     done: dict[TapeNode, None] = {}
-    entered: set[TapeNode] = set()
-    stack: list[TapeNode] = [
-        head._entry.node for head in heads if head._entry is not None and isinstance(head._entry.node, TapeNode)
-    ]
-    while stack:
-        node = stack[-1]
-        if node in entered:
-            stack.pop()
+    entered: set[TapeNode | Leaf] = set()
+    leaves: dict[Leaf, None] = {}
+    dead: set[TapeNode] = set()
+    stack: list[TapeNode] = []
+    upwards = [head._entry for head in heads]
+    while True:
+        for entry in upwards:
+            if entry is not None and entry.node not in entered:
+                if type(entry.node) is TapeNode:
+                    stack.append(entry.node)
+                else:
+                    entered.add(entry.node)
+                    leaves[cast("Leaf", entry.node)] = None
+        while stack and stack[-1] in entered:
+            node = stack.pop()
             done[node] = None
-            continue
-        entered.add(node)
-        for entry in node.entries:
-            if entry is not None and entry.node not in entered and type(entry.node) is TapeNode:
-                stack.append(entry.node)
-    return list(done)
+            if node.gradient is None or (dead and node.arrays is not None and _is_dead(node, dead)):
+                dead.add(node)
+        if not stack:
+            break
+        entered.add(stack[-1])
+        upwards = stack[-1].entries
+    return _Order(list(done), leaves, dead)
+
+
+def _is_dead(node: TapeNode, dead: set[TapeNode]) -> bool:
+    return all(entry is None or entry.node in dead for entry in node.entries)
 
 
 class Walk:
@@ -55,6 +86,11 @@ class Walk:
         self._nodes: list[TapeNode] = []
         """What is walked over, and how far it is."""
         self._at = 0
+        self.leaves: dict[Leaf, None] = {}
+        """The variables that the heads depend on whose gradient buffers are to be written yet."""
+        self._dead: set[TapeNode] = set()
+        self._heads: Sequence[NDArray] = ()
+        self._released: list[TapeNode] = []
         self._left: Counter[Any] | None = None
         self._kept: set[Any] = set()
         self._orders: dict[Device, Variable] = {}
@@ -80,23 +116,25 @@ class Walk:
                 if given is not None:
                     given._storage.shared = True
                 self._add(head._entry, self._ones(head) if given is None else given)
-            self._nodes = _order(heads)
-            for at in range(len(self._nodes) - 1, -1, -1):
-                self._at = at
-                self._through(self._nodes[at])
-            self._nodes = []
+            self._heads = heads
+            self._nodes, self.leaves, self._dead = _order(heads)
+            try:
+                for at in range(len(self._nodes) - 1, -1, -1):
+                    self._at = at
+                    self._through(self._nodes[at])
+            finally:
+                if self._released:
+                    free(self._released)
+            self._nodes, self._released = [], []
 
     def _through(self, node: TapeNode) -> None:
         """Add to the gradients of a node's inputs what follows from those of its outputs."""
         sums = self._sums
         grads = [sums.pop(Entry(node, index), None) for index in range(node.visible)]
-        if any(each is not None for each in grads):
+        if node not in self._dead and any(each is not None for each in grads):
             if node.arrays is None:
-                place = f" (called at {describe(node.origin)})" if node.origin is not None else ""
-                raise AutogradError(
-                    f"backward: the tape of {node.name!r}{place} was freed by an earlier backward pass; "
-                    "pass retain_graph=True to that one"
-                )
+                self._stop_at(node)
+                return
             found = self._by_rule(node, grads)
             if found is None:
                 arrays = self.arrays(grads)
@@ -106,10 +144,26 @@ class Walk:
             for entry, gradient in zip(node.entries, found, strict=False):
                 if entry is not None and gradient is not None:
                     self._add(entry, gradient)
-            if not self._retain:
-                node.release()
         if self._left is not None:
             self._left.subtract(entry for entry in node.entries if entry is not None)
+        if not self._retain and any(each is not None for each in grads):
+            node.release()
+            self._released.append(node)
+
+    def _stop_at(self, node: TapeNode) -> None:
+        """Stop at a node that an earlier pass freed: what was recorded from it since has it as a constant, as in MXNet.
+
+        Raises:
+            AutogradError: it was used before it was freed.
+        """
+        place = f" (called at {describe(node.origin)})" if node.origin is not None else ""
+        freed = f"backward: the tape of {node.name!r}{place} was freed by an earlier backward pass"
+        users = [user for user in self._nodes[self._at + 1 :] if any(e is not None and e.node is node for e in user.entries)]
+        is_head = any(head._entry is not None and head._entry.node is node for head in self._heads)
+        if is_head or any(user.era < node.era for user in users):
+            raise AutogradError(f"{freed}; pass retain_graph=True to that one")
+        message = f"{freed}, so it counts as a constant: say so with detach(), or pass retain_graph=True to that one"
+        warn_user(message, _stopped)
 
     def _targets(self, node: TapeNode, heads: Sequence[NDArray | None]) -> Sequence[NDArray | None]:
         """For each input of a node, the buffer that its gradient may be written into at once, as the whole total."""
@@ -144,7 +198,7 @@ class Walk:
 
     def _ones(self, head: NDArray) -> Cell:
         if self._by_calls:
-            return F.ones_like(head.detach())
+            return F.ones_like(head._plain())
         rule = rule_for("ones_like", [head], _ones_like, head._storage.device)
         assert rule is not None
         found = self._on(head._storage.device).compute(rule, [head])[0]
@@ -164,7 +218,7 @@ class Walk:
         for position, each in enumerate(heads, count):
             if each is not None and not _is_like(each, arrays[position], device):
                 return None
-        key = (device, tuple([each is not None for each in node.entries]), tuple([each is not None for each in heads]))
+        key = (device, self._wanted(node), tuple([each is not None for each in heads]))
         try:
             rule = rules[key]
         except KeyError:
@@ -176,6 +230,12 @@ class Walk:
                 node.refuse_changed(position)
         every = [*arrays, *heads]
         return self._on(device).compute(rule, [every[position] for position in rule.sources])
+
+    def _wanted(self, node: TapeNode) -> tuple[bool, ...]:
+        """For each input of a node whether its gradient leads anywhere."""
+        if not self._dead:
+            return tuple([each is not None for each in node.entries])
+        return tuple([each is not None and each.node not in self._dead for each in node.entries])
 
     # -- stretches -------------------------------------------------------------------------------------
 
@@ -206,6 +266,24 @@ class Walk:
             self._push()
         return [None if each is None else _seen(each) for each in cells]
 
+    def gradients(self, leaves: Sequence[Leaf], variables: Sequence[NDArray]) -> list[NDArray]:
+        """The totals of some leaves, the places of these variables; zeros where there is none."""
+        totals = self.totals()
+        found = self.arrays([totals.get(leaf) for leaf in leaves])
+        with Scope(self._create_graph, self._train):
+            zeros = [F.op("zeros_like", each._plain()) if got is None else got for got, each in zip(found, variables, strict=True)]
+            return [self._tied(each) for each in zeros] if self._create_graph else zeros
+
+    def _tied(self, gradient: NDArray) -> NDArray:
+        """A recorded gradient as the function of all variables that it is, also of those in which it is constant."""
+        reached = TapeNode("gradient", None, [Entry(leaf, 0) for leaf in self.leaves], (), (), 1, self._origin)
+        made = cast("NDArray", gradient._plain())
+        rules = _rules_of_tied.setdefault((gradient._shape, gradient._dtype), {})
+        entries = [gradient._entry, Entry(reached, 0)]
+        node = TapeNode("gradient", _through_tied, entries, [gradient, gradient], [made], 1, self._origin, rules)
+        made._made = Entry(node, 0)
+        return made
+
     # -- totals ----------------------------------------------------------------------------------------
 
     def totals(self) -> dict[Leaf, Cell]:
@@ -216,6 +294,8 @@ class Walk:
         """Enqueue that the totals go where the leaves' requests say."""
         with Scope(False, self._train):
             totals, seen = self.totals(), set()
+            for leaf in totals:
+                self.leaves.pop(leaf, None)
             for total in map(_seen, totals.values()):
                 if not isinstance(total, Value):
                     if total._storage in seen:  # the same array may be the gradient of several
@@ -224,6 +304,9 @@ class Walk:
             for leaf, total in totals.items():
                 self._store(leaf, total)
             self._push()
+            for leaf in self.leaves:  # on which the heads depend, but not smoothly
+                if leaf.grad is not None and leaf.request == "write":
+                    cast("NDArray", leaf.grad)[:] = 0
 
     def _look_ahead(self) -> None:
         """Count what is still to come for each entry, and what it looks at."""
@@ -247,6 +330,7 @@ class Walk:
                 and _is_like(now, leaf.grad, stretch.device)
             ):
                 del self._sums[entry]
+                self.leaves.pop(leaf, None)
                 _store(stretch, leaf, now, leaf.grad)
 
     def _store(self, leaf: Leaf, total: Cell) -> None:
@@ -302,6 +386,13 @@ def _store(stretch: Stretch, leaf: Leaf, total: Cell, target: BaseArray) -> None
         stretch.add_to(total, target, rule)
 
 
+_rules_of_tied: dict[Any, dict[Any, Any]] = {}
+
+
+def _through_tied(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+    return [heads[0], None]
+
+
 def _ones_like(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
     return [F.ones_like(inputs.unchecked(0))]
 
@@ -353,7 +444,7 @@ class _History(Sequence[Any]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         array = self._saved[index]._plain()
-        array._entry = self._entries[index]
+        array._made = self._entries[index]
         return array
 
     def unchecked(self, index: int) -> Any:

@@ -13,8 +13,8 @@ import math
 import sys
 import zlib
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import Any, ClassVar, Protocol
-from weakref import WeakSet
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from weakref import WeakSet, ref
 
 import numpy as np
 
@@ -26,11 +26,14 @@ from flowmx.engine.origin import is_called_by_user, warn_user
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, CrossDeviceWarning, DeviceError, ShapeError, TypeInferenceError
-from flowmx.ndarray.recording import Entry, TapeNode, state
+from flowmx.ndarray.recording import Entry, Leaf, TapeNode, state
 from flowmx.ndarray.references import HELD
 from flowmx.ops import custom
 from flowmx.ops.dtypes import DType, name_of
 from flowmx.ops.registry import LIGHT_BYTES, Operator, Run, Shape, Spec, kernel_for, lookup
+
+if TYPE_CHECKING:
+    from flowmx.ndarray.views import History
 
 View = tuple[int, tuple[int, ...]]
 """Byte offset and byte strides of a view into its storage."""
@@ -42,6 +45,10 @@ class Storage(Variable):
     array: Any = None
     shared = False
     """True where another array than the one that an operator returned may use it too."""
+    histories: WeakSet[History] | None = None
+    """What the tape knows of it, where that is not the same for all handles (``views.py``)."""
+    variable: ref[Leaf] | None = None
+    """The variable of autograd that it is the memory of."""
 
     def __init__(self, device: Device, shape: Shape, dtype: DType, array: Any = None) -> None:
         # Not Variable's own: a storage is made for every result, and has nothing to tell it.
@@ -69,7 +76,12 @@ class BaseArray(KnownAttributes):
     _shape: Shape
     _dtype: DType
     _view: View | None = None
-    _entry: Entry | None = None
+    _made: Entry | None = None
+    """Where the content came from, on the tape, if no other handle shares the memory (or it is a variable)."""
+    _history: History | None = None
+    """Where the content of memory that several handles share came from."""
+    _part: tuple[Entry, Entry] | None = None
+    """The entry of a history that was read last, and the part of it."""
 
     public: ClassVar[type[BaseArray]]
     """The class of the arrays that operators return."""
@@ -91,12 +103,18 @@ class BaseArray(KnownAttributes):
         """The device that it lives on."""
         return self._storage.device.context
 
+    @property
+    def _entry(self) -> Entry | None:
+        """Where the content came from, on the tape."""
+        return self._made if self._history is None else self._history.read(self)
+
     def _plain(self) -> BaseArray:
         """Another handle on the same memory, without history."""
         self._storage.shared = True
         other = _new(BaseArray.public)
         other._storage, other._shape, other._dtype = self._storage, self._shape, self._dtype
-        other._view, other._entry = self._view, None
+        if self._view is not None:
+            other._view = self._view
         return other
 
     # -- memory, for the operation that runs -----------------------------------------------------------
@@ -364,8 +382,9 @@ class Elementwise:
                 spec.light,
             )
         )
-        if mode.recording and not self.op.no_gradient and (x._entry is not None or y is not None):
-            record(self.op.name, self.op.gradient, operands, (out,), 1, origin, spec.rules)
+        if mode.recording and (x._made is not None or y is not None or x._history is not None):
+            op = self.op
+            record(op.name, None if op.no_gradient else op.gradient, operands, (out,), 1, origin, spec.rules)
         return out
 
     def _learn(self, operands: tuple[BaseArray, ...], device: Device, key: Any) -> tuple[Any, ...] | None:
@@ -404,7 +423,7 @@ def invoke(
 
     Raises:
         ShapeError, TypeInferenceError, DeviceError: the inputs do not fit.
-        AutogradError: ``out`` is part of what is being recorded.
+        AutogradError: ``out`` is a variable, while recording.
     """
     if casting is not None and out is None and not state.get().backward:
         targets = casting.targets(op, tuple([each._dtype for each in inputs]))
@@ -425,6 +444,13 @@ def invoke(
     if mode.notes is not None:
         noted = mode.notes.note(op, inputs, spec, device, out)
         return noted[0] if op.visible_outputs() == 1 else noted[: op.visible_outputs()]
+    given: list[BaseArray] = []
+    if out is not None:
+        given = [out] if isinstance(out, BaseArray) else list(out)
+        if mode.recording:
+            from flowmx.ndarray import writing
+
+            inputs = writing.prepare(op, spec, inputs, given, device)
     reads = tuple([each._storage for each in inputs])
     compute: Callable[..., None] = _compute
     if out is None:
@@ -432,7 +458,7 @@ def invoke(
         nbytes = spec.nbytes
         writes: tuple[Variable, ...] = tuple([each._storage for each in outputs])
     else:
-        outputs, reads, compute = _given_outputs(op, spec, inputs, out, mode.recording, reads, device)
+        outputs, reads, compute = _given_outputs(op, spec, inputs, given, reads, device)
         nbytes = 0
         writes = tuple([each._storage for each in outputs])
     if op.uses_random:
@@ -458,8 +484,12 @@ def invoke(
         op.detach(work, inputs)
     engine.enqueue(work)
     visible = op.visible_outputs() if not spec.single else 1
-    if mode.recording and not op.no_gradient:
-        record(op.name, op.gradient, inputs, outputs, visible, origin, spec.rules)
+    if mode.recording:
+        gradient = None if op.no_gradient else op.gradient
+        if not given:
+            record(op.name, gradient, inputs, outputs, visible, origin, spec.rules)
+        else:
+            record_written(op.name, gradient, inputs, outputs, given, visible, origin, spec.rules)
     if visible == 1:
         return outputs[0]
     return outputs[:visible]
@@ -467,7 +497,7 @@ def invoke(
 
 def record(
     name: str,
-    gradient: Callable[..., Any],
+    gradient: Callable[..., Any] | None,
     inputs: Sequence[BaseArray],
     outputs: Sequence[BaseArray],
     visible: int,
@@ -478,34 +508,73 @@ def record(
 
     Args:
         name: what messages call it.
-        gradient: as :meth:`flowmx.ops.registry.Operator.gradient`.
+        gradient: as :meth:`flowmx.ops.registry.Operator.gradient`; None where no gradient flows.
         inputs: its inputs.
-        outputs: its outputs.
+        outputs: its outputs, which are new.
         visible: how many outputs the user sees.
         origin: the user's line.
         rules: where the gradient is kept once it was learned, for all calls of one form; None: it is called each time.
     """
-    for each in inputs:
-        if each._entry is not None:
+    entries = [each._made if each._history is None else each._history.read(each) for each in inputs]
+    for entry in entries:
+        if entry is not None:
             break
     else:
         return
-    node = TapeNode(name, gradient, inputs, outputs, visible, origin, rules)
+    node = TapeNode(name, gradient, entries, inputs, outputs, visible, origin, rules)
+    if visible == 1:
+        outputs[0]._made = _new_entry(Entry, (node, 0))
+        return
     for index, each in enumerate(outputs[:visible]):
-        each._entry = Entry(node, index)
+        each._made = _new_entry(Entry, (node, index))
+
+
+_new_entry: Callable[..., Entry] = tuple.__new__
+
+
+def record_written(
+    name: str,
+    gradient: Callable[..., Any] | None,
+    inputs: Sequence[BaseArray],
+    outputs: Sequence[BaseArray],
+    targets: Sequence[BaseArray],
+    visible: int,
+    origin: Origin | None = None,
+    rules: dict[Any, Any] | None = None,
+) -> None:
+    """Put a call on the tape whose first outputs are memory that was there before: all handles on it are told.
+
+    The arguments are those of :func:`record`, and ``targets``, the arrays that the user gave for outputs.
+    """
+    entries = [each._entry for each in inputs]
+    node = None
+    if any(entry is not None for entry in entries):
+        node = TapeNode(name, gradient, entries, inputs, outputs, visible, origin, rules)
+    for index, each in enumerate(outputs[:visible]):
+        entry = None if node is None else Entry(node, index)
+        if index < len(targets):
+            comes_from(each, entry, origin)
+        else:
+            each._made = entry
+
+
+def comes_from(array: BaseArray, entry: Entry | None, origin: Origin | None = None) -> None:
+    """Take down on the tape that an array was given another content (None: one of which nothing was recorded)."""
+    if array._history is None:
+        array._made = entry
+    else:
+        array._history.write(array, entry, origin)
 
 
 def _given_outputs(
     op: Operator,
     spec: Any,
     inputs: Sequence[BaseArray],
-    out: BaseArray | Sequence[BaseArray],
-    recording: bool,
+    given: list[BaseArray],
     reads: tuple[Storage, ...],
     device: Device,
 ) -> tuple[list[BaseArray], tuple[Storage, ...], Callable[..., None]]:
     """Check the arrays given as ``out``, and say how to compute into them."""
-    given = [out] if isinstance(out, BaseArray) else list(out)
     visible = op.visible_outputs()
     if len(given) not in (visible, len(spec.shapes)):
         raise ValueError(f"{op.name}: out holds {len(given)} arrays, expected {visible}")
@@ -518,8 +587,6 @@ def _given_outputs(
             )
         if each._storage.device is not device:
             raise DeviceError(f"{op.name}: out {index} is on {each._storage.device}, the operator runs on {device}")
-        if recording:
-            refuse_in_place(each, op.name)
         if each._view is not None:
             reads += (each._storage,)
     rest = zip(spec.shapes[len(given) :], spec.dtypes[len(given) :], strict=True)
@@ -565,7 +632,7 @@ def _same_memory(one: BaseArray, other: BaseArray) -> bool:
 
 
 def refuse_in_place(array: BaseArray, name: str) -> None:
-    """In-place changes of arrays that the tape knows are refused while recording, as MXNet does."""
+    """Refuse to change an array that the tape knows, while recording, by what is no operator."""
     if array._entry is not None:
         raise AutogradError(
             f"{name}: an array of the recorded graph (shape {array._shape}) can not be changed in place while "

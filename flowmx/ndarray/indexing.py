@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,8 +11,10 @@ import numpy as np
 from flowmx import devices
 from flowmx.engine.runtime import engine
 from flowmx.errors import ShapeError
-from flowmx.ndarray import core, recording
+from flowmx.ndarray import core, writing
 from flowmx.ndarray.core import BaseArray, invoke
+from flowmx.ndarray.recording import state
+from flowmx.ndarray.views import contiguous_strides, make_view, placed, reshaped
 from flowmx.ops.registry import Shape, lookup
 from flowmx.ops.reshaping import rebuild, resolve_reshape
 
@@ -28,12 +29,10 @@ def get(array: BaseArray, key: Any) -> BaseArray:
     if not all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
         return _gather(array, parts)
     full = _expand(array, parts)
-    if recording.state.get().recording and array._entry is not None:
-        return _recorded(array, full)
     offset, shape, strides = _view(array, full)
     if full and not shape:  # one element comes as an array of one, as in MXNet
         shape, strides = (1,), (array._dtype.itemsize,)
-    return _make_view(array, offset, shape, strides)
+    return make_view(array, offset, shape, strides)
 
 
 def put(array: BaseArray, key: Any, value: Any) -> None:
@@ -41,19 +40,18 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
 
     Raises:
         ShapeError: the value does not broadcast to what the key selects.
+        AutogradError: the array is a variable, while recording.
     """
-    if recording.state.get().recording:
-        core.refuse_in_place(array, "assignment")
     if isinstance(key, (BaseArray, list, np.ndarray)):
         key = (key,)
     parts = key if isinstance(key, tuple) else (key,)
     device = array._storage.device
     if all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
         offset, shape, strides = _view(array, _expand(array, parts))
-        target = _make_view(array, offset, shape, strides)
+        target = placed(array, offset, shape, strides)
         whole = target._view is None
         selected: Callable[[], Any] = target._written
-        indexes: tuple[BaseArray, ...] = ()
+        template, indexes = "", ()
     else:
         template, indexes = _template(array, parts)
         shape = _gathered_shape(array._shape, template, [each._shape for each in indexes])
@@ -74,6 +72,11 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
             sources.append(value._storage)
     if not whole:
         sources.append(array._storage)
+    if state.get().recording:
+        if target is array:
+            writing.record_choice(array, value, template, indexes, shape)
+        else:
+            writing.record_assignment(array, value, target)
     drop = max(0, len(given) - len(shape))
 
     def assign() -> None:
@@ -142,15 +145,6 @@ def _strides(array: BaseArray) -> tuple[int, ...]:
     return contiguous_strides(array._shape, array._dtype.itemsize)
 
 
-def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
-    """The byte strides of a C-contiguous array."""
-    strides, step = [], itemsize
-    for length in reversed(shape):
-        strides.append(step)
-        step *= max(1, length)
-    return tuple(reversed(strides))
-
-
 def _view(array: BaseArray, full: tuple[Any, ...]) -> tuple[int, Shape, tuple[int, ...]]:
     offset = array._view[0] if array._view is not None else 0
     shape, strides = [], []
@@ -172,47 +166,6 @@ def _view(array: BaseArray, full: tuple[Any, ...]) -> tuple[int, Shape, tuple[in
             offset += _index(part, length, axis, array._shape) * stride
         axis += 1
     return offset, tuple(shape), tuple(strides)
-
-
-def _make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]) -> BaseArray:
-    made = array._plain()
-    made._shape = shape
-    storage = array._storage
-    is_whole = offset == 0 and shape == storage.shape and strides == contiguous_strides(shape, storage.dtype.itemsize)
-    made._view = None if is_whole else (offset, strides)
-    return made
-
-
-def _recorded(array: BaseArray, full: tuple[Any, ...]) -> BaseArray:
-    """A basic key while recording: by operators, so that gradients flow."""
-    begin: list[int | None] = []
-    end: list[int | None] = []
-    step: list[int | None] = []
-    shape: list[int] = []
-    axis = 0
-    for part in full:
-        if part is None:
-            shape.append(1)
-            continue
-        length = array._shape[axis]
-        if isinstance(part, slice):
-            first, last, stride = part.indices(length)
-            count = max(0, -(-(last - first) // stride))
-            shape.append(count)
-            stop: int | None = last if last >= 0 else None
-        else:
-            first, stride = _index(part, length, axis, array._shape), 1
-            stop = first + 1
-        begin.append(first)
-        end.append(stop)
-        step.append(stride)
-        axis += 1
-    shape = shape or [1] * bool(full)
-    taken: BaseArray = array
-    if begin:
-        op = lookup("slice").create(begin=tuple(begin), end=tuple(end), step=tuple(step))
-        taken = invoke(op, [array], depth=4)
-    return taken if taken._shape == tuple(shape) else _share(taken, tuple(shape))
 
 
 # -- index arrays ------------------------------------------------------------------------------------------
@@ -282,31 +235,4 @@ def _gather(array: BaseArray, parts: tuple[Any, ...]) -> BaseArray:
 def reshape(array: BaseArray, codes: tuple[int, ...], reverse: bool = False) -> BaseArray:
     """The array with another shape; shares memory where its layout allows."""
     shape = resolve_reshape(array._shape, codes, reverse) if codes or array._shape else ()
-    return _share(array, shape)
-
-
-class _Reshaping:
-    """The gradient of what gave an array of this shape another one."""
-
-    def __init__(self, shape: Shape) -> None:
-        self._shape = shape
-        self.rules: dict[Any, dict[Any, Any]] = {}
-
-    def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[BaseArray]:
-        return [_share(heads[0], self._shape)]
-
-
-_reshaping = lru_cache(1024)(_Reshaping)
-
-
-def _share(array: BaseArray, shape: Shape) -> BaseArray:
-    strides = contiguous_strides(array._shape, array._dtype.itemsize)
-    if array._view is not None and array._view[1] != strides and math.prod(array._shape) > 1:
-        made: BaseArray = invoke(lookup("Reshape").create(shape=shape), [array], depth=4)
-        return made
-    offset = array._view[0] if array._view is not None else 0
-    made = _make_view(array, offset, shape, contiguous_strides(shape, array._dtype.itemsize))
-    if recording.state.get().recording and array._entry is not None:
-        back = _reshaping(array._shape)
-        core.record("Reshape", back.gradient, [array], [made], 1, None, back.rules.setdefault((shape, made._dtype), {}))
-    return made
+    return reshaped(array, shape)

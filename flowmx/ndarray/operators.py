@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from flowmx.ndarray import recording
-from flowmx.ndarray.core import BaseArray, Elementwise, allocate, invoke, refuse_in_place
+from flowmx.ndarray.core import BaseArray, Elementwise, allocate, invoke
 from flowmx.ops.registry import lookup
 
 if TYPE_CHECKING:
@@ -65,8 +64,6 @@ def _in_place(array_name: str, scalar_name: str) -> Callable[[Any, Any], NDArray
     known = numbers.known
 
     def method(self: Any, other: Any) -> Any:
-        if self._entry is not None and recording.state.get().recording:
-            refuse_in_place(self, "in-place arithmetic")
         if isinstance(other, BaseArray):
             if other._shape != self._shape or other._dtype != self._dtype:
                 other = cast("NDArray", other).astype(self._dtype, copy=False).broadcast_to(self._shape)

@@ -73,7 +73,7 @@ class Scope:
 class Leaf:
     """A marked variable: where gradients end up."""
 
-    __slots__ = ("grad", "request")
+    __slots__ = ("__weakref__", "grad", "request")
 
     def __init__(self, grad: BaseArray | None, request: str) -> None:
         self.grad = grad
@@ -87,24 +87,41 @@ class Entry(NamedTuple):
     index: int  # type: ignore[assignment]  # the field's usual name; nobody looks for tuple.index on it
 
 
+_new_handle: Any = object.__new__
+_era = 0
+"""How many backward passes have freed nodes."""
+
+
+def free(nodes: Sequence[TapeNode]) -> None:
+    """Forget what led to nodes that were released: what is recorded from now on can not go back through them."""
+    global _era
+    _era += 1
+    for node in nodes:
+        node.entries = ()
+        node.era = _era
+
+
 class TapeNode:
     """One recorded operator call.
 
     Attributes:
-        gradient: called with (F, inputs, outputs, heads), as :meth:`flowmx.ops.registry.Operator.gradient`.
+        gradient: called with (F, inputs, outputs, heads), as :meth:`flowmx.ops.registry.Operator.gradient`. None where
+            no gradient flows: the node then only tells which variables the outputs came from.
         arrays: the inputs, then the outputs (without history), and ``versions``, what they were at. None once freed.
         entries: where each input came from.
         visible: how many outputs the user sees.
         origin: the user's line.
         rules: the gradient as it was learned, by what is wanted and given; None where it must be called.
+        era: how many backward passes had freed nodes when it was made, or, once it is freed itself, when it was.
     """
 
-    __slots__ = ("arrays", "entries", "gradient", "name", "origin", "rules", "versions", "visible")
+    __slots__ = ("arrays", "entries", "era", "gradient", "name", "origin", "rules", "versions", "visible")
 
     def __init__(
         self,
         name: str,
         gradient: Any,
+        entries: Sequence[Entry | None],
         inputs: Sequence[BaseArray],
         outputs: Sequence[BaseArray],
         visible: int,
@@ -113,15 +130,28 @@ class TapeNode:
     ) -> None:
         self.name = name
         self.gradient = gradient
-        self.entries = [array._entry for array in inputs]
-        self.arrays: list[BaseArray] | None = [array._plain() for array in (*inputs, *outputs)]
-        self.versions = [array._storage.version for array in self.arrays]
+        self.entries = entries
         self.visible = visible
         self.origin = origin
         self.rules = rules
+        self.era = _era
+        self.arrays: list[BaseArray] | None = []
+        self.versions: list[int] = []
+        if gradient is None:
+            return
+        keep, note = self.arrays.append, self.versions.append
+        for array in (*inputs, *outputs):  # each as by _plain(), without the call
+            plain = _new_handle(type(array))
+            plain._storage = storage = array._storage
+            plain._shape, plain._dtype = array._shape, array._dtype
+            if array._view is not None:
+                plain._view = array._view
+            storage.shared = True
+            keep(plain)
+            note(storage.version)
 
     def release(self) -> None:
-        """Forget the arrays, after a backward pass that did not ask to retain them."""
+        """Forget the arrays, in a backward pass that did not ask to retain them."""
         self.arrays = None
 
     def saved(self) -> tuple[Saved, Saved]:

@@ -9,7 +9,7 @@ rule holds for all. Where a gradient does anything that can not be noted, there 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from flowmx.devices import Device
@@ -207,6 +207,19 @@ def learn(
         state.reset(token)
     checked = [*standing[0].seen, *(len(ins) + position for position in standing[1].seen)]
     return _pruned(notes, len(ins) + len(outs) + len(heads), checked, results)
+
+
+def positions_looked_at(
+    op: Operator, spec: Spec, inputs: Sequence[BaseArray], wanted: tuple[bool, ...], given: tuple[bool, ...],
+    device: Device,
+) -> Collection[int]:  # fmt: skip
+    """Which inputs an operator's gradient looks at, for inputs of which these gradients are wanted."""
+    key = (device, wanted, given)
+    if key not in spec.rules:
+        outputs = [allocate(device, *form) for form in zip(spec.shapes, spec.dtypes, strict=True)]
+        spec.rules[key] = learn(op.gradient, inputs, outputs, wanted, given, device)
+    rule = spec.rules[key]
+    return range(len(inputs)) if rule is None else rule.checked
 
 
 _rules: dict[Any, Rule | None] = {}

@@ -1,0 +1,276 @@
+"""Views of memory, and what the tape knows of memory that several handles see.
+
+A handle that shares its memory with no other knows by itself where its content came from (``_made``). Handles that
+share memory have a :class:`History` in common instead, which knows where the content of the whole memory came from. A
+handle reads its part of that: a node of the tape, made when somebody asks. What is written through a handle while
+recording is a node as well: it takes the old content and the part, and gives the new content, which all handles of the
+history read from then on.
+
+``detach()``, ``attach_grad()``, and views made outside of ``record()`` of an array that came from recorded operators
+begin a history of their own on the same memory, in which nothing was recorded so far. Where recorded values come into
+the memory by one history, those who read it by another would lose a gradient: they are refused.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from functools import lru_cache
+from typing import Any
+
+from flowmx.engine import Origin, describe
+from flowmx.errors import AutogradError
+from flowmx.ndarray.core import BaseArray, invoke
+from flowmx.ndarray.recording import Entry, Leaf, TapeNode, state
+from flowmx.ops.registry import Shape, lookup
+
+
+def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
+    """The byte strides of a C-contiguous array."""
+    strides, step = [], itemsize
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(1, length)
+    return tuple(reversed(strides))
+
+
+def make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]) -> BaseArray:
+    """Another handle on an array's memory, with its history."""
+    made = placed(array, offset, shape, strides)
+    history, entry = array._history, array._made
+    if history is None and entry is not None and type(entry.node) is Leaf:
+        # The variable keeps its own place on the tape; its views read from there.
+        history = History(_of_whole(array, entry), of_variable=True)
+    elif history is None:
+        history = share(array)
+    if history.entry is None or state.get().recording:
+        made._history = history
+    else:
+        history.beside(array)
+        made._history = History().beside(array)
+    return made
+
+
+def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
+    """The array with another shape of as many elements; shares memory where its layout allows."""
+    strides = contiguous_strides(array._shape, array._dtype.itemsize)
+    if array._view is not None and array._view[1] != strides and math.prod(array._shape) > 1:
+        made: BaseArray = invoke(lookup("Reshape").create(shape=shape), [array], depth=4)
+        return made
+    offset = array._view[0] if array._view is not None else 0
+    return make_view(array, offset, shape, contiguous_strides(shape, array._dtype.itemsize))
+
+
+def placed(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]) -> BaseArray:
+    """Another handle on an array's memory, which the tape knows nothing of."""
+    made = array._plain()
+    made._shape = shape
+    storage = array._storage
+    is_whole = offset == 0 and shape == storage.shape and strides == contiguous_strides(shape, storage.dtype.itemsize)
+    made._view = None if is_whole else (offset, strides)
+    return made
+
+
+def share(array: BaseArray) -> History:
+    """The history of an array that is to share its memory with another handle."""
+    if array._history is None:
+        entry = array._made
+        array._history = History(None if entry is None else _of_whole(array, entry))
+        array._made = None
+    return array._history
+
+
+def detach(array: BaseArray) -> BaseArray:
+    """Another handle on an array's memory, of which nothing is recorded so far."""
+    made = array._plain()
+    set_apart(made, array)
+    return made
+
+
+def set_apart(made: BaseArray, array: BaseArray) -> None:
+    """Give a new handle on an array's memory a history of its own, with what is recorded of it already."""
+    if array._made is None or type(array._made.node) is not Leaf:
+        share(array).beside(array)
+    entry, made._made = made._made, None
+    made._history = History(None if entry is None else _of_whole(made, entry), is_detached=True).beside(array)
+
+
+def mark(array: BaseArray, leaf: Leaf | None) -> None:
+    """Make an array a variable (None: one that nothing is recorded of), with a place of its own on the tape."""
+    storage, before = array._storage, array._history
+    array._made, array._history, array._part = None, None, None
+    if leaf is not None:
+        array._made = Entry(leaf, 0)
+        storage.variable = weakref.ref(leaf)
+    if before is not None:
+        before.beside(array)
+        if leaf is None:
+            array._history = History().beside(array)
+
+
+def refuse_write(array: BaseArray, name: str, records: bool) -> None:
+    """Refuse to write into the memory of a variable while recording.
+
+    Args:
+        array: the handle that is to be written through.
+        name: what writes.
+        records: whether what is written came from recorded operators.
+
+    Raises:
+        AutogradError: the array is a variable, or shares its memory with one.
+    """
+    history, entry = array._history, array._made
+    own = history.of_variable if history is not None else entry is not None and type(entry.node) is Leaf
+    if own:
+        raise AutogradError(
+            f"{name}: a variable (made by attach_grad(), shape {array._shape}) can not be changed in place while "
+            "recording; write to a new array, or change it outside autograd.record()"
+        )
+    if records and array._storage.variable is not None and array._storage.variable() is not None:
+        raise AutogradError(
+            f"{name}: this array (shape {array._shape}) shares its memory with a variable (made by attach_grad()), "
+            "which can not take recorded values; write into a copy: x.copy()"
+        )
+
+
+class History:
+    """Where the content of memory came from that several handles see.
+
+    Attributes:
+        entry: where that of the whole storage came from, in the storage's shape; None where nothing of it was recorded.
+        is_detached: whether the user cut it off by ``detach()``: what other handles write is of no concern to it.
+        of_variable: whether it is of views of a variable.
+        overwritten: where the memory was given recorded values, or lost them, by another history.
+    """
+
+    __slots__ = ("__weakref__", "entry", "is_detached", "of_variable", "overwritten")
+
+    def __init__(self, entry: Entry | None = None, is_detached: bool = False, of_variable: bool = False) -> None:
+        self.entry = entry
+        self.is_detached = is_detached
+        self.of_variable = of_variable
+        self.overwritten: Origin | None = None
+
+    def beside(self, array: BaseArray) -> History:
+        """Say that it is one of several on an array's memory; returns itself."""
+        storage = array._storage
+        if storage.histories is None:
+            storage.histories = weakref.WeakSet()
+        storage.histories.add(self)
+        return self
+
+    def read(self, array: BaseArray) -> Entry | None:
+        """Where the content of a handle came from.
+
+        Raises:
+            AutogradError: it was overwritten by way of another history.
+        """
+        if self.overwritten is not None:
+            raise AutogradError(
+                f"the memory of this array (shape {array._shape}) was written at {describe(self.overwritten)} through "
+                "another handle, made by detach() or outside autograd.record(), so its gradient would be wrong; write "
+                "through the array itself, through a view of it made inside record(), or into a copy: x.copy()"
+            )
+        entry = self.entry
+        if entry is None or array._view is None:
+            return entry
+        known = array._part
+        if known is None or known[0] is not entry:
+            part = _part_of(array)
+            node = TapeNode(
+                "view", part.gradient_of_read, [entry], [_whole(array)], [array], 1, None,
+                part.rules("read", array),
+            )  # fmt: skip
+            known = array._part = entry, Entry(node, 0)
+        return known[1]
+
+    def write(self, array: BaseArray, entry: Entry | None, origin: Origin | None) -> None:
+        """Take down that the content of a handle comes from somewhere else now (None: from nothing recorded)."""
+        before = self.entry
+        part = None if array._view is None else _part_of(array)
+        if part is None or part.covers:
+            self.entry, self.overwritten = None if entry is None else _of_whole(array, entry), None
+        elif entry is not None or before is not None:
+            whole = _whole(array)
+            node = TapeNode(
+                "write", part.gradient_of_write, [before, entry], [whole, array], [whole], 1, origin,
+                part.rules("write", array),
+            )  # fmt: skip
+            self.entry = Entry(node, 0)
+        if array._storage.histories is not None and not (self.is_detached and entry is None):
+            for other in list(array._storage.histories):
+                concerned = other.entry is not None or entry is not None
+                if concerned and other is not self and not (other.is_detached or other.of_variable):
+                    other.overwritten = origin or (None, 0, None)
+
+
+def _whole(array: BaseArray) -> BaseArray:
+    """A handle on the whole storage."""
+    made = array._plain()
+    made._shape, made._view = array._storage.shape, None
+    return made
+
+
+def _of_whole(array: BaseArray, entry: Entry) -> Entry:
+    """Where the content of the whole storage came from, if that of a handle came from an entry, and no more of it."""
+    if array._view is None:
+        return entry
+    part = _part_of(array)
+    node = TapeNode(
+        "view", part.gradient_of_embedding, [entry], [array], [_whole(array)], 1, None, part.rules("embedding", array)
+    )
+    return Entry(node, 0)
+
+
+def _part_of(array: BaseArray) -> Part:
+    assert array._view is not None
+    size = array._dtype.itemsize
+    offset, strides = array._view
+    return _part(array._storage.shape, array._shape, offset // size, tuple([each // size for each in strides]))
+
+
+class Part:
+    """A part of a storage, with the gradients of what reads and writes it.
+
+    Args:
+        whole: the storage's shape.
+        shape: the part's.
+        offset: where it begins, in elements.
+        strides: in elements.
+
+    Attributes:
+        covers: whether it is all of the storage.
+    """
+
+    def __init__(self, whole: Shape, shape: Shape, offset: int, strides: Shape) -> None:
+        self._whole, self._shape = whole, shape
+        self._place = {"whole": whole, "shape": shape, "offset": offset, "strides": strides}
+        self.covers = math.prod(shape) == math.prod(whole)
+        self._is_reshape = self.covers and offset == 0 and strides == contiguous_strides(shape, 1)
+        self._rules: dict[Any, dict[Any, Any]] = {}
+
+    def rules(self, use: str, array: BaseArray) -> dict[Any, Any]:
+        """Where a gradient is kept once it was learned, for one use and dtype."""
+        return self._rules.setdefault((use, array._dtype), {})
+
+    def _take(self, F: Any, whole: Any) -> Any:
+        return reshaped(whole, self._shape) if self._is_reshape else F.op("_part", whole, **self._place)
+
+    def _put(self, F: Any, part: Any) -> Any:
+        return reshaped(part, self._whole) if self._is_reshape else F.op("_embedded_part", part, **self._place)
+
+    def gradient_of_read(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+        """As :meth:`flowmx.ops.registry.Operator.gradient`, of (whole) -> part."""
+        return [self._put(F, heads[0])]
+
+    def gradient_of_embedding(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+        """As :meth:`flowmx.ops.registry.Operator.gradient`, of (part) -> whole with zeros around it."""
+        return [self._take(F, heads[0])]
+
+    def gradient_of_write(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
+        """As :meth:`flowmx.ops.registry.Operator.gradient`, of (whole, part) -> whole."""
+        of_whole = F.op("_without_part", heads[0], **self._place) if inputs.wanted(0) else None
+        return [of_whole, self._take(F, heads[0]) if inputs.wanted(1) else None]
+
+
+_part = lru_cache(4096)(Part)
