@@ -14,7 +14,7 @@ from flowmx.engine.runtime import engine
 from flowmx.errors import AutogradError
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
-from flowmx.ndarray.core import BaseArray, may_store, store
+from flowmx.ndarray.core import BaseArray, comes_from, may_store, store
 from flowmx.ndarray.recording import Entry, Leaf, Saved, Scope, TapeNode, free, state
 from flowmx.ndarray.rules import Rule, learn, rule_for
 from flowmx.ndarray.stretch import Cell, Stretch, Value
@@ -67,6 +67,11 @@ def _order(heads: Sequence[NDArray]) -> _Order:
     return _Order(list(done), leaves, dead)
 
 
+def _freed(node: TapeNode) -> str:
+    place = f" (called at {describe(node.origin)})" if node.origin is not None else ""
+    return f"backward: the tape of {node.name!r}{place} was freed by an earlier backward pass"
+
+
 def _is_dead(node: TapeNode, dead: set[TapeNode]) -> bool:
     return all(entry is None or entry.node in dead for entry in node.entries)
 
@@ -90,6 +95,7 @@ class Walk:
         """The variables that the heads depend on whose gradient buffers are to be written yet."""
         self._dead: set[TapeNode] = set()
         self._heads: Sequence[NDArray] = ()
+        self._given: Sequence[NDArray | None] = ()
         self._released: list[TapeNode] = []
         self._left: Counter[Any] | None = None
         self._kept: set[Any] = set()
@@ -116,8 +122,10 @@ class Walk:
                 if given is not None:
                     given._storage.shared = True
                 self._add(head._entry, self._ones(head) if given is None else given)
-            self._heads = heads
+            self._heads, self._given = heads, head_grads
             self._nodes, self.leaves, self._dead = _order(heads)
+            if not self.leaves:
+                raise AutogradError(f"{_freed(self._nodes[-1])}; pass retain_graph=True to that one")
             try:
                 for at in range(len(self._nodes) - 1, -1, -1):
                     self._at = at
@@ -156,14 +164,12 @@ class Walk:
         Raises:
             AutogradError: it was used before it was freed.
         """
-        place = f" (called at {describe(node.origin)})" if node.origin is not None else ""
-        freed = f"backward: the tape of {node.name!r}{place} was freed by an earlier backward pass"
         users = [user for user in self._nodes[self._at + 1 :] if any(e is not None and e.node is node for e in user.entries)]
         is_head = any(head._entry is not None and head._entry.node is node for head in self._heads)
         if is_head or any(user.era < node.era for user in users):
-            raise AutogradError(f"{freed}; pass retain_graph=True to that one")
-        message = f"{freed}, so it counts as a constant: say so with detach(), or pass retain_graph=True to that one"
-        warn_user(message, _stopped)
+            raise AutogradError(f"{_freed(node)}; pass retain_graph=True to that one")
+        advice = "so it counts as a constant: say so with detach(), or pass retain_graph=True to that one"
+        warn_user(f"{_freed(node)}, {advice}", _stopped)
 
     def _targets(self, node: TapeNode, heads: Sequence[NDArray | None]) -> Sequence[NDArray | None]:
         """For each input of a node, the buffer that its gradient may be written into at once, as the whole total."""
@@ -269,10 +275,26 @@ class Walk:
     def gradients(self, leaves: Sequence[Leaf], variables: Sequence[NDArray]) -> list[NDArray]:
         """The totals of some leaves, the places of these variables; zeros where there is none."""
         totals = self.totals()
-        found = self.arrays([totals.get(leaf) for leaf in leaves])
+        cells = [totals.get(leaf) for leaf in leaves]
+        foreign = [self._is_foreign(cell) for cell in cells]
+        found: list[NDArray] = []
         with Scope(self._create_graph, self._train):
-            zeros = [F.op("zeros_like", each._plain()) if got is None else got for got, each in zip(found, variables, strict=True)]
-            return [self._tied(each) for each in zeros] if self._create_graph else zeros
+            for array, variable, is_foreign in zip(self.arrays(cells), variables, foreign, strict=True):
+                if array is None:
+                    made = F.op("zeros_like", variable._plain())
+                elif is_foreign or any(array._storage is each._storage for each in found):
+                    made = F.op("_copy", array)
+                else:
+                    made = array
+                found.append(made)
+            return [self._tied(each) for each in found] if self._create_graph else found
+
+    def _is_foreign(self, cell: Cell | None) -> bool:
+        """Whether a total is an array that somebody else has, who would see it changed: a head gradient, say."""
+        if cell is None or isinstance(cell := _seen(cell), Value):
+            return False
+        given = any(each is not None and each._storage is cell._storage for each in self._given)
+        return given or (cell._storage.shared and not self._create_graph)  # there the tape has all of them
 
     def _tied(self, gradient: NDArray) -> NDArray:
         """A recorded gradient as the function of all variables that it is, also of those in which it is constant."""
@@ -306,6 +328,7 @@ class Walk:
             self._push()
             for leaf in self.leaves:  # on which the heads depend, but not smoothly
                 if leaf.grad is not None and leaf.request == "write":
+                    _overwrite(leaf, leaf.grad)
                     cast("NDArray", leaf.grad)[:] = 0
 
     def _look_ahead(self) -> None:
@@ -331,16 +354,24 @@ class Walk:
             ):
                 del self._sums[entry]
                 self.leaves.pop(leaf, None)
+                _overwrite(leaf, leaf.grad)
                 _store(stretch, leaf, now, leaf.grad)
 
     def _store(self, leaf: Leaf, total: Cell) -> None:
         target, total = cast("NDArray | None", leaf.grad), _seen(total)
         if target is None or total is target:
             return
+        _overwrite(leaf, target)
         if isinstance(total, Value) and _is_like(total, target, target._storage.device):
             _store(self._on(target._storage.device), leaf, total, target)
         elif leaf.request != "null":
             _store_array(leaf, self.arrays([total])[0], target)
+
+
+def _overwrite(leaf: Leaf, target: BaseArray) -> None:
+    """Forget what was recorded of a gradient buffer that is to be written anew."""
+    if leaf.request == "write" and (target._made is not None or target._history is not None):
+        comes_from(target, None)
 
 
 def _store_array(leaf: Leaf, total: NDArray, target: NDArray) -> None:

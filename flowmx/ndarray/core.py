@@ -14,7 +14,7 @@ import sys
 import zlib
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
-from weakref import WeakSet, ref
+from weakref import WeakSet
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from flowmx.engine.origin import is_called_by_user, warn_user
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, CrossDeviceWarning, DeviceError, ShapeError, TypeInferenceError
-from flowmx.ndarray.recording import Entry, Leaf, TapeNode, state
+from flowmx.ndarray.recording import Entry, TapeNode, state
 from flowmx.ndarray.references import HELD
 from flowmx.ops import custom
 from flowmx.ops.dtypes import DType, name_of
@@ -47,8 +47,8 @@ class Storage(Variable):
     """True where another array than the one that an operator returned may use it too."""
     histories: WeakSet[History] | None = None
     """What the tape knows of it, where that is not the same for all handles (``views.py``)."""
-    variable: ref[Leaf] | None = None
-    """The variable of autograd that it is the memory of."""
+    variables: WeakSet[Any] | None = None
+    """The variables of autograd that it is the memory of."""
 
     def __init__(self, device: Device, shape: Shape, dtype: DType, array: Any = None) -> None:
         # Not Variable's own: a storage is made for every result, and has nothing to tell it.

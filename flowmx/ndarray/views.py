@@ -53,8 +53,7 @@ def make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, .
 
 def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
     """The array with another shape of as many elements; shares memory where its layout allows."""
-    strides = contiguous_strides(array._shape, array._dtype.itemsize)
-    if array._view is not None and array._view[1] != strides and math.prod(array._shape) > 1:
+    if array._view is not None and not _is_contiguous(array._shape, array._view[1], array._dtype.itemsize):
         made: BaseArray = invoke(lookup("Reshape").create(shape=shape), [array], depth=4)
         return made
     offset = array._view[0] if array._view is not None else 0
@@ -71,6 +70,15 @@ def placed(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]
     return made
 
 
+def _is_contiguous(shape: Shape, strides: tuple[int, ...], itemsize: int) -> bool:
+    step = itemsize
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != step:
+            return 0 in shape
+        step *= length
+    return True
+
+
 def share(array: BaseArray) -> History:
     """The history of an array that is to share its memory with another handle."""
     if array._history is None:
@@ -84,6 +92,8 @@ def detach(array: BaseArray) -> BaseArray:
     """Another handle on an array's memory, of which nothing is recorded so far."""
     made = array._plain()
     set_apart(made, array)
+    assert made._history is not None
+    made._history.is_detached = True
     return made
 
 
@@ -92,16 +102,19 @@ def set_apart(made: BaseArray, array: BaseArray) -> None:
     if array._made is None or type(array._made.node) is not Leaf:
         share(array).beside(array)
     entry, made._made = made._made, None
-    made._history = History(None if entry is None else _of_whole(made, entry), is_detached=True).beside(array)
+    made._history = History(None if entry is None else _of_whole(made, entry)).beside(array)
 
 
 def mark(array: BaseArray, leaf: Leaf | None) -> None:
     """Make an array a variable (None: one that nothing is recorded of), with a place of its own on the tape."""
     storage, before = array._storage, array._history
+    if array._made is not None and storage.variables is not None:
+        storage.variables.discard(array._made.node)
     array._made, array._history, array._part = None, None, None
     if leaf is not None:
         array._made = Entry(leaf, 0)
-        storage.variable = weakref.ref(leaf)
+        storage.variables = storage.variables or weakref.WeakSet()
+        storage.variables.add(leaf)
     if before is not None:
         before.beside(array)
         if leaf is None:
@@ -126,7 +139,7 @@ def refuse_write(array: BaseArray, name: str, records: bool) -> None:
             f"{name}: a variable (made by attach_grad(), shape {array._shape}) can not be changed in place while "
             "recording; write to a new array, or change it outside autograd.record()"
         )
-    if records and array._storage.variable is not None and array._storage.variable() is not None:
+    if records and array._storage.variables:
         raise AutogradError(
             f"{name}: this array (shape {array._shape}) shares its memory with a variable (made by attach_grad()), "
             "which can not take recorded values; write into a copy: x.copy()"
@@ -145,9 +158,9 @@ class History:
 
     __slots__ = ("__weakref__", "entry", "is_detached", "of_variable", "overwritten")
 
-    def __init__(self, entry: Entry | None = None, is_detached: bool = False, of_variable: bool = False) -> None:
+    def __init__(self, entry: Entry | None = None, of_variable: bool = False) -> None:
         self.entry = entry
-        self.is_detached = is_detached
+        self.is_detached = False
         self.of_variable = of_variable
         self.overwritten: Origin | None = None
 
