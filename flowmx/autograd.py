@@ -120,7 +120,7 @@ def backward(
     """
     for tell in before_backward:
         tell(_as_list(heads))
-    walk = Walk(retain_graph, False, train_mode)
+    walk = Walk(retain_graph, False, train_mode, stores=True)
     walk.go(_as_list(heads), _as_grads(head_grads, heads))
     walk.store()
 
@@ -165,7 +165,7 @@ def grad(
             raise AutogradError(f"grad: variable {position} was not marked: call attach_grad() on it before recording")
         leaves.append(leaf)
     retain = create_graph if retain_graph is None else retain_graph
-    walk = Walk(retain, create_graph, train_mode)
+    walk = Walk(retain, create_graph, train_mode, stores=False)
     walk.go(_as_list(heads), _as_grads(head_grads, heads))
     for position, leaf in enumerate(leaves):
         if leaf not in walk.leaves:

@@ -80,10 +80,16 @@ class Walk:
     """A walk back over the tape, from heads to the total gradient of every leaf that they depend on.
 
     Gradients by rules are gathered in stretches (``ndarray/stretch.py``); others are called with arrays.
+
+    Args:
+        retain: keep the tape.
+        create_graph: record the walk.
+        train_mode: whether it runs in training mode.
+        stores: whether the totals go to the variables' buffers, which may then be written on the way.
     """
 
-    def __init__(self, retain: bool, create_graph: bool, train_mode: bool) -> None:
-        self._retain, self._create_graph, self._train = retain, create_graph, train_mode
+    def __init__(self, retain: bool, create_graph: bool, train_mode: bool, stores: bool) -> None:
+        self._retain, self._create_graph, self._train, self._stores = retain, create_graph, train_mode, stores
         seen = create_graph or engine.is_watched
         self._by_calls = seen or not engine.config.backward_stretches
         self._sums: dict[Entry, Cell] = {}
@@ -173,7 +179,7 @@ class Walk:
 
     def _targets(self, node: TapeNode, heads: Sequence[NDArray | None]) -> Sequence[NDArray | None]:
         """For each input of a node, the buffer that its gradient may be written into at once, as the whole total."""
-        if self._create_graph or not getattr(node.gradient, "takes_targets", False):
+        if not self._stores or not getattr(node.gradient, "takes_targets", False):
             return ()
         self._look_ahead()
         assert self._left is not None
@@ -249,7 +255,7 @@ class Walk:
         """The stretch to add to."""
         stretch = self._stretch
         if stretch is None or stretch.device is not device or stretch.is_full:
-            if stretch is not None and stretch.is_full and self._nodes:
+            if stretch is not None and stretch.is_full and self._nodes and self._stores:
                 self._store_early(stretch)
             self._push()
             order = self._orders.get(device)
@@ -359,7 +365,7 @@ class Walk:
 
     def _store(self, leaf: Leaf, total: Cell) -> None:
         target, total = cast("NDArray | None", leaf.grad), _seen(total)
-        if target is None or total is target:
+        if target is None or (total is target and leaf.request == "write"):
             return
         _overwrite(leaf, target)
         if isinstance(total, Value) and _is_like(total, target, target._storage.device):
@@ -370,7 +376,10 @@ class Walk:
 
 def _overwrite(leaf: Leaf, target: BaseArray) -> None:
     """Forget what was recorded of a gradient buffer that is to be written anew."""
-    if leaf.request == "write" and (target._made is not None or target._history is not None):
+    entry = target._made
+    if leaf.request != "write" or (entry is not None and type(entry.node) is Leaf):
+        return
+    if entry is not None or target._history is not None:
         comes_from(target, None)
 
 

@@ -72,10 +72,16 @@ class Block(nn.HybridBlock):
 block = Block()
 block.hybridize()
 
+def chain(x, count):
+    for _ in range(count):
+        x = x * 1.01
+    return x
+
+
 PRELUDE = """\
 import flowmx as mx
 from flowmx import autograd, nd
-from tests.tape.check import Scaled, Square, block, custom
+from tests.tape.check import Scaled, Square, block, chain, custom
 
 
 def look(what, array):
@@ -113,6 +119,7 @@ def run(program):
     outcome = Outcome()
     space = {
         "mx": mx, "nd": nd, "autograd": autograd, "Scaled": Scaled, "Square": Square, "block": block, "custom": custom,
+        "chain": chain,
         "look": lambda what, array: outcome.seen.append((what, array.asnumpy())),
     }  # fmt: skip
     # A name of its own, since what is warned of is warned of once a line.

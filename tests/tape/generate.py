@@ -1,5 +1,6 @@
 """Random programs: each statement is drawn, tried on the oracle, and kept if it says something."""
 
+import copy
 import random
 
 import numpy as np
@@ -50,14 +51,12 @@ class Maker:
         made = Statement(kind, out, args)
         self.world.at = len(self.program)
         try:
-            made.run(self.world)
+            self.is_over = perform(self.world, made)
         except Invalid:
             return False
-        except Refused as refused:
-            if self.rng.random() > 0.2:
-                return False
-            self.is_over = True  # what flowmx must refuse is the end of a program
-            self.world.refusal = len(self.program), str(refused)
+        if self.is_over and self.rng.random() > 0.2:  # what flowmx must refuse is the end of a program
+            self.is_over, self.world.refusal = False, None
+            return False
         self.count += bool(prefix)
         self.program.append(made)
         return True
@@ -148,7 +147,7 @@ class Maker:
         kinds, weights = zip(*STEPS, strict=True)
         try:
             getattr(self, self.rng.choices(kinds, weights)[0])()
-        except Invalid:
+        except (Invalid, IndexError):  # "..." in a key moves the others to other axes
             pass
 
     def unary(self):
@@ -308,6 +307,9 @@ class Maker:
         name = self.rng.choices(["Scaled()", "Square()", "custom"], [6, 6, 1])[0]
         self.add("custom", "a", name, self.any_or_traced())
 
+    def chain(self):
+        self.add("chain", "a", self.any_or_traced(), self.rng.choice([20, 40, 70]))
+
     def block(self):
         one = self.any_or_traced()
         shape = self.world.handles[one].shape
@@ -325,7 +327,7 @@ STEPS = [
     ("unary", 8), ("binary", 10), ("scalar", 5), ("move", 5), ("join", 2), ("where", 1), ("view", 9), ("reshape", 4),
     ("gather", 3), ("detach", 1.5), ("cast", 2), ("assign", 9), ("choose", 4), ("update", 8), ("into", 6),
     ("copyto", 3), ("slice_assign", 1), ("mark", 0.5), ("gradient", 0.7), ("scope", 4), ("backward", 2.5),
-    ("grad", 4), ("custom", 2), ("block", 1.5), ("buffer", 1), ("leaf", 0.5),
+    ("grad", 4), ("custom", 2), ("block", 1.5), ("chain", 0.7), ("buffer", 1), ("leaf", 0.5),
 ]  # fmt: skip
 
 
@@ -345,14 +347,27 @@ def again(program):
     world = World()
     for position, each in enumerate(program):
         world.at = position
-        try:
-            each.run(world)
-        except KeyError:
-            raise Invalid("no such name") from None
-        except Refused as refused:
-            world.refusal = position, str(refused)
+        if perform(world, each):
             break
     return world
+
+
+def perform(world, statement):
+    """Run a statement on the oracle; returns whether it is one that flowmx must refuse.
+
+    Raises:
+        Invalid: it says nothing.
+    """
+    try:
+        statement.run(world)
+    except KeyError:
+        raise Invalid("no such name") from None
+    except Refused as refused:
+        blind = copy.deepcopy(world)
+        blind.is_blind = True  # there may be more wrong with it
+        statement.run(blind)
+        world.refusal = world.at, str(refused)
+    return world.refusal is not None
 
 
 __all__ = ["again", "make"]

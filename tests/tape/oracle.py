@@ -26,6 +26,7 @@ class Leaf:
 
     def __init__(self, start, shape, grad, request):
         self.start, self.shape, self.grad, self.request = start, shape, grad, request
+        self.handle = None
         self.size = int(np.prod(shape))
 
 
@@ -110,6 +111,7 @@ class World:
         self.excuses = {}
         self.at = 0
         self.refusal = None
+        self.is_blind = False
         self.directions = 0
 
     @property
@@ -118,6 +120,11 @@ class World:
             if each in ("record", "pause"):
                 return each == "record"
         return False
+
+    def refuse(self, reason):
+        """Say that flowmx must raise."""
+        if not self.is_blind:
+            raise Refused(reason)
 
     def excuse(self, reason):
         """Allow a kind of errors from here on."""
@@ -147,7 +154,7 @@ class World:
     def past(self, handle):
         line = handle.line
         if line.is_lost:
-            raise Refused("was written at")
+            self.refuse("was written at")
         return Jet(handle.value, *line.read(handle.at), line.order, line.reach)
 
     def view(self, handle, at):
@@ -193,10 +200,10 @@ class World:
             raise Invalid("shapes")
         if self.recording:
             if line.kind == "variable":
-                raise Refused("can not be changed in place while")
+                self.refuse("can not be changed in place while")
             if jet.reach is not None and memory.leaves:
                 if any(each.leaf in memory.leaves for each in self.handles.values() if each.leaf):
-                    raise Refused("shares its memory with a variable")
+                    self.refuse("shares its memory with a variable")
                 self.excuse("shares its memory with a variable")
         if memory.is_used:
             self.excuse("was changed in place")
@@ -205,6 +212,11 @@ class World:
         if not self.recording:
             return
         memory.is_used = True
+        self.record(handle, jet, keeps)
+
+    def record(self, handle, jet, keeps=False):
+        """Take down what was recorded of a write, for all lines of a memory."""
+        memory, line = handle.memory, handle.line
         line.write(handle.at, jet, handle.covers and not keeps)
         traced = jet.reach is not None or (keeps and line.reach is not None)
         if line.kind == "detached" and not traced:
@@ -222,10 +234,11 @@ class World:
         for name, given in zip(names, head_grads, strict=True):
             handle = self.handles[name]
             if handle.line.is_lost:
-                raise Refused("was written at")
+                self.refuse("was written at")
             if handle.line.reach is None:
-                raise Refused("was not computed inside")
+                self.refuse("was not computed inside")
             head = self.past(handle)
+            head.reach = head.reach or frozenset()
             if head.order < 1:
                 raise Invalid("order")
             weight = Jet(np.ones(head.shape))
@@ -247,9 +260,8 @@ class World:
             leaf.grad.value[:] = leaf.grad.value + flat if leaf.request == "add" else flat
             if leaf.grad.is_used:
                 self.excuse("was changed in place")
-            if leaf.request == "write":
-                for line in leaf.grad.lines:
-                    line.first = line.second = line.reach = None
+            if leaf.request == "write" and leaf.handle is not None and leaf.handle.leaf is None:
+                self.record(leaf.handle, Jet(each.value))
         if not retain:
             self.excuse("was freed by")
 
@@ -260,7 +272,7 @@ class World:
         pairs = self._heads(names, head_grads, create_graph)
         reach = frozenset().union(*[head.reach for head, _ in pairs])
         if any(leaf not in reach for leaf in leaves):
-            raise Refused("do not depend on")
+            self.refuse("do not depend on")
         if not (create_graph if retain is None else retain):
             self.excuse("was freed by")
         made = []
