@@ -74,7 +74,7 @@ def _relu(xp: Any, x: Array, out: Array) -> None:
 
 
 def _relu_slope(xp: Any, y: Array, out: Array) -> None:
-    xp.copyto(out, y > 0)
+    xp.sign(y, out=out)  # it is not negative; NaN stays
 
 
 _ACTIVATIONS = {

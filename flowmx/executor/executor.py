@@ -7,12 +7,13 @@ an update of a parameter pushed between two of them needs no wait.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
-from flowmx import devices
+from flowmx import autograd, devices
 from flowmx.devices import Context, Device
 from flowmx.errors import DeviceError, ShapeError, TypeInferenceError
 from flowmx.executor.arena import Arena
@@ -27,6 +28,7 @@ from flowmx.graph.plan import Plan
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray, full
 from flowmx.ndarray.core import allocate
+from flowmx.ndarray.views import is_contiguous, reshaped
 from flowmx.ops.dtypes import DType, name_of
 from flowmx.ops.registry import Shape
 from flowmx.symbol.symbol import Symbol
@@ -122,7 +124,7 @@ class Executor:
                 node for node in wanted
                 if self._requests[node.name] == "write" and gradients[node]._dtype == self._dtypes[Entry(node, 0)]
             ],
-            strided=[node for node, bound in self._arrays.items() if bound._view is not None],
+            strided=[node for node, bound in self._arrays.items() if not is_contiguous(bound)],
             options=options_of(context.kernels),
         )  # fmt: skip
         arrays = dict(self._arrays)
@@ -330,7 +332,10 @@ class Executor:
     def reshape(
         self, partial_shaping: bool = False, allow_up_sizing: bool = False, **kwargs: Sequence[int]
     ) -> Executor:
-        """An executor for other input shapes, which shares every array whose shape stays the same.
+        """An executor for other input shapes, which shares the memory of this one's arrays.
+
+        An array whose shape changes begins where it began, and so with the same elements. One that grows is new, and
+        filled with zeros. Use one of the two executors at a time.
 
         Args:
             partial_shaping: let shapes change that were not named.
@@ -339,33 +344,36 @@ class Executor:
 
         Raises:
             ShapeError: a shape would change that may not.
+
+        Example:
+            >>> executor = (mx.sym.Variable("x") * 2).simple_bind(mx.cpu(), x=(4, 2))
+            >>> executor.arg_dict["x"][:] = 1
+            >>> executor.reshape(x=(3, 2)).forward()[0].asnumpy()
+            array([[2., 2.],
+                   [2., 2.],
+                   [2., 2.]], dtype=float32)
         """
-        shapes = {name: bound.shape for name, bound in self.arg_dict.items() if name in kwargs}
-        shapes.update({name: tuple(shape) for name, shape in kwargs.items()})
+        shapes = {name: tuple(shape) for name, shape in kwargs.items()}
         arguments, _, auxiliary = self._symbol._infer_shape((), shapes)
-        made: dict[str, NDArray] = {}
-        grads: dict[str, NDArray] = {}
-        for (name, old), shape in zip(self.arg_dict.items(), arguments, strict=True):
+
+        def fitted(name: str, old: NDArray, shape: Any) -> NDArray:
             wanted = infer.known_shape(shape, name)
-            if wanted == old.shape:
-                made[name] = old
-            elif name not in kwargs and not partial_shaping:
+            if wanted != old.shape and name not in kwargs and not partial_shaping:
                 raise ShapeError(
                     f"reshape: {name} would change from {old.shape} to {wanted}; name its shape, or pass "
                     "partial_shaping=True"
                 )
-            elif np.prod(wanted) > old.size and not allow_up_sizing:
+            if np.prod(wanted) > old.size and not allow_up_sizing:
                 raise ShapeError(f"reshape: {name} would grow from {old.shape} to {wanted}; pass allow_up_sizing=True")
-            else:
-                made[name] = full(wanted, 0, old.context, old._dtype)
-            gradient_array = self.grad_dict[name]
-            if gradient_array is not None:
-                same = gradient_array.shape == wanted
-                grads[name] = gradient_array if same else full(wanted, 0, old.context, old._dtype)
-        aux = dict(self.aux_dict)
-        for (name, old), shape in zip(self.aux_dict.items(), auxiliary, strict=True):
-            if shape != old.shape:
-                raise ShapeError(f"reshape: auxiliary state {name} would change from {old.shape} to {shape}")
+            return _resized(old, wanted)
+
+        made = {
+            name: fitted(name, old, shape) for (name, old), shape in zip(self.arg_dict.items(), arguments, strict=True)
+        }
+        aux = {
+            name: fitted(name, old, shape) for (name, old), shape in zip(self.aux_dict.items(), auxiliary, strict=True)
+        }
+        grads = {name: _resized(old, made[name].shape) for name, old in self.grad_dict.items() if old is not None}
         other = Executor(self._symbol, self._device, made, grads, self._requests, aux, self._groups, self.arena)
         other._monitor = self._monitor
         return other
@@ -394,6 +402,17 @@ class Executor:
 
     def __repr__(self) -> str:
         return f"<Executor of {self._symbol!r} on {self._device}>"
+
+
+def _resized(array: NDArray, shape: Shape) -> NDArray:
+    """An array of another shape with the first elements of a given one, in its memory; or a new one, where it grows."""
+    if shape == array.shape:
+        return array
+    size = math.prod(shape)
+    if size > array.size:
+        return full(shape, 0, array.context, array._dtype)
+    with autograd.pause():
+        return cast("NDArray", reshaped(reshaped(array, (array.size,))[:size], shape))
 
 
 def _check_bound(node: Node, bound: NDArray, shape: Shape, dtype: DType, device: Device) -> None:

@@ -133,10 +133,10 @@ class Mode:
                 segment.declare_write(target, end.target, end.function is _accumulate)
         if has_branches:
             cut.meet(self._used)
-        if backward and cut.segments:
-            last = cut.segments[-1]
-            last.zeroed = self._unreached
-            last.writes.update(dict.fromkeys(array._storage for array in self._unreached))
+        for array in self._unreached if backward else ():
+            segment = cut.at(array._storage.device)
+            segment.zeroed.append(array)
+            segment.writes[array._storage] = None
         return cut.segments
 
     def _handed_over(self, steps: Sequence[Step], is_backward: bool) -> list[int]:
@@ -214,6 +214,8 @@ class Mode:
             run_steps(segment.run, segment.once, "a bound graph")
             segment.done_once = versions
         run_steps(segment.run, segment.steps, "a bound graph", again=True)
+        for array in segment.zeroed:
+            array._written()[...] = 0
 
     _run.captured_by = lambda segment, versions: (segment, None)  # type: ignore[attr-defined]
     _run.moves = lambda segment, versions: segment.moves()  # type: ignore[attr-defined]
@@ -226,8 +228,6 @@ class Mode:
             self.tied.put(entry, array._read())
         for entry, array in segment.written.items():
             self.tied.put(entry, array._written())
-        for array in segment.zeroed:
-            array._written()[...] = 0
         segment.is_tied = True
 
 

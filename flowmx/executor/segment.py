@@ -9,7 +9,7 @@ waits for its value alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from flowmx.devices import Device
@@ -36,7 +36,7 @@ class Segment:
         reads, writes: the variables to declare.
         read, written: the user's arrays among what it touches, by entry.
         kept, kept_bytes: what it writes that has memory of its own.
-        zeroed: arrays to fill with 0 at its first run.
+        zeroed: arrays to fill with 0.
         is_tied: True once its steps have these arrays.
     """
 
@@ -54,7 +54,7 @@ class Segment:
         self.written: dict[Entry, NDArray] = {}
         self.kept: list[Entry] = []
         self.kept_bytes = 0
-        self.zeroed: Sequence[NDArray] = ()
+        self.zeroed: list[NDArray] = []
         self.is_tied = False
         self._declared: tuple[tuple[Variable, ...], tuple[Variable, ...]] | None = None
 

@@ -335,7 +335,7 @@ class Walk:
             for leaf in self.leaves:  # on which the heads depend, but not smoothly
                 if leaf.grad is not None and leaf.request == "write":
                     _overwrite(leaf, leaf.grad)
-                    cast("NDArray", leaf.grad)[:] = 0
+                    cast("NDArray", leaf.grad)[...] = 0
 
     def _look_ahead(self) -> None:
         """Count what is still to come for each entry, and what it looks at."""

@@ -53,7 +53,7 @@ def make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, .
 
 def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
     """The array with another shape of as many elements; shares memory where its layout allows."""
-    if array._view is not None and not _is_contiguous(array._shape, array._view[1], array._dtype.itemsize):
+    if not is_contiguous(array):
         made: BaseArray = invoke(lookup("Reshape").create(shape=shape), [array], depth=4)
         return made
     offset = array._view[0] if array._view is not None else 0
@@ -70,11 +70,14 @@ def placed(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]
     return made
 
 
-def _is_contiguous(shape: Shape, strides: tuple[int, ...], itemsize: int) -> bool:
-    step = itemsize
-    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+def is_contiguous(array: BaseArray) -> bool:
+    """Whether the elements lie one after the other, in C order."""
+    if array._view is None:
+        return True
+    step = array._dtype.itemsize
+    for length, stride in zip(reversed(array._shape), reversed(array._view[1]), strict=True):
         if length != 1 and stride != step:
-            return 0 in shape
+            return 0 in array._shape
         step *= length
     return True
 

@@ -41,6 +41,11 @@ def relu(x: Expr) -> Expr:
     return where(x < 0.0, 0.0, x)
 
 
+def _slope_of_relu(y: Expr) -> Expr:
+    """The slope of ReLU by its output, which is not negative; NaN stays."""
+    return where(y > 0.0, 1.0, y)
+
+
 def _sign(x: Expr) -> Expr:
     return one_if(x > 0.0) - one_if(x < 0.0)
 
@@ -77,6 +82,7 @@ _ONE_PLAIN: dict[str, Callable[[Expr], Expr]] = {
     "log": f.log,
     "reciprocal": lambda x: 1.0 / x,
     "relu": relu,
+    "_slope_of_relu": _slope_of_relu,
     "logical_not": lambda x: one_if(equal(x, 0.0)),
     "_copy": lambda x: x,
     "BlockGrad": lambda x: x,
@@ -175,7 +181,7 @@ fused("where", lambda p, condition, x, y: where(not_equal(condition, 0.0), x, y)
 
 _ACTIVATIONS: dict[str, tuple[Callable[[Expr], Expr], Callable[[Expr], Expr]]] = {
     # The function of x, and its derivative, of its result.
-    "relu": (relu, lambda y: one_if(y > 0.0)),
+    "relu": (relu, _slope_of_relu),
     "sigmoid": (f.sigmoid, lambda y: y * (1.0 - y)),
     "tanh": (f.tanh, lambda y: 1.0 - y * y),
     "softrelu": (f.softplus, lambda y: -f.expm1(-y)),

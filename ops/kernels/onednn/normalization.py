@@ -140,7 +140,8 @@ def batch_norm(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequen
     var = np.empty_like(mean)
     if not batch:
         mean[...], var[...] = moving_mean, moving_var
-    made(*map(pointer, (data, out, beta, mean, var, *(() if op.fix_gamma else (gamma,)))))
+    scales = () if op.fix_gamma else (np.ascontiguousarray(gamma),)
+    made(*map(pointer, (data, out, np.ascontiguousarray(beta), mean, var, *scales)))
     if batch:
         op.follow(moving_mean, mean)
         op.follow(moving_var, var)
@@ -160,6 +161,11 @@ def backward_batch_norm(op: Any, inputs: Sequence[Array], outputs: Sequence[Arra
     if made is None:
         return False
     var = 1 / np.square(inverse) - inverse.dtype.type(op.eps)
-    scales = () if op.fix_gamma else (gamma, gamma_grad)
-    made(*map(pointer, (head, data, out, mean, var, beta_grad, *scales)))
+    targets = (beta_grad,) if op.fix_gamma else (beta_grad, gamma_grad)
+    found = [each if each.flags.c_contiguous else np.empty(each.shape, each.dtype) for each in targets]
+    scales = () if op.fix_gamma else (np.ascontiguousarray(gamma), found[1])
+    made(*map(pointer, (head, data, out, mean, var, found[0], *scales)))
+    for target, result in zip(targets, found, strict=True):
+        if result is not target:
+            target[...] = result
     return True
