@@ -145,7 +145,8 @@ class Walk:
         """Add to the gradients of a node's inputs what follows from those of its outputs."""
         sums = self._sums
         grads = [sums.pop(Entry(node, index), None) for index in range(node.visible)]
-        if node not in self._dead and any(each is not None for each in grads):
+        is_reached = grads[0] is not None or any(each is not None for each in grads)
+        if is_reached and node not in self._dead:
             if node.arrays is None:
                 self._stop_at(node)
                 return
@@ -160,7 +161,7 @@ class Walk:
                     self._add(entry, gradient)
         if self._left is not None:
             self._left.subtract(entry for entry in node.entries if entry is not None)
-        if not self._retain and any(each is not None for each in grads):
+        if is_reached and not self._retain:
             node.release()
             self._released.append(node)
 
@@ -230,7 +231,8 @@ class Walk:
         for position, each in enumerate(heads, count):
             if each is not None and not _is_like(each, arrays[position], device):
                 return None
-        key = (device, self._wanted(node), tuple([each is not None for each in heads]))
+        wanted = self._wanted(node) if self._dead else tuple([each is not None for each in node.entries])
+        key = (device, wanted, tuple([each is not None for each in heads]))
         try:
             rule = rules[key]
         except KeyError:
@@ -245,8 +247,6 @@ class Walk:
 
     def _wanted(self, node: TapeNode) -> tuple[bool, ...]:
         """For each input of a node whether its gradient leads anywhere."""
-        if not self._dead:
-            return tuple([each is not None for each in node.entries])
         return tuple([each is not None and each.node not in self._dead for each in node.entries])
 
     # -- stretches -------------------------------------------------------------------------------------

@@ -11,12 +11,13 @@ import sys
 import time
 import warnings
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 import flowmx as mx
 from flowmx import autograd, nd
+from flowmx.engine.runtime import engine
 from flowmx.errors import AutogradError, CrossDeviceWarning
 from flowmx.gluon import nn
 from tests.tape.generate import again, make
@@ -72,6 +73,11 @@ class Block(nn.HybridBlock):
 block = Block()
 block.hybridize()
 
+def stretches(are_on):
+    """Whether backward passes gather gradients into one operation (FLOWMX_BACKWARD_STRETCHES)."""
+    engine.config = replace(engine.config, backward_stretches=are_on)
+
+
 def chain(x, count):
     for _ in range(count):
         x = x * 1.01
@@ -81,7 +87,7 @@ def chain(x, count):
 PRELUDE = """\
 import flowmx as mx
 from flowmx import autograd, nd
-from tests.tape.check import Scaled, Square, block, chain, custom
+from tests.tape.check import Scaled, Square, block, chain, custom, stretches
 
 
 def look(what, array):
@@ -119,12 +125,13 @@ def run(program):
     outcome = Outcome()
     space = {
         "mx": mx, "nd": nd, "autograd": autograd, "Scaled": Scaled, "Square": Square, "block": block, "custom": custom,
-        "chain": chain,
+        "chain": chain, "stretches": stretches,
         "look": lambda what, array: outcome.seen.append((what, array.asnumpy())),
     }  # fmt: skip
     # A name of its own, since what is warned of is warned of once a line.
     code = compile("\n".join(source(program)) or "pass", f"<program {next(numbers)}>", "exec")
     with warnings.catch_warnings():
+        stretches(True)
         warnings.simplefilter("error")
         warnings.simplefilter("ignore", CrossDeviceWarning)
         try:

@@ -30,6 +30,8 @@ class Maker:
 
     def make(self):
         """The statements, and the world after them."""
+        if self.rng.random() < 0.15:
+            self.add("stretches", "", False)
         for _ in range(self.rng.randint(1, 3)):
             self.leaf()
         for _ in range(self.rng.randint(0, 2)):
@@ -153,6 +155,9 @@ class Maker:
     def unary(self):
         self.add("unary", "a", self.rng.choice(UNARY_NAMES), self.any_or_traced())
 
+    def softmax(self):
+        self.add("softmax", "a", self.any_or_traced())
+
     def binary(self):
         one = self.any_or_traced()
         other = self.of_shape(self.world.handles[one].shape)
@@ -264,7 +269,7 @@ class Maker:
         if len(scopes) > 1 or (scopes and self.rng.random() < 0.3):
             self.add("leave", "")
         else:
-            self.add("enter", "", self.rng.choice(["record", "record", "pause", "train_mode", "predict_mode"]))
+            self.add("enter", "", self.rng.choice(["record", "record", "pause", "train_mode", "predict_mode", "bulk"]))
 
     def heads(self):
         names = [self.traced() for _ in range(self.rng.choice([1, 1, 1, 2]))]
@@ -324,7 +329,7 @@ class Maker:
 
 
 STEPS = [
-    ("unary", 8), ("binary", 10), ("scalar", 5), ("move", 5), ("join", 2), ("where", 1), ("view", 9), ("reshape", 4),
+    ("unary", 8), ("softmax", 1), ("binary", 10), ("scalar", 5), ("move", 5), ("join", 2), ("where", 1), ("view", 9), ("reshape", 4),
     ("gather", 3), ("detach", 1.5), ("cast", 2), ("assign", 9), ("choose", 4), ("update", 8), ("into", 6),
     ("copyto", 3), ("slice_assign", 1), ("mark", 0.5), ("gradient", 0.7), ("scope", 4), ("backward", 2.5),
     ("grad", 4), ("custom", 2), ("block", 1.5), ("chain", 0.7), ("buffer", 1), ("leaf", 0.5),

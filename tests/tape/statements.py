@@ -418,6 +418,14 @@ def run_grad(world, names, variables, head_grads, retain, create_graph, at):
     return world.grad(names, variables, head_grads, retain, create_graph)[at]
 
 
+def run_softmax(world, a):
+    kind = floats(world, a)
+    x = world.read(a)
+    e = x.apply(np.exp, np.exp, np.exp)
+    total = e.linear(lambda v: v.sum(-1, keepdims=True))
+    return world.new(e * total.reciprocal(), *kind)
+
+
 def run_custom(world, name, a):
     """Functions with a gradient of the user's: `Scaled` is x² with three times its gradient, `Square` x²."""
     kind = floats(world, a)
@@ -464,6 +472,7 @@ def run_leave(world):
     world.scopes.pop()
 
 
+SCOPES = {"bulk": "mx.engine.bulk(4)"}
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "div": "/", "greater": ">"}
 
 
@@ -530,7 +539,9 @@ KINDS = {
     "chain": (lambda out, a, count: f"{out} = chain({a}, {count})", run_chain),
     "block": (lambda out, a, b: f"{out} = block({a}, {b})", run_block),
     "look": (lambda out, a: f"look('gradient of {a}', {a}.grad)", run_look),
-    "enter": (lambda out, scope: f"with autograd.{scope}():", run_enter),
+    "enter": (lambda out, scope: f"with {SCOPES.get(scope, f'autograd.{scope}()')}:", run_enter),
+    "stretches": (lambda out, are_on: f"stretches({are_on})", lambda world, are_on: None),
+    "softmax": (lambda out, a: f"{out} = nd.softmax({a})", run_softmax),
     "leave": (lambda out: "", run_leave),
 }  # fmt: skip
 
