@@ -79,8 +79,7 @@ class NDArray(Methods, Arithmetic):
     @property
     def grad(self) -> Any:
         """The gradient buffer (an NDArray) that :meth:`attach_grad` made, or None."""
-        leaf = self._made.node if self._made is not None else None
-        return leaf.grad if isinstance(leaf, Leaf) else None
+        return self._past.node.grad if views.is_variable(self) else None
 
     def __len__(self) -> int:
         if not self._shape:
@@ -199,7 +198,7 @@ class NDArray(Methods, Arithmetic):
         else:
             self._storage = Storage(device, data.shape, data.dtype, np.ascontiguousarray(data).reshape(data.shape))
         self._shape, self._dtype = data.shape, data.dtype
-        self._view = self._made = self._history = self._part = None
+        self._view = self._past = None
 
     def __reduce__(self) -> Any:
         return _unpickled, (), self.__getstate__()

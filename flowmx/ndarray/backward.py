@@ -18,6 +18,7 @@ from flowmx.ndarray.core import BaseArray, comes_from, may_store, store
 from flowmx.ndarray.recording import Entry, Leaf, Saved, Scope, TapeNode, free, state
 from flowmx.ndarray.rules import Rule, learn, rule_for
 from flowmx.ndarray.stretch import Cell, Stretch, Value
+from flowmx.ndarray.views import is_variable
 from flowmx.ops.registry import Operator
 
 
@@ -309,7 +310,7 @@ class Walk:
         rules = _rules_of_tied.setdefault((gradient._shape, gradient._dtype), {})
         entries = [gradient._entry, Entry(reached, 0)]
         node = TapeNode("gradient", _through_tied, entries, [gradient, gradient], [made], 1, self._origin, rules)
-        made._made = Entry(node, 0)
+        made._past = Entry(node, 0)
         return made
 
     # -- totals ----------------------------------------------------------------------------------------
@@ -376,10 +377,7 @@ class Walk:
 
 def _overwrite(leaf: Leaf, target: BaseArray) -> None:
     """Forget what was recorded of a gradient buffer that is to be written anew."""
-    entry = target._made
-    if leaf.request != "write" or (entry is not None and type(entry.node) is Leaf):
-        return
-    if entry is not None or target._history is not None:
+    if leaf.request == "write" and target._past is not None and not is_variable(target):
         comes_from(target, None)
 
 
@@ -484,7 +482,7 @@ class _History(Sequence[Any]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         array = self._saved[index]._plain()
-        array._made = self._entries[index]
+        array._past = self._entries[index]
         return array
 
     def unchecked(self, index: int) -> Any:

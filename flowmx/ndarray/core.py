@@ -76,12 +76,8 @@ class BaseArray(KnownAttributes):
     _shape: Shape
     _dtype: DType
     _view: View | None = None
-    _made: Entry | None = None
-    """Where the content came from, on the tape, if no other handle shares the memory (or it is a variable)."""
-    _history: History | None = None
-    """Where the content of memory that several handles share came from."""
-    _part: tuple[Entry, Entry] | None = None
-    """The entry of a history that was read last, and the part of it."""
+    _past: Entry | History | None = None
+    """Where the content came from, on the tape; a history where other handles share the memory (``views.py``)."""
 
     public: ClassVar[type[BaseArray]]
     """The class of the arrays that operators return."""
@@ -106,7 +102,8 @@ class BaseArray(KnownAttributes):
     @property
     def _entry(self) -> Entry | None:
         """Where the content came from, on the tape."""
-        return self._made if self._history is None else self._history.read(self)
+        past = self._past
+        return past if past is None or type(past) is Entry else past.read(self)
 
     def _plain(self) -> BaseArray:
         """Another handle on the same memory, without history."""
@@ -382,7 +379,7 @@ class Elementwise:
                 spec.light,
             )
         )
-        if mode.recording and (x._made is not None or y is not None or x._history is not None):
+        if mode.recording and (x._past is not None or y is not None):
             op = self.op
             record(op.name, None if op.no_gradient else op.gradient, operands, (out,), 1, origin, spec.rules)
         return out
@@ -515,7 +512,9 @@ def record(
         origin: the user's line.
         rules: where the gradient is kept once it was learned, for all calls of one form; None: it is called each time.
     """
-    entries = [each._made if each._history is None else each._history.read(each) for each in inputs]
+    entries = [
+        past if (past := each._past) is None or type(past) is Entry else past.read(each) for each in inputs
+    ]  # as by _entry, without the call
     for entry in entries:
         if entry is not None:
             break
@@ -523,10 +522,10 @@ def record(
         return
     node = TapeNode(name, gradient, entries, inputs, outputs, visible, origin, rules)
     if visible == 1:
-        outputs[0]._made = _new_entry(Entry, (node, 0))
+        outputs[0]._past = _new_entry(Entry, (node, 0))
         return
     for index, each in enumerate(outputs[:visible]):
-        each._made = _new_entry(Entry, (node, index))
+        each._past = _new_entry(Entry, (node, index))
 
 
 _new_entry: Callable[..., Entry] = tuple.__new__
@@ -555,15 +554,16 @@ def record_written(
         if index < len(targets):
             comes_from(each, entry, origin)
         else:
-            each._made = entry
+            each._past = entry
 
 
 def comes_from(array: BaseArray, entry: Entry | None, origin: Origin | None = None) -> None:
     """Take down on the tape that an array was given another content (None: one of which nothing was recorded)."""
-    if array._history is None:
-        array._made = entry
+    past = array._past
+    if past is None or type(past) is Entry:
+        array._past = entry
     else:
-        array._history.write(array, entry, origin)
+        past.write(array, entry, origin)
 
 
 def _given_outputs(

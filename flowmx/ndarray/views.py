@@ -1,7 +1,7 @@
 """Views of memory, and what the tape knows of memory that several handles see.
 
-A handle that shares its memory with no other knows by itself where its content came from (``_made``). Handles that
-share memory have a :class:`History` in common instead, which knows where the content of the whole memory came from. A
+A handle that shares its memory with no other knows by itself where its content came from (``_past``). Handles that
+share memory have a :class:`History` in common there, which knows where the content of the whole memory came from. A
 handle reads its part of that: a node of the tape, made when somebody asks. What is written through a handle while
 recording is a node as well: it takes the old content and the part, and gives the new content, which all handles of the
 history read from then on.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import weakref
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 
 from flowmx.engine import Origin, describe
 from flowmx.errors import AutogradError
@@ -37,18 +37,27 @@ def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
 def make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]) -> BaseArray:
     """Another handle on an array's memory, with its history."""
     made = placed(array, offset, shape, strides)
-    history, entry = array._history, array._made
-    if history is None and entry is not None and type(entry.node) is Leaf:
-        # The variable keeps its own place on the tape; its views read from there.
-        history = History(_of_whole(array, entry), of_variable=True)
-    elif history is None:
-        history = share(array)
+    history = _history_of_views(array)
     if history.entry is None or state.get().recording:
-        made._history = history
+        made._past = history
     else:
         history.beside(array)
-        made._history = History().beside(array)
+        made._past = History().beside(array)
     return made
+
+
+def _history_of_views(array: BaseArray) -> History:
+    past = array._past
+    if past is not None and is_variable(array):
+        # The variable keeps its own place on the tape; its views read from there.
+        return History(_of_whole(array, cast("Entry", past)), of_variable=True)
+    return past if type(past) is History else share(array)
+
+
+def is_variable(array: BaseArray) -> bool:
+    """Whether an array is a variable of autograd."""
+    past = array._past
+    return type(past) is Entry and type(past.node) is Leaf
 
 
 def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
@@ -84,44 +93,40 @@ def is_contiguous(array: BaseArray) -> bool:
 
 def share(array: BaseArray) -> History:
     """The history of an array that is to share its memory with another handle."""
-    if array._history is None:
-        entry = array._made
-        array._history = History(None if entry is None else _of_whole(array, entry))
-        array._made = None
-    return array._history
+    past = array._past
+    if type(past) is not History:
+        array._past = past = History(None if past is None else _of_whole(array, cast("Entry", past)))
+    return past
 
 
 def detach(array: BaseArray) -> BaseArray:
     """Another handle on an array's memory, of which nothing is recorded so far."""
     made = array._plain()
-    set_apart(made, array)
-    assert made._history is not None
-    made._history.is_detached = True
+    set_apart(made, array).is_detached = True
     return made
 
 
-def set_apart(made: BaseArray, array: BaseArray) -> None:
+def set_apart(made: BaseArray, array: BaseArray) -> History:
     """Give a new handle on an array's memory a history of its own, with what is recorded of it already."""
-    if array._made is None or type(array._made.node) is not Leaf:
+    if not is_variable(array):
         share(array).beside(array)
-    entry, made._made = made._made, None
-    made._history = History(None if entry is None else _of_whole(made, entry)).beside(array)
+    return share(made).beside(array)
 
 
 def mark(array: BaseArray, leaf: Leaf | None) -> None:
     """Make an array a variable (None: one that nothing is recorded of), with a place of its own on the tape."""
-    storage, before = array._storage, array._history
-    if array._made is not None and storage.variables is not None:
-        storage.variables.discard(array._made.node)
-    array._made, array._history, array._part = None, None, None
+    storage, before = array._storage, array._past
+    if storage.variables is None:
+        storage.variables = weakref.WeakSet()
+    if is_variable(array):
+        storage.variables.discard(cast("Entry", before).node)
     if leaf is not None:
-        array._made = Entry(leaf, 0)
-        storage.variables = storage.variables or weakref.WeakSet()
         storage.variables.add(leaf)
-    if before is not None:
+    array._past = None if leaf is None else Entry(leaf, 0)
+    if type(before) is History:
         before.beside(array)
         if leaf is None:
-            array._history = History().beside(array)
+            array._past = History().beside(array)
 
 
 def refuse_write(array: BaseArray, name: str, records: bool) -> None:
@@ -135,9 +140,8 @@ def refuse_write(array: BaseArray, name: str, records: bool) -> None:
     Raises:
         AutogradError: the array is a variable, or shares its memory with one.
     """
-    history, entry = array._history, array._made
-    own = history.of_variable if history is not None else entry is not None and type(entry.node) is Leaf
-    if own:
+    past = array._past
+    if past.of_variable if type(past) is History else is_variable(array):
         raise AutogradError(
             f"{name}: a variable (made by attach_grad(), shape {array._shape}) can not be changed in place while "
             "recording; write to a new array, or change it outside autograd.record()"
@@ -159,13 +163,15 @@ class History:
         overwritten: where the memory was given recorded values, or lost them, by another history.
     """
 
-    __slots__ = ("__weakref__", "entry", "is_detached", "of_variable", "overwritten")
+    __slots__ = ("__weakref__", "_parts", "entry", "is_detached", "of_variable", "overwritten")
 
     def __init__(self, entry: Entry | None = None, of_variable: bool = False) -> None:
         self.entry = entry
         self.is_detached = False
         self.of_variable = of_variable
         self.overwritten: Origin | None = None
+        self._parts: dict[Any, Entry] = {}
+        """The parts of the entry that were read."""
 
     def beside(self, array: BaseArray) -> History:
         """Say that it is one of several on an array's memory; returns itself."""
@@ -190,19 +196,20 @@ class History:
         entry = self.entry
         if entry is None or array._view is None:
             return entry
-        known = array._part
-        if known is None or known[0] is not entry:
+        place = array._view, array._shape
+        known = self._parts.get(place)
+        if known is None or cast("TapeNode", known.node).arrays is None:
             part = _part_of(array)
             node = TapeNode(
-                "view", part.gradient_of_read, [entry], [_whole(array)], [array], 1, None,
-                part.rules("read", array),
-            )  # fmt: skip
-            known = array._part = entry, Entry(node, 0)
-        return known[1]
+                "view", part.gradient_of_read, [entry], [_whole(array)], [array], 1, None, part.rules("read", array)
+            )
+            known = self._parts[place] = Entry(node, 0)
+        return known
 
     def write(self, array: BaseArray, entry: Entry | None, origin: Origin | None) -> None:
         """Take down that the content of a handle comes from somewhere else now (None: from nothing recorded)."""
         before = self.entry
+        self._parts.clear()
         part = None if array._view is None else _part_of(array)
         if part is None or part.covers:
             self.entry, self.overwritten = None if entry is None else _of_whole(array, entry), None

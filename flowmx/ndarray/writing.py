@@ -95,7 +95,7 @@ def record_assignment(array: BaseArray, value: Any, target: BaseArray) -> None:
         entry = Entry(node, 0)
     if target._view == array._view and target._shape == array._shape:
         comes_from(array, entry, origin)
-    elif entry is not None or array._made is not None or array._history is not None:
+    elif entry is not None or array._past is not None:
         views.share(array).write(target, entry, origin)
 
 
