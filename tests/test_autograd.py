@@ -136,6 +136,194 @@ def test_grad_leaves_buffers_alone_and_lists():
         autograd.grad(z, mx.nd.array([1]), retain_graph=True)
 
 
+def test_grad_gives_a_list_for_one_array_too():
+    x = marked([[1, 2], [3, 4]])
+    with autograd.record():
+        y = (x * x).sum()
+    found = autograd.grad(y, x)
+    assert isinstance(found, list)
+    assert found[0].asnumpy().tolist() == [[2, 4], [6, 8]]
+
+
+def test_grad_of_a_long_tape_leaves_buffers_alone():
+    x, b = marked([1, 2]), marked([3, 4])
+    b.grad[:] = 7
+    with autograd.record():
+        y = x
+        for _ in range(100):
+            y = y * 1.01
+        z = y * b
+        for _ in range(50):
+            z = z * 1.01
+    found = autograd.grad(z, [x, b])
+    np.testing.assert_allclose(found[1].asnumpy(), 1.01**150 * x.asnumpy(), 1e-5)
+    assert b.grad.asnumpy().tolist() == [7, 7]
+
+
+def test_grad_of_a_hybridized_block_leaves_buffers_alone():
+    net = mx.gluon.nn.HybridLambda("tanh")
+    net.hybridize()
+    x = marked([0, 0])
+    x.grad[:] = 7
+    with autograd.record():
+        y = net(x)
+    (found,) = autograd.grad(y, x)
+    assert found.asnumpy().tolist() == [1, 1]
+    assert x.grad.asnumpy().tolist() == [7, 7]
+
+
+def test_gradients_are_nobody_elses_arrays():
+    x, y, head = marked([1, 2]), marked([3, 4]), mx.nd.array([5, 6])
+    with autograd.record():
+        z = x + y
+    gx, gy = autograd.grad(z, [x, y], head)
+    gx[:] = 0
+    assert gy.asnumpy().tolist() == head.asnumpy().tolist() == [5, 6]
+
+
+# -- what the heads do not depend on smoothly --------------------------------------------------------------
+
+
+def stale(values, request="write"):
+    x = marked(values, request)
+    x.grad[:] = 7
+    return x
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x > 2).sum(),
+        lambda x: mx.nd.argmax(x, axis=0),
+        lambda x: x.shape_array(),
+        lambda x: mx.nd.BlockGrad(x * x),
+        lambda x: mx.nd.zeros_like(x) + mx.nd.ones_like(x),
+        lambda x: mx.nd.floor(x) * mx.nd.sign(x),
+        lambda x: mx.nd.one_hot(x, 4),
+        lambda x: (x > 2) * (x < 5),
+    ],
+)
+def test_zeros_are_written_where_nothing_depends_smoothly(function):
+    x, added = stale([1, 2, 3]), stale([1, 2, 3], "add")
+    for each in (x, added):
+        with autograd.record():
+            y = function(each)
+        y.backward()
+    assert x.grad.asnumpy().tolist() == [0, 0, 0]
+    assert added.grad.asnumpy().tolist() == [7, 7, 7]
+
+
+def test_zeros_are_written_beside_gradients_and_only_where_heads_depend():
+    x, w, other, index = stale([1, 2, 3]), stale([5]), stale([9]), stale([0, 2])
+    with autograd.record():
+        y = (x > 2).sum() + w
+        z = mx.nd.take(x, index)
+        other * 2
+    autograd.backward([y, z])
+    assert (x.grad.asnumpy().tolist(), w.grad.asnumpy().tolist()) == ([1, 0, 1], [1])
+    assert (other.grad.asnumpy().tolist(), index.grad.asnumpy().tolist()) == ([7], [0, 0])
+    with autograd.record():
+        y = (x > 2) + w
+    assert autograd.grad(y, x)[0].asnumpy().tolist() == [0, 0, 0]
+
+
+def test_zeros_of_an_array_without_axes():
+    x = marked(np.float32(3))
+    x.grad[...] = 7
+    with autograd.record():
+        y = x > 2
+    y.backward()
+    assert x.grad.asnumpy() == 0
+
+
+# -- second derivatives ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name", ["relu", "abs", "floor", "sign", "round", "radians", "degrees", "negative", "identity"]
+)
+def test_second_derivatives_of_piecewise_linear_functions_are_zero(name):
+    check_second(getattr(mx.nd, name), 0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: mx.nd.clip(x, 0, 2), lambda x: mx.nd.Dropout(x, 0.5), lambda x: x * 2 + 1, lambda x: x.reshape((1, 3)),
+        lambda x: x[0:2], lambda x: mx.nd.take(x, mx.nd.array([0, 1])), lambda x: mx.nd.maximum(x, 1), lambda x: x.sum(),
+        lambda x: mx.nd.Activation(x, "relu"), lambda x: mx.nd.LeakyReLU(x), lambda x: mx.nd.sort(x), lambda x: x.max(),
+        lambda x: mx.nd.hard_sigmoid(x), lambda x: mx.nd.where(x > 0, x, -x), lambda x: x.astype("float64"),
+    ],
+)  # fmt: skip
+def test_second_derivatives_of_linear_calls_are_zero(function):
+    check_second(function, 0)
+
+
+def test_second_derivatives_that_are_not_zero():
+    check_second(lambda x: x * x, 2)
+    check_second(lambda x: mx.nd.relu(x) ** 2, [0, 2, 2])
+
+
+def check_second(function, expected):
+    x = stale([-1, 2, 3])
+    with autograd.record():
+        y = function(x)
+        (first,) = autograd.grad(y, x, create_graph=True)
+    first.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), np.broadcast_to(expected, 3))
+
+
+def test_gradients_are_linear_in_the_head_gradient():
+    x, head = stale([-1, 2]), stale([3, 4])
+    with autograd.record():
+        y = mx.nd.relu(x)
+        (first,) = autograd.grad(y, x, head, create_graph=True)
+    first.backward(mx.nd.array([10, 20]))
+    assert head.grad.asnumpy().tolist() == [0, 20]
+    assert x.grad.asnumpy().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("size", [4, 200_000])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("function", [mx.nd.relu, lambda x: mx.nd.Activation(x, "relu")])
+def test_relu_passes_nan_on(function, dtype, size):
+    x = mx.nd.array(np.resize([np.nan, 1, -1, 0], size), dtype=dtype)
+    x.attach_grad()
+    with autograd.record():
+        y = function(x)
+    y.backward()
+    np.testing.assert_array_equal(y.asnumpy()[:4], [np.nan, 1, 0, 0])
+    np.testing.assert_array_equal(x.grad.asnumpy()[:4], [np.nan, 1, 0, 0])
+
+
+# -- after a tape was freed --------------------------------------------------------------------------------
+
+
+def test_what_an_earlier_pass_has_freed_is_a_constant():
+    x, w = stale([1, 2]), stale([3, 4])
+    with autograd.record():
+        y = x * x
+    y.backward()
+    x.grad[:] = 7
+    with autograd.record():
+        z = y * w
+    with pytest.warns(UserWarning, match=r"'broadcast_mul' \(called at .* freed by an earlier .* counts as a constant"):
+        z.backward()
+    assert w.grad.asnumpy().tolist() == [1, 4]
+    assert x.grad.asnumpy().tolist() == [7, 7]
+
+
+def test_what_was_recorded_before_the_tape_was_freed_is_refused():
+    x = marked([1, 2])
+    with autograd.record():
+        h = x * x
+        y, z, mask = h * 2, h * 3, h > 2
+    y.backward()
+    for head in (z, mask):
+        with pytest.raises(AutogradError, match="freed by an earlier backward pass; pass retain_graph=True"):
+            head.backward()
+
+
 def test_not_recorded():
     x = marked([1])
     y = x * 2
@@ -143,17 +331,26 @@ def test_not_recorded():
         y.backward()
 
 
-def test_in_place_changes_are_refused():
+def test_variables_are_not_changed_in_place_while_recording():
     x = marked([1, 2])
     with autograd.record():
-        y = x * x
-        with pytest.raises(AutogradError, match="can not be changed in place while recording"):
-            y += 1
-        with pytest.raises(AutogradError, match="can not be changed in place while recording"):
-            x[:] = 3
-    y += 1
-    z = y
-    assert z.asnumpy().tolist() == [2, 5]
+        for change in (
+            lambda: x.__iadd__(1),
+            lambda: x.__setitem__(slice(None), 3),
+            lambda: x[0:1].__imul__(2),
+            lambda: mx.nd.ones(2).copyto(x),
+            lambda: mx.nd.exp(mx.nd.ones(2), out=x),
+            lambda: x.__setitem__(mx.nd.array([0], dtype="int32"), 5),
+        ):
+            with pytest.raises(
+                AutogradError, match="variable .* can not be changed in place while recording; write to"
+            ):
+                change()
+    assert x.asnumpy().tolist() == [1, 2]
+
+
+def test_changes_of_what_a_gradient_looks_at_are_refused():
+    x = marked([1, 2])
     with autograd.record():
         y = mx.nd.exp(x)
         z = y * y
@@ -241,6 +438,38 @@ def test_custom_function_with_a_wrong_number_of_gradients():
         y = Two()(a, b)
     with pytest.raises(AutogradError, match="returned 1 gradients, expected 2"):
         y.backward()
+
+
+class Cube(autograd.Function):
+    def forward(self, x):
+        self.save_for_backward(x)
+        self.kept = x * x
+        return self.kept * x
+
+    def backward(self, head):
+        return 3 * self.kept * head
+
+
+def test_arrays_that_a_custom_function_has_kept_must_not_change():
+    x = marked([1, 2])
+    function = Cube()
+    with autograd.record():
+        y = function(x)
+    function.kept += 1
+    with pytest.raises(
+        AutogradError, match=r"array that Cube.forward kept \(shape \(2,\)\) was changed in place since"
+    ):
+        y.backward()
+
+
+def test_a_custom_function_has_no_second_derivative():
+    x = marked([1, 2])
+    with autograd.record():
+        y = Cube()(x)
+        (first,) = autograd.grad(y, x, create_graph=True)
+    assert first.asnumpy().tolist() == [3, 12]
+    with pytest.raises(AutogradError, match="the gradient of Cube is not differentiable"):
+        first.backward()
 
 
 def test_deep_graphs():

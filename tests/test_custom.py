@@ -541,6 +541,17 @@ def test_in_a_bulk():
     np.testing.assert_allclose(y.asnumpy(), (X + 1) ** 2 + 1)
 
 
+def test_what_it_pushes_stays_out_of_the_bulk_around_it(is_async):
+    define("square", square, None, is_async)
+    for _ in range(100):
+        with mx.engine.bulk(4):
+            x = mx.nd.array(X) + 1
+            y = mx.nd.Custom(x, op_type="square")
+            y *= 0.5
+            z = mx.nd.Custom(y, op_type="square") * x
+        np.testing.assert_allclose(z.asnumpy(), ((X + 1) ** 2 / 2) ** 2 * (X + 1), 1e-5)
+
+
 def test_in_checking_mode(is_async):
     define("square", square, None, is_async)
     with mx.engine.using(engine_check=True):

@@ -175,7 +175,8 @@ def push(
 def runs_user_code(op: Operation) -> None:
     """Prepare an operation, before its push, that may do anything: use arrays, push, wait.
 
-    It runs in a copy of the caller's context, in which it is the current operation.
+    It runs in a copy of the caller's context, in which it is the current operation, and outside of the caller's bulk:
+    what it pushes there might be gathered with what waits for it.
     """
     op.runs_user_code, op.bulkable = True, False
     op.wrap(_InContext(op))
@@ -189,6 +190,7 @@ class _InContext:
     def __init__(self, op: Operation) -> None:
         self.context = contextvars.copy_context()
         self.context.run(current.set, op)
+        self.context.run(_bulking.leave)
 
     def __call__(self, op: Operation, proceed: Callable[[], Any]) -> Any:
         return _await_in(self.context, proceed) if op.is_coroutine else self.context.run(proceed)

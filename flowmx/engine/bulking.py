@@ -95,3 +95,8 @@ def bulk(engine: Engine, size: int) -> Iterator[None]:
         _scope.reset(token)
         scope.closed = True  # tasks and operations begun inside may still see it
         scope.flush()
+
+
+def leave() -> None:
+    """Push each operation by itself from here on in this context, whatever scope it was copied in."""
+    _scope.set(None)

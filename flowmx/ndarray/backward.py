@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, cast
 
@@ -20,7 +20,6 @@ from flowmx.ndarray.rules import Rule, learn, rule_for
 from flowmx.ndarray.stretch import Cell, Stretch, Value
 from flowmx.ndarray.views import is_variable
 from flowmx.ops.registry import Operator
-
 
 _stopped: set[tuple[str, int]] = set()
 """The user's lines that were warned of, since a gradient ends there at what is freed."""
@@ -154,7 +153,7 @@ class Walk:
             found = self._by_rule(node, grads)
             if found is None:
                 arrays = self.arrays(grads)
-                found = _gradients(node, arrays, self._targets(node, arrays))
+                found = _gradients(node, arrays, self._targets(node, arrays), self._checked(node, grads))
                 # It may be code that waits for operations of this very pass: none may now stand for several.
                 self._by_calls = True
             for entry, gradient in zip(node.entries, found, strict=False):
@@ -172,7 +171,9 @@ class Walk:
         Raises:
             AutogradError: it was used before it was freed.
         """
-        users = [user for user in self._nodes[self._at + 1 :] if any(e is not None and e.node is node for e in user.entries)]
+        users = [
+            user for user in self._nodes[self._at + 1 :] if any(e is not None and e.node is node for e in user.entries)
+        ]
         is_head = any(head._entry is not None and head._entry.node is node for head in self._heads)
         if is_head or any(user.era < node.era for user in users):
             raise AutogradError(f"{_freed(node)}; pass retain_graph=True to that one")
@@ -245,6 +246,17 @@ class Walk:
                 node.refuse_changed(position)
         every = [*arrays, *heads]
         return self._on(device).compute(rule, [every[position] for position in rule.sources])
+
+    def _checked(self, node: TapeNode, grads: Sequence[Cell | None]) -> Collection[int] | None:
+        """The arrays of a node that its gradients follow from, where there is a rule that tells."""
+        rules, arrays, count = node.rules, node.arrays, len(node.entries)
+        if rules is None or arrays is None:
+            return None
+        key = (arrays[0]._storage.device, self._wanted(node), tuple([each is not None for each in grads]))
+        if key not in rules:
+            rules[key] = learn(node.gradient, arrays[:count], arrays[count:], *key[1:], key[0])
+        rule = rules[key]
+        return None if rule is None else rule.checked
 
     def _wanted(self, node: TapeNode) -> tuple[bool, ...]:
         """For each input of a node whether its gradient leads anywhere."""
@@ -447,10 +459,10 @@ def _sum_of(one: Cell, other: Cell) -> Rule | None:
 
 
 def _gradients(
-    node: TapeNode, grads: Sequence[NDArray | None], targets: Sequence[NDArray | None]
+    node: TapeNode, grads: Sequence[NDArray | None], targets: Sequence[NDArray | None], checked: Collection[int] | None
 ) -> Sequence[NDArray | None]:
     """The gradients of a node's inputs, by calling what computes them with arrays; those with targets go there."""
-    inputs, outputs = node.saved()
+    inputs, outputs = node.saved(checked)
     heads = [F.op("zeros_like", outputs.unchecked(index)) if each is None else each for index, each in enumerate(grads)]
     # Inputs handed out with their history, so that a recorded backward pass continues the graph.
     given = _History(inputs, node.entries) if state.get().recording else inputs

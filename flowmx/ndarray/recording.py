@@ -6,11 +6,11 @@ back over the tape is in ``flowmx/autograd.py``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flowmx.engine import Origin
+from flowmx.engine import Origin, describe
 from flowmx.errors import AutogradError
 
 if TYPE_CHECKING:
@@ -154,19 +154,30 @@ class TapeNode:
         """Forget the arrays, in a backward pass that did not ask to retain them."""
         self.arrays = None
 
-    def saved(self) -> tuple[Saved, Saved]:
-        """The inputs and the outputs, for a gradient to look at."""
+    def saved(self, checked: Collection[int] | None) -> tuple[Saved, Saved]:
+        """The inputs and the outputs, for a gradient to look at.
+
+        Args:
+            checked: which of both must not have been changed since; None: those that it asks for.
+
+        Raises:
+            AutogradError: one of them was changed.
+        """
         assert self.arrays is not None
-        count = len(self.entries)
-        return Saved(self, 0, count), Saved(self, count, len(self.arrays) - count)
+        for position in checked or ():
+            if self.arrays[position]._storage.version != self.versions[position]:
+                self.refuse_changed(position)
+        count, checks = len(self.entries), checked is None
+        return Saved(self, 0, count, checks), Saved(self, count, len(self.arrays) - count, checks)
 
     def refuse_changed(self, position: int) -> None:
         """Raise AutogradError for an array that was changed since it was recorded."""
         assert self.arrays is not None
         count = len(self.entries)
         kind = f"input {position}" if position < count else f"output {position - count}"
+        place = f", called at {describe(self.origin)}" if self.origin is not None else ""
         raise AutogradError(
-            f"backward: the {kind} of {self.name!r} (shape {self.arrays[position].shape}) was changed in place "
+            f"backward: the {kind} of {self.name!r} (shape {self.arrays[position].shape}{place}) was changed in place "
             "after it was recorded, so the gradient would be wrong; change a copy (x.copy()), or call backward "
             "before the change"
         )
@@ -175,12 +186,12 @@ class TapeNode:
 class Saved(Sequence["BaseArray"]):
     """Arrays that a gradient may look at, refused when they were changed since they were recorded."""
 
-    __slots__ = ("_arrays", "_count", "_first", "_node")
+    __slots__ = ("_arrays", "_checks", "_count", "_first", "_node")
 
-    def __init__(self, node: TapeNode, first: int, count: int) -> None:
+    def __init__(self, node: TapeNode, first: int, count: int, checks: bool) -> None:
         assert node.arrays is not None
         self._node, self._arrays = node, node.arrays
-        self._first, self._count = first, count
+        self._first, self._count, self._checks = first, count, checks
 
     def __len__(self) -> int:
         return self._count
@@ -190,7 +201,7 @@ class Saved(Sequence["BaseArray"]):
             return [self[i] for i in range(*index.indices(self._count))]
         position = self._first + range(self._count)[index]
         array = self._arrays[position]
-        if array._storage.version != self._node.versions[position]:
+        if self._checks and array._storage.version != self._node.versions[position]:
             self._node.refuse_changed(position)
         return array
 

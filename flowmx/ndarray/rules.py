@@ -49,7 +49,7 @@ class Rule:
 
     Attributes:
         sources: which of (*inputs, *outputs, *heads) come in.
-        checked: which of these the gradient looks at, so that they must not have been changed since.
+        checked: which of these the results follow from, so that they must not have been changed since.
         steps: what is computed.
         results: for each input of the operator the value that is its gradient, or None.
         forms: shapes and dtypes of the values.
@@ -205,8 +205,8 @@ def learn(
         return None
     finally:
         state.reset(token)
-    checked = [*standing[0].seen, *(len(ins) + position for position in standing[1].seen)]
-    return _pruned(notes, len(ins) + len(outs) + len(heads), checked, results)
+    seen = [*standing[0].seen, *(len(ins) + position for position in standing[1].seen)]
+    return _pruned(notes, len(ins) + len(outs) + len(heads), seen, results)
 
 
 def positions_looked_at(
@@ -239,15 +239,27 @@ def rule_for(
         return made
 
 
-def _pruned(notes: _Noted, given: int, checked: Sequence[int], results: Sequence[int | None]) -> Rule:
-    """The rule of what was noted, without what is not read."""
-    read = {position for step in notes.steps for position in step.reads} | {
-        each for each in results if each is not None
-    }
-    sources = sorted(position for position in read if position < given)
-    kept = [*sources, *range(given, len(notes.arrays))]
+def _pruned(notes: _Noted, given: int, seen: Sequence[int], results: Sequence[int | None]) -> Rule:
+    """The rule of what was noted, without what no result needs."""
+    needed = {each for each in results if each is not None}
+    steps: list[tuple[Step, range]] = []
+    end = len(notes.arrays)
+    for step in reversed(notes.steps):
+        made = range(end - len(step.makes), end)
+        end = made.start
+        if not needed.isdisjoint(made):
+            steps.insert(0, (step, made))
+            needed.update(step.reads)
+    sources = sorted(position for position in needed if position < given)
+    kept = [*sources, *(position for _, made in steps for position in made)]
     number = {position: index for index, position in enumerate(kept)}
-    steps = [step._replace(reads=tuple([number[each] for each in step.reads])) for step in notes.steps]
     forms = [(notes.arrays[position]._shape, notes.arrays[position]._dtype) for position in kept]
-    answers = [None if each is None else number[each] for each in results]
-    return Rule(sources, sorted(checked), steps, answers, forms, notes.light, notes.weight)
+    return Rule(
+        sources,
+        sorted(needed.intersection(seen)),
+        [step._replace(reads=tuple([number[each] for each in step.reads])) for step, _ in steps],
+        [None if each is None else number[each] for each in results],
+        forms,
+        notes.light,
+        notes.weight,
+    )

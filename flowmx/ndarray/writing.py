@@ -54,7 +54,9 @@ def record_copy(source: BaseArray, target: BaseArray) -> None:
         return
     here = source._storage.device
     if here is target._storage.device:
-        record_written("copyto", _gradient_of_assignment, [source], [target], [target], 1, capture(3), _rules_of(source, target))
+        record_written(
+            "copyto", _gradient_of_assignment, [source], [target], [target], 1, capture(3), _rules_of(source, target)
+        )
         return
 
     def gradient(F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
@@ -99,9 +101,7 @@ def record_assignment(array: BaseArray, value: Any, target: BaseArray) -> None:
         views.share(array).write(target, entry, origin)
 
 
-def record_choice(
-    array: BaseArray, value: Any, template: str, indexes: Sequence[BaseArray], shape: Shape
-) -> None:
+def record_choice(array: BaseArray, value: Any, template: str, indexes: Sequence[BaseArray], shape: Shape) -> None:
     """Put on the tape that a value is assigned to what index arrays choose of an array.
 
     Args:

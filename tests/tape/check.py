@@ -73,6 +73,7 @@ class Block(nn.HybridBlock):
 block = Block()
 block.hybridize()
 
+
 def stretches(are_on):
     """Whether backward passes gather gradients into one operation (FLOWMX_BACKWARD_STRETCHES)."""
     engine.config = replace(engine.config, backward_stretches=are_on)
@@ -136,6 +137,9 @@ def run(program):
         warnings.simplefilter("ignore", CrossDeviceWarning)
         try:
             exec(code, space)
+            names = {each.out for each in program if each.out}
+            outcome.arrays = {name: space[name].asnumpy() for name in names}
+            nd.waitall()
         except Exception as error:
             outcome.error = error
             trace = error.__traceback__
@@ -143,8 +147,6 @@ def run(program):
                 if trace.tb_frame.f_code is code:
                     outcome.at = trace.tb_lineno - 1
                 trace = trace.tb_next
-    names = {each.out for each in program if each.out}
-    outcome.arrays = {name: space[name].asnumpy() for name in names if name in space and outcome.error is None}
     return outcome
 
 
@@ -287,18 +289,23 @@ def describe(program, seed):
     return "\n".join([f"seed {seed}: {wrong}", "", PRELUDE + "\n".join(source(program)), ""])
 
 
-def check(seeds):
+def check(seeds, often=(), shrinks=True):
     """Check the programs of some seeds.
+
+    Args:
+        seeds: which programs.
+        often: kinds of statements that are to come often.
+        shrinks: whether to look for a smaller program where one fails.
 
     Raises:
         Wrong: one does not give what it must; the message is a smaller program that does not either.
     """
     report = Report()
     for seed in seeds:
-        program, world = make(seed)
+        program, world = make(seed, often)
         wrong, ending = judge(program, world)
         if wrong is not None:
-            raise Wrong(describe(shrink(program, is_bad), seed))
+            raise Wrong(describe(shrink(program, is_bad) if shrinks else program, seed))
         report.programs += 1
         report.statements += len(program)
         report.kinds.update(each.kind for each in program)

@@ -20,10 +20,13 @@ class Maker:
     Args:
         rng: the source of all decisions.
         length: about how many statements.
+        often: kinds of statements that are to come often.
     """
 
-    def __init__(self, rng, length):
+    def __init__(self, rng, length, often=()):
         self.rng, self.length = rng, length
+        self.kinds = [kind for kind, _ in STEPS]
+        self.weights = [weight * (8 if kind in often else 1) for kind, weight in STEPS]
         self.world = World()
         self.program = []
         self.count = 0
@@ -146,9 +149,8 @@ class Maker:
 
     def step(self):
         """Add a statement, or fail to."""
-        kinds, weights = zip(*STEPS, strict=True)
         try:
-            getattr(self, self.rng.choices(kinds, weights)[0])()
+            getattr(self, self.rng.choices(self.kinds, self.weights)[0])()
         except (Invalid, IndexError):  # "..." in a key moves the others to other axes
             pass
 
@@ -306,7 +308,8 @@ class Maker:
         variables = tuple(dict.fromkeys(drawn))
         retain = self.rng.choice([None, True, True])
         create = self.rng.random() < 0.7
-        self.add("grad", "g", names, variables, given, retain, create, self.rng.randrange(len(variables)))
+        if self.add("grad", "g", names, variables, given, retain, create, self.rng.randrange(len(variables))):
+            self.look()
 
     def custom(self):
         name = self.rng.choices(["Scaled()", "Square()", "custom"], [6, 6, 1])[0]
@@ -322,7 +325,9 @@ class Maker:
 
     def finish(self):
         """End with backward passes over what was made last."""
-        traced = [name for name, handle in self.world.handles.items() if handle.line.reach is not None and not handle.leaf]
+        traced = [
+            name for name, handle in self.world.handles.items() if handle.line.reach is not None and not handle.leaf
+        ]
         for name in traced[::-1][:3]:
             if not self.is_over:
                 self.do_backward((name,), (None,), True)
@@ -336,10 +341,10 @@ STEPS = [
 ]  # fmt: skip
 
 
-def make(seed, length=None):
+def make(seed, often=()):
     """The program of a seed, and the world after it."""
     rng = random.Random(seed)
-    maker = Maker(rng, length or rng.choice([8, 12, 16, 22, 30, 45]))
+    maker = Maker(rng, rng.choice([8, 12, 16, 22, 30, 45]), often)
     return maker.make(), maker.world
 
 

@@ -279,7 +279,8 @@ class World:
         for leaf in leaves:
             each = gradient(pairs, leaf)
             if create_graph:
-                weights = [w.reach for head, w in pairs if w.reach is not None and leaf in head.reach]
+                smooth = [(head, w) for head, w in pairs if head.first is not None and leaf in head.reach]
+                weights = [weight.reach for _, weight in smooth if weight.reach is not None]
                 each.reach = reach.union(*weights)
             else:
                 each = each.constant()

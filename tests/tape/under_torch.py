@@ -176,7 +176,9 @@ class Machine:
         for x in leaves:
             x.grad = None
         heads = [self.names[each] for each in names]
-        given = [torch.ones_like(x) if h is None else self.names[h].detach() for x, h in zip(heads, head_grads, strict=True)]
+        given = [
+            torch.ones_like(x) if h is None else self.names[h].detach() for x, h in zip(heads, head_grads, strict=True)
+        ]
         torch.autograd.backward(heads, given, retain_graph=retain)
         for x in leaves:
             if x.grad is not None:

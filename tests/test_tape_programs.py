@@ -1,0 +1,225 @@
+"""Random programs on the tape give the right gradients, or an error; and the checker sees implementations that do not.
+
+``python -m tests.tape.check`` checks 20,000 programs, ``make soak`` 200,000.
+"""
+
+import numpy as np
+import pytest
+
+from flowmx import autograd
+from flowmx.ndarray import backward, core, indexing, recording, rules, views, writing
+from flowmx.ndarray.backward import Walk
+from flowmx.ndarray.recording import Leaf
+from flowmx.ndarray.stretch import Stretch
+from flowmx.ops.registry import lookup, registered
+from flowmx.ops.reshaping import rebuild
+from tests.tape.check import Wrong, check
+from tests.tape.generate import make
+from tests.tape.jets import DIRECTIONS, Jet
+from tests.tape.statements import KINDS, UNARY, unary
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(400), pytest.param(range(200_000), marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+)
+def test_programs(seeds):
+    report = check(seeds)
+    print(report)
+    # Most are compared to their end, and all kinds of statements are among them.
+    assert sum(report.endings.values()) < report.programs / 2
+    assert set(report.kinds) == set(KINDS)
+
+
+# -- the oracle --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", UNARY)
+def test_derivatives_of_the_oracle(name):
+    x, eps = np.array([0.4, 1.3, 0.8, 1.1]), 1e-4
+    first = np.zeros((DIRECTIONS, 4))
+    first[range(4), range(4)] = 1
+    made = unary(Jet(x, first), name)
+    above, below = (unary(Jet(x + step), name).value for step in (eps, -eps))
+    if name != "BlockGrad":
+        np.testing.assert_allclose(made.first[range(4), range(4)], (above - below) / (2 * eps), 1e-5, 1e-7)
+        curve = (above + below - 2 * made.value) / eps**2
+        np.testing.assert_allclose(made.second[range(4), range(4), range(4)], curve, 1e-5, 1e-5)
+
+
+# -- the checker -------------------------------------------------------------------------------------------
+
+
+def nothing(*arguments):
+    return None
+
+
+def forgets_base(patch):
+    patch.setattr(views.History, "write", lambda self, array, entry, origin: setattr(array, "_past", entry))
+
+
+def forgets_views(patch):
+    patch.setattr(indexing, "make_view", views.placed)
+
+
+def keeps_what_was_overwritten(patch):
+    def gradient(self, F, inputs, outputs, heads):
+        return [heads[0], self._take(F, heads[0])]
+
+    patch.setattr(views.Part, "gradient_of_write", gradient)
+
+
+def gives_all_duplicates_a_gradient(patch):
+    def forward(self, run, inputs, outputs):
+        outputs[0][...] = inputs[0][rebuild(self.key, inputs[1:])]
+
+    patch.setattr(lookup("_chosen_last"), "forward", forward)
+
+
+def has_no_second_derivative_of_relu(patch):
+    records_no_operator_without_gradient(patch)
+    patch.setattr(Walk, "_tied", lambda self, gradient: gradient)
+
+
+def records_no_operator_without_gradient(patch):
+    def record(name, gradient, *more, real=core.record):
+        if gradient is not None:
+            real(name, gradient, *more)
+
+    patch.setattr(core, "record", record)
+
+
+def leaves_buffers_unwritten(patch):
+    def store(self, real=Walk.store):
+        self.leaves = {}
+        real(self)
+
+    patch.setattr(Walk, "store", store)
+
+
+def returns_the_first_row(patch):
+    def grad(heads, variables, *more, real=autograd.grad, **options):
+        found = real(heads, variables, *more, **options)
+        return found[0] if options.get("create_graph") and len(found) == 1 else found
+
+    patch.setattr(autograd, "grad", grad)
+
+
+def stores_what_it_returns(patch):
+    def gradients(self, leaves, variables, real=Walk.gradients):
+        self.store()
+        return real(self, leaves, variables)
+
+    patch.setattr(Walk, "gradients", gradients)
+
+
+def walks_with(patch, **changed):
+    def init(self, retain, create_graph, train_mode, stores, real=Walk.__init__):
+        real(
+            self, **{**dict(retain=retain, create_graph=create_graph, train_mode=train_mode, stores=stores), **changed}
+        )
+
+    patch.setattr(Walk, "__init__", init)
+
+
+def adds_nothing_to_buffers(patch):
+    def store(leaf, total, target, real=backward._store_array):
+        real(Leaf(leaf.grad, "write"), total, target)
+
+    patch.setattr(backward, "_store_array", store)
+    patch.setattr(Stretch, "add_to", lambda self, value, target, rule: self.store(value, target))
+
+
+def views_from_outside_are_recorded(patch):
+    def make_view(array, offset, shape, strides):
+        made = views.placed(array, offset, shape, strides)
+        made._past = views._history_of_views(array)
+        return made
+
+    patch.setattr(indexing, "make_view", make_view)
+
+
+def detaches_nothing(patch):
+    def detach(array):
+        made = array._plain()
+        made._past = views._history_of_views(array)
+        return made
+
+    patch.setattr(views, "detach", detach)
+
+
+WRONG = {
+    "an assignment is not recorded": lambda patch: patch.setattr(writing, "record_assignment", nothing),
+    "an assignment by index arrays is not recorded": lambda patch: patch.setattr(writing, "record_choice", nothing),
+    "a copy drops the history": lambda patch: patch.setattr(writing, "record_copy", nothing),
+    "a copy has no gradient": lambda patch: patch.setattr(writing, "_gradient_of_assignment", lambda *_: [None]),
+    "a write through a view forgets the base": forgets_base,
+    "views forget what they are of": forgets_views,
+    "what was overwritten keeps its gradient": keeps_what_was_overwritten,
+    "a place that is assigned to twice gives both a gradient": gives_all_duplicates_a_gradient,
+    "no second derivative of relu": has_no_second_derivative_of_relu,
+    "operators without a gradient are not recorded": records_no_operator_without_gradient,
+    "gradient buffers are left unwritten": leaves_buffers_unwritten,
+    "a history of a gradient buffer is kept": lambda patch: patch.setattr(backward, "_overwrite", nothing),
+    "gradients are not added up": adds_nothing_to_buffers,
+    "create_graph gives the first row": returns_the_first_row,
+    "grad() writes into buffers": stores_what_it_returns,
+    "grad() gives an array of somebody else's": lambda patch: patch.setattr(Walk, "_is_foreign", lambda *_: False),
+    "the tape is freed though retained": lambda patch: walks_with(patch, retain=False),
+    "a freed tape is a constant": lambda patch: patch.setattr(Walk, "_stop_at", nothing),
+    "changed arrays are not refused": lambda patch: patch.setattr(recording.TapeNode, "refuse_changed", nothing),
+    "arrays that a Function kept may change": lambda patch: patch.setattr(autograd, "_arrays_in", lambda _: ()),
+    "what is updated in place is not kept": lambda patch: patch.setattr(rules, "positions_looked_at", lambda *_: ()),
+    "writes by another history are not noticed": lambda patch: patch.setattr(views.History, "beside", lambda s, _: s),
+    "views made outside are recorded": views_from_outside_are_recorded,
+    "detach() detaches nothing": detaches_nothing,
+    "variables are changed in place": lambda patch: patch.setattr(views, "refuse_write", nothing),
+}  # fmt: skip
+
+
+@pytest.fixture
+def fresh_rules():
+    """Gradients are learned anew, before and afterwards."""
+
+    def forget():
+        views._part.cache_clear()
+        writing._choice.cache_clear()
+        writing._rules.cache_clear()
+        backward._rules_of_tied.clear()
+        for cls in set(registered().values()):
+            for op in cls._interned.values():
+                for spec in op._specs.values():
+                    spec.rules.clear()
+
+    forget()
+    yield
+    forget()
+
+
+OFTEN = {
+    "a place that is assigned to twice gives both a gradient": ["choose"],
+    "arrays that a Function kept may change": ["custom", "update"],
+    "writes by another history are not noticed": ["detach", "assign", "view"],
+    "a freed tape is a constant": ["backward"],
+}
+"""What rare programs are made of, so that they need not be waited for."""
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_finds(name, monkeypatch, fresh_rules):
+    WRONG[name](monkeypatch)
+    with pytest.raises(Wrong, match="seed"):
+        check(range(4000), OFTEN.get(name, ()), shrinks=False)
+
+
+def test_a_finding_is_a_small_program_that_can_be_run(monkeypatch, fresh_rules, capsys):
+    WRONG["what was overwritten keeps its gradient"](monkeypatch)
+    with pytest.raises(Wrong) as found:
+        check(range(4000), ["assign", "view"])
+    first, _, program = str(found.value).partition("\n\n")
+    assert "expected" in first
+    assert program.count("\n") < 30
+    exec(compile(program, "<finding>", "exec"), {})
+
+
+def test_a_seed_gives_the_same_program():
+    assert make(7)[0] == make(7)[0] != make(8)[0]
