@@ -22,7 +22,7 @@ from flowmx.ndarray.array import NDArray, check_request
 from flowmx.ndarray.backward import Walk
 from flowmx.ndarray.core import record as record_call
 from flowmx.ndarray.recording import Leaf
-from flowmx.ndarray.views import mark, set_apart
+from flowmx.ndarray.views import mark, set_apart, variable_of
 
 __all__ = [
     "Function", "backward", "grad", "is_recording", "is_training", "mark_variables", "pause", "predict_mode", "record",
@@ -160,8 +160,8 @@ def grad(
     marked = _as_list(variables)
     leaves = []
     for position, variable in enumerate(marked):
-        leaf = variable._entry.node if variable._entry is not None else None
-        if not isinstance(leaf, Leaf):
+        leaf = variable_of(variable)
+        if leaf is None:
             raise AutogradError(f"grad: variable {position} was not marked: call attach_grad() on it before recording")
         leaves.append(leaf)
     retain = create_graph if retain_graph is None else retain_graph

@@ -114,9 +114,7 @@ def stores_what_it_returns(patch):
 
 def walks_with(patch, **changed):
     def init(self, retain, create_graph, train_mode, stores, real=Walk.__init__):
-        real(
-            self, **{**dict(retain=retain, create_graph=create_graph, train_mode=train_mode, stores=stores), **changed}
-        )
+        real(self, changed.get("retain", retain), create_graph, train_mode, changed.get("stores", stores))
 
     patch.setattr(Walk, "__init__", init)
 

@@ -412,7 +412,8 @@ def _resized(array: NDArray, shape: Shape) -> NDArray:
     if size > array.size:
         return full(shape, 0, array.context, array._dtype)
     with autograd.pause():
-        return cast("NDArray", reshaped(reshaped(array, (array.size,))[:size], shape))
+        flat = cast("NDArray", reshaped(array, (array.size,)))
+        return cast("NDArray", reshaped(flat[:size], shape))
 
 
 def _check_bound(node: Node, bound: NDArray, shape: Shape, dtype: DType, device: Device) -> None:

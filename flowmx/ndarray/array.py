@@ -79,7 +79,8 @@ class NDArray(Methods, Arithmetic):
     @property
     def grad(self) -> Any:
         """The gradient buffer (an NDArray) that :meth:`attach_grad` made, or None."""
-        return self._past.node.grad if views.is_variable(self) else None
+        leaf = views.variable_of(self)
+        return None if leaf is None else leaf.grad
 
     def __len__(self) -> int:
         if not self._shape:

@@ -18,7 +18,7 @@ from flowmx.ndarray.core import BaseArray, comes_from, may_store, store
 from flowmx.ndarray.recording import Entry, Leaf, Saved, Scope, TapeNode, free, state
 from flowmx.ndarray.rules import Rule, learn, rule_for
 from flowmx.ndarray.stretch import Cell, Stretch, Value
-from flowmx.ndarray.views import is_variable
+from flowmx.ndarray.views import variable_of
 from flowmx.ops.registry import Operator
 
 _stopped: set[tuple[str, int]] = set()
@@ -46,7 +46,7 @@ def _order(heads: Sequence[NDArray]) -> _Order:
     leaves: dict[Leaf, None] = {}
     dead: set[TapeNode] = set()
     stack: list[TapeNode] = []
-    upwards = [head._entry for head in heads]
+    upwards: Sequence[Entry | None] = [head._entry for head in heads]
     while True:
         for entry in upwards:
             if entry is not None and entry.node not in entered:
@@ -213,7 +213,7 @@ class Walk:
 
     def _ones(self, head: NDArray) -> Cell:
         if self._by_calls:
-            return F.ones_like(head._plain())
+            return cast("NDArray", F.op("ones_like", head._plain()))
         rule = rule_for("ones_like", [head], _ones_like, head._storage.device)
         assert rule is not None
         found = self._on(head._storage.device).compute(rule, [head])[0]
@@ -389,7 +389,7 @@ class Walk:
 
 def _overwrite(leaf: Leaf, target: BaseArray) -> None:
     """Forget what was recorded of a gradient buffer that is to be written anew."""
-    if leaf.request == "write" and target._past is not None and not is_variable(target):
+    if leaf.request == "write" and target._past is not None and variable_of(target) is None:
         comes_from(target, None)
 
 

@@ -103,7 +103,7 @@ class BaseArray(KnownAttributes):
     def _entry(self) -> Entry | None:
         """Where the content came from, on the tape."""
         past = self._past
-        return past if past is None or type(past) is Entry else past.read(self)
+        return past if past is None or isinstance(past, Entry) else past.read(self)
 
     def _plain(self) -> BaseArray:
         """Another handle on the same memory, without history."""
@@ -513,7 +513,7 @@ def record(
         rules: where the gradient is kept once it was learned, for all calls of one form; None: it is called each time.
     """
     entries = [
-        past if (past := each._past) is None or type(past) is Entry else past.read(each) for each in inputs
+        past if (past := each._past) is None or isinstance(past, Entry) else past.read(each) for each in inputs
     ]  # as by _entry, without the call
     for entry in entries:
         if entry is not None:
@@ -560,7 +560,7 @@ def record_written(
 def comes_from(array: BaseArray, entry: Entry | None, origin: Origin | None = None) -> None:
     """Take down on the tape that an array was given another content (None: one of which nothing was recorded)."""
     past = array._past
-    if past is None or type(past) is Entry:
+    if past is None or isinstance(past, Entry):
         array._past = entry
     else:
         past.write(array, entry, origin)

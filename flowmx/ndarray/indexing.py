@@ -46,6 +46,7 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
         key = (key,)
     parts = key if isinstance(key, tuple) else (key,)
     device = array._storage.device
+    indexes: tuple[BaseArray, ...]
     if all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
         offset, shape, strides = _view(array, _expand(array, parts))
         target = placed(array, offset, shape, strides)

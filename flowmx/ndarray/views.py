@@ -48,16 +48,16 @@ def make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, .
 
 def _history_of_views(array: BaseArray) -> History:
     past = array._past
-    if past is not None and is_variable(array):
+    if isinstance(past, Entry) and isinstance(past.node, Leaf):
         # The variable keeps its own place on the tape; its views read from there.
-        return History(_of_whole(array, cast("Entry", past)), of_variable=True)
-    return past if type(past) is History else share(array)
+        return History(_of_whole(array, past), of_variable=True)
+    return share(array)
 
 
-def is_variable(array: BaseArray) -> bool:
-    """Whether an array is a variable of autograd."""
+def variable_of(array: BaseArray) -> Leaf | None:
+    """The variable of autograd that an array is, if it is one."""
     past = array._past
-    return type(past) is Entry and type(past.node) is Leaf
+    return past.node if isinstance(past, Entry) and isinstance(past.node, Leaf) else None
 
 
 def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
@@ -94,8 +94,8 @@ def is_contiguous(array: BaseArray) -> bool:
 def share(array: BaseArray) -> History:
     """The history of an array that is to share its memory with another handle."""
     past = array._past
-    if type(past) is not History:
-        array._past = past = History(None if past is None else _of_whole(array, cast("Entry", past)))
+    if not isinstance(past, History):
+        array._past = past = History(None if past is None else _of_whole(array, past))
     return past
 
 
@@ -108,7 +108,7 @@ def detach(array: BaseArray) -> BaseArray:
 
 def set_apart(made: BaseArray, array: BaseArray) -> History:
     """Give a new handle on an array's memory a history of its own, with what is recorded of it already."""
-    if not is_variable(array):
+    if variable_of(array) is None:
         share(array).beside(array)
     return share(made).beside(array)
 
@@ -118,12 +118,13 @@ def mark(array: BaseArray, leaf: Leaf | None) -> None:
     storage, before = array._storage, array._past
     if storage.variables is None:
         storage.variables = weakref.WeakSet()
-    if is_variable(array):
-        storage.variables.discard(cast("Entry", before).node)
+    own = variable_of(array)
+    if own is not None:
+        storage.variables.discard(own)
     if leaf is not None:
         storage.variables.add(leaf)
     array._past = None if leaf is None else Entry(leaf, 0)
-    if type(before) is History:
+    if isinstance(before, History):
         before.beside(array)
         if leaf is None:
             array._past = History().beside(array)
@@ -141,7 +142,7 @@ def refuse_write(array: BaseArray, name: str, records: bool) -> None:
         AutogradError: the array is a variable, or shares its memory with one.
     """
     past = array._past
-    if past.of_variable if type(past) is History else is_variable(array):
+    if past.of_variable if isinstance(past, History) else variable_of(array) is not None:
         raise AutogradError(
             f"{name}: a variable (made by attach_grad(), shape {array._shape}) can not be changed in place while "
             "recording; write to a new array, or change it outside autograd.record()"

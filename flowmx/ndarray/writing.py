@@ -11,7 +11,6 @@ from flowmx.engine import capture
 from flowmx.ndarray import rules, views
 from flowmx.ndarray.core import BaseArray, comes_from, invoke, record_written
 from flowmx.ndarray.recording import Entry, TapeNode
-from flowmx.ops.binary import sum_to
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Operator, Shape, Spec, lookup
 

@@ -115,8 +115,8 @@ def source(program):
 class Outcome:
     """What a program came to under flowmx: what it looked at, its arrays, and an error with the statement's number."""
 
-    seen: list = field(default_factory=list)
-    arrays: dict = field(default_factory=dict)
+    seen: list[tuple[str, np.ndarray]] = field(default_factory=list)
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
     error: Exception | None = None
     at: int = -1
 
@@ -271,8 +271,8 @@ class Report:
     programs: int = 0
     statements: int = 0
     looks: int = 0
-    endings: Counter = field(default_factory=Counter)
-    kinds: Counter = field(default_factory=Counter)
+    endings: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
 
     def __str__(self):
         ended = ", ".join(f"{count} {kind!r}" for kind, count in self.endings.most_common())

@@ -17,7 +17,7 @@ class Statement(NamedTuple):
 
     kind: str
     out: str
-    args: tuple = ()
+    args: tuple[object, ...] = ()
 
     def text(self):
         return KINDS[self.kind][0](self.out, *self.args)
@@ -76,7 +76,8 @@ UNARY = {
     "reciprocal": (inside(0.3, 99), lambda x: 1 / x, lambda x: -1 / x**2, lambda x: 2 / x**3),
     "softsign": (smooth(0), lambda x: x / (1 + abs(x)), lambda x: (1 + abs(x)) ** -2,
                  lambda x: -2 * np.sign(x) * (1 + abs(x)) ** -3),
-    "hard_sigmoid": (smooth(-2.5, 2.5), lambda x: np.clip(0.2 * x + 0.5, 0, 1), lambda x: 0.2 * (abs(x) < 2.5), nothing),
+    "hard_sigmoid": (smooth(-2.5, 2.5), lambda x: np.clip(0.2 * x + 0.5, 0, 1), lambda x: 0.2 * (abs(x) < 2.5),
+                     nothing),
     "identity": (None, lambda x: x, np.ones_like, nothing),
     "BlockGrad": (None, lambda x: x, nothing, nothing),
     "zeros_like": (None, nothing, nothing, nothing),

@@ -41,7 +41,7 @@ MOVES = {
 DTYPES = {"float32": torch.float64, "float64": torch.float64, "int32": torch.int32}  # floats alike: no rounding
 
 
-class Cube(torch.autograd.Function):
+class Cube(torch.autograd.Function):  # type: ignore[misc]
     """x² with a multiple of its gradient."""
 
     @staticmethod
