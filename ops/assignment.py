@@ -177,7 +177,6 @@ class FillElement(_Indexed):
 
     arguments = ("lhs", "mhs", "rhs")
     index = 2
-    no_gradient = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         lhs, mhs, rhs = shapes
@@ -189,6 +188,10 @@ class FillElement(_Indexed):
         xp, (lhs, mhs, rhs) = run.xp, inputs
         xp.copyto(outputs[0], lhs)
         outputs[0][xp.arange(len(lhs)), positions(xp, rhs, lhs.shape[1], "raise", self.name)] = mhs
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        of_mhs = F.pick(heads[0], inputs[2], axis=1)
+        return [F.op("fill_element_0index", heads[0], F.zeros_like(of_mhs), inputs[2]), of_mhs, None]
 
 
 @operator("_onehot_encode")

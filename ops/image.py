@@ -144,9 +144,8 @@ class Crop(Linear):
 
 @operator("_image_resize")
 class Resize(Operator):
-    """Images of another size, as OpenCV computes them."""
+    """Images of another size, as OpenCV computes them; there is no gradient."""
 
-    no_gradient = True
     size: Shape = option((), "(width, height), or one number for both.")
     keep_ratio: bool = option(False, "Where size is one number: the shorter side gets it, and the ratio stays.")
     interp: int = option(1, "0: nearest, 1: bilinear, 2: bicubic, 3: area, 4: Lanczos.", low=0, high=4)

@@ -30,7 +30,6 @@ class Group(Operator):
     """
 
     arguments = ()
-    no_gradient = True
     states: ClassVar[tuple[str, ...]] = ()
     mixed: ClassVar[bool] = False
     more: ClassVar[int] = 0
@@ -177,7 +176,6 @@ class MultiLARS(Operator):
     """
 
     arguments = ("lrs", "weights_sum_sq", "grads_sum_sq", "wds")
-    no_gradient = True
     in_place = ((0, 0),)
     eta: float = required("The trust coefficient.")
     eps: float = required("Added to the denominator.")
@@ -201,7 +199,6 @@ class GroupAdaGrad(Operator):
 
     arguments = ("weight", "grad", "history")
     updates = (2,)
-    no_gradient = True
     in_place = ((0, 0),)
     lr: float = required("Learning rate.")
     rescale_grad: float = RESCALE

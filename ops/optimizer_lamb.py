@@ -87,7 +87,6 @@ def _step(xp: Any, p: Any, lr: float, w: Array, g: Array, norms: tuple[float, fl
 
 class _Phase1(Operator):
     updates = (2, 3)
-    no_gradient = True
     mixed: ClassVar[bool] = False
     t: int
     wd: float
@@ -105,7 +104,6 @@ class _Phase1(Operator):
 
 
 class _Phase2(Operator):
-    no_gradient = True
     in_place = ((0, 0),)
     mixed: ClassVar[bool] = False
     lr: float

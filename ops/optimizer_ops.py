@@ -295,7 +295,6 @@ class Update(Operator):
 
     rule: Rule
     mixed = False
-    no_gradient = True
     lr: float
     wd: float
     rescale_grad: float

@@ -282,10 +282,9 @@ class BackwardSampleMultinomial(Operator):
 
 @operator("_shuffle", "shuffle")
 class Shuffle(Operator):
-    """The data in random order along the first axis."""
+    """The data in random order along the first axis; its gradient is not known."""
 
     uses_random = True
-    no_gradient = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         if shapes[0] == ():

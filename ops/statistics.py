@@ -103,7 +103,6 @@ class MultiSumSq(Operator):
     """The sum of the squares of each input, in one float32 array (num_arrays,)."""
 
     variadic = "num_arrays"
-    no_gradient = True
     num_arrays: int = required("Number of inputs.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -116,6 +115,14 @@ class MultiSumSq(Operator):
         for at, each in enumerate(inputs):
             flat = wide(each).reshape(-1)
             outputs[0][at] = run.xp.dot(flat, flat)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [self._of(F, inputs[at], F.slice_axis(heads[0], axis=0, begin=at, end=at + 1))
+                for at in range(self.num_arrays)]  # fmt: skip
+
+    def _of(self, F: Any, x: Any, head: Any) -> Any:
+        whole = F.op("broadcast_like", F.op("Reshape", head, shape=(1,) * max(1, len(x.shape))), x)
+        return F.op("_cast_like", whole, x) * x * 2.0
 
 
 @operator("_histogram")

@@ -603,3 +603,42 @@ def test_a_gradient_takes_over_the_memory_of_what_was_summed_where_nobody_else_h
     assert x.grad.asnumpy()[0, 0] == 3
     assert (id(x.grad._storage.array) == identity) is somebody_looks
     del held
+
+
+# -- operators without a gradient --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: mx.nd.shuffle(x),
+        lambda x: mx.nd.image.resize(x.reshape((2, 2, 1)), size=3),
+        lambda x: mx.nd.sgd_update(x * 1, mx.nd.ones(4), lr=0.1),
+        lambda x: mx.nd.lamb_update_phase2(x * 1, x, mx.nd.ones(1), mx.nd.ones(1), lr=0.1),
+    ],
+)
+def test_a_gradient_that_is_not_known_is_an_error(function):
+    x = marked([1, 2, 3, 4])
+    with autograd.record():
+        y = function(x)
+    with pytest.raises(AutogradError, match="has no gradient"):
+        y.backward()
+
+
+def test_the_gradient_of_sums_of_squares():
+    x, y = marked([[1, 2, 3]]), marked([4])
+    with autograd.record():
+        z = mx.nd.multi_sum_sq(x, y, num_arrays=2)
+    z.backward(mx.nd.array([10, 100]))
+    assert x.grad.asnumpy().tolist() == [[20, 40, 60]]
+    assert y.grad.asnumpy().tolist() == [800]
+
+
+def test_what_an_operator_sets_to_zero_came_from_nothing():
+    x = marked([1, 2])
+    with autograd.record():
+        y = x * 3
+        mx.nd.reset_arrays(y, num_arrays=1)
+        z = y + x
+    z.backward()
+    assert x.grad.asnumpy().tolist() == [1, 1]

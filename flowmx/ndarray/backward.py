@@ -18,7 +18,6 @@ from flowmx.ndarray.core import BaseArray, comes_from, may_store, store
 from flowmx.ndarray.recording import Entry, Leaf, Saved, Scope, TapeNode, free, state
 from flowmx.ndarray.rules import Rule, learn, rule_for
 from flowmx.ndarray.stretch import Cell, Stretch, Value
-from flowmx.ndarray.views import variable_of
 from flowmx.ops.registry import Operator
 
 _stopped: set[tuple[str, int]] = set()
@@ -389,7 +388,7 @@ class Walk:
 
 def _overwrite(leaf: Leaf, target: BaseArray) -> None:
     """Forget what was recorded of a gradient buffer that is to be written anew."""
-    if leaf.request == "write" and target._past is not None and variable_of(target) is None:
+    if leaf.request == "write" and target._past is not None:
         comes_from(target, None)
 
 

@@ -26,7 +26,7 @@ from flowmx.engine.origin import is_called_by_user, warn_user
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, CrossDeviceWarning, DeviceError, ShapeError, TypeInferenceError
-from flowmx.ndarray.recording import Entry, TapeNode, state
+from flowmx.ndarray.recording import Entry, Leaf, TapeNode, state
 from flowmx.ndarray.references import HELD
 from flowmx.ops import custom
 from flowmx.ops.dtypes import DType, name_of
@@ -487,6 +487,8 @@ def invoke(
             record(op.name, gradient, inputs, outputs, visible, origin, spec.rules)
         else:
             record_written(op.name, gradient, inputs, outputs, given, visible, origin, spec.rules)
+        for position in op.updates:
+            comes_from(inputs[position], None, origin)
     if visible == 1:
         return outputs[0]
     return outputs[:visible]
@@ -558,10 +560,15 @@ def record_written(
 
 
 def comes_from(array: BaseArray, entry: Entry | None, origin: Origin | None = None) -> None:
-    """Take down on the tape that an array was given another content (None: one of which nothing was recorded)."""
+    """Take down on the tape that an array was given another content (None: one of which nothing was recorded).
+
+    A variable stays one.
+    """
     past = array._past
-    if past is None or isinstance(past, Entry):
+    if past is None:
         array._past = entry
+    elif isinstance(past, Entry):
+        array._past = past if type(past.node) is Leaf else entry
     else:
         past.write(array, entry, origin)
 

@@ -209,6 +209,8 @@ class History:
 
     def write(self, array: BaseArray, entry: Entry | None, origin: Origin | None) -> None:
         """Take down that the content of a handle comes from somewhere else now (None: from nothing recorded)."""
+        if self.of_variable:
+            return
         before = self.entry
         self._parts.clear()
         part = None if array._view is None else _part_of(array)

@@ -133,7 +133,14 @@ FUSED = [
          recorded=False),
 ]  # fmt: skip
 
+NOT_IN_MXNET = [
+    Case("multi_sum_sq", [(2, 3), (4,)], {"num_arrays": 2}, note="gradient", numeric=False, recorded=False),
+    Case("fill_element_0index", [(3, 4), (3,), fixed([1, 0, 3])], note="gradient", wrt=(0, 1), second=True,
+         recorded=False),
+    Case("_slope_of_relu", [apart(3, 4)], gradient=False, recorded=False),
+]  # fmt: skip
+
 CASES = [
     *STATISTICS, *ASSIGNMENT, *COLUMNS, *PRECISION, *SECOND_NAMES, *TRANSFORMS, *LAYERS, *ATTENTION, *CONTRIB,
-    *PROCESSES, *FUSED,
+    *PROCESSES, *FUSED, *NOT_IN_MXNET,
 ]  # fmt: skip

@@ -335,9 +335,9 @@ class Maker:
 
 STEPS = [
     ("unary", 8), ("softmax", 1), ("binary", 10), ("scalar", 5), ("move", 5), ("join", 2), ("where", 1),
-    ("view", 9), ("reshape", 4), ("gather", 3), ("detach", 1.5), ("cast", 2), ("assign", 9), ("choose", 4), ("update", 8), ("into", 6),
-    ("copyto", 3), ("slice_assign", 1), ("mark", 0.5), ("gradient", 0.7), ("scope", 4), ("backward", 2.5),
-    ("grad", 4), ("custom", 2), ("block", 1.5), ("chain", 0.7), ("buffer", 1), ("leaf", 0.5),
+    ("view", 9), ("reshape", 4), ("gather", 3), ("detach", 1.5), ("cast", 2), ("assign", 9), ("choose", 4),
+    ("update", 8), ("into", 6), ("copyto", 3), ("slice_assign", 1), ("mark", 0.5), ("gradient", 0.7), ("scope", 4),
+    ("backward", 2.5), ("grad", 4), ("custom", 2), ("block", 1.5), ("chain", 0.7), ("buffer", 1), ("leaf", 0.5),
 ]  # fmt: skip
 
 
