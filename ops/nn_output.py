@@ -259,6 +259,7 @@ def _register(row: _Regression) -> None:
     class Backward(_Backward):
         __doc__ = f"Gradient of {row.name} for its data."
 
+        no_gradient = row.derive is _sign
         grad_scale: float = option(1.0, "The gradient's factor.")
 
         def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -314,6 +315,9 @@ class BackwardSVMOutput(_Backward, SVMOutput):
         step = (slack > 0) if self.use_linear else 2 * slack
         outputs[0][...] = (side * step * self.regularization_coefficient).reshape(outputs[0].shape)
 
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [None, None] if self.use_linear else super().gradient(F, inputs, outputs, heads)
+
 
 @operator("MakeLoss")
 class MakeLoss(Operator):
@@ -339,6 +343,7 @@ class BackwardMakeLoss(_Backward, MakeLoss):
     """Gradient of MakeLoss."""
 
     arguments = ("output",)
+    no_gradient = True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         scale = self.grad_scale

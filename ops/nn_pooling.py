@@ -286,9 +286,47 @@ class BackwardPooling(Pooling):
         out[...] = head
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        if self.pool_type in ("max", "lp"):
+        if self.pool_type == "max":
+            return [F.op("_Pooling_at_maxima", heads[0], inputs[1], **bound(self)), None, None]
+        if self.pool_type == "lp" and self.p_value != 1:
             raise NotImplementedError
         return [F.op("Pooling", heads[0], **bound(self)), None, None]
+
+
+@operator("_Pooling_at_maxima")
+class PoolingAtMaxima(Pooling):
+    """Other values where each window of the data has its first maximum; 0 for windows of padding alone."""
+
+    arguments = ("values", "data")
+    hidden = True
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        (data,), outputs = super().infer_shape(shapes[1:])
+        return [data, data], outputs
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, lines = run.xp, self.lines(self.spatial(inputs[1].shape), self.spatial(outputs[0].shape))
+        values, data, out = map(self.planes, (*inputs, outputs[0]))
+        for line in reversed(lines):
+            values, data = _first_maxima(xp, values, data, line)
+        xp.copyto(out, values)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        maxima = F.op("Pooling", inputs[1], **bound(self))
+        return [F.op("_backward_Pooling", heads[0], inputs[1], maxima, **bound(self)), None]
+
+
+def _first_maxima(xp: Any, values: Array, data: Array, line: _Axis) -> tuple[Array, Array]:
+    """The values at the first maximum of each window of one axis, and the maxima."""
+    kept = xp.zeros(_shrunk(values.shape, line), values.dtype)
+    best = xp.full(kept.shape, lowest(data.dtype), data.dtype)
+    found = xp.zeros(kept.shape, bool)
+    for source, where in line.taps():
+        ahead = ~found[where] | (data[source] > best[where])
+        best[where] = xp.where(ahead, data[source], best[where])
+        kept[where] = xp.where(ahead, values[source], kept[where])
+        found[where] = True
+    return kept, best
 
 
 def _parts(planes: Array) -> Iterator[slice]:

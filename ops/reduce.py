@@ -104,7 +104,9 @@ class Row(NamedTuple):
 TABLE = [
     Row("prod", "prod", lambda F, x, y, g: g * y / x, "The product over the given axes."),
     Row("nansum", "nansum", lambda F, x, y, g: g * (x == x), "The sum over the given axes; NaN counts as 0."),
-    Row("nanprod", "nanprod", lambda F, x, y, g: F.where(x == x, g * y / x, F.zeros_like(g)),
+    Row("nanprod", "nanprod",
+        # What divides is a number everywhere, so that the gradient's own gradient is one too.
+        lambda F, x, y, g: F.where(x == x, g * y / F.where(x == x, x, F.ones_like(x)), F.zeros_like(g)),
         "The product over the given axes; NaN counts as 1."),
     Row("max", "max", lambda F, x, y, g: g * (x == y), "The maximum over the given axes.", ("max_axis",), True),
     Row("min", "min", lambda F, x, y, g: g * (x == y), "The minimum over the given axes.", ("min_axis",), True),

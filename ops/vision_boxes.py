@@ -206,7 +206,22 @@ class BackwardBoxNMS(Operator):
         out.reshape(flat.shape)[rows, sources[rows, places]] = flat[rows, places]
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        raise NotImplementedError  # no second order
+        return [F.op("_kept_by_box_nms", heads[0], inputs[1]), None]
+
+
+@operator("_kept_by_box_nms")
+class KeptByBoxNMS(BackwardBoxNMS):
+    """The rows that box_nms kept, of other data; zeros for those that it did not."""
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (data, origin), out = run.xp, inputs, outputs[0]
+        out.fill(0)
+        flat, sources = _flat(data, 2), _flat(origin, 1)
+        rows, places = xp.nonzero(sources >= 0)
+        out.reshape(flat.shape)[rows, places] = flat[rows, sources[rows, places]]
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_contrib_box_nms", heads[0], inputs[1]), None]
 
 
 # -- matching ----------------------------------------------------------------------------------------------

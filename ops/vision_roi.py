@@ -137,10 +137,13 @@ class BackwardROIPooling(ROIPooling):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[1]]
 
-    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        xp, (head, data, rois), out = run.xp, inputs, outputs[0]
+    def maxima(self, xp: Any, data: Array, rois: Array) -> Iterator[tuple[int, int, int, Array, Array]]:
+        """For each row of cells: its region, the image, the row, where its first maxima are, and which cells count.
+
+        Places (columns, channels) are those in the flattened image with the channels last; columns count as (columns,
+        1).
+        """
         pixels = xp.ascontiguousarray(data.transpose(0, 2, 3, 1))
-        total = xp.zeros(pixels.shape, computing_dtype(data.dtype))
         width, channels = pixels.shape[2:]
         channel = xp.arange(channels)
         for number, image, rows, columns in self.regions(xp, data, rois):
@@ -158,13 +161,40 @@ class BackwardROIPooling(ROIPooling):
                     continue
                 line = best[row.start - top : row.stop - top].argmax(axis=0) + (row.start - top)
                 column = xp.take_along_axis(where, line[None], axis=0)[0]
-                index = ((line + top) * width + column) * channels + channel
-                values = head[number, :, place].T * used[:, None]
-                xp.add.at(total[image].reshape(-1), index.reshape(-1), values.reshape(-1))
+                yield number, image, place, ((line + top) * width + column) * channels + channel, used[:, None]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (head, data, rois), out = run.xp, inputs, outputs[0]
+        count, channels, height, width = data.shape
+        total = xp.zeros((count, height, width, channels), computing_dtype(data.dtype))
+        for number, image, place, where, used in self.maxima(xp, data, rois):
+            values = head[number, :, place].T * used
+            xp.add.at(total[image].reshape(-1), where.reshape(-1), values.reshape(-1))
         xp.copyto(out, total.transpose(0, 3, 1, 2), casting="unsafe")
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        raise NotImplementedError  # no second order
+        return [F.op("_ROIPooling_at_maxima", heads[0], inputs[1], inputs[2], **bound(self)), None, None]
+
+
+@operator("_ROIPooling_at_maxima")
+class ROIPoolingAtMaxima(BackwardROIPooling):
+    """Other values where each cell of the data has its first maximum."""
+
+    arguments = ("values", "data", "rois")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        (data, rois), outputs = ROIPooling.infer_shape(self, shapes[1:])
+        return [data, data, rois], outputs
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (values, data, rois), out = run.xp, inputs, outputs[0]
+        pixels = xp.ascontiguousarray(values.transpose(0, 2, 3, 1))
+        out.fill(0)
+        for number, image, place, where, used in self.maxima(xp, data, rois):
+            out[number, :, place] = (pixels[image].reshape(-1)[where] * used).T
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_ROIPooling", heads[0], inputs[1], inputs[2], **bound(self)), None, None]
 
 
 # -- averages ----------------------------------------------------------------------------------------------

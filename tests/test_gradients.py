@@ -1,12 +1,14 @@
-"""Every operator's gradient against central differences, for all tables of tests/op_cases."""
+"""Every operator's gradient against central differences, for all tables of tests/op_cases; second ones too."""
 
 import importlib
 import pkgutil
 
+import numpy as np
 import pytest
 
 import flowmx as mx
 import tests.op_cases
+from flowmx.errors import AutogradError
 from flowmx.test_utils import check_numeric_gradient
 
 CASES = [
@@ -48,3 +50,41 @@ def test_second_gradient(case):
     check_numeric_gradient(
         gradients, inputs, states, grad_nodes=case.wrt, use_forward_train=case.train, rtol=1e-4, atol=1e-6
     )
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.gradient and c.numeric and not c.second], ids=lambda case: case.id
+)
+def test_second_gradient_or_an_error(case):
+    rng = np.random.default_rng(0)
+    arrays = case.arrays()
+    directions = {position: rng.standard_normal(arrays[position].shape) for position in case.differentiable()}
+
+    def gradients(step, create_graph):
+        moved = [each + step * directions.get(position, 0.0) for position, each in enumerate(arrays)]
+        given = [mx.nd.array(each, dtype="float64") for each in moved]
+        variables = [given[position] for position in directions]
+        mx.autograd.mark_variables(variables, [mx.nd.zeros_like(each) for each in variables])
+        mx.random.seed(0)
+        with mx.autograd.record(train_mode=case.train):
+            outputs = mx.nd.op.op(case.op, *given, **case.params)
+            loss = sum((each * each).sum() for each in (outputs if isinstance(outputs, list) else [outputs]))
+            return variables, mx.autograd.grad(loss, variables, create_graph=create_graph, train_mode=case.train)
+
+    def weighted(found):
+        with mx.autograd.record(train_mode=case.train):
+            weights = np.random.default_rng(1)
+            return sum(
+                (each * mx.nd.array(weights.standard_normal(each.shape), dtype="float64")).sum() for each in found
+            )
+
+    try:
+        variables, found = gradients(0, True)
+        weighted(found).backward(train_mode=case.train)
+    except AutogradError as error:
+        if "has no gradient" not in str(error):
+            raise
+        return
+    above, below = (weighted(gradients(step, False)[1]).asscalar() for step in (1e-5, -1e-5))
+    slope = sum((each.grad.asnumpy() * d).sum() for each, d in zip(variables, directions.values(), strict=True))
+    assert slope == pytest.approx((above - below) / 2e-5, rel=1e-4, abs=1e-4)

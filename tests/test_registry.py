@@ -17,7 +17,10 @@ SGD = ("sgd_update", "sgd_mom_update")
 # Operators that no table names, and why.
 ELSEWHERE: dict[str, str] = {
     **dict.fromkeys(
-        ["_channel_window_sum", "_gather_channel", "_spread_bias", "_spread_channel"],
+        [
+            *("_channel_window_sum", "_gather_channel", "_spread_bias", "_spread_channel"),
+            *("_Pooling_at_maxima", "_ROIPooling_at_maxima", "_kept_by_box_nms"),
+        ],
         "part of layers' gradients, checked with their second gradients",
     ),
     **dict.fromkeys(

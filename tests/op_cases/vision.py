@@ -28,7 +28,8 @@ def moved(*shape):
 
 CASES = [
     *(
-        Case("ROIPooling", [apart(2, 3, 6, 7), fixed(REGIONS)], {"pooled_size": size, "spatial_scale": scale}, wrt=(0,))
+        Case("ROIPooling", [apart(2, 3, 6, 7), fixed(REGIONS)], {"pooled_size": size, "spatial_scale": scale}, wrt=(0,),
+             second=True)
         for size in ((2, 3), (4, 4))
         for scale in (1.0, 0.7)
     ),
@@ -54,7 +55,8 @@ CASES = [
     *(
         Case("_contrib_box_nms", [fixed(BOXES)], params,
              # Formats are converted without a gradient, and a class is a whole number.
-             numeric=not params.keys() & {"in_format", "out_format", "id_index"})
+             numeric=not params.keys() & {"in_format", "out_format", "id_index"},
+             second=not params.keys() & {"in_format", "out_format", "id_index"})
         for params in (
             {}, {"id_index": 0}, {"id_index": 0, "background_id": 2}, {"id_index": 0, "force_suppress": True},
             {"topk": 2}, {"topk": 0}, {"valid_thresh": 0.45}, {"valid_thresh": 2.0}, {"in_format": "center"},

@@ -119,6 +119,7 @@ class Maker:
 
     def key(self, shape):
         """A basic key, as text."""
+        needs_elements(shape)
         parts = []
         for length in shape[: self.rng.randint(1, len(shape))]:
             kind = self.rng.random()
@@ -136,6 +137,7 @@ class Maker:
 
     def chooser(self, shape):
         """A key with an index array, as text."""
+        needs_elements(shape)
         length = shape[0]
         if self.rng.random() < 0.3:
             mask = [self.rng.random() < 0.6 for _ in range(length)]
@@ -256,6 +258,7 @@ class Maker:
     def slice_assign(self):
         a = self.target()
         shape = self.world.handles[a].shape
+        needs_elements(shape)
         begin = self.rng.randrange(shape[0])
         end = self.rng.randint(begin + 1, shape[0])
         self.add("slice_assign", "", a, begin, end, self.name(lambda h: h.shape == (end - begin, *shape[1:])))
@@ -331,6 +334,12 @@ class Maker:
         for name in traced[::-1][:3]:
             if not self.is_over:
                 self.do_backward((name,), (None,), True)
+
+
+def needs_elements(shape):
+    """Refuse to choose from an empty array."""
+    if 0 in shape:
+        raise Invalid("nothing to choose from")
 
 
 STEPS = [

@@ -162,20 +162,19 @@ def _pooling(op: Pooling, run: Run, inputs: Sequence[Array], outputs: Sequence[A
 @kernel("cpu", "_backward_Pooling")
 def _backward_pooling(op: Any, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
     head, data, output, out = map(op.channels_first, (*inputs, outputs[0]))
-    is_max = op.pool_type == "max"
-    made = None
-    if suits(head, data, out):
-        order = _order(geometry(data), geometry(output)) if is_max else _order(geometry(out), geometry(head))
-        made = plan(Backward, op, geometry(head), geometry(out), order)
-    if made is None:
-        plainly(op, run, inputs, outputs)
-        return
-    if not is_max:
+    values, order = output, _order(geometry(out), geometry(head))
+    if op.pool_type == "max":
+        values = np.empty_like(output)
+        order = _order(geometry(data), geometry(values))
+    made = plan(Backward, op, geometry(head), geometry(out), order) if suits(head, data, out) else None
+    if made is not None and op.pool_type != "max":
         made(pointer(head), pointer(out))
         return
-    again = plan(Forward, op, geometry(data), geometry(output), True)
-    assert again is not None
-    note, values = np.empty(again.note_bytes, np.uint8), np.empty_like(output)
+    again = None if made is None else plan(Forward, op, geometry(data), geometry(values), True)
+    if made is None or again is None:
+        plainly(op, run, inputs, outputs)
+        return
+    note = np.empty(again.note_bytes, np.uint8)
     again(pointer(data), pointer(values), pointer(note))
     made(pointer(head), pointer(out), pointer(note))
 
