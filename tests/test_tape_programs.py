@@ -53,6 +53,22 @@ def nothing(*arguments):
     return None
 
 
+def forgets_assignments(patch, whole):
+    def record_assignment(array, value, target, real=writing.record_assignment):
+        if (target._view == array._view) != whole:
+            real(array, value, target)
+
+    patch.setattr(writing, "record_assignment", record_assignment)
+
+
+def forgets_copies(patch, within):
+    def record_copy(source, target, real=writing.record_copy):
+        if (source._storage.device is target._storage.device) != within:
+            real(source, target)
+
+    patch.setattr(writing, "record_copy", record_copy)
+
+
 def forgets_base(patch):
     patch.setattr(views.History, "write", lambda self, array, entry, origin: setattr(array, "_past", entry))
 
@@ -146,9 +162,12 @@ def detaches_nothing(patch):
 
 
 WRONG = {
-    "an assignment is not recorded": lambda patch: patch.setattr(writing, "record_assignment", nothing),
+    "an assignment to a whole array is not recorded": lambda patch: forgets_assignments(patch, True),
+    "an assignment to a part is not recorded": lambda patch: forgets_assignments(patch, False),
     "an assignment by index arrays is not recorded": lambda patch: patch.setattr(writing, "record_choice", nothing),
-    "a copy drops the history": lambda patch: patch.setattr(writing, "record_copy", nothing),
+    "a copy on one device drops the history": lambda patch: forgets_copies(patch, True),
+    "a copy to another device drops the history": lambda patch: forgets_copies(patch, False),
+    "what is written by out= is not recorded": lambda patch: patch.setattr(core, "record_written", nothing),
     "a copy has no gradient": lambda patch: patch.setattr(writing, "_gradient_of_assignment", lambda *_: [None]),
     "a write through a view forgets the base": forgets_base,
     "views forget what they are of": forgets_views,
