@@ -65,6 +65,8 @@ class Machine:
     def __init__(self, world):
         self.handles = world.handles
         self.names, self.buffers, self.requests, self.seen, self.scopes = {}, {}, {}, [], []
+        self.variables = []
+        """All that there ever were, so that an id stands for one of them alone."""
 
     def run(self, statement):
         with torch.set_grad_enabled(self.recording):
@@ -165,7 +167,10 @@ class Machine:
         self.names[a][begin:end].copy_(self.names[b])
 
     def mark(self, a, request):
-        x = self.names[a] = self.names[a].detach().requires_grad_()
+        before = self.names[a]
+        x = before.detach().requires_grad_()
+        self.variables.append(x)
+        self.names.update({name: x for name, each in self.names.items() if each is before})
         self.requests[id(x)], self.buffers[id(x)] = request, torch.zeros_like(x, requires_grad=False)
 
     def gradient(self, a):
