@@ -557,3 +557,23 @@ async def test_coroutines_share_a_block():
             assert (await net(data(rows, 3, 8, 8))).shape == (rows, 3)
 
     await asyncio.gather(*(predict(rows) for rows in (1, 2, 3)))
+
+
+@pytest.mark.parametrize("static", [{}, {"static_alloc": True, "static_shape": True}])
+def test_second_gradients_of_convolutions_are_those_of_plain_calls(static):
+    def second(net):
+        x = mx.nd.array(np.random.default_rng(0).standard_normal((1, 1, 6, 6)))
+        x.attach_grad()
+        with mx.autograd.record():
+            y = net(x)
+            (first,) = mx.autograd.grad((y * y).sum(), x, create_graph=True)
+            total = (first * first).sum()
+        total.backward()
+        return x.grad.asnumpy()
+
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Conv2D(2, 3), mx.gluon.nn.MaxPool2D(), mx.gluon.nn.Conv2D(1, 2))
+    net.initialize(mx.init.Normal(0.5))
+    expected = second(net)
+    net.hybridize(**static)
+    np.testing.assert_allclose(second(net), expected, rtol=1e-4, atol=1e-5)

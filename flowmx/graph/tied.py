@@ -177,7 +177,8 @@ def run_steps(run: Run, steps: Sequence[Step], where: str, again: bool = False) 
 def _explain(error: Exception, step: Step, where: str) -> None:
     node = step.node
     shapes = ", ".join(
-        f"{entry.node.output_name(entry.index)}: {tuple(each.shape)} {name_of(each.dtype)}"
+        f"{entry.node.output_name(entry.index)}: "
+        f"{'not read' if each is None else f'{tuple(each.shape)} {name_of(each.dtype)}'}"
         for entry, each in zip(node.inputs, step.inputs, strict=False)
     )
     error.add_note(f"flowmx: in node {node.name!r} ({node.op!r}) of {where}, made at {node.place()}")

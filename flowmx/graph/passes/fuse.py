@@ -11,7 +11,7 @@ are added, the later one adds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -70,6 +70,7 @@ def fuse(graph: Graph, options: Options) -> Graph:
         for node in rewriter.nodes
         if _name(node) == "_backward_bias" and getattr(node.op, "axis", None) == 1
     }
+    late = _behind(graph.heads, rewriter.nodes)
     for node in rewriter.nodes:
         if node in groups:
             _put_group(rewriter, groups[node], node)
@@ -78,13 +79,25 @@ def fuse(graph: Graph, options: Options) -> Graph:
         elif node in relus:
             _put(rewriter, node, "_relu_BatchNorm", [Entry(relus[node], 0)])
             rewriter.note(f"{relus[node].name} went into {node.name}")
-        elif _name(node) == "_backward_Convolution_weight" and node.inputs[0] in biases:
-            bias = biases[node.inputs[0]]
+        elif (
+            _name(node) == "_backward_Convolution_weight"
+            and (bias := biases.get(node.inputs[0])) is not None
+            and (node in late) == (bias in late)
+        ):
             _put(rewriter, node, f"{_name(node)}_bias", [Entry(node, 0), Entry(bias, 0)])
             rewriter.note(f"{bias.name} is computed with {node.name}")
         else:
             rewriter.keep(node)
     return rewriter.result()
+
+
+def _behind(heads: Sequence[Node], nodes: Iterable[Node]) -> set[Node]:
+    """What depends on the outputs' gradients, which a forward pass has not: gradients of gradients may be there."""
+    found = set(heads)
+    for node in nodes:
+        if any(each.node in found for each in node.inputs):
+            found.add(node)
+    return found
 
 
 def fused(layer: Node, **changes: Any) -> Operator:
