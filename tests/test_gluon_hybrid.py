@@ -11,6 +11,7 @@ import pytest
 
 import flowmx as mx
 from flowmx import gluon
+from flowmx.errors import AutogradError
 from flowmx.gluon import nn, rnn
 
 RANDOM = np.random.default_rng(11)
@@ -577,3 +578,15 @@ def test_second_gradients_of_convolutions_are_those_of_plain_calls(static):
     expected = second(net)
     net.hybridize(**static)
     np.testing.assert_allclose(second(net), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_recorded_backward_pass_through_random_numbers_is_an_error():
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dropout(0.5))
+    net.hybridize()
+    x = mx.nd.ones(8)
+    x.attach_grad()
+    with mx.autograd.record():
+        y = net(x)
+        with pytest.raises(AutogradError, match="hybridize"):
+            mx.autograd.grad(y, x, create_graph=True)

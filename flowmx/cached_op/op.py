@@ -217,7 +217,16 @@ class CachedOp:
     def _differentiate_recorded(
         self, wanted: tuple[int, ...], inputs: Any, heads: Sequence[NDArray]
     ) -> list[NDArray | None]:
-        """The gradients as another cached graph, which the tape records in turn: for gradients of gradients."""
+        """The gradients as another cached graph, which the tape records in turn: for gradients of gradients.
+
+        Raises:
+            AutogradError: the graph, which runs anew, would draw other random numbers.
+        """
+        if self._random:
+            raise AutogradError(
+                f"backward: {self._name} draws random numbers, and would draw others in a recorded backward pass "
+                "(create_graph=True), so the gradient would be wrong: call hybridize(False) before the forward pass"
+            )
         arrays = [cast("NDArray", inputs[i]) for i in range(len(inputs))]
         op, positions = self._gradient_op(wanted, arrays)
         results = op(*arrays, *heads) if positions else []
