@@ -645,3 +645,16 @@ def test_what_an_operator_sets_to_zero_came_from_nothing():
         z = y + x
     z.backward()
     assert x.grad.asnumpy().tolist() == [1, 1]
+
+
+async def test_one_scope_may_be_entered_by_several_tasks():
+    scope = autograd.record()
+
+    async def task(turns):
+        with scope:
+            for _ in range(turns):
+                await asyncio.sleep(0)
+                assert autograd.is_recording()
+        return autograd.is_recording()
+
+    assert await asyncio.gather(task(1), task(3), task(2)) == [False, False, False]

@@ -255,8 +255,6 @@ class ThreadActor(Actor):
     def _hire(self, engine: Engine) -> None:
         """Start a worker, which comes to the mailbox at once."""
         with engine.lock:
-            if self._stopped:
-                return
             worker, self._spare = self._spare, None
         if worker is None or not worker.thread.is_alive():
             worker = Worker(self)

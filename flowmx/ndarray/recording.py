@@ -7,7 +7,7 @@ back over the tape is in ``flowmx/autograd.py``.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowmx.engine import Origin, describe
@@ -27,6 +27,8 @@ class State(NamedTuple):
     """True where a backward pass computes gradients."""
     notes: Notes | None = None
     """Where calls are noted in place of being made, while a gradient is learned."""
+    outer: State | None = None
+    """What held outside of the innermost scope."""
 
 
 class Notes:
@@ -46,28 +48,26 @@ state: ContextVar[State] = ContextVar("flowmx_autograd", default=OFF)
 
 
 class Scope:
-    """A ``with`` block that changes the task's autograd state, and puts it back."""
+    """A ``with`` block that changes the task's autograd state, and puts it back. Several tasks may be in one."""
 
     def __init__(self, recording_: bool | None, training: bool | None, backward: bool | None = None) -> None:
         self._change = (recording_, training, backward)
-        self._tokens: list[Token[State]] = []
 
     def __enter__(self) -> None:
         now = state.get()
         recording_, training, backward = self._change
-        self._tokens.append(
-            state.set(
-                State(
-                    now.recording if recording_ is None else recording_,
-                    now.training if training is None else training,
-                    now.backward if backward is None else backward,
-                    now.notes,
-                )
+        state.set(
+            State(
+                now.recording if recording_ is None else recording_,
+                now.training if training is None else training,
+                now.backward if backward is None else backward,
+                now.notes,
+                now,
             )
         )
 
     def __exit__(self, *error: object) -> None:
-        state.reset(self._tokens.pop())
+        state.set(state.get().outer or OFF)
 
 
 class Leaf:
