@@ -82,6 +82,7 @@ class Accelerator(Device):
 
     def close(self) -> None:
         """Stop the device's actors; nothing may be pushed on it any more."""
-        engine.synchronizers.remove(self.synchronize)
+        if self.synchronize in engine.synchronizers:
+            engine.synchronizers.remove(self.synchronize)
         for actor in self.actors:
             actor.close()

@@ -140,6 +140,37 @@ def test_a_closed_device_takes_its_thread_along():
     assert not thread.is_alive()
 
 
+def test_what_is_pushed_to_a_closed_device_runs_and_harms_nothing_else():
+    context = mx.sim(14)
+    x = mx.nd.ones((4,), ctx=context)
+    x.wait_to_read()
+    device = devices.get(context)
+    thread = engine.hosting.loops["sim(14)"].thread
+    device.close()
+    y = x + 1  # while its coroutine ends
+    thread.join(30)
+    z = x + 2  # when it has
+    assert (y + z).asnumpy().tolist() == [5, 5, 5, 5]
+    device.close()
+    del devices._devices[context]
+
+
+def test_an_operation_that_its_actor_does_not_take_fails_and_harms_nothing_else():
+    class Refuses(ThreadActor):
+        def accept(self, op):
+            raise ValueError("no room")
+
+    variable = mx.engine.Variable()
+    first = mx.engine.push(lambda: 3, writes=[variable])
+    op = mx.engine.push(int, writes=[variable], device=Refuses("refuses"))
+    with pytest.raises(ValueError, match="no room"):
+        op.wait()
+    with pytest.raises(ValueError, match="no room"):
+        mx.engine.push(int, device=Refuses("refuses")).wait()
+    assert first.wait() == 3
+    assert mx.engine.push(lambda: 5, writes=[variable]).wait() == 5
+
+
 def test_a_coroutine_that_fails_is_told_of_and_its_actor_starts_anew(monkeypatch, caplog):
     actor = ThreadActor("actor of a test")
     failed = []

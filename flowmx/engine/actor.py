@@ -11,6 +11,7 @@ Every method whose docstring says *locked* is called with the engine's lock held
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -86,8 +87,9 @@ class Actor(ABC):
     def ring(self) -> None:
         """Let the coroutine look what there is to do (locked)."""
         if self._loop is not None and self._bell is not None and not self._rung:
-            self._loop.call_soon_threadsafe(self._bell.set)
-            self._rung = True
+            with contextlib.suppress(RuntimeError):  # the loop has ended; who starts the actor anew sees what is ready
+                self._loop.call_soon_threadsafe(self._bell.set)
+                self._rung = True
 
     def settle_in(self) -> None:
         """Begin to hear the bell; the coroutine's first statement."""

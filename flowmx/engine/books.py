@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from time import monotonic
 from typing import Any
 
-from flowmx.engine.failure import Failure
+from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.origin import Origin
 from flowmx.engine.scheduler import DONE, READY, WAITING, Operation, Scheduler
 
@@ -71,12 +71,20 @@ class Books:
         self.scheduler.push(op, hold)
         if op.priority > 0 and op.blockers:
             self._urge(op.blockers, op.priority)
+        if self._cancelled:
+            waiters: list[Callable[[], None]] = []
+            self._end_cancelled(waiters)
+            for waiter in waiters:
+                waiter()
 
     def _hand_over(self, op: Operation) -> None:
-        """Give an operation that may start to its actor; one that was cancelled ends instead."""
+        """Give an operation that may start to its actor; one that was cancelled, or that is not taken, ends instead."""
         if op.failure is None:
-            op.actor.accept(op)
-        else:
+            try:
+                op.actor.accept(op)
+            except Exception as error:
+                op.failure = failure_of(error, op)
+        if op.failure is not None:
             self._cancelled.append(op)
 
     def _urge(self, ops: Iterable[Any], priority: int) -> None:

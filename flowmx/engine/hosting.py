@@ -133,12 +133,16 @@ class Hosting:
             self.runner.abandon(
                 [op for op in self.books.pending if op.actor is actor], f"actor {actor.name} died: {error!r}"
             )
-            with self.books.lock:
-                actor.rest()
         finally:
             if self._tasks.get(actor) is asyncio.current_task():
                 del self._tasks[actor]
+            with self.books.lock:
+                is_retired = self.actors.get(actor.name) is not actor
+                if is_retired:
+                    actor.rest()
             self._close(actor.home)
+            if is_retired and not self.is_closed:
+                self.start_again()
 
     def retire(self, actor: Actor) -> None:
         """Stop and forget an actor to which nothing is pushed any more."""
@@ -175,7 +179,7 @@ class Hosting:
                 actor.rest()
 
     def start_again(self) -> None:
-        """Stopped: go on with what another thread has pushed meanwhile."""
+        """Go on with what was pushed while actors were being stopped."""
         with self.books.lock:
             self.books.settle()
             for op in list(self.books.pending):
