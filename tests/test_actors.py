@@ -160,13 +160,16 @@ def test_an_operation_that_its_actor_does_not_take_fails_and_harms_nothing_else(
         def accept(self, op):
             raise ValueError("no room")
 
+    actor = Refuses("refuses")
     variable = mx.engine.Variable()
     first = mx.engine.push(lambda: 3, writes=[variable])
-    op = mx.engine.push(int, writes=[variable], device=Refuses("refuses"))
+    op = mx.engine.push(int, writes=[variable], device=actor)
     with pytest.raises(ValueError, match="no room"):
         op.wait()
     with pytest.raises(ValueError, match="no room"):
-        mx.engine.push(int, device=Refuses("refuses")).wait()
+        mx.engine.push(int, device=actor).wait()
+    turn_of_the_loop(engine.hosting.loop)
+    engine.retire(actor)
     assert first.wait() == 3
     assert mx.engine.push(lambda: 5, writes=[variable]).wait() == 5
 

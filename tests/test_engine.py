@@ -58,7 +58,7 @@ class Gate:
 
     def open_when_somebody_waits_for(self, op):
         def watch():
-            while not op.waiters:
+            while not op.waiters and not op.done():
                 time.sleep(0)
             self.open()
 
@@ -684,8 +684,8 @@ def blocking_read(array):
 
 async def test_a_read_that_blocks_inside_a_coroutine_warns_once_for_each_place():
     async def read_here():
-        with Gate() as gate:
-            array = mx.nd.ones((2,)) + 1
+        array = mx.nd.ones((2,)) + 1
+        with Gate(array) as gate:
             handle = mx.engine.push(lambda: None, writes=[array])
             gate.open_when_somebody_waits_for(handle)
             blocking_read(array)
@@ -710,8 +710,9 @@ async def test_a_read_that_blocks_inside_a_coroutine_can_be_made_an_error():
 async def test_a_read_that_blocks_inside_a_coroutine_can_be_allowed_and_is_in_notebooks(notebook, monkeypatch):
     if notebook:
         monkeypatch.setitem(__import__("sys").modules, "IPython", types.SimpleNamespace(get_ipython=object))
-    with mx.engine.using(blocking_in_loop="warn" if notebook else "allow"), Gate() as gate:
-        handle = mx.engine.push(lambda: 3)
+    gated = mx.engine.Variable()
+    with mx.engine.using(blocking_in_loop="warn" if notebook else "allow"), Gate(gated) as gate:
+        handle = mx.engine.push(lambda: 3, reads=[gated])
         gate.open_when_somebody_waits_for(handle)
         assert handle.wait() == 3
 
