@@ -10,6 +10,7 @@ import os
 import zlib
 
 import numpy as np
+import numpy.random  # now: the child of a fork would hang where a thread of the parent was importing it
 
 from flowmx import settings
 from flowmx.engine.scheduler import Variable

@@ -197,6 +197,40 @@ def test_a_coroutine_that_fails_is_told_of_and_its_actor_starts_anew(monkeypatch
     assert op.wait() == 5
 
 
+def test_what_a_thread_that_lends_itself_leaves_behind_is_run_by_a_worker(monkeypatch):
+    actor, gate = ThreadActor("lent"), threading.Event()
+    may_begin, started, go_on = asyncio.Event(), threading.Event(), threading.Event()
+
+    async def later(self):
+        if self is actor:
+            await may_begin.wait()
+        await run(self)
+
+    def hold():
+        started.set()
+        assert go_on.wait(60)
+
+    run = ThreadActor.run
+    monkeypatch.setattr(ThreadActor, "run", later)
+    variable = mx.engine.Variable()
+    mx.engine.push(gate.wait, writes=[variable], device=ThreadActor("gate"))
+    light = mx.engine.Operation(hold, (), (variable,), (), actor, "light", light=True)
+    engine.enqueue(light)
+    gate.set()
+    until(lambda: light.state == mx.engine.State.READY)
+    lender = threading.Thread(target=engine.runner.lend, args=(actor, None, True))
+    lender.start()
+    assert started.wait(60)
+    heavy = mx.engine.push(lambda: 5, device=actor)
+    engine.hosting.loop.call_soon_threadsafe(may_begin.set)
+    until(lambda: actor._bell is not None)
+    turn_of_the_loop(engine.hosting.loop)
+    go_on.set()
+    lender.join(60)
+    until(heavy.done)
+    assert heavy.wait() == 5
+
+
 # -- workers that die --------------------------------------------------------------------------------------
 
 

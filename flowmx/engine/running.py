@@ -141,10 +141,10 @@ class Runner:
             self.books.settle()
             actor.over(turn, op)
             self.books.finish(op, failure, waiters)
-            if goes_on and (until is None or until.state != DONE):
-                return actor.next(turn, light)
-            actor.tend()
-            return None
+            following = actor.next(turn, light) if goes_on and (until is None or until.state != DONE) else None
+            if following is None:
+                actor.tend()  # there may be work that is not for this thread
+            return following
 
     def _complete_again(
         self, turn: Turn, op: Operation, failure: Failure | None, waiters: list[Callable[[], None]]
