@@ -231,6 +231,24 @@ def test_what_a_thread_that_lends_itself_leaves_behind_is_run_by_a_worker(monkey
     assert heavy.wait() == 5
 
 
+def test_work_that_was_there_before_user_code_began_runs_beside_it():
+    actor, gate = ThreadActor("mixed"), threading.Event()
+
+    def polls():
+        until(lambda: len(pushed) == 3 and pushed[2].done())
+        return 3
+
+    first = mx.engine.Operation(gate.wait, (), (), (), actor, "first")
+    engine.enqueue(first)
+    until(lambda: first.state == mx.engine.State.RUNNING)
+    pushed = [first, mx.engine.push(polls, device=actor)]
+    pushed.append(mx.engine.push(lambda: 5, device=actor))
+    gate.set()
+    until(pushed[1].done)
+    assert (pushed[1].wait(), pushed[2].wait()) == (3, 5)
+    assert actor.slots == 1
+
+
 # -- workers that die --------------------------------------------------------------------------------------
 
 

@@ -228,6 +228,8 @@ class Runner:
                 if turn is not None:
                     turn.actor.over(turn, op)
                 self.books.finish(op, failure, waiters)
+            if turn is not None:
+                turn.actor.tend()
         for op, _ in endings:
             let_go(op)
         for waiter in waiters:

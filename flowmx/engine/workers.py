@@ -133,7 +133,7 @@ class ThreadActor(Actor):
         self.mailbox.put(op)
         if self.running + self._called < self.slots + (self.urgent_slots if op.priority > 0 else 0):
             self._call()
-        elif self.users:
+        elif self.users and not self._is_looking:
             self.ring()
 
     def is_idle(self) -> bool:
@@ -181,6 +181,8 @@ class ThreadActor(Actor):
             self.users[op] = False
         if plain and plain[0] is op:
             del plain[0]
+        if op.runs_user_code and not self._is_looking and self.mailbox.first() is not None:
+            self.ring()
         return op
 
     def _has_slot(self, turn: Turn, op: Operation) -> bool:
@@ -299,10 +301,10 @@ class ThreadActor(Actor):
     # -- user code that holds all slots ----------------------------------------------------------------
 
     def _look_again(self, engine: Engine) -> None:
-        """Where user code keeps ready work from running, look again in a while."""
+        """Where user code may keep ready work from running, look again in a while."""
         with engine.lock:
-            is_held = self._is_held()
-        if is_held and not self._is_looking:
+            may_be_held = self.users and self.mailbox.first() is not None
+        if may_be_held and not self._is_looking:
             self._is_looking = True
             asyncio.get_running_loop().call_later(_PATIENCE, self._relieve, engine)
 
