@@ -388,18 +388,19 @@ class StreamActor(BatchActor):
         await super().run()
 
     async def begin(self, batch: Sequence[Operation]) -> None:
-        for op in batch:
-            op.began = monotonic()
-            failure = carried(op) if engine.poisoned else None
-            if failure is None:
-                sources, before = _tokens_before(op)
-                stream = self.choose(op, before)
-                awaited = stream.held_too_long() + [each for each in before if not stream.can_wait_for(each)]
-                if awaited:
-                    self._spawn(self._launch_after(awaited, op, stream, sources, before))
-                    continue
-                failure = self._try(op, stream, sources, before)
-            engine.end([(op, failure)])  # before the next one allocates
+        with engine.guard():
+            for op in batch:
+                op.began = monotonic()
+                failure = carried(op) if engine.poisoned else None
+                if failure is None:
+                    sources, before = _tokens_before(op)
+                    stream = self.choose(op, before)
+                    awaited = stream.held_too_long() + [each for each in before if not stream.can_wait_for(each)]
+                    if awaited:
+                        self._spawn(self._launch_after(awaited, op, stream, sources, before))
+                        continue
+                    failure = self._try(op, stream, sources, before)
+                engine.end([(op, failure)])  # before the next one allocates
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -411,7 +412,8 @@ class StreamActor(BatchActor):
     ) -> None:
         for token in awaited:
             await token.passed()
-        engine.end([(op, self._try(op, stream, sources, before))])
+        with engine.guard():
+            engine.end([(op, self._try(op, stream, sources, before))])
 
     def _try(self, op: Operation, stream: Stream, sources: list[Token], before: list[Token]) -> Failure | None:
         """Launch an operation; returns how it failed, if it did."""

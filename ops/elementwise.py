@@ -155,7 +155,7 @@ TABLE = [
         "Elementwise sign: -1, 0 or 1; the gradient passes through."),
     Row("logical_not", _logical_not, lambda F, x, y, g: F.zeros_like(g), "", "1 where x is 0, else 0."),
     Row("_copy", _copy, lambda F, x, y, g: g, "", "A copy of x.", ("identity",)),
-    Row("BlockGrad", _copy, lambda F, x, y, g: F.zeros_like(g), "", "x, through which no gradient flows.",
+    Row("BlockGrad", _copy, None, "", "x, through which no gradient flows.",
         ("stop_gradient",)),
 ]  # fmt: skip
 

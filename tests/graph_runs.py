@@ -12,6 +12,7 @@ from flowmx.graph.compiler import graph_of
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.registry import Operator, Run, lookup
+from tests.cupy_stand_in.arrays import wrap
 from tests.op_cases.case import Case
 
 Array = Any
@@ -74,7 +75,13 @@ def device(xp: Any, kernels: str = "", seed: int = 0) -> Any:
     """As much of a device as forwards see."""
     context = SimpleNamespace(device_type="cpu" if xp is np else "gpu")
     generator = SimpleNamespace(bits=np.random.default_rng(seed))
-    return SimpleNamespace(xp=xp, generator=generator, context=context, kernels=kernels)
+    return SimpleNamespace(xp=xp, generator=generator, context=context, kernels=kernels, view=_view)
+
+
+def _view(array: Any, shape: tuple[int, ...], dtype: Any, offset: int, strides: tuple[int, ...]) -> Any:
+    if isinstance(array, np.ndarray):
+        return np.ndarray(shape, dtype, array, offset, strides)
+    return wrap(np.ndarray(shape, dtype, array._host, offset, strides))
 
 
 def run_case(

@@ -119,6 +119,13 @@ def test_nothing_is_launched_where_the_coroutine_of_a_device_does_nothing(monkey
     del devices._devices[context]
 
 
+@pytest.mark.filterwarnings("ignore::flowmx.errors.CrossDeviceWarning")
+def test_infinities_are_values_like_others_on_each_device():
+    for context in (mx.cpu(0), mx.sim(11)):
+        x = mx.nd.full((200, 200), 1000, ctx=context)
+        assert x.exp().asnumpy()[0, 0] == float("inf")
+
+
 def test_actors_of_one_device_share_an_event_loop_in_a_thread_of_its_own():
     x = mx.nd.ones((4,), ctx=mx.sim(11))
     y = x.as_in_context(mx.cpu()).as_in_context(mx.sim(11))

@@ -39,7 +39,7 @@ class Runner:
 
     Attributes:
         here: the calling thread's turn.
-        guard: a context in which operations run, entered once for a worker's life or a lent thread's turn.
+        guard: a context in which operations run, entered whenever a thread begins to run some.
         inline: calls the function of a light operation at its push, as ``inline(function, *arguments)``.
         after: called when an operation has ended on the event loop.
     """

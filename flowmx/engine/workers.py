@@ -86,14 +86,14 @@ class Worker(Turn):
         assert engine is not None
         try:
             engine.here.turn = self
-            with engine.guard():
-                while not self.is_dismissed:
-                    with engine.lock:
-                        engine.settle()
-                        op = self.actor.begin(self)
-                    if op is not None:
+            while not self.is_dismissed:
+                with engine.lock:
+                    engine.settle()
+                    op = self.actor.begin(self)
+                if op is not None:
+                    with engine.guard():  # anew each time: settings may have changed while it slept
                         engine.work(self, op)
-                    self.bell.acquire()
+                self.bell.acquire()
         except BaseException as error:  # not an operation's: those are caught where it is run
             self.actor.lose(self, engine)
             _log.error("a worker of %s died", self.actor.name, exc_info=error)
