@@ -139,8 +139,8 @@ class Runner:
         actor = turn.actor
         with self.books.lock:
             self.books.settle()
-            actor.over(turn, op)
             self.books.finish(op, failure, waiters)
+            actor.over(turn, op)  # after that: what is ready now is for this thread, and no other need be called
             following = actor.next(turn, light) if goes_on and (until is None or until.state != DONE) else None
             if following is None:
                 actor.tend()  # there may be work that is not for this thread
@@ -225,9 +225,9 @@ class Runner:
         with self.books.lock:
             self.books.settle()
             for op, failure in endings:
+                self.books.finish(op, failure, waiters)
                 if turn is not None:
                     turn.actor.over(turn, op)
-                self.books.finish(op, failure, waiters)
             if turn is not None:
                 turn.actor.tend()
         for op, _ in endings:

@@ -244,7 +244,8 @@ class ThreadActor(Actor):
                 self._bury(worker, engine)
             for _ in range(count):
                 self._hire(engine)
-            self._look_again(engine)
+            if self.users:
+                self._look_again(engine)
             await self.hear()
 
     def _wanted(self) -> int:
@@ -301,10 +302,8 @@ class ThreadActor(Actor):
     # -- user code that holds all slots ----------------------------------------------------------------
 
     def _look_again(self, engine: Engine) -> None:
-        """Where user code may keep ready work from running, look again in a while."""
-        with engine.lock:
-            may_be_held = self.users and self.mailbox.first() is not None
-        if may_be_held and not self._is_looking:
+        """Look in a while whether user code keeps ready work from running; nobody need ring for that meanwhile."""
+        if not self._is_looking:
             self._is_looking = True
             asyncio.get_running_loop().call_later(_PATIENCE, self._relieve, engine)
 
@@ -320,7 +319,9 @@ class ThreadActor(Actor):
                         self.users[op] = True
                         self.slots += 1
                 self.tend()
-        self._look_again(engine)
+            is_needed = self.users and self.mailbox.first() is not None
+        if is_needed:
+            self._look_again(engine)
 
     def _is_held(self) -> bool:
         """Whether user code alone keeps ready work from running (locked)."""
