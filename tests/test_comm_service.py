@@ -358,7 +358,7 @@ async def test_a_caller_who_goes_away_ends_the_call_and_frees_its_buffers(way, s
     gate = Gate()
     service = await serve(gate, security=way.get("security"))
     peer = Peer(service.address, **way)
-    timeout = 0.2 if end == "timeout" else None
+    timeout = 1.0 if end == "timeout" else None  # long enough for the call to arrive
     call = asyncio.create_task(peer.call("op", {}, [np.zeros(50_000)], timeout=timeout))
     await gate.entered.wait()
     if end == "cancel":

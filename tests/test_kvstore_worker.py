@@ -358,7 +358,8 @@ async def test_no_more_uploads_at_a_time_than_there_may_be_and_then_the_most_urg
     await sender.close()
 
 
-async def test_what_could_take_more_waits_for_it_where_the_server_is_at_work_already(lines):
+async def test_what_could_take_more_waits_for_it_where_the_server_is_at_work_already(lines, monkeypatch):
+    monkeypatch.setattr("flowmx.kvstore.worker.sender.HOLD", 0.5)  # longer than what is put here takes
     calls = servers(lines)
     calls.know(view(1, server(0)))
     lines.answers["at 0.1"] = [NEVER, {"numbers": [1, 1, 1]}]
