@@ -1,5 +1,6 @@
 """Operators give the same of views with strides as of contiguous arrays: outputs, gradients, updated states."""
 
+import ctypes
 import importlib
 import pkgutil
 
@@ -9,6 +10,7 @@ import pytest
 import flowmx as mx
 import tests.op_cases
 from flowmx.errors import AutogradError
+from flowmx.ops.kernels.onednn import kernel
 
 CASES = [
     case
@@ -88,3 +90,15 @@ def test_max_pooling_of_views(make):
     maxima = windows.max(axis=(3, 5), keepdims=True)
     np.testing.assert_array_equal(into.asnumpy(), maxima[:, :, :, 0, :, 0])
     np.testing.assert_array_equal(x.grad.asnumpy(), (windows == maxima).reshape(x.shape))
+
+
+def test_copies_of_vectors_live_until_the_kernel_has_read_them():
+    read = []
+
+    def work(address):
+        others = [np.full(2, 7, np.float32) for _ in range(8)]  # in the memory of a copy that is let go of
+        read.extend(np.ctypeslib.as_array((ctypes.c_float * 2).from_address(address)).tolist())
+        del others
+
+    kernel._by_work(work)(None, None, [np.arange(4, dtype=np.float32)[::2]], [])
+    assert read == [0, 2]

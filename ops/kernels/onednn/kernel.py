@@ -74,7 +74,8 @@ def _forward(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array
 
 def _by_work(work: Work) -> Compute:
     def compute(op: Any, run: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        work(*map(pointer, (*_with_dense_vectors(inputs), *outputs)))
+        arrays = [*_with_dense_vectors(inputs), *outputs]  # kept until the work is done: some are copies
+        work(*map(pointer, arrays))
 
     return compute
 
