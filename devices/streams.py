@@ -206,11 +206,11 @@ class Stream(ABC):
             self._held.popleft()[0].finish()
 
     def held_too_long(self) -> list[Token]:
-        """What to wait for before the next launch, where much memory of the host is kept alive."""
+        """The tokens to wait for before the next launch, where much memory of the host is kept alive."""
         return [self._held[0][0]] if len(self._held) > _MOST_HELD else []
 
     def can_wait_for(self, token: Token) -> bool:
-        """Whether the device can wait for a token, so that the host need not."""
+        """Tell whether the device can wait for a token, so that the host need not."""
         return token.stream is HOST or token.done()
 
     def synchronize(self) -> None:

@@ -1,4 +1,4 @@
-"""What the tape's gradients of views and assignments are made of: parts of arrays, by strides or by index arrays.
+"""Parts of arrays, by strides or by index arrays: the gradients of views and assignments are made of these operators.
 
 All are linear. A part by strides names no element twice. Index arrays may: the last of what is assigned to one place
 stays, so only that has a gradient.
@@ -113,7 +113,7 @@ class WithoutChosen(_Chosen):
 
 @operator("_chosen_last")
 class ChosenLast(_Chosen):
-    """What index arrays choose of an array; zeros for all but the last choice of each element."""
+    """The elements that index arrays choose of an array; zeros for all but the last choice of each element."""
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return [self.whole, *shapes[1:]], [self.shape]

@@ -188,7 +188,7 @@ def interrupt(source, kept):
 
 
 def allocate_too(source, kept):
-    """What a finaliser or a signal handler may do."""
+    """The work that a finaliser or a signal handler may do."""
     for rows in (1024, 512, 4096):
         kept.append(big(source, rows))
         big(source, rows)

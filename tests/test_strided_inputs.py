@@ -35,7 +35,7 @@ def inner(values, dtype):
 
 
 def results(case, make):
-    """What a case gives with inputs made so; the last may be the message of an error."""
+    """Return what a case gives with inputs made so; the last may be the message of an error."""
     mx.random.seed(0)
     given = [
         make(each, case.dtypes.get(position, "float32")) if each.size and each.ndim else mx.nd.array(each)

@@ -218,7 +218,7 @@ OFTEN = {
     "writes by another history are not noticed": ["detach", "assign", "view"],
     "a freed tape is a constant": ["backward"],
 }
-"""What rare programs are made of, so that they need not be waited for."""
+"""The parts of rare programs, so that they need not be waited for."""
 
 
 @pytest.mark.parametrize("name", WRONG)

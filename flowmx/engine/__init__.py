@@ -204,7 +204,7 @@ async def _await_in(context: contextvars.Context, function: Callable[[], Corouti
 
 
 async def _ended(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, BaseException | None]:
-    """What a coroutine returns, or the exception by which it would end the whole loop, or only its task."""
+    """The result of a coroutine, or the exception by which it would end the whole loop, or only its task."""
     try:
         return await function(), None
     except (SystemExit, KeyboardInterrupt) as ending:

@@ -145,7 +145,7 @@ class BatchActor(Actor):
         await self.end()
 
     def _take(self) -> list[Operation]:
-        """What is ready, as far as it goes into a batch; it runs from now on."""
+        """Take the ready operations that go into a batch; each runs from now on."""
         assert self.engine is not None
         batch: list[Operation] = []
         with self.engine.lock:

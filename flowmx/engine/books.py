@@ -23,7 +23,7 @@ Ended = tuple[int, str, str, Origin | None, float, float, bool]
 
 
 class Books:
-    """What an engine knows of its operations.
+    """The engine's knowledge of its operations.
 
     Attributes:
         lock: held by who reads or changes them.

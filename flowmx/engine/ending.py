@@ -111,6 +111,6 @@ class Ending:
 
 
 def _was_interrupted() -> bool:
-    """Whether the program ends because nobody has caught a KeyboardInterrupt."""
+    """Tell whether the program ends because nobody has caught a KeyboardInterrupt."""
     last: object = getattr(sys, "last_type", None)  # in an interactive session it may have been long ago
     return not hasattr(sys, "ps1") and isinstance(last, type) and issubclass(last, KeyboardInterrupt)

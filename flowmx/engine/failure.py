@@ -15,7 +15,7 @@ from flowmx.errors import EngineError
 _MOST_NOTES = 16
 """An exception object that many operations raise gets no more than about this many notes."""
 _ENDS_COROUTINES = (asyncio.CancelledError, GeneratorExit, StopAsyncIteration, StopIteration)
-"""What ends a coroutine that it is raised in, as a cancelled one or as one that has come to its end."""
+"""Exceptions that end a coroutine in which they are raised, as a cancelled one or as one that has come to its end."""
 
 
 class Failure:

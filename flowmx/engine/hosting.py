@@ -1,4 +1,4 @@
-"""Where actors live: their event loops, each in a thread of its own, and what happens when one of them dies."""
+"""The homes of actors: their event loops, each in a thread of its own, and what happens when one of them dies."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Hosting:
         return None if home is None else home.thread
 
     def is_home(self) -> bool:
-        """Whether the calling thread is one in which actors live."""
+        """Tell whether the calling thread is one in which actors live."""
         thread = threading.current_thread()
         return any(home.thread is thread for home in self.loops.values())
 

@@ -114,7 +114,7 @@ class Pushing:
             raise
 
     def _enqueue_specially(self, op: Operation) -> bool:
-        """What other engine kinds, the checking mode and bulks change; True when that was all of the push."""
+        """Do what other engine kinds, the checking mode and bulks change; True when that was all of the push."""
         if not self._is_configured:
             self.read_settings()
         if self._route is not None and op.actor.may_lend:
@@ -162,7 +162,7 @@ class Pushing:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looks at each operation, so that none should stand for several."""
+        """Tell whether somebody looks at each operation, so that none should stand for several."""
         return bool(self.watches.keys() - _NOT_LOOKING)
 
     # -- bulks -----------------------------------------------------------------------------------------

@@ -25,11 +25,11 @@ from flowmx.errors import EngineError, OperationCancelled
 T = TypeVar("T")
 
 _MOST_ATTEMPTS = 1000
-"""How often a step is begun anew that interrupts break off: a fault of its own would do so for ever."""
+"""The number of attempts at a step that interrupts break off: a fault of its own would break it off for ever."""
 
 
 class Here(threading.local):
-    """What the engine knows of the calling thread: the turn that it is at, if any."""
+    """The calling thread as the engine knows it: the turn that it is at, if any."""
 
     turn: Turn | None = None
 

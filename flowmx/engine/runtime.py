@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def is_watched(self) -> bool:
-        """Whether somebody looks at each operation, so that none should stand for several.
+        """Tell whether somebody looks at each operation, so that none should stand for several.
 
         What orders operations of the host behind asynchronous devices, counts arrays by the lines that made them, or
         refuses deleted variables looks at no more than their variables.

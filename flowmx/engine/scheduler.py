@@ -133,7 +133,7 @@ class Variable(KnownAttributes):
 
 
 Layer = Callable[["Operation", Callable[[], Any]], Any]
-"""What is done around an operation's function, as ``layer(op, proceed)``: it calls ``proceed()`` and returns what that
+"""A function around an operation's own, as ``layer(op, proceed)``: it calls ``proceed()`` and returns what that
 returns. For an operation that is a coroutine both return an awaitable."""
 
 
@@ -215,7 +215,7 @@ class Operation(KnownAttributes):
 
 
 _HOLD = object()
-"""What an operation that is held back waits for, beside other operations."""
+"""A blocker of an operation that is held back, beside other operations."""
 
 
 _Step = tuple[Callable[[Any], None], Operation, tuple[Variable, ...], tuple[Variable, ...]]
@@ -224,7 +224,7 @@ those of its variables that are read and written."""
 
 
 def _is_used_later(op: Operation, variables: tuple[Variable, ...], writing: bool) -> bool:
-    """Whether reading, or writing, variables would make an operation wait for one that was pushed later."""
+    """Tell whether reading, or writing, variables would make an operation wait for one that was pushed later."""
     for variable in variables:
         earlier = (variable.writer, *(variable.readers or ())) if writing else (variable.writer,)
         if any(each is not None and each.state != DONE and each.serial > op.serial for each in earlier):
@@ -282,7 +282,7 @@ class Scheduler:
         self._tag(step)
 
     def is_held(self, op: Operation) -> bool:
-        """Whether an operation waits for :meth:`unhold`."""
+        """Tell whether an operation waits for :meth:`unhold`."""
         return op.blockers is not None and _HOLD in op.blockers
 
     def extend(self, op: Operation, part: Operation, parts: list[Operation]) -> bool:

@@ -348,7 +348,7 @@ class Waiting:
         return bool(running) and all(op.runs_user_code for op in running)
 
     def has_room(self, nbytes: int = 0) -> bool:
-        """Whether the run-ahead is below half its limits."""
+        """Tell whether the run-ahead is below half its limits."""
         pending = self.books.pending
         if pending and (
             len(pending) > self._max_ops // 2

@@ -29,7 +29,7 @@ _PATIENCE = 0.25
 
 
 class Turn:
-    """What a thread holds of an actor.
+    """A thread's hold on an actor.
 
     Attributes:
         actor: the actor.
@@ -249,7 +249,7 @@ class ThreadActor(Actor):
             await self.hear()
 
     def _wanted(self) -> int:
-        """How many workers are to be started for what is ready (locked)."""
+        """The number of workers to be started for what is ready (locked)."""
         free = self.slots - self.running - self._called - len(self.idle)
         if self.mailbox.ranked and self.mailbox.ranked[0][0] < 0:
             free += self.urgent_slots
@@ -324,7 +324,7 @@ class ThreadActor(Actor):
             self._look_again(engine)
 
     def _is_held(self) -> bool:
-        """Whether user code alone keeps ready work from running (locked)."""
+        """Tell whether user code alone keeps ready work from running (locked)."""
         return (
             not self._stopped
             and self.running >= self.slots

@@ -25,7 +25,7 @@ _stopped: set[tuple[str, int]] = set()
 
 
 class _Order(NamedTuple):
-    """What heads depend on.
+    """The nodes and variables that heads depend on.
 
     Attributes:
         nodes: each after all its inputs' nodes.
@@ -308,7 +308,7 @@ class Walk:
             return [self._tied(each) for each in found] if self._create_graph else found
 
     def _is_foreign(self, cell: Cell | None) -> bool:
-        """Whether a total is an array that somebody else has, who would see it changed: a head gradient, say."""
+        """Tell whether a total is an array that somebody else has, who would see it changed: a head gradient, say."""
         if cell is None or isinstance(cell := _seen(cell), Value):
             return False
         given = any(each is not None and each._storage is cell._storage for each in self._given)

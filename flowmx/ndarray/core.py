@@ -46,7 +46,7 @@ class Storage(Variable):
     shared = False
     """True where another array than the one that an operator returned may use it too."""
     histories: WeakSet[History] | None = None
-    """What the tape knows of it, where that is not the same for all handles (``views.py``)."""
+    """The tape's knowledge of it, where that is not the same for all handles (``views.py``)."""
     variables: WeakSet[Any] | None = None
     """The variables of autograd that it is the memory of."""
 
@@ -77,7 +77,7 @@ class BaseArray(KnownAttributes):
     _dtype: DType
     _view: View | None = None
     _past: Entry | History | None = None
-    """Where the content came from, on the tape; a history where other handles share the memory (``views.py``)."""
+    """The content's origin on the tape; a history where other handles share the memory (``views.py``)."""
 
     public: ClassVar[type[BaseArray]]
     """The class of the arrays that operators return."""
@@ -101,7 +101,7 @@ class BaseArray(KnownAttributes):
 
     @property
     def _entry(self) -> Entry | None:
-        """Where the content came from, on the tape."""
+        """The content's origin on the tape."""
         past = self._past
         return past if past is None or isinstance(past, Entry) else past.read(self)
 

@@ -28,7 +28,7 @@ class State(NamedTuple):
     notes: Notes | None = None
     """Where calls are noted in place of being made, while a gradient is learned."""
     outer: State | None = None
-    """What held outside of the innermost scope."""
+    """The state outside of the innermost scope."""
 
 
 class Notes:
@@ -89,7 +89,7 @@ class Entry(NamedTuple):
 
 _new_handle: Any = object.__new__
 _era = 0
-"""How many backward passes have freed nodes."""
+"""The number of backward passes that have freed nodes."""
 
 
 def free(nodes: Sequence[TapeNode]) -> None:

@@ -80,7 +80,7 @@ def placed(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]
 
 
 def is_contiguous(array: BaseArray) -> bool:
-    """Whether the elements lie one after the other, in C order."""
+    """Tell whether the elements lie one after the other, in C order."""
     if array._view is None:
         return True
     step = array._dtype.itemsize
@@ -155,7 +155,7 @@ def refuse_write(array: BaseArray, name: str, records: bool) -> None:
 
 
 class History:
-    """Where the content of memory came from that several handles see.
+    """The origin of the content of memory that several handles see.
 
     Attributes:
         entry: where that of the whole storage came from, in the storage's shape; None where nothing of it was recorded.
@@ -183,7 +183,7 @@ class History:
         return self
 
     def read(self, array: BaseArray) -> Entry | None:
-        """Where the content of a handle came from.
+        """Return where the content of a handle came from.
 
         Raises:
             AutogradError: it was overwritten by way of another history.
@@ -238,7 +238,7 @@ def _whole(array: BaseArray) -> BaseArray:
 
 
 def _of_whole(array: BaseArray, entry: Entry) -> Entry:
-    """Where the content of the whole storage came from, if that of a handle came from an entry, and no more of it."""
+    """Return where the content of a storage came from, if that of a handle came from an entry, and no more of it."""
     if array._view is None:
         return entry
     part = _part_of(array)
@@ -276,7 +276,7 @@ class Part:
         self._rules: dict[Any, dict[Any, Any]] = {}
 
     def rules(self, use: str, array: BaseArray) -> dict[Any, Any]:
-        """Where a gradient is kept once it was learned, for one use and dtype."""
+        """The gradients that were learned, for one use and dtype."""
         return self._rules.setdefault((use, array._dtype), {})
 
     def _take(self, F: Any, whole: Any) -> Any:

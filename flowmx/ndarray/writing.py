@@ -163,7 +163,7 @@ def _like(F: Any, gradient: Any, inputs: Any, position: int) -> Any:
 
 @lru_cache(4096)
 def _rules(one: Form, other: Form) -> dict[Any, Any]:
-    """Where the gradient of an assignment is kept once it was learned, for one form of it."""
+    """The gradients of assignments that were learned, for one form."""
     return {}
 
 

@@ -1,4 +1,4 @@
-"""What gradients of views and assignments are made of."""
+"""A part of an array, for the gradients of views and assignments."""
 
 from typing import Any
 

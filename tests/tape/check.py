@@ -75,7 +75,7 @@ block.hybridize()
 
 
 def stretches(are_on):
-    """Whether backward passes gather gradients into one operation (FLOWMX_BACKWARD_STRETCHES)."""
+    """Tell whether backward passes gather gradients into one operation (FLOWMX_BACKWARD_STRETCHES)."""
     engine.config = replace(engine.config, backward_stretches=are_on)
 
 
@@ -113,7 +113,7 @@ def source(program):
 
 @dataclass
 class Outcome:
-    """What a program came to under flowmx: what it looked at, its arrays, and an error with the statement's number."""
+    """The outcome of a program under flowmx: what it looked at, its arrays, an error with the statement's number."""
 
     seen: list[tuple[str, np.ndarray]] = field(default_factory=list)
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
@@ -151,7 +151,7 @@ def run(program):
 
 
 def judge(program, world=None):
-    """What is wrong with a program under flowmx; None where nothing is, with the kind of error that it ended with.
+    """Return what is wrong with a program under flowmx (None: nothing), and the kind of error that it ended with.
 
     Raises:
         Invalid: the program says nothing.
@@ -176,7 +176,7 @@ def judge(program, world=None):
 
 
 def excused(outcome, world):
-    """Whether an error has a reason."""
+    """Tell whether an error has a reason."""
     text = f"{type(outcome.error).__name__}: {outcome.error}"
     if not isinstance(outcome.error, (AutogradError, UserWarning)):
         return f"statement {outcome.at}: {text}", ""
@@ -258,7 +258,7 @@ class Wrong(AssertionError):
 
 @dataclass
 class Report:
-    """What a run did.
+    """The outcome of a run.
 
     Attributes:
         programs: how many programs passed.

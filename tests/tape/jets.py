@@ -133,7 +133,7 @@ def _sum(one, other, first, second, order):
 
 
 def join(jets, function):
-    """What a function makes of several jets that only moves elements: a concatenation, a choice.
+    """The result for several jets of a function that only moves elements: a concatenation, a choice.
 
     Args:
         jets: of any shapes.

@@ -1,4 +1,4 @@
-"""What a program must give: memory, the handles on it, and what is known of its derivatives, with NumPy alone.
+"""The oracle: memory, the handles on it, and what is known of its derivatives, with NumPy alone.
 
 Every memory has values. What was recorded of them is kept in *lines*: the handles of a line read the same derivatives,
 and a write while recording changes those. `detach()`, `attach_grad()`, and views that are made outside of `record()`
@@ -18,7 +18,7 @@ class Invalid(Exception):
 
 
 class Refused(Exception):
-    """What flowmx must raise an AutogradError for, with a text that this matches."""
+    """A case for which flowmx must raise an AutogradError, with a text that this matches."""
 
 
 class Leaf:
@@ -31,7 +31,7 @@ class Leaf:
 
 
 class Line:
-    """What was recorded of a memory, as some of the handles on it see it."""
+    """The record of a memory, as some of the handles on it see it."""
 
     def __init__(self, size, kind="own"):
         self.kind = kind

@@ -9,7 +9,7 @@ from tests.tape.jets import Jet, join
 from tests.tape.oracle import Handle, Invalid, Memory, Refused
 
 MARGIN = 0.02
-"""How near to a kink a function is not looked at."""
+"""The distance from a kink below which a function is not looked at."""
 
 
 class Statement(NamedTuple):

@@ -224,7 +224,7 @@ class Machine:
 
 
 def compare(program, world):
-    """How far PyTorch agrees with the oracle: why it stopped, and how many gradients were compared.
+    """The extent to which PyTorch agrees with the oracle: why it stopped, and how many gradients were compared.
 
     Raises:
         AssertionError: it gives another gradient.

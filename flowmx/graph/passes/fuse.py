@@ -92,7 +92,7 @@ def fuse(graph: Graph, options: Options) -> Graph:
 
 
 def _behind(heads: Sequence[Node], nodes: Iterable[Node]) -> set[Node]:
-    """What depends on the outputs' gradients, which a forward pass has not: gradients of gradients may be there."""
+    """The nodes that depend on the outputs' gradients, which a forward pass has only for gradients of gradients."""
     found = set(heads)
     for node in nodes:
         if any(each.node in found for each in node.inputs):
