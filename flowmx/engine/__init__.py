@@ -17,6 +17,7 @@ import contextlib
 import contextvars
 import functools
 import inspect
+import types
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -152,11 +153,7 @@ def push(
     """
     if not callable(function):
         raise TypeError(f"push: function is {function!r}, expected something callable without arguments")
-    is_coroutine = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
-        getattr(function, "__call__", None)  # noqa: B004  (the method itself is wanted: is it a coroutine function?)
-    )
-    if isinstance(function, functools.partial):
-        is_coroutine = inspect.iscoroutinefunction(function.func)
+    is_coroutine = _is_coroutine_function(function)
     read_tags, write_tags = _tags("reads", reads), _tags("writes", writes)
     if is_coroutine and device is None:
         actor: Actor = engine.network
@@ -170,6 +167,17 @@ def push(
     runs_user_code(op)
     engine.enqueue(op)
     return op
+
+
+def _is_coroutine_function(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, (type, types.BuiltinFunctionType)):
+        return False
+    return inspect.iscoroutinefunction(function) or (
+        not isinstance(function, (types.FunctionType, types.MethodType))
+        and inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004  (the method itself is wanted)
+    )
 
 
 def runs_user_code(op: Operation) -> None:
