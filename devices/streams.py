@@ -376,9 +376,9 @@ class StreamActor(BatchActor):
         if op.priority > 0 and self.urgent is not None:
             return self.urgent
         if len(self.streams) > 1:
-            newest = max(before, key=lambda token: token.op_serial, default=None)
-            if newest is not None and newest.op_serial == op.serial - 1 and newest.stream in self.streams:
-                return newest.stream
+            for token in before:
+                if token.op_serial == op.serial - 1 and token.stream in self.streams:
+                    return token.stream
         return self.streams[(op.serial - self._first) % len(self.streams)]
 
     # -- the coroutine ---------------------------------------------------------------------------------
@@ -395,12 +395,15 @@ class StreamActor(BatchActor):
                 if failure is None:
                     sources, before = _tokens_before(op)
                     stream = self.choose(op, before)
-                    awaited = stream.held_too_long() + [each for each in before if not stream.can_wait_for(each)]
+                    awaited = stream.held_too_long()
+                    for token in before:
+                        if not stream.can_wait_for(token):
+                            awaited.append(token)
                     if awaited:
                         self._spawn(self._launch_after(awaited, op, stream, sources, before))
                         continue
                     failure = self._try(op, stream, sources, before)
-                engine.end([(op, failure)])  # before the next one allocates
+                engine.end(op, failure)  # before the next one allocates
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -413,7 +416,7 @@ class StreamActor(BatchActor):
         for token in awaited:
             await token.passed()
         with engine.guard():
-            engine.end([(op, self._try(op, stream, sources, before))])
+            engine.end(op, self._try(op, stream, sources, before))
 
     def _try(self, op: Operation, stream: Stream, sources: list[Token], before: list[Token]) -> Failure | None:
         """Launch an operation; returns how it failed, if it did."""
@@ -456,7 +459,7 @@ class StreamActor(BatchActor):
         launch.op.token = token
         mark(launch.reads, launch.writes, token)
         host: list[Variable] = []
-        for variable in (*launch.reads, *launch.writes):
+        for variable in launch.reads + launch.writes:
             device = getattr(variable, "device", None)
             if device is None:
                 continue
@@ -488,8 +491,12 @@ class _Beside(ThreadActor):
 
 def _tokens_before(op: Operation) -> tuple[list[Token], list[Token]]:
     """The tokens whose values an operation reads, and all that it comes after."""
-    sources = list(_carried_before(op.reads, writing=False))
-    return sources, [*sources, *_carried_before(op.writes, writing=True)]
+    sources = [each.marks.write for each in op.reads if each.marks is not None and each.marks.write is not None]
+    before = list(sources)
+    for variable in op.writes:
+        if variable.marks is not None:
+            before += variable.marks.before(writing=True)
+    return sources, before
 
 
 # -- operations of the host --------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -129,31 +130,33 @@ def np_array(active: bool = True) -> Iterator[None]:
     yield
 
 
-def use_np(func: Any) -> Any:
-    """Decorate a function or class to have NumPy's semantics.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise _no_numpy("use_np")
+def use_np(func: T) -> T:
+    """Decorate a function or class that needs NumPy's semantics: it is refused when it is called, not before."""
+    return _refused(func, "use_np")
 
 
-def use_np_shape(func: Any) -> Any:
-    """Decorate a function or class to have NumPy's shapes.
-
-    Raises:
-        NotImplementedError: always.
-    """
-    raise _no_numpy("use_np_shape")
+def use_np_shape(func: T) -> T:
+    """Decorate a function or class that needs NumPy's shapes: it is refused when it is called, not before."""
+    return _refused(func, "use_np_shape")
 
 
-def use_np_array(func: Any) -> Any:
-    """Decorate a function or class to have arrays of ``mx.np``.
+def use_np_array(func: T) -> T:
+    """Decorate a function or class that needs arrays of ``mx.np``: it is refused when it is called, not before."""
+    return _refused(func, "use_np_array")
 
-    Raises:
-        NotImplementedError: always.
-    """
-    raise _no_numpy("use_np_array")
+
+def _refused(func: T, what: str) -> T:
+    """What raises NotImplementedError in place of a function, or where a class is to be instantiated."""
+    named: Any = func.__init__ if isinstance(func, type) else func  # type: ignore[misc]
+
+    @functools.wraps(named)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise _no_numpy(f"{what} on {func.__qualname__}")  # type: ignore[attr-defined]
+
+    if isinstance(func, type):
+        func.__init__ = refuse  # type: ignore[misc]
+        return func
+    return refuse  # type: ignore[return-value]
 
 
 def _no_numpy(what: str) -> NotImplementedError:

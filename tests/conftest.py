@@ -8,6 +8,7 @@ from hypothesis import settings
 
 import flowmx as mx
 from flowmx import profiler
+from flowmx.engine.runtime import engine
 from flowmx.ops.kernels.loops import team
 
 # No deadline: an example's time depends on what else the machine does. In CI each run has the same examples.
@@ -45,3 +46,12 @@ def quick_collections():
     """Let the collector look at what is new alone: 18,000 tests and their reports make each of its runs long."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def failures_of_its_own():
+    """A failure that nobody asked for stays with the test that made it: the next `waitall` is another's."""
+    yield
+    if engine.failures:
+        with engine.lock:
+            engine.books.take_unseen()

@@ -194,9 +194,9 @@ def test_stacks_leave_the_library_and_flowmx_out():
     reader = threading.Thread(target=lambda: handle.wait())
     reader.start()
     try:
-        while not stacks.lines(stacks.frames()[reader.ident]):
+        while not stacks.lines(stacks.stacks()[reader.ident]):
             pass
-        assert "test_flight.py" in stacks.lines(stacks.frames()[reader.ident])[0]
+        assert "test_flight.py" in stacks.lines(stacks.stacks()[reader.ident])[0]
     finally:
         gate.set()
         reader.join()

@@ -116,7 +116,9 @@ class Books:
             elif self.is_poisoned and not op.settles:
                 for variable in op.writes:
                     variable.failure = None
-            self._note_end(op)
+            op.actor.executed += 1
+            if self.journal is not None:
+                self._note_end(op)
             self.scheduler.complete(op)
         if op.waiters is not None:
             waiters += op.waiters.values()
@@ -127,11 +129,10 @@ class Books:
             waiters += [wake for is_due, wake in list(self._room_waiters.values()) if is_due()]
 
     def _note_end(self, op: Operation) -> None:
-        op.actor.executed += 1
-        if self.journal is not None:
-            # Not the failure itself: it would hold on to what its frames hold.
-            failed = op.failure is not None
-            self.journal.append((op.serial, op.name, op.actor.name, op.origin, op.began, monotonic(), failed))
+        assert self.journal is not None
+        # Not the failure itself: it would hold on to what its frames hold.
+        failed = op.failure is not None
+        self.journal.append((op.serial, op.name, op.actor.name, op.origin, op.began, monotonic(), failed))
 
     def _end_cancelled(self, waiters: list[Callable[[], None]]) -> None:
         """Complete operations that were cancelled while they waited: their turn has come."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from time import monotonic
@@ -110,7 +110,8 @@ class Runner:
         if op is None:
             return
         if op.began:
-            self.end([(op, Failure(interrupted(op), op))], turn)
+            self._end(turn, op, Failure(interrupted(op), op), None, False, False)
+            self.after()
             return
         with self.books.lock:
             self.books.settle()
@@ -216,20 +217,26 @@ class Runner:
                 failure = Failure(OperationCancelled(f"operation {op.name!r} was cancelled while it ran"), op)
             except BaseException as error:
                 failure = failure_of(error, op)
-        self.end([(op, failure)])
+        self.end(op, failure)
 
-    def end(self, endings: Iterable[tuple[Operation, Failure | None]], turn: Turn | None = None) -> None:
-        """Complete operations that their actor began, and that ended elsewhere (on any thread)."""
-        endings = list(endings)
+    def end(self, op: Operation, failure: Failure | None) -> None:
+        """Complete an operation that its actor began, and that ended elsewhere (on any thread)."""
+        waiters: list[Callable[[], None]] = []
+        with self.books.lock:
+            self.books.settle()
+            self.books.finish(op, failure, waiters)
+        let_go(op)
+        for waiter in waiters:
+            waiter()
+        self.after()
+
+    def end_all(self, endings: Sequence[tuple[Operation, Failure | None]]) -> None:
+        """The same for several, in one step."""
         waiters: list[Callable[[], None]] = []
         with self.books.lock:
             self.books.settle()
             for op, failure in endings:
                 self.books.finish(op, failure, waiters)
-                if turn is not None:
-                    turn.actor.over(turn, op)
-            if turn is not None:
-                turn.actor.tend()
         for op, _ in endings:
             let_go(op)
         for waiter in waiters:

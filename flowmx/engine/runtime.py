@@ -65,6 +65,7 @@ class Engine:
         self.run_coroutine = runner.run_coroutine
         self.run_part = runner.run_part
         self.end = runner.end
+        self.end_all = runner.end_all
         self.abandon = runner.abandon
         self.wait = waiting.wait
         self.wait_async = waiting.wait_async

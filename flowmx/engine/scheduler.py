@@ -422,7 +422,7 @@ class Scheduler:
             readers = variable.readers
             if readers is not None and op in readers:
                 del readers[op]
-        for dependent in list(op.dependents or ()):
+        for dependent in list(op.dependents) if op.dependents else ():
             if self.step is not step:
                 return
             blockers = dependent.blockers

@@ -57,12 +57,12 @@ class Pings:
 
     def found(self) -> list[dict[str, Any]]:
         """Each loop with its thread, the last lag, for how long it has not answered, and what its thread is at."""
-        frames, names, now = stacks.frames(), stacks.names(), monotonic()
+        found, names, now = stacks.stacks(), stacks.names(), monotonic()
         return [
             {
                 "thread": names.get(ident, str(ident)), "lag": round(self._lag.get(loop, 0.0), 4),
                 "blocked": round(now - self._sent[loop], 3) if loop in self._sent else 0.0,
-                "stack": stacks.lines(frames.get(ident)), "waits": _waits_in(ident),
+                "stack": stacks.lines(found.get(ident, [])), "waits": _waits_in(ident),
             }
             for loop, ident in self._loops().items()
         ]  # fmt: skip

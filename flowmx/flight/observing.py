@@ -149,10 +149,10 @@ class Samples:
                 self._waits[who, wait.op.name] += 1
         for actor in {op.actor.name for op in engine.pending.copy() if op.state == RUNNING}:
             self._busy[actor] += 1
-        for ident, frame in stacks.frames().items():
+        for ident, stack in stacks.stacks().items():
             name = names.get(ident, "")
-            if not name.startswith("flowmx-") and _loads(frame):
-                self._loading[name, next(iter(stacks.lines(frame)), "")] += 1
+            if not name.startswith("flowmx-") and _loads(stack):
+                self._loading[name, next(iter(stacks.lines(stack)), "")] += 1
 
     def found(self) -> dict[str, Any]:
         """Shares of the samples, from 0 to 1, and how much was done meanwhile."""
@@ -168,6 +168,6 @@ class Samples:
         }
 
 
-def _loads(frame: Any) -> bool:
+def _loads(stack: stacks.Stack) -> bool:
     """Whether a thread is making a batch of data itself."""
-    return any(part in each.f_code.co_filename for each in stacks.walk(frame) for part in _LOADING)
+    return any(part in each.code.co_filename for each in stack for part in _LOADING)

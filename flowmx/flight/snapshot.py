@@ -68,9 +68,9 @@ def _version() -> str:
 
 
 def _engine(has_lock: bool) -> dict[str, Any]:
-    now, frames, names = monotonic(), stacks.frames(), stacks.names()
+    now, found, names = monotonic(), stacks.stacks(), stacks.names()
     pending = list(engine.pending.copy())
-    running = _running(frames)
+    running = _running(found)
     shown = dict.fromkeys([*running, *(op for op in pending if op.state == RUNNING), *pending[:_MOST]])
     before = _before(shown)
     return {
@@ -84,9 +84,9 @@ def _engine(has_lock: bool) -> dict[str, Any]:
             },
         },
         "operations": [_operation(op, now, before.get(op, ()), running.get(op), names) for op in shown],
-        "waits": _waits(now, frames, names, running),
+        "waits": _waits(now, found, names, running),
         "threads": [
-            {"name": names.get(ident, str(ident)), "stack": stacks.lines(frame)} for ident, frame in frames.items()
+            {"name": names.get(ident, str(ident)), "stack": stacks.lines(stack)} for ident, stack in found.items()
             if ident != threading.get_ident()
         ],
         "failures": [_failure(each) for each in engine.books.failures if not each.seen][:8],
@@ -98,13 +98,13 @@ Running = tuple[int, list[str], Any]
 """The thread that runs an operation, the user's lines inside of it, and the node of a graph that it stands at."""
 
 
-def _running(frames: dict[int, Any]) -> dict[Operation, Running]:
+def _running(threads: dict[int, stacks.Stack]) -> dict[Operation, Running]:
     found: dict[Operation, Running] = {}
-    for ident, frame in frames.items():
+    for ident, stack in threads.items():
         if ident == threading.get_ident():
             continue
-        for op, at in stacks.running_in(frame):
-            found.setdefault(op, (ident, stacks.lines(frame, at), stacks.step_in(frame, at)))
+        for op, called in stacks.running_in(stack):
+            found.setdefault(op, (ident, stacks.lines(called), stacks.step_in(called)))
     for actor in engine.actors.copy().values():
         if isinstance(actor, LoopActor):
             for op, task in actor.tasks():
@@ -157,7 +157,7 @@ def _operation(
 
 
 def _waits(
-    now: float, frames: dict[int, Any], names: dict[int, str], running: Mapping[Operation, Running]
+    now: float, threads: dict[int, stacks.Stack], names: dict[int, str], running: Mapping[Operation, Running]
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Who waits for which operation: tasks, and threads, which may run others meanwhile."""
     asleep = [wait for wait in list(engine.waits.values()) if wait.op.state != DONE]
@@ -167,11 +167,11 @@ def _waits(
     ]  # fmt: skip
     since = {each.thread: each.since for each in asleep if each.task is None}
     lent = {ident: op.began for op, (ident, _, _) in running.items()}
-    for ident, frame in frames.items():
-        op = stacks.waited_in(frame)
+    for ident, stack in threads.items():
+        op = stacks.waited_in(stack)
         if op is not None and op.state != DONE:
             seconds = now - since.get(ident, lent.get(ident, now))
-            found.append(_wait(names.get(ident, str(ident)), op, seconds, stacks.lines(frame)))
+            found.append(_wait(names.get(ident, str(ident)), op, seconds, stacks.lines(stack)))
     return found
 
 

@@ -7,26 +7,59 @@ import linecache
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 from flowmx.engine.origin import is_internal
 from flowmx.engine.running import Runner
 from flowmx.engine.scheduler import Operation
 from flowmx.engine.waiting import Waiting
 
-__all__ = ["frames", "lines", "names", "running_in", "step_in", "task_lines", "waited_in", "walk"]
+__all__ = ["Level", "Stack", "lines", "names", "running_in", "stack_of", "stacks", "step_in", "task_lines", "waited_in"]
 
 _DEPTH = 12
 _WAIT = Waiting._wait.__code__
 _LIBRARY = (str(Path(threading.__file__).parent), "<frozen")
 _EXECUTE = {Runner.work.__code__, Runner.run_at_push.__code__, Runner.run_part.__code__}
+_HELD = {_WAIT: ("op",)} | dict.fromkeys(_EXECUTE, ("op", "part"))
+_STEPS = ("step",)
 
 
-def frames() -> dict[int, FrameType]:
-    """The innermost frame of every thread, by its identity."""
-    return sys._current_frames()
+class Level(NamedTuple):
+    """A frame of a stack, without what keeps its variables alive: looking at a program takes none of its memory.
+
+    Attributes:
+        code: what is called.
+        line: the number of the line that it stands at.
+        holds: the operation that the engine's own frame runs or waits for, or the step of a graph; else None.
+    """
+
+    code: CodeType
+    line: int
+    holds: Any
+
+
+Stack = list[Level]
+"""The innermost first."""
+
+
+def stacks() -> dict[int, Stack]:
+    """The stack of every thread, by its identity."""
+    return {ident: stack_of(frame) for ident, frame in sys._current_frames().items()}
+
+
+def stack_of(frame: FrameType | None) -> Stack:
+    """A frame and its callers."""
+    found = []
+    while frame is not None:
+        code = frame.f_code
+        variables = _HELD.get(code) or (_STEPS if code.co_name == "run_steps" else ())
+        holds = next((each for name in variables if (each := frame.f_locals.get(name)) is not None), None)
+        found.append(Level(code, frame.f_lineno or code.co_firstlineno, holds))
+        frame = frame.f_back
+    return found
 
 
 def names() -> dict[int, str]:
@@ -34,59 +67,40 @@ def names() -> dict[int, str]:
     return {thread.ident: thread.name for thread in threading.enumerate() if thread.ident is not None}
 
 
-def walk(frame: FrameType | None) -> Iterator[FrameType]:
-    """A frame and its callers."""
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _line(frame: FrameType, number: int | None = None) -> str:
-    code = frame.f_code
-    number = number or frame.f_lineno or code.co_firstlineno
+def _line(level: Level) -> str:
+    code, number, _ = level
     text = linecache.getline(code.co_filename, number).strip()
     return f"{code.co_filename}:{number} in {code.co_name}" + (f": {text}" if text else "")
 
 
-def lines(frame: FrameType | None, until: FrameType | None = None) -> list[str]:
-    """The user's lines of a stack, innermost first, as far as a frame that is left out."""
-    found: list[str] = []
-    for each in walk(frame):
-        if each is until or len(found) >= _DEPTH:
-            break
-        if _is_users(each):
-            found.append(_line(each))
-    return found
+def lines(stack: Stack) -> list[str]:
+    """The user's lines of a stack, innermost first."""
+    return [_line(each) for each in islice(filter(_is_users, stack), _DEPTH)]
 
 
-def _is_users(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
+def _is_users(level: Level) -> bool:
+    name = level.code.co_filename
     return not (is_internal(name) or name.startswith(_LIBRARY) or "site-packages" in name)
 
 
-def running_in(frame: FrameType | None) -> Iterator[tuple[Operation, FrameType]]:
-    """The operations that a thread is running, innermost first, each with the engine's frame that runs it."""
-    for each in walk(frame):
-        if each.f_code in _EXECUTE:
-            op = each.f_locals.get("op") or each.f_locals.get("part")
-            if isinstance(op, Operation):
-                yield op, each
+def running_in(stack: Stack) -> Iterator[tuple[Operation, Stack]]:
+    """The operations that a thread is running, innermost first, each with what it has called."""
+    for depth, each in enumerate(stack):
+        if each.code in _EXECUTE and isinstance(each.holds, Operation):
+            yield each.holds, stack[:depth]
 
 
-def waited_in(frame: FrameType | None) -> Operation | None:
+def waited_in(stack: Stack) -> Operation | None:
     """The operation that a thread blocks on, whether it sleeps or lends itself meanwhile."""
-    found: Any = next((each.f_locals.get("op") for each in walk(frame) if each.f_code is _WAIT), None)
+    found = next((each.holds for each in stack if each.code is _WAIT), None)
     return found if isinstance(found, Operation) else None
 
 
-def step_in(frame: FrameType | None, until: FrameType) -> Any:
+def step_in(stack: Stack) -> Any:
     """The node of a graph whose step a running operation stands at, where it is one."""
-    for each in walk(frame):
-        if each is until:
-            return None
-        if each.f_code.co_name == "run_steps" and is_internal(each.f_code.co_filename):
-            step = each.f_locals.get("step")
-            return None if step is None else step.node
+    for each in stack:
+        if each.code.co_name == "run_steps" and is_internal(each.code.co_filename):
+            return None if each.holds is None else each.holds.node
     return None
 
 
@@ -106,7 +120,7 @@ def _coroutine_lines(coroutine: Any) -> list[str]:
     found: list[str] = []
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
-        if frame is not None and _is_users(frame):
-            found.insert(0, _line(frame))
+        if frame is not None and _is_users(level := stack_of(frame)[0]):
+            found.insert(0, _line(level))
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
     return found

@@ -98,4 +98,4 @@ class NetworkActor(BatchActor):
     def flush(self) -> None:
         """Complete what is over."""
         over, self._over = self._over, []
-        engine.end([(op, failure) for op, failure in over if op.state != DONE])
+        engine.end_all([(op, failure) for op, failure in over if op.state != DONE])
