@@ -155,6 +155,18 @@ def test_a_change_that_takes_away_what_a_gradient_needs_names_the_line():
         y.backward()
 
 
+def test_a_change_in_the_same_bulk_is_noticed():
+    x = nd.array([2.0, 3.0])
+    x.attach_grad()
+    with autograd.record(), mx.engine.bulk(8):
+        factor = nd.ones_like(x)
+        product = x * factor
+        factor[:] = product
+        loss = (product + factor).sum()
+        with pytest.raises(AutogradError, match="changed in place"):
+            loss.backward()
+
+
 def test_values_are_broadcast_and_converted():
     x, w = marked([2.0]), nd.array([[3.0]], dtype="float64")
     w.attach_grad()

@@ -341,9 +341,8 @@ class Scheduler:
                     blockers[earlier] = earlier.dependents[op] = None  # type: ignore[index]
             if self.step is not step:
                 return
-            if variable.writer is not op:
-                variable.writer = op
-                variable.version += 1
+            variable.writer = op
+            variable.version += 1  # for each write, also where one operation stands for several
             variable.readers = None
         self._end_push(step)
 
