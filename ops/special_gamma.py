@@ -62,8 +62,8 @@ _ROOT = (1.4616321449683622, 9.549995429965697e-17)  # in two parts, for the dig
 
 def _near_two(xp: Any, x: Array) -> tuple[Array, Array, Array]:
     """Γ(x) for x from 0 to 8 is Γ(2+u) times a product, or divided by it where the mask is set: u, product, mask."""
-    u = x - xp.rint(x)
-    below = x < 1.5
+    u = x - xp.ceil(x - 0.5)  # halves go down, as in the comparisons that follow
+    below = x <= 1.5
     product = xp.where(below, x, 1.0)
     product *= xp.where(x <= 0.5, x + 1, 1.0)
     for step in range(1, _FAR - 1):

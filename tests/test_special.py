@@ -8,12 +8,18 @@ from flowmx.ops import special, special_gamma
 
 reference = pytest.importorskip("scipy.special")
 
-POSITIVE = np.concatenate([np.geomspace(1e-12, 1, 400), np.linspace(0.01, 12, 1500), np.geomspace(12, 170, 300)])
-NEGATIVE = -(np.arange(10)[:, None] + np.linspace(0.1, 0.9, 90)).ravel()
+# Where functions are put together: what users write, and its neighbours.
+EVEN = np.concatenate([np.nextafter(np.arange(0.125, 13, 0.125), to) for to in (0, np.arange(0.125, 13, 0.125), 20)])
+POSITIVE = np.concatenate(
+    [np.geomspace(1e-12, 1, 400), np.linspace(0.01, 12, 1500), np.geomspace(12, 170, 300), EVEN]
+)
+NEGATIVE = -np.concatenate(
+    [(np.arange(10)[:, None] + np.linspace(0.1, 0.9, 90)).ravel(), (np.arange(10)[:, None] + [0.25, 0.5, 0.75]).ravel()]
+)
 UNIT = np.concatenate([np.geomspace(1e-12, 0.1, 200), np.linspace(0.1, 0.999, 700), 1 - np.geomspace(1e-3, 1e-15, 200)])
 RANGES = {
-    "erf": np.concatenate([-np.linspace(0, 7, 500), np.geomspace(1e-300, 7, 1500)]),
-    "erfinv": np.concatenate([-UNIT, UNIT]),
+    "erf": np.concatenate([-np.linspace(0, 7, 500), np.geomspace(1e-300, 7, 1500), EVEN]),
+    "erfinv": np.concatenate([-UNIT, UNIT, np.arange(-63, 64) / 64]),
     "gamma": np.concatenate([POSITIVE, NEGATIVE]),
     "gammaln": np.concatenate([POSITIVE, 1 + np.geomspace(1e-9, 0.5, 50), np.geomspace(170, 1e300, 100), NEGATIVE]),
     "digamma": np.concatenate([POSITIVE, NEGATIVE]),
@@ -56,7 +62,7 @@ def test_float32_is_within_a_few_ulp(name):
 
 @pytest.mark.parametrize("order", [1, 2, 3])
 def test_polygamma(order):
-    x = np.concatenate([np.linspace(0.05, 40, 500), np.geomspace(40, 1e6, 50)])
+    x = np.concatenate([np.linspace(0.05, 40, 500), np.geomspace(40, 1e6, 50), EVEN])
     np.testing.assert_allclose(compute(special_gamma.polygamma(order), x), reference.polygamma(order, x), rtol=4e-15)
 
 
