@@ -12,7 +12,7 @@ import numpy as np
 
 from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.registry import Array, Operator, Run, operator, option
-from flowmx.ops.special import erf, erfinv
+from flowmx.ops.special import erf, erfinv, sigmoid
 from flowmx.ops.special_gamma import gamma, gammaln, polygamma
 
 Derivative = Callable[[Any, Any, Any, Any], Any]
@@ -39,14 +39,6 @@ def ufunc(name: str) -> Callable[..., Any]:
 
     call.ufunc = name  # type: ignore[attr-defined]
     return call
-
-
-def _sigmoid(xp: Any, x: Array, out: Array) -> None:
-    # 1/(1+exp(-x)) by tanh: no overflow on either side.
-    xp.multiply(x, 0.5, out=out, casting="unsafe")
-    xp.tanh(out, out=out)
-    xp.multiply(out, 0.5, out=out)
-    xp.add(out, 0.5, out=out)
 
 
 def _rsqrt(xp: Any, x: Array, out: Array) -> None:
@@ -141,7 +133,7 @@ TABLE = [
     Row("reciprocal", ufunc("reciprocal"), lambda F, x, y, g: -(g * y * y), "y", "Elementwise 1/x."),
     Row("relu", _relu, lambda F, x, y, g: g * F.op("_slope_of_relu", y), "y", "Elementwise max(x, 0)."),
     Row("_slope_of_relu", ufunc("sign"), None, "", "The slope of relu by its output: 1 above 0, else 0; NaN stays."),
-    Row("sigmoid", _sigmoid, lambda F, x, y, g: g * y * (1.0 - y), "y", "Elementwise 1/(1 + e⁻ˣ)."),
+    Row("sigmoid", sigmoid, lambda F, x, y, g: g * y * (1.0 - y), "y", "Elementwise 1/(1 + e⁻ˣ)."),
     Row("softsign", _softsign, lambda F, x, y, g: g / F.square(F.abs(x) + 1.0), "x", "Elementwise x/(1 + |x|)."),
     Row("_softrelu", _softrelu, lambda F, x, y, g: g * F.sigmoid(x), "x", "Elementwise log(1 + eˣ)."),
     Row("erf", erf, lambda F, x, y, g: g * _TWO_OVER_ROOT_PI * F.exp(-(x * x)), "x", "The error function."),

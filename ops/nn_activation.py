@@ -18,7 +18,7 @@ from flowmx.ops.nn_common import (
     unchecked,
 )
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required, same_shape
-from flowmx.ops.special import erf
+from flowmx.ops.special import erf, sigmoid
 
 
 class _Function(NamedTuple):
@@ -30,14 +30,6 @@ class _Function(NamedTuple):
     """``derive(xp, y, out)``: f'(x) into ``out``."""
     second: Callable[[Any, Any], Any]
     """``second(F, y)``: the derivative by y of what ``derive`` computes."""
-
-
-def _sigmoid(xp: Any, x: Array, out: Array) -> None:
-    # By tanh: no overflow on either side.
-    xp.multiply(x, x.dtype.type(0.5), out=out)
-    xp.tanh(out, out=out)
-    xp.multiply(out, out.dtype.type(0.5), out=out)
-    xp.add(out, out.dtype.type(0.5), out=out)
 
 
 def _sigmoid_slope(xp: Any, y: Array, out: Array) -> None:
@@ -79,7 +71,7 @@ def _relu_slope(xp: Any, y: Array, out: Array) -> None:
 
 _ACTIVATIONS = {
     "relu": _Function(_relu, _relu_slope, lambda F, y: F.zeros_like(y)),
-    "sigmoid": _Function(_sigmoid, _sigmoid_slope, lambda F, y: 1.0 - y * 2.0),
+    "sigmoid": _Function(sigmoid, _sigmoid_slope, lambda F, y: 1.0 - y * 2.0),
     "tanh": _Function(lambda xp, x, out: xp.tanh(x, out=out), _tanh_slope, lambda F, y: y * -2.0),
     "softrelu": _Function(
         lambda xp, x, out: xp.logaddexp(x, x.dtype.type(0), out=out), _softrelu_slope, lambda F, y: F.exp(-y)),

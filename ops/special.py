@@ -49,6 +49,17 @@ def piecewise(xp: Any, x: Array, pieces: Sequence[tuple[Array, Core]], otherwise
     return made
 
 
+def sigmoid(xp: Any, x: Array, out: Array) -> None:
+    """1/(1 + e⁻ˣ), as precise far below 0, where it is small, as elsewhere."""
+    made = out if out.dtype.itemsize > 2 else xp.empty(out.shape, FLOAT32)  # 1 + e⁻ˣ would lose what small ones tell
+    xp.multiply(x, -1.0, out=made, casting="unsafe")
+    xp.exp(made, out=made)
+    xp.add(made, 1.0, out=made)
+    xp.reciprocal(made, out=made)
+    if made is not out:
+        out[...] = made
+
+
 def blockwise(core: Core, narrow: Core | None = None) -> Callable[[Any, Array, Array], None]:
     """A function ``(xp, x, out)`` from one of blocks in float64, and one in float32 where that is precise enough."""
 

@@ -110,3 +110,17 @@ def test_large_arrays_in_blocks():
 def test_inverse():
     x = mx.nd.array(np.linspace(-0.99, 0.99, 101), dtype="float64")
     np.testing.assert_allclose(mx.nd.erf(mx.nd.erfinv(x)).asnumpy(), x.asnumpy(), rtol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("size", [50, 40_000], ids=["small", "large"])
+@pytest.mark.parametrize("name", ["operator", "activation"])
+def test_sigmoid_is_as_precise_where_it_is_small(name, size, dtype):
+    x = mx.nd.array(np.linspace(-80, 20, size), dtype=dtype)
+    y = mx.nd.sigmoid(x) if name == "operator" else mx.nd.Activation(x, act_type="sigmoid")
+    expected = reference.expit(x.astype("float64").asnumpy())
+    smallest, rtol = {
+        "float64": (0, 1e-14), "float32": (1e-37, 1e-6), "float16": (6.2e-5, 1e-3), "bfloat16": (1e-37, 8e-3),
+    }[dtype]  # fmt: skip
+    where = expected > smallest
+    np.testing.assert_allclose(y.astype("float64").asnumpy()[where], expected[where], rtol=rtol)
