@@ -104,6 +104,15 @@ def test_refuses_sparse_storage(arguments):
         Parameter("w", **arguments)
 
 
+def test_a_row_sparse_gradient_is_a_dense_one():
+    with pytest.warns(UserWarning, match="'embedding0_weight': its gradient is dense"):
+        net = mx.gluon.nn.Embedding(5, 2, sparse_grad=True, prefix="embedding0_")
+    net.initialize(mx.init.One())
+    with mx.autograd.record():
+        net(mx.nd.array([1, 1, 3])).sum().backward()
+    np.testing.assert_array_equal(net.weight.grad().asnumpy()[:, 0], [0, 2, 0, 1, 0])
+
+
 def test_a_gradient_request_may_change():
     weight = Parameter("w", shape=1, init="ones")
     weight.initialize()

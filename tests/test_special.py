@@ -10,9 +10,7 @@ reference = pytest.importorskip("scipy.special")
 
 # Where functions are put together: what users write, and its neighbours.
 EVEN = np.concatenate([np.nextafter(np.arange(0.125, 13, 0.125), to) for to in (0, np.arange(0.125, 13, 0.125), 20)])
-POSITIVE = np.concatenate(
-    [np.geomspace(1e-12, 1, 400), np.linspace(0.01, 12, 1500), np.geomspace(12, 170, 300), EVEN]
-)
+POSITIVE = np.concatenate([np.geomspace(1e-12, 1, 400), np.linspace(0.01, 12, 1500), np.geomspace(12, 170, 300), EVEN])
 NEGATIVE = -np.concatenate(
     [(np.arange(10)[:, None] + np.linspace(0.1, 0.9, 90)).ravel(), (np.arange(10)[:, None] + [0.25, 0.5, 0.75]).ravel()]
 )

@@ -14,6 +14,7 @@ import numpy as np
 from flowmx import autograd, initializer, symbol
 from flowmx import ndarray as nd
 from flowmx.devices import Context, cpu, current_context, have_numerics
+from flowmx.engine.origin import warn_user
 from flowmx.errors import MXNetError, ShapeError
 from flowmx.initializer import InitDesc, Initializer
 from flowmx.ndarray import NDArray
@@ -64,7 +65,7 @@ class Parameter:
         allow_deferred_init: whether initialization may wait until the shape is known.
         differentiable: False where it never has a gradient (a running mean).
         stype: only ``"default"``: all arrays are dense.
-        grad_stype: likewise.
+        grad_stype: ``"row_sparse"`` is taken too, with a warning: the gradient is dense all the same.
 
     Raises:
         ValueError: an unknown ``grad_req`` or storage type.
@@ -81,7 +82,10 @@ class Parameter:
         differentiable: bool = True, stype: str = "default", grad_stype: str = "default",
     ) -> None:  # fmt: skip
         dense_only(f"Parameter {name!r}", stype)
-        dense_only(f"Parameter {name!r}, its gradient", grad_stype)
+        if grad_stype == "row_sparse":
+            warn_user(f"Parameter {name!r}: {_DENSE}", _warned)
+        else:
+            dense_only(f"Parameter {name!r}, its gradient", grad_stype)
         as_dtype(dtype)
         self.name = name
         self.lr_mult = lr_mult
@@ -433,6 +437,8 @@ class Parameter:
         self._used[ctx] = self._grads[ctx].variable.version
 
 
+_DENSE = "its gradient is dense, there are no others; values are the same, and an optimizer updates all rows"
+_warned: set[tuple[str, int]] = set()
 _AS_MADE = 1
 """The version of a gradient that was only filled with zeros."""
 

@@ -160,7 +160,7 @@ class Embedding(HybridBlock):
         output_dim: their length.
         dtype: of the table.
         weight_initializer: of the table.
-        sparse_grad: only False: all gradients are dense.
+        sparse_grad: taken, with a warning: gradients are dense all the same.
         **kwargs: ``prefix`` and ``params``.
     """
 
