@@ -99,7 +99,10 @@ class Runner:
                 with self.guard():
                     self.work(turn, op, until, light, deadline)
         except BaseException:
-            again(self.drop, turn)
+            try:
+                again(self.drop, turn)
+            except BaseException:  # the next interrupt came before that had begun
+                again(self.drop, turn)
             raise
         finally:
             self.here.turn = outer
@@ -107,9 +110,7 @@ class Runner:
     def drop(self, turn: Turn) -> None:
         """Put back what a thread has taken that goes away: what has not begun, another will run."""
         op = turn.op
-        if op is None:
-            return
-        if op.began:
+        if op is not None and op.began:
             self._end(turn, op, Failure(interrupted(op), op), None, False, False)
             self.after()
             return

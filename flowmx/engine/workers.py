@@ -209,8 +209,9 @@ class ThreadActor(Actor):
         op = turn.op
         if op is not None:
             op.state = READY
+            self.mailbox.put(op)  # first: an interrupt may come in between, and putting it in again does no harm
             self.over(turn, op)
-            self.accept(op)
+        self.tend()
 
     def tend(self) -> None:
         """See that somebody runs what is ready (locked)."""
