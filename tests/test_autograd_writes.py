@@ -40,7 +40,7 @@ def by_reshaped_handle(x, z):
 
 
 def backwards(x, z):
-    z[::-1][:] = x[::-1]
+    z[::-1] = x[::-1]
 
 
 def part(x, z):

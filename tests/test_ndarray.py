@@ -185,14 +185,26 @@ _KEYS = [
 
 
 @pytest.mark.parametrize("key", _KEYS, ids=str)
-def test_basic_keys_give_views(key):
+def test_basic_keys_share_memory_where_it_lies_together(key):
     a = numbers(4, 3, 2)
     x = nd.array(a)
-    view = x[key]
-    equal(view, a[key])
-    view[:] = 7
-    a[key] = 7
+    part = x[key]
+    equal(part, a[key])
+    part[:] = 7
+    if a[key].flags.c_contiguous:
+        a[key] = 7
     equal(x, a)
+
+
+def test_a_change_of_a_column_leaves_the_array():
+    a = nd.zeros((2, 3))
+    column, row, last = a[:, 1], a[1], a[1, 2]
+    column += 1
+    assert a.asnumpy().tolist() == [[0, 0, 0], [0, 0, 0]]
+    row += 1
+    last += 1
+    a[:, 1] += 5
+    assert a.asnumpy().tolist() == [[0, 5, 0], [1, 6, 2]]
 
 
 @pytest.mark.parametrize("key", _KEYS, ids=str)
@@ -211,8 +223,7 @@ def test_assignment(key):
 def test_views_of_views():
     a = numbers(4, 6)
     x = nd.array(a)
-    view = x[1:][:, ::2][::-1].reshape((3, 3))
-    equal(view, a[1:][:, ::2][::-1])
+    equal(x[1:][:, ::2][::-1].reshape((3, 3)), a[1:][:, ::2][::-1])
     row = x[2][1:5]
     row[:] = 0
     a[2][1:5] = 0

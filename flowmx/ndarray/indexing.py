@@ -14,7 +14,7 @@ from flowmx.errors import ShapeError
 from flowmx.ndarray import core, writing
 from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.ndarray.recording import state
-from flowmx.ndarray.views import contiguous_strides, make_view, placed, reshaped
+from flowmx.ndarray.views import contiguous_strides, lie_together, make_view, placed, reshaped
 from flowmx.ops.registry import Shape, lookup
 from flowmx.ops.reshaping import rebuild, resolve_reshape
 
@@ -22,7 +22,7 @@ _BASIC = (int, np.integer, slice, type(None), type(Ellipsis))
 
 
 def get(array: BaseArray, key: Any) -> BaseArray:
-    """``array[key]``: a view for basic keys, a copy for index arrays."""
+    """``array[key]``: a view where a basic key selects elements that lie one after the other, else a copy."""
     if isinstance(key, (BaseArray, list, np.ndarray)):
         key = (key,)
     parts = key if isinstance(key, tuple) else (key,)
@@ -30,9 +30,23 @@ def get(array: BaseArray, key: Any) -> BaseArray:
         return _gather(array, parts)
     full = _expand(array, parts)
     offset, shape, strides = _view(array, full)
+    itemsize = array._dtype.itemsize
     if full and not shape:  # one element comes as an array of one, as in MXNet
-        shape, strides = (1,), (array._dtype.itemsize,)
-    return make_view(array, offset, shape, strides)
+        shape, strides = (1,), (itemsize,)
+    if lie_together(shape, strides, itemsize):
+        return make_view(array, offset, shape, strides)
+    return _part(array, offset, shape, strides)
+
+
+def _part(array: BaseArray, offset: int, shape: Shape, strides: Shape) -> BaseArray:
+    """A copy of a strided part of an array's memory."""
+    itemsize = array._dtype.itemsize
+    if array._view is not None:
+        offset -= array._view[0]
+    steps = tuple([each // itemsize for each in strides])
+    op = lookup("_part").create(whole=array._shape, shape=shape, offset=offset // itemsize, strides=steps)
+    made: BaseArray = invoke(op, [array], depth=4)
+    return made
 
 
 def put(array: BaseArray, key: Any, value: Any) -> None:

@@ -81,12 +81,15 @@ def placed(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, ...]
 
 def is_contiguous(array: BaseArray) -> bool:
     """Tell whether the elements lie one after the other, in C order."""
-    if array._view is None:
-        return True
-    step = array._dtype.itemsize
-    for length, stride in zip(reversed(array._shape), reversed(array._view[1]), strict=True):
+    return array._view is None or lie_together(array._shape, array._view[1], array._dtype.itemsize)
+
+
+def lie_together(shape: Shape, strides: Shape, itemsize: int) -> bool:
+    """Tell whether elements with these strides (in bytes) lie one after the other, in C order."""
+    step = itemsize
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
         if length != 1 and stride != step:
-            return 0 in array._shape
+            return 0 in shape
         step *= length
     return True
 

@@ -292,19 +292,20 @@ def run_where(world, a, b, c):
 
 
 def run_view(world, a, key):
+    """An index: places that lie one after the other are shared, others are copied."""
     handle = world.handles[a]
-    return world.view(handle, selected(handle, key))
+    at = selected(handle, key)
+    if at.size < 2 or np.all(np.diff(at.reshape(-1)) == 1):
+        return world.view(handle, at)
+    places = np.arange(handle.at.size).reshape(handle.shape)[key_of(key)]
+    return world.new(world.read(a).at(places), *like(world, a))
 
 
 def run_reshape(world, a, shape):
     handle = world.handles[a]
     if int(np.prod(shape)) != handle.at.size:
         raise Invalid("shapes")
-    flat = handle.at.reshape(-1)
-    lies_together = flat.size < 2 or np.all(np.diff(flat) == 1)
-    if lies_together:
-        return world.view(handle, handle.at.reshape(shape))
-    return world.new(world.read(a).at(np.arange(flat.size).reshape(shape)), *like(world, a))
+    return world.view(handle, handle.at.reshape(shape))
 
 
 def run_gather(world, a, key):

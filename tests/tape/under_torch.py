@@ -32,7 +32,8 @@ SCALAR = {
 }  # fmt: skip
 MOVES = {
     "nd.sum({0}, axis=0, keepdims=True)": lambda x: x.sum(0, keepdim=True), "{0}.sum()": lambda x: x.sum().reshape(1),
-    "{0}.mean()": lambda x: x.mean().reshape(1), "nd.transpose({0})": lambda x: x.permute(*range(x.ndim)[::-1]).clone(),
+    "{0}.mean()": lambda x: x.mean().reshape(1),
+    "nd.transpose({0})": lambda x: x.permute(*range(x.ndim)[::-1]).contiguous().clone(),
     "nd.flip({0}, axis=0)": lambda x: x.flip(0), "nd.reshape({0}, shape=(-1,))": lambda x: x.reshape(-1).clone(),
     "nd.expand_dims({0}, axis=0)": lambda x: x[None].clone(), "{0}.copy()": torch.clone,
     "nd.slice_axis({0}, axis=0, begin=0, end=1)": lambda x: x[:1].clone(),
@@ -123,11 +124,11 @@ class Machine:
 
     def view(self, a, key):
         made = self.names[a][self.key(key)]
+        made = made if made.is_contiguous() else made.clone()
         return made if made.ndim else made[None]
 
     def reshape(self, a, shape):
-        x = self.names[a]
-        return x.view(shape) if x.is_contiguous() else x.reshape(shape).clone()
+        return self.names[a].view(shape)
 
     def gather(self, a, key):
         return self.names[a][self.key(key)]
