@@ -25,8 +25,8 @@ from flowmx.ndarray.recording import Leaf
 from flowmx.ndarray.views import mark, set_apart, variable_of
 
 __all__ = [
-    "Function", "backward", "grad", "is_recording", "is_training", "mark_variables", "pause", "predict_mode", "record",
-    "set_recording", "set_training", "train_mode",
+    "Function", "NDArray", "backward", "grad", "is_recording", "is_training", "mark_variables", "pause", "predict_mode",
+    "record", "set_recording", "set_training", "train_mode",
 ]  # fmt: skip
 
 

@@ -228,8 +228,9 @@ class Constant(Initializer):
         arr[:] = np.asarray(self.value) if isinstance(self.value, (list, tuple)) else self.value
 
     def dumps(self) -> str:
-        value = self.value.tolist() if hasattr(self.value, "tolist") else self.value
-        return json.dumps([type(self).__name__.lower(), {"value": value}])
+        if hasattr(self.value, "tolist"):
+            self._kwargs["value"] = self.value.tolist()
+        return super().dumps()
 
 
 # -- random ones -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from flowmx.devices import num_gpus
 
@@ -105,7 +105,15 @@ def feature_list() -> list[Feature]:
 
 
 class Features(OrderedDict[str, Feature]):
-    """All features by their names."""
+    """All features by their names; there is one such table."""
+
+    _only: ClassVar[Features | None] = None
+
+    def __new__(cls) -> Features:
+        """The table."""
+        if cls._only is None:
+            cls._only = super().__new__(cls)
+        return cls._only
 
     def __init__(self) -> None:
         super().__init__((feature.name, feature) for feature in feature_list())

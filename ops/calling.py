@@ -20,7 +20,7 @@ METHODS = [
     "clip", "cos", "cosh", "degrees", "depth_to_space", "diag", "dot", "erf", "exp", "expm1",
     "fix", "flip", "floor", "log", "log10", "log1p", "log2", "log_softmax", "max", "mean", "min",
     "nanprod", "nansum", "norm", "one_hot", "ones_like", "pad", "pick", "prod", "radians", "rcbrt",
-    "reciprocal", "relu", "repeat", "rint", "round", "rsqrt", "shape_array", "sigmoid", "sign", "sin",
+    "reciprocal", "relu", "repeat", "reshape_like", "rint", "round", "rsqrt", "shape_array", "sigmoid", "sign", "sin",
     "sinh", "size_array", "slice", "slice_axis", "slice_like", "softmax", "softmin", "sort",
     "space_to_depth", "split", "sqrt", "square", "sum", "swapaxes", "take", "tan", "tanh",
     "tile", "topk", "trunc", "zeros_like",

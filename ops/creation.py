@@ -111,7 +111,13 @@ class Arange(_Creation):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out, xp = outputs[0], run.xp
         start = self.start if self.infer_range else self.bounds()[0]
-        out[...] = start + self.step * (xp.arange(out.size) // self.repeat)
+        start, step = _as_elements(out, start, self.step)
+        out[...] = start + step * (xp.arange(out.size) // self.repeat)
+
+
+def _as_elements(out: Array, *numbers: float) -> tuple[float, ...]:
+    """Numbers as an array can hold them: whole, where its elements are."""
+    return tuple([math.trunc(each) for each in numbers]) if out.dtype.kind in "iu" else numbers
 
 
 @operator("_linspace")
@@ -150,4 +156,5 @@ class ArangeLike(Operator):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         out = outputs[0]
-        out[...] = (self.start + self.step * (run.xp.arange(out.size) // self.repeat)).reshape(out.shape)
+        start, step = _as_elements(out, self.start, self.step)
+        out[...] = (start + step * (run.xp.arange(out.size) // self.repeat)).reshape(out.shape)

@@ -61,6 +61,8 @@ def _lookup(value: Any) -> DType:
         dtype: DType | None = np.dtype(value)
     except TypeError:
         dtype = None
+    if dtype is not None and dtype.names == ("bfloat16",) and "bfloat16" in BY_NAME:  # as MXNet's scripts have it
+        return BY_NAME["bfloat16"]
     if dtype is None or dtype not in NAMES:
         hint = "; bfloat16 needs the package ml_dtypes" if value == "bfloat16" else ""
         raise TypeInferenceError(f"dtype is {value!r}, expected one of {', '.join(BY_NAME)}{hint}")

@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred
-from flowmx.ops.registry import Array, Operator, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Shape, ShapeOrNone, merge, operator, option, required
 from flowmx.ops.reshaping import axes_of, axis_of, divided, times
 from flowmx.ops.shape import View
 
@@ -28,6 +28,12 @@ class Transpose(View):
         if len(axes) != len(shape):
             raise ShapeError(f"{self.name}: axes is {self.axes}, expected each of the {len(shape)} axes once")
         return shapes, [tuple(shape[axis] for axis in axes)]
+
+    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
+        if output is None or len(self.axes) not in (0, len(output)):
+            return shapes
+        axes = [axis % len(output) for axis in self.axes] or list(range(len(output)))[::-1]
+        return [merge(shapes[0], tuple([output[axes.index(at)] for at in range(len(output))])) or shapes[0]]
 
     def view(self, x: Array, shape: Shape) -> Array:
         return x.transpose(self.axes or None)

@@ -340,6 +340,8 @@ class BroadcastLike(_Broadcast):
         lhs, rhs = shapes
         if (self.lhs_axes is None) != (self.rhs_axes is None):
             raise ShapeError(f"{self.name}: lhs_axes and rhs_axes must be given together")
+        if self.lhs_axes == ():
+            raise ShapeError(f"{self.name}: lhs_axes is (), expected at least one axis, or None for all")
         if lhs is None or rhs is None:
             return shapes, [rhs if self.lhs_axes is None else None]
         wanted = list(rhs)

@@ -191,6 +191,8 @@ class Operator:
     """True when a bound graph is to keep the result from run to run, for as long as what it reads stays as it is."""
     open_ended: ClassVar[bool] = False
     """True when inputs and parameters have names that only the instance knows (Custom)."""
+    dynamic: ClassVar[bool] = False
+    """True where the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned."""
     hidden: ClassVar[bool] = False
     """True for operators that only other operators' gradients use; they get no public function."""
     subgraphs: tuple[Any, ...] = ()
@@ -320,6 +322,10 @@ class Operator:
         """
         shape = same_shape(self, shapes)
         return [shape] * len(shapes), [shape] * len(self.outputs())
+
+    def at_once(self, F: Any, inputs: Sequence[Any]) -> Any:
+        """Compute a :attr:`dynamic` operator by functions of ``mx.nd``, for which it may wait for inputs."""
+        raise NotImplementedError
 
     def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
         """Complete the inputs' shapes by what is known of the first output's. Default: nothing follows from it.

@@ -78,7 +78,7 @@ def test_a_value_set_before_the_shape_is_known_is_kept():
         (lambda p: p.data(), RuntimeError, "'w' is not initialized"),
         (lambda p: p.grad(), RuntimeError, "'w' is not initialized"),
         (lambda p: p.list_ctx(), RuntimeError, "'w' is not initialized"),
-        (lambda p: p.reset_ctx(None), RuntimeError, "'w' is not initialized"),
+        (lambda p: p.reset_ctx(None), ValueError, "'w' is not initialized"),
         (lambda p: p.set_data(mx.nd.ones((2, 2))), RuntimeError, "'w' is not initialized"),
         (lambda p: p.initialize(), ValueError, r"can not be initialized with shape \(2, 0\)"),
         (lambda p: setattr(p, "shape", (3, 3)), ShapeError, r"\(3, 3\).*fits \(2, 0\)"),

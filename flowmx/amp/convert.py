@@ -8,7 +8,7 @@ from typing import Any
 from flowmx import symbol as sym
 from flowmx.amp.policy import Conditions, Policy
 from flowmx.gluon import HybridBlock, SymbolBlock
-from flowmx.graph.casts import insert_casts
+from flowmx.graph.casts import Inserting
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import NDArray
 from flowmx.ops.dtypes import BY_FLAG, FLAGS, FLOAT32, DType
@@ -48,13 +48,14 @@ def convert_symbol(
     undeclared = [name for name, node in variables.items() if "__dtype__" not in node.attributes]
     data = set(undeclared if data_names is None else data_names)
     known = {node: FLOAT32 if name in data else _declared(node) for name, node in variables.items()}
-    entries = insert_casts(sym._entries, known, policy)
     params = [node for name, node in variables.items() if name not in data]
+    inserting = Inserting(known, policy, params)
+    entries = inserting.graph(sym._entries)
     if cast_optional_params:
-        for node in _only_cast(entries, params, policy.dtype):
-            known[node] = policy.dtype
-        entries = insert_casts(sym._entries, known, policy)
-    return Symbol(_with_dtypes(entries, {node: known[node] for node in params}))
+        chosen = _only_cast(entries, params, policy.dtype)
+        inserting = Inserting({**known, **dict.fromkeys(chosen, policy.dtype)}, policy, {*params} - {*chosen})
+        entries = inserting.graph(sym._entries)
+    return Symbol(_with_dtypes(entries, {node: inserting.dtypes[Entry(node, 0)] for node in params}))
 
 
 def _check_symbol(caller: str, given: Any) -> None:
@@ -85,6 +86,8 @@ def _only_cast(entries: Sequence[Entry], params: Sequence[Node], dtype: DType) -
 
 def _casts_to(node: Node, dtype: DType) -> bool:
     op: Any = node.op
+    if op.name == "amp_multicast":  # of variables alone: nothing says that it must be another type
+        return all(entry.node.is_variable for entry in node.inputs)
     return bool(op.name == "amp_cast" and op.dtype == dtype)
 
 

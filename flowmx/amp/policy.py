@@ -102,6 +102,10 @@ class Policy:
         found = self._known[key] = self._decide(op, dtypes, name in self._excluded)
         return found
 
+    def leaves(self, op: Operator, name: str = "") -> bool:
+        """Tell whether the operator is on no list, so that it computes in the types that it is given."""
+        return op.name not in self._rules and name not in self._excluded and not self._is_conditional(op)
+
     def _decide(self, op: Operator, dtypes: tuple[DType, ...], is_excluded: bool) -> tuple[DType, ...] | None:
         if op.updates or (op.hidden and not op.subgraphs) or not dtypes or any(dtype == np.float64 for dtype in dtypes):
             return None

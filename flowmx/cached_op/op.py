@@ -13,6 +13,7 @@ from typing import Any, cast
 from flowmx import autograd
 from flowmx.cached_op.blocks import Blocks, bytes_on
 from flowmx.cached_op.compiled import Compiled, Instance
+from flowmx.cached_op.observed import observed
 from flowmx.devices import Device
 from flowmx.engine import capture
 from flowmx.engine.scheduler import Variable
@@ -68,6 +69,7 @@ class CachedOp:
         ops = [node.op for node in self._nodes if node.op is not None]
         self._random = any(op.uses_random for op in ops)
         self._detached = any(op.detached for op in ops)
+        self._is_dynamic = any(op.dynamic for op in ops)
         changed = {node.inputs[i].node for node in self._nodes if node.op is not None for i in node.op.updates}
         auxiliary = set(symbol._variables()[1])
         self._changed = [i for i, node in enumerate(self._variables) if node in changed]
@@ -88,6 +90,9 @@ class CachedOp:
         if len(args) != len(self._variables):
             raise TypeError(f"CachedOp: {len(args)} arrays were given, expected {len(self._variables)}")
         device = self._device(args)
+        if self._is_dynamic:
+            found = observed(self._symbol, {v.name: each for v, each in zip(self._variables, args, strict=True)}, ())
+            return found[0] if len(found) == 1 else found
         mode = recording.state.get()
         wanted = tuple([i for i, each in enumerate(args) if each._entry is not None]) if mode.recording else ()
         compiled = self._compile(device, mode.training, wanted, args)

@@ -311,9 +311,12 @@ class Block:
                 params[name]._load_init(array, ctx, cast_dtype, dtype_source)
 
     def save_params(self, filename: str | os.PathLike[str]) -> None:
-        """The old name of :meth:`save_parameters`, for MXNet's scripts."""
+        """Save the parameters under their full names, without the block's own prefix, as MXNet's old scripts do.
+
+        Files of :meth:`save_parameters` have other names; :meth:`load_parameters` reads both.
+        """
         warnings.warn("save_params is deprecated: use save_parameters", DeprecationWarning, stacklevel=2)
-        self.save_parameters(filename)
+        self.collect_params().save(filename, strip_prefix=self.prefix)
 
     def load_params(
         self, filename: str | os.PathLike[str], ctx: Contexts = None, allow_missing: bool = False,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -19,6 +20,7 @@ from flowmx.errors import MXNetError, ShapeError
 from flowmx.initializer import InitDesc, Initializer
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import check_request, dense_only, untouched
+from flowmx.ndarray.host import plain
 from flowmx.ops.dtypes import as_dtype, name_of
 from flowmx.ops.registry import Shape
 from flowmx.symbol import Symbol
@@ -216,7 +218,7 @@ class Parameter:
         if ctx is None and len(arrays) == 1:
             return next(iter(arrays.values()))
         ctx = current_context() if ctx is None else ctx
-        found = arrays.get(ctx)
+        found = arrays.get(ctx, arrays.get(plain(ctx)))
         if found is None:
             raise RuntimeError(
                 f"parameter {self.name!r} is not on {ctx}, only on {list(arrays)}: initialize it there too "
@@ -382,8 +384,11 @@ class Parameter:
             value = data if isinstance(data, NDArray) else nd.array(data, cpu(), self._dtype)
             self._deferred = self._deferred._replace(data=value)
             return
-        for ctx, array in self._arrays.items():
-            array[:] = data.as_in_context(ctx) if isinstance(data, NDArray) else data
+        is_constant = not isinstance(data, NDArray) or data._entry is None
+        # Inside record() it stays the variable that it is; its new content was not computed there.
+        with autograd.pause() if self._grads is not None and is_constant else nullcontext():
+            for ctx, array in self._arrays.items():
+                array[:] = data.as_in_context(ctx) if isinstance(data, NDArray) else data
 
     def zero_grad(self) -> None:
         """Fill its gradients with zeros, where it has some."""
@@ -411,12 +416,14 @@ class Parameter:
         """Move it to other devices (default: the current one).
 
         Raises:
-            RuntimeError: it is not initialized.
+            ValueError: it is not initialized.
         """
         contexts = _as_contexts(ctx)
         if self._deferred is not None:
             self._deferred = self._deferred._replace(contexts=contexts)
             return
+        if self._arrays is None:
+            raise ValueError(f"parameter {self.name!r} is not initialized, so it can not be moved: call initialize()")
         with autograd.pause():
             self._place(self._reduce(), contexts)
 

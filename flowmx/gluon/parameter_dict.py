@@ -264,5 +264,6 @@ def _refuse(param: Parameter, key: str, value: Any, old: Any) -> None:
 
 
 def _same(value: Any, other: NDArray) -> bool:
-    value = value.asnumpy() if isinstance(value, NDArray) else np.asarray(value)
+    """Compare values in the element type of the second, in which the first would be kept."""
+    value = np.asarray(value.asnumpy() if isinstance(value, NDArray) else value, other.dtype)
     return value.shape == other.shape and bool((value == other.asnumpy()).all())

@@ -6,7 +6,7 @@ import sys
 from typing import Any, NamedTuple
 
 from flowmx.gluon.base import Block
-from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.hybrid import HybridBlock, _kinds
 from flowmx.gluon.parameter import Parameter
 from flowmx.ndarray import NDArray
 
@@ -37,11 +37,15 @@ def summary(block: Block, *inputs: Any) -> None:
     handles = []
     seen: set[Parameter] = set()
 
+    def note(each: Block, _: Any, out: Any) -> None:
+        if not _kinds((out,))[1]:  # symbols: a call that only finds out the shapes of parameters
+            rows.append(_row(each, out, len(rows), seen))
+
     def watch(each: Block) -> None:
         if isinstance(each, HybridBlock) and each._active:
             raise RuntimeError(f"summary: block {each.name!r} is hybridized: call hybridize(False) first")
         if not hasattr(each, "add"):  # a container is its layers
-            handles.append(each.register_forward_hook(lambda b, _, out: rows.append(_row(b, out, len(rows), seen))))
+            handles.append(each.register_forward_hook(note))
 
     try:
         block.apply(watch)

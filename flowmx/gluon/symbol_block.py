@@ -39,6 +39,8 @@ class SymbolBlock(HybridBlock):
         for each in variables:
             if each.get_children() is not None:
                 raise ValueError(f"SymbolBlock: the input {each.name!r} is no variable, but the result of an operator")
+        if isinstance(outputs, (list, tuple)) and len(outputs) == 1:  # one output comes as an array, as in MXNet
+            outputs = outputs[0]
         entries, form = flatten(outputs, Symbol, "SymbolBlock: outputs")
         self._traced = Traced([each.name for each in variables], sym.Group(entries), form)
         self._make_params(variables)

@@ -6,7 +6,7 @@ many operators want it so, and its cast is called ``<value>_amp_cast_<type>``, a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
@@ -31,12 +31,21 @@ def insert_casts(entries: Sequence[Entry], known: Mapping[Node, DType | None], c
 class Inserting:
     """A graph on its way to one with casts.
 
+    Args:
+        known: as for :func:`insert_casts`.
+        casting: as there.
+        free: variables that take the type of the other inputs where they are read by an operator for which nothing is
+            to be cast, in place of their own.
+
     Attributes:
         dtypes: of the new graph's entries.
         nodes: what stands for each old operator.
     """
 
-    def __init__(self, known: Mapping[Node, DType | None], casting: Casting) -> None:
+    def __init__(
+        self, known: Mapping[Node, DType | None], casting: Casting, free: Collection[Node] = frozenset()
+    ) -> None:
+        self._free = set(free)
         self.dtypes: dict[Entry, DType] = {}
         self.nodes: dict[Node, Node] = {}
         self._known = known
@@ -59,6 +68,7 @@ class Inserting:
 
     def _add(self, node: Node, op: Operator) -> None:
         inputs = [self._new(entry) for entry in node.inputs]
+        self._settle(op, node.name, inputs)
         given = tuple([self.dtypes[entry] for entry in inputs])
         targets = self._casting.targets(op, given, node.name) or given
         cast = tuple([self._cast(entry, dtype) for entry, dtype in zip(inputs, targets, strict=True)])
@@ -68,6 +78,16 @@ class Inserting:
         self.nodes[node] = made
         for index, dtype in enumerate(op.infer_type(list(targets))[1]):
             self.dtypes[Entry(made, index)] = dtype or FLOAT32
+
+    def _settle(self, op: Operator, name: str, inputs: Sequence[Entry]) -> None:
+        """Find the types of variables that are free until their first reader."""
+        free = {entry for entry in inputs if entry.node in self._free}
+        if not free:
+            return
+        self._free -= {entry.node for entry in free}
+        if self._casting.leaves(op, name):
+            found = op.infer_type([None if entry in free else self.dtypes[entry] for entry in inputs])[0]
+            self.dtypes.update((entry, found[at] or FLOAT32) for at, entry in enumerate(inputs) if entry in free)
 
     def _cast(self, entry: Entry, dtype: DType) -> Entry:
         """The entry as this dtype."""

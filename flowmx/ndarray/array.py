@@ -21,6 +21,7 @@ from flowmx.ndarray.operators import Arithmetic
 from flowmx.ndarray.recording import Leaf
 from flowmx.ops.dtypes import DType, as_dtype
 from flowmx.ops.registry import Shape
+from flowmx.serialization import params
 
 Scalar = float | int | bool | np.generic
 
@@ -192,6 +193,8 @@ class NDArray(Methods, Arithmetic):
         return {"data": self.asnumpy(), "context": self.context}
 
     def __setstate__(self, saved: dict[str, Any]) -> None:
+        if "handle" in saved:  # MXNet's pickles hold the bytes of a file; a GPU of theirs need not be here
+            saved = {"data": params.loads_one(saved["handle"]), "context": devices.cpu()}
         device = devices.get(saved["context"])
         data = saved["data"]
         if device.is_asynchronous:
@@ -322,13 +325,9 @@ class NDArray(Methods, Arithmetic):
         """
         if "shape" in kwargs:
             shape = (kwargs["shape"],)
-        if len(shape) == 1 and isinstance(shape[0], (tuple, list)):
+        if len(shape) == 1 and isinstance(shape[0], (tuple, list, np.ndarray)):
             shape = tuple(shape[0])
         return cast("NDArray", indexing.reshape(self, tuple(int(n) for n in shape), reverse))
-
-    def reshape_like(self, other: NDArray) -> NDArray:
-        """The content with the shape of another array."""
-        return self.reshape(other.shape)
 
     def broadcast_to(self, shape: Sequence[int]) -> NDArray:
         """Repeat axes of length 1 until the shape is ``shape``."""
@@ -352,11 +351,13 @@ def check_request(grad_req: str) -> None:
 
 
 def as_shape(shape: Any) -> Shape:
-    """A shape from a number or a sequence.
+    """A shape from a number or a sequence, NumPy's arrays among them.
 
     Raises:
         ShapeError: a negative length, or no whole numbers.
     """
+    if isinstance(shape, np.ndarray):
+        shape = shape.tolist()
     try:
         made = (int(shape),) if isinstance(shape, SupportsIndex) else tuple(int(n) for n in shape)
     except (TypeError, ValueError):

@@ -282,6 +282,9 @@ class Casting(Protocol):
     def targets(self, op: Operator, dtypes: tuple[DType, ...], name: str = "") -> tuple[DType, ...] | None:
         """The dtypes that the inputs are to have; None where all stay as they are."""
 
+    def leaves(self, op: Operator, name: str = "") -> bool:
+        """Tell whether nothing is said of the operator, so that it computes in the types that it is given."""
+
 
 casting: Casting | None = None
 """What is cast before operators see it; set by :func:`use_casting`."""
@@ -430,10 +433,9 @@ def invoke(
         device = inputs[0]._storage.device
         for each in inputs:
             if each._storage.device is not device:
-                raise DeviceError(
-                    f"{op.name}: input 0 is on {device} and another on {each._storage.device}: "
-                    "bring them together with as_in_context"
-                )
+                from flowmx.ndarray.host import together
+
+                return invoke(op, together(op.name, inputs, out), out, device, depth + 1)
     elif device is None:
         device = devices.get(devices.current_context())
     spec = op.spec(tuple([each._shape for each in inputs]), tuple([each._dtype for each in inputs]))

@@ -260,19 +260,29 @@ def from_numpy(ndarray: np.ndarray[Any, Any], zero_copy: bool = True) -> NDArray
     Args:
         ndarray: the NumPy array.
         zero_copy: share its memory. The NumPy array is then made read-only, since the engine may write to
-            the memory at any time.
+            the memory at any time. Memory that NumPy may not write to (a file mapped for reading) is read alone:
+            a write is an error, which the wait raises.
 
     Raises:
-        ValueError: ``zero_copy``, but the array is not C-contiguous, or read-only.
+        ValueError: ``zero_copy``, but the array is not C-contiguous.
     """
     if not zero_copy:
         return array(ndarray, devices.cpu(), ndarray.dtype)
     as_dtype(ndarray.dtype)
-    if not (ndarray.flags.c_contiguous and ndarray.flags.writeable):
-        raise ValueError("from_numpy: to share memory the array must be C-contiguous and writable; use zero_copy=False")
+    if not ndarray.flags.c_contiguous:
+        raise ValueError("from_numpy: to share memory the array must be C-contiguous; use zero_copy=False")
     shared = ndarray.view(np.ndarray)
+    if not shared.flags.writeable and _is_of_numpy(shared):
+        shared = np.asarray(_Shared(shared))
     ndarray.flags.writeable = False
     return _adopted(shared)
+
+
+def _is_of_numpy(data: np.ndarray[Any, Any]) -> bool:
+    """Tell whether NumPy has allocated the memory of an array, so that being read-only is but a flag of it."""
+    while isinstance(data.base, np.ndarray):
+        data = data.base
+    return data.flags.owndata
 
 
 class _Capsule:

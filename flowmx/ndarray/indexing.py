@@ -14,7 +14,7 @@ from flowmx.errors import ShapeError
 from flowmx.ndarray import core, writing
 from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.ndarray.recording import state
-from flowmx.ndarray.views import contiguous_strides, lie_together, make_view, placed, reshaped
+from flowmx.ndarray.views import contiguous_strides, lie_together, make_view, placed, reshaped, variable_of
 from flowmx.ops.registry import Shape, lookup
 from flowmx.ops.reshaping import rebuild, resolve_reshape
 
@@ -54,12 +54,13 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
 
     Raises:
         ShapeError: the value does not broadcast to what the key selects.
-        AutogradError: the array is a variable, while recording.
+        AutogradError: the array is a variable, while recording, and the value no NumPy array for all of it.
     """
     if isinstance(key, (BaseArray, list, np.ndarray)):
         key = (key,)
     parts = key if isinstance(key, tuple) else (key,)
     device = array._storage.device
+    of_host = isinstance(value, np.ndarray)
     indexes: tuple[BaseArray, ...]
     if all(isinstance(part, _BASIC) and not isinstance(part, bool) for part in parts):
         offset, shape, strides = _view(array, _expand(array, parts))
@@ -90,7 +91,8 @@ def put(array: BaseArray, key: Any, value: Any) -> None:
     if state.get().recording:
         if target is array:
             writing.record_choice(array, value, template, indexes, shape)
-        else:
+        elif not (of_host and shape == array._shape and variable_of(array) is not None):
+            # A variable may be given another content from the host, as in MXNet: it stays the same variable.
             writing.record_assignment(array, value, target)
     drop = max(0, len(given) - len(shape))
 

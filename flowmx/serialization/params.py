@@ -141,6 +141,17 @@ def loads(
     return _read_list(_Reader(*in_memory(data, source), densify_limit))
 
 
+def loads_one(data: bytes | bytearray | memoryview) -> Array:
+    """Return the array whose bytes MXNet puts into a pickle: those of its place in a file.
+
+    Raises:
+        ParamsFormatError: The data is damaged, or not in this format.
+    """
+    listed = loads(struct.pack("<QQQ", LIST_MAGIC, 0, 1) + bytes(data) + bytes(8), source="<pickle>")
+    assert isinstance(listed, list)
+    return listed[0]
+
+
 def _chunks(arrays: Arrays, np_shape: bool | None) -> Iterator[bytes | memoryview]:
     """Yield the file in pieces; the pieces of data are views of the arrays where that is possible."""
     names: list[str] = []

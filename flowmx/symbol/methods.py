@@ -84,7 +84,7 @@ def _refusal_for(name: str) -> Callable[..., Any]:
     return method
 
 
-for _name in (*calling.METHODS, "reshape_like"):
+for _name in calling.METHODS:
     setattr(Methods, _name, _method_for(_name))
 for _name in ("as_in_context", "asnumpy", "asscalar", "backward", "copy", "detach", "wait_to_read"):
     setattr(Methods, _name, _refusal_for(_name))

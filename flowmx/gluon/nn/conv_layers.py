@@ -54,7 +54,8 @@ class _Conv(_Spatial):
         padding: zeros added at each side.
         dilation: the distance of the kernel's elements.
         groups: into how many groups the channels are split.
-        layout: what the axes mean.
+        layout: what the axes mean. With the channels last, they are last in the weight too, and inputs, weights and
+            outputs are transposed.
         activation: the name of an activation, or None.
         use_bias: whether there is a bias.
         weight_initializer: of the weight.
@@ -80,17 +81,20 @@ class _Conv(_Spatial):
         self._kwargs: dict[str, Any] = {
             "kernel": self._lengths("kernel_size", kernel_size), "stride": self._lengths("strides", strides),
             "dilate": self._lengths("dilation", dilation), "pad": self._lengths("padding", padding),
-            "num_filter": channels, "num_group": groups, "no_bias": not use_bias, "layout": layout,
+            "num_filter": channels, "num_group": groups, "no_bias": not use_bias, "layout": self.layouts[0],
         }  # fmt: skip
         if adj is not None:
             self._kwargs["adj"] = self._lengths("output_padding", adj)
-        shape = [{"N": 1, "C": in_channels}.get(axis, 0) for axis in layout]
-        composed = getattr(sym, self.op_name)(sym.var("data", shape=shape), **self._kwargs)
-        shapes = composed.infer_shape_partial()[0]
+        self._is_channels_last = layout.endswith("C")
+        data = sym.var("data", shape=(1, in_channels, *self.axes * (0,)))
+        composed = getattr(sym, self.op_name)(data, **self._kwargs)
+        _, weight, *shapes = composed.infer_shape_partial()[0]
+        if self._is_channels_last:
+            weight = (weight[0], *weight[2:], weight[1])
         with self.name_scope():
-            self.weight = self.params.get("weight", shape=shapes[1], init=weight_initializer, allow_deferred_init=True)
+            self.weight = self.params.get("weight", shape=weight, init=weight_initializer, allow_deferred_init=True)
             self.bias = self.params.get(
-                "bias", shape=shapes[2], init=bias_initializer, allow_deferred_init=True
+                "bias", shape=shapes[0], init=bias_initializer, allow_deferred_init=True
             ) if use_bias else None  # fmt: skip
             self.act = None if activation is None else Activation(activation, prefix=f"{activation}_")
 
@@ -98,13 +102,23 @@ class _Conv(_Spatial):
         return "conv"
 
     def hybrid_forward(self, F: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-        out = getattr(F, self.op_name)(x, weight, bias, name="fwd", **self._kwargs)
+        compute = getattr(F, self.op_name)
+        if self._is_channels_last:
+            last = self.axes + 1
+            x, weight = (F.transpose(each, axes=(0, last, *range(1, last))) for each in (x, weight))
+            out = F.transpose(compute(x, weight, bias, name="fwd", **self._kwargs), axes=(0, *range(2, last + 1), 1))
+        else:
+            out = compute(x, weight, bias, name="fwd", **self._kwargs)
         return out if self.act is None else self.act(out)
 
     def __repr__(self) -> str:
         shape = self.weight.shape or (0, 0)
         given = self._kwargs
-        parts = [f"{shape[1] or None} -> {shape[0]}", f"kernel_size={given['kernel']}", f"stride={given['stride']}"]
+        parts = [
+            f"{shape[-1 if self._is_channels_last else 1] or None} -> {shape[0]}",
+            f"kernel_size={given['kernel']}",
+            f"stride={given['stride']}",
+        ]
         parts += [f"padding={given['pad']}"] if any(given["pad"]) else []
         parts += [f"dilation={given['dilate']}"] if set(given["dilate"]) != {1} else []
         parts += [f"groups={given['num_group']}"] if given["num_group"] != 1 else []
