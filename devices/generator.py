@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from typing import Any
 
 import numpy as np
 import numpy.random  # now: the child of a fork would hang where a thread of the parent was importing it
@@ -34,6 +35,9 @@ def seeding() -> tuple[int, int | None]:
 class Generator(Variable):
     """A device's random generator (NumPy's SFC64, seeded from the seed and the device's number)."""
 
+    goes_back = True
+    """Whether its state can be read, and set to what it was."""
+
     def __init__(self, name: str, seed: int | None = None) -> None:
         super().__init__(f"generator {name}")
         self.salt = zlib.crc32(name.encode())
@@ -47,3 +51,12 @@ class Generator(Variable):
         if salted:
             entropy.append(self.salt)
         self.bits = np.random.Generator(np.random.SFC64(np.random.SeedSequence(entropy)))
+
+    @property
+    def state(self) -> Any:
+        """Where in its stream it is; set it to draw the same numbers again."""
+        return self.bits.bit_generator.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.bits.bit_generator.state = state

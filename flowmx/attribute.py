@@ -2,7 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar, Token
+from typing import Any
+
+HIDDEN = frozenset(["ctx_group", "force_mirroring", "lr_mult", "mirror_stage", "profiler_scope", "wd_mult"])
+"""MXNet's own attributes: kept with two underscores on either side, and shown under both names."""
+
+
+def is_attribute(name: str) -> bool:
+    """True for a keyword that is an attribute of any node, and no parameter of its operator."""
+    return name in HIDDEN or (name.startswith("__") and name.endswith("__"))
+
+
+def kept(attributes: Mapping[str, Any]) -> dict[str, str]:
+    """Attributes as nodes keep them: as text, and MXNet's own under one name."""
+    return {f"__{name}__" if name in HIDDEN else name: str(value) for name, value in attributes.items()}
+
+
+def shown(attributes: Mapping[str, str]) -> dict[str, str]:
+    """Attributes as a user sees them: MXNet's own under both of their names."""
+    plain = {name.strip("_"): value for name, value in attributes.items() if name.startswith("__")}
+    return {**{name: value for name, value in plain.items() if name in HIDDEN}, **attributes}
 
 
 class _Current:
@@ -16,7 +37,7 @@ class AttrScope:
     """Gives attributes to every symbol made inside its ``with`` block; inner scopes add and override.
 
     Args:
-        **attributes: text values; ``ctx_group="dev1"`` is kept as ``__ctx_group__``.
+        **attributes: text values.
 
     Attributes:
         current: what is in force here, for its :meth:`get`.
@@ -31,7 +52,7 @@ class AttrScope:
         for name, value in attributes.items():
             if not isinstance(value, str):
                 raise ValueError(f"AttrScope: attribute {name} is {value!r}, expected text")
-        self._attributes = {f"__{name.strip('_')}__": value for name, value in attributes.items()}
+        self._attributes = attributes
         self._tokens: list[Token[dict[str, str]]] = []
 
     def get(self, attributes: dict[str, str] | None) -> dict[str, str]:
@@ -50,5 +71,5 @@ _current: ContextVar[dict[str, str]] = ContextVar("flowmx_attributes", default={
 
 
 def current() -> dict[str, str]:
-    """The attributes that a symbol made here gets."""
+    """The attributes that a symbol made here gets, as they were written."""
     return _current.get()

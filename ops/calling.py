@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flowmx.engine.origin import warn_user
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Operator, documentation
 
@@ -60,6 +61,22 @@ def split(
         if not is_input(value):
             raise TypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
     return inputs, parameters
+
+
+def drop_unknown(cls: type[Operator], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Take out, with a warning, and return what was given to an operator that has no parameters at all.
+
+    MXNet keeps such keywords as attributes of a node, and reads them nowhere.
+    """
+    if not parameters or cls.parameters or cls.open_ended or cls.variadic:
+        return {}
+    unknown = dict(parameters)
+    parameters.clear()
+    warn_user(f"{cls.name}: it has no parameters, so {', '.join(unknown)} is ignored", _warned)
+    return unknown
+
+
+_warned: set[tuple[str, int]] = set()
 
 
 def _takes_none(cls: type[Operator], name: str) -> bool:

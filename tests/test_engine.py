@@ -745,7 +745,7 @@ async def test_the_scopes_of_two_tasks_do_not_meet():
 
         def look():
             attributes = mx.AttrScope().get(None)
-            seen.append((mx.autograd.is_recording(), mx.current_context(), attributes.get("__group__")))
+            seen.append((mx.autograd.is_recording(), mx.current_context(), attributes.get("group")))
 
         await met.wait()
         with mx.autograd.record() if recording else mx.autograd.pause(), device, mx.AttrScope(group=attribute):

@@ -85,16 +85,23 @@ def test_many_values_take_little_time():
     assert time.process_time() - start < 10
 
 
-def test_a_second_backward_pass_runs_the_forward_pass_again_or_is_refused():
+def test_a_second_backward_pass_runs_the_forward_pass_again_with_the_same_random_numbers():
     x = mx.sym.Variable("x")
     net = mx.sym.Dropout(mx.sym.sigmoid(x), p=0.5)
     executor = net.simple_bind(mx.cpu(), x=(100,))
-    executor.forward(is_train=True)
-    executor.backward()
-    with pytest.raises(ValueError, match="used up what the forward pass left"):
+    for apart in (True, False, True):
+        if apart:
+            executor.forward(is_train=True)
+            executor.backward()
+        else:
+            executor.forward_backward()
+        output, first = executor.outputs[0].asnumpy(), executor.grad_dict["x"].asnumpy()
+        mx.random.seed(7)
         executor.backward()
-    executor.forward(is_train=True)
-    executor.backward()
+        assert (executor.grad_dict["x"].asnumpy() == first).all() and (executor.outputs[0].asnumpy() == output).all()
+        drawn = mx.nd.random.uniform(shape=3).asnumpy()
+        mx.random.seed(7)
+        assert (mx.nd.random.uniform(shape=3).asnumpy() == drawn).all(), "nothing was drawn anew"
     with mx.engine.using(exec_enable_inplace=False, exec_match_range=0):
         keeping = net.simple_bind(mx.cpu(), x=(100,))
     keeping.forward(is_train=True)

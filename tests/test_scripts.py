@@ -122,7 +122,7 @@ def test_what_is_current():
     with mx.name.Prefix("stage_"):
         assert mx.name.NameManager.current.get(None, "fc") == "stage_fc0"
     with mx.AttrScope(ctx_group="dev1"):
-        assert mx.AttrScope.current.get({"lr_mult": "2"}) == {"__ctx_group__": "dev1", "lr_mult": "2"}
+        assert mx.AttrScope.current.get({"lr_mult": "2"}) == {"ctx_group": "dev1", "lr_mult": "2"}
     assert mx.AttrScope.current.get(None) == {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.errors import MXNetError, ParameterError, ShapeError, TypeInferenceError
+from flowmx.ops import calling
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +124,38 @@ async def test_scopes_of_two_tasks_do_not_meet():
     one, two = await asyncio.gather(make("a"), make("b"))
     assert (one.name, one.attr("ctx_group")) == ("a_f", "a")
     assert (two.name, two.attr("ctx_group")) == ("b_f", "b")
+
+
+def test_attributes_of_mxnets_own_have_two_names_and_are_text():
+    x = mx.sym.Variable("x", attr={"force_mirroring": "True", "mood": "angry"})
+    assert x.list_attr() == {"force_mirroring": "True", "__force_mirroring__": "True", "mood": "angry"}
+    net = mx.sym.FullyConnected(x, num_hidden=3, lr_mult=0.0, __wd_mult__=0.5, name="fc")
+    both = {"lr_mult": "0.0", "__lr_mult__": "0.0", "wd_mult": "0.5", "__wd_mult__": "0.5"}
+    assert net.list_attr() == {**both, "num_hidden": "3"}
+    assert net.attr_dict()["fc_weight"] == {**both, "num_hidden": "3"}
+    (node,) = [each for each in json.loads(net.tojson())["nodes"] if each["name"] == "fc"]
+    assert node["attrs"] == {"__lr_mult__": "0.0", "__wd_mult__": "0.5", "num_hidden": "3"}
+    with mx.AttrScope(ctx_group="dev1", group="4"):
+        assert mx.sym.Variable("y").list_attr() == {"ctx_group": "dev1", "__ctx_group__": "dev1", "group": "4"}
+
+
+def test_keywords_of_operators_that_have_none_are_ignored_with_a_warning():
+    a = mx.nd.array([1, -1])
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="relu: it has no parameters, so foo is ignored"):
+            assert mx.nd.relu(a, foo=1).asnumpy().tolist() == [1, 0]
+        with pytest.warns(UserWarning, match="axis is ignored"):
+            assert mx.nd.broadcast_maximum(a, a, axis=1).shape == (2,)
+        with pytest.warns(UserWarning, match="foo is ignored"):
+            assert mx.sym.elemwise_add(mx.sym.Variable("x"), mx.sym.Variable("y"), foo=1).attr("foo") == "1"
+        calling._warned.clear()
+
+
+def test_shapes_and_numbers_in_all_their_forms():
+    x = mx.sym.Variable("x", shape=(4))
+    assert x.infer_shape()[1] == [(4,)]
+    assert mx.sym.Variable("y", shape=np.array([2, 3])).infer_shape()[1] == [(2, 3)]
+    assert mx.sym.maximum(x, np.float32(2)).eval(x=mx.nd.arange(4))[0].asnumpy().tolist() == [2, 2, 2, 3]
 
 
 def test_infer_shape():

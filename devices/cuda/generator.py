@@ -73,6 +73,8 @@ class DeviceBits:
 class CudaGenerator(Generator):
     """The random generator of a GPU."""
 
+    goes_back = False
+
     def __init__(self, name: str, cp: Any) -> None:
         self._cp = cp
         super().__init__(name)

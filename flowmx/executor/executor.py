@@ -91,8 +91,9 @@ class Executor:
         self._monitor: Monitor | None = None
         self._monitored: Monitored | None = None
         self._went_monitored = False
+        self._differentiates_prediction = False
         self._mode(bool(self._wanted))
-        self._ran_training = False
+        self._last_train: bool | None = None
         self._used_up = False
 
     def _differentiates(self, node: Node) -> bool:
@@ -112,10 +113,17 @@ class Executor:
             known = self._modes[train] = self._compile(train)
         return known
 
+    def _mode_to_differentiate(self, train: bool) -> Mode:
+        """The mode with a backward pass; prediction gets one when somebody asks."""
+        if not train and not self._differentiates_prediction:
+            self._differentiates_prediction = True
+            self._modes.pop(False, None)
+        return self._mode(train)
+
     @collector.paused()
     def _compile(self, train: bool) -> Mode:
         entries, context = self._entries, self._device.context
-        wanted = self._wanted if train else []
+        wanted = self._wanted if train or self._differentiates_prediction else []
         graph = graph_of(entries, wanted, self._shapes, self._dtypes, train, context, self._groups)
         gradients = {node: self._gradient(node) for node in wanted}
         plan = compile_graph(
@@ -132,8 +140,7 @@ class Executor:
         read |= {e.node for e in plan.gradients.values()}
         for position, head in enumerate(graph.heads):
             if head in read:
-                shape, dtype = graph.shapes[Entry(head, 0)], graph.dtypes[Entry(head, 0)]
-                arrays[head] = self._heads[position] = full(shape, 1, self._on(head).context, dtype)
+                arrays[head] = self._head(position, graph.shapes[Entry(head, 0)], graph.dtypes[Entry(head, 0)])
         used: dict[Context | None, Device] = {each: devices.get(each) for each in self._groups.values()}
         requests = {node: self._requests[node.name] for node in wanted}
         unreached = [
@@ -143,6 +150,14 @@ class Executor:
             plan, train, {**used, context: self._device}, self.arena, arrays, self.outputs, gradients, requests,
             unreached,
         )  # fmt: skip
+
+    def _head(self, position: int, shape: Shape, dtype: DType) -> NDArray:
+        """The gradient of an output, which all modes read."""
+        head = self._heads[position]
+        if head is None:
+            context = self._on(self._entries[position].node).context
+            head = self._heads[position] = full(shape, 1, context, dtype)
+        return head
 
     def _gradient(self, node: Node) -> NDArray:
         found = self.grad_dict[node.name]
@@ -172,35 +187,36 @@ class Executor:
         return self.outputs
 
     def backward(self, out_grads: Any = None, is_train: bool = True) -> None:
-        """Enqueue the backward pass, into the gradient arrays.
+        """Enqueue the backward pass of the last forward pass, into the gradient arrays; nothing where none are bound.
+
+        A backward pass uses up what the forward pass left. For another one the forward pass is run again, with the
+        random numbers that it drew; moving statistics are then updated again, too.
 
         Args:
-            out_grads: gradients of the outputs, one or a list (default: ones; losses ignore them).
-            is_train: training mode, as in the forward pass.
+            out_grads: gradients of the outputs, one or a list (default: ones; losses ignore them, and superfluous ones
+                are ignored).
+            is_train: training mode, where there was no forward pass; else that of the forward pass counts.
 
         Raises:
-            ValueError: nothing was bound for gradients, or forward(is_train=True) has not run. A backward pass uses up
-                what the forward pass left; for another one the forward pass is run again, and where that would not
-                give the same (random numbers, moving statistics) the second backward pass is refused.
+            ValueError: gradients of some outputs were given, and one that is needed was not.
+            ShapeError: a gradient has another shape than its output.
+            NotImplementedError: a second backward pass through random numbers that a GPU drew.
         """
-        if not self._ran_training:
-            raise ValueError("backward: call forward(is_train=True) first")
-        mode = self._mode(True)
+        if not self._wanted:
+            return
+        train = is_train if self._last_train is None else self._last_train
+        mode = self._mode_to_differentiate(train)
         used_up = not self._went_monitored and (self._used_up or self.arena.holder is not mode)
-        if used_up and (mode.random or self.aux_dict):
-            raise ValueError(
-                "backward: the pass before this one used up what the forward pass left, and another forward pass would "
-                "not give the same: call forward(is_train=True) again, or bind with FLOWMX_EXEC_ENABLE_INPLACE=0 and "
-                "FLOWMX_EXEC_MATCH_RANGE=0, which keep it"
-            )
+        if used_up:
+            mode.check_repeatable()
         self._feed_heads(out_grads)
-        self._push("backward", True, used_up, True)
+        self._push("backward", train, used_up, True)
 
     def forward_backward(self, out_grads: Any = None, **kwargs: Any) -> list[NDArray]:
         """Enqueue both passes as one operation, in training mode; returns the output arrays."""
         self._feed(kwargs)
         self._feed_heads(out_grads)
-        self._push("forward_backward", True, True, True)
+        self._push("forward_backward", True, True, bool(self._wanted))
         return self.outputs
 
     def _feed(self, given: Mapping[str, Any]) -> None:
@@ -214,16 +230,18 @@ class Executor:
             target[:] = value
 
     def _feed_heads(self, out_grads: Any) -> None:
-        if not self._wanted:
-            raise ValueError("backward: no gradient arrays were bound (grad_req is null, or args_grad was not given)")
         given = [out_grads] if isinstance(out_grads, NDArray) else list(out_grads or [])
-        if given and len(given) != len(self.outputs):
-            raise ValueError(f"backward: {len(given)} out_grads were given, the symbol has {len(self.outputs)} outputs")
         for position, (head, output) in enumerate(zip(self._heads, self.outputs, strict=True)):
+            if head is None:
+                continue  # nothing reads it
+            if given and position >= len(given):
+                raise ValueError(
+                    f"backward: {len(given)} out_grads were given, the symbol has {len(self.outputs)} outputs"
+                )
             value = given[position] if given else None
             if value is not None and value.shape != output.shape:
                 raise ShapeError(f"backward: out_grad {position} has shape {value.shape}, expected {output.shape}")
-            if head is not None and (value is not None or self._heads_given):
+            if value is not None or self._heads_given:
                 head[:] = 1 if value is None else value
         self._heads_given = bool(given)
 
@@ -232,13 +250,13 @@ class Executor:
             self._push_monitored(train, forward, backward)
             return
         mode = self._mode(train)
+        again = forward and name == "backward"
         if forward:
-            self._used_up = False
-            self._ran_training = self._ran_training or train
+            self._used_up, self._last_train = False, train
         if backward:
             self._used_up = not mode.plan.keeps_values
         self.arena.holder = mode
-        mode.push(f"{self._symbol.name or 'graph'}.{name}", forward, backward)
+        mode.push(f"{self._symbol.name or 'graph'}.{name}", forward, backward, again)
 
     # -- monitoring ------------------------------------------------------------------------------------
 
@@ -268,7 +286,7 @@ class Executor:
         if self._monitored is None:
             self._monitored = Monitored(self._entries, self._arrays, self._wanted, lambda node: self._on(node).context)
         if forward:
-            self._ran_training, self._used_up = self._ran_training or train, False
+            self._last_train, self._used_up = train, False
             for made, output in zip(self._monitored.forward(train, self._monitor), self.outputs, strict=True):
                 made.copyto(output)
         if backward:

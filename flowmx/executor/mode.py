@@ -84,6 +84,8 @@ class Mode:
         self._ends = tuple([[(end, *self._step_of(end)) for end in group] for group in ends])
         self._segments: dict[tuple[bool, bool], list[Segment]] = {}
         self._lock = threading.RLock()
+        self._went_apart = True
+        """Whether the last forward pass was pushed without a backward pass."""
         read_once = {entry.node for node in plan.once for entry in node.inputs if entry.node.is_variable}
         self._read_once = [arrays[node]._storage for node in read_once]
 
@@ -94,17 +96,44 @@ class Mode:
 
     # -- enqueueing ------------------------------------------------------------------------------------
 
-    def push(self, name: str, forward: bool, backward: bool) -> None:
-        """Enqueue a forward pass, a backward pass, or both."""
+    def push(self, name: str, forward: bool, backward: bool, again: bool = False) -> None:
+        """Enqueue a forward pass, a backward pass, or both.
+
+        Args:
+            name: what messages call it.
+            forward, backward: which.
+            again: whether the forward pass draws the random numbers that it drew the last time.
+        """
+        if again and self._went_apart:
+            self._push(name, True, False, True)
+            forward = False
+        elif forward:
+            self._went_apart = not backward
+        self._push(name, forward, backward, again and forward)
+
+    def _push(self, name: str, forward: bool, backward: bool, again: bool) -> None:
         segments = self._segments.get((forward, backward))
         if segments is None:
             segments = self._segments[forward, backward] = self._cut(forward, backward)
         versions = tuple([storage.version for storage in self._read_once])
         for segment in segments:
             core.push_on(
-                segment.device, self._run, (segment, versions), *segment.declared(), name,
+                segment.device, self._run, (segment, versions, again), *segment.declared(), name,
                 False, 0, 4, self.detached, segment.actor,
             )  # fmt: skip
+
+    def check_repeatable(self) -> None:
+        """Check that a forward pass can be run again and give the same.
+
+        Raises:
+            NotImplementedError: it draws random numbers on a device whose generator can not go back.
+        """
+        if self.random and not all(device.generator.goes_back for device in self._used):
+            raise NotImplementedError(
+                "backward: the pass before this one used up what the forward pass left, and its random numbers can "
+                "not be drawn again on this device: call forward(is_train=True) again, or bind with "
+                "FLOWMX_EXEC_ENABLE_INPLACE=0 and FLOWMX_EXEC_MATCH_RANGE=0, which keep it"
+            )
 
     def _cut(self, forward: bool, backward: bool) -> list[Segment]:
         """The segments of a pass, with what they read and write."""
@@ -189,6 +218,7 @@ class Mode:
                 segment.declare_write(node.inputs[position], self._arrays[variable])
         if node.op.uses_random:
             segment.writes[segment.device.generator] = None
+            segment.draws = True
 
     def _declare_read(self, segment: Segment, entry: Entry) -> None:
         root = self.plan.root.get(entry, entry)
@@ -200,8 +230,23 @@ class Mode:
 
     # -- running ---------------------------------------------------------------------------------------
 
-    def _run(self, segment: Segment, versions: tuple[int, ...]) -> None:
+    def _run(self, segment: Segment, versions: tuple[int, ...], again: bool) -> None:
         """The operation: run the steps of a segment (on its device's actor)."""
+        generator = segment.device.generator
+        if not segment.draws or not generator.goes_back:
+            self._run_steps(segment, versions)
+        elif again and segment.drawn_from is not None:
+            now = generator.state
+            generator.state = segment.drawn_from
+            try:
+                self._run_steps(segment, versions)
+            finally:
+                generator.state = now
+        else:
+            segment.drawn_from = generator.state
+            self._run_steps(segment, versions)
+
+    def _run_steps(self, segment: Segment, versions: tuple[int, ...]) -> None:
         if not segment.is_tied:
             self._tie(segment)
         if segment.actor is not None:
@@ -217,8 +262,8 @@ class Mode:
         for array in segment.zeroed:
             array._written()[...] = 0
 
-    _run.captured_by = lambda segment, versions: (segment, None)  # type: ignore[attr-defined]
-    _run.moves = lambda segment, versions: segment.moves()  # type: ignore[attr-defined]
+    _run.captured_by = lambda segment, versions, again: (segment, None)  # type: ignore[attr-defined]
+    _run.moves = lambda segment, versions, again: segment.moves()  # type: ignore[attr-defined]
 
     def _tie(self, segment: Segment) -> None:
         """Tie the steps of a segment to the user's arrays, which are there when it runs first."""

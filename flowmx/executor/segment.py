@@ -38,6 +38,8 @@ class Segment:
         kept, kept_bytes: what it writes that has memory of its own.
         zeroed: arrays to fill with 0.
         is_tied: True once its steps have these arrays.
+        draws: True where a step draws random numbers.
+        drawn_from: the state of the generator from which it drew the last time.
     """
 
     def __init__(self, device: Device, run: Run, is_branch: bool, actor: Actor | None = None) -> None:
@@ -56,6 +58,8 @@ class Segment:
         self.kept_bytes = 0
         self.zeroed: list[NDArray] = []
         self.is_tied = False
+        self.draws = False
+        self.drawn_from: Any = None
         self._declared: tuple[tuple[Variable, ...], tuple[Variable, ...]] | None = None
 
     def declared(self) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:

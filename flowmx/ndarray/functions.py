@@ -33,6 +33,8 @@ def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any], dep
     inputs, parameters = calling.split(cls, args, kwargs, _is_array)
     # The device that an operator without inputs runs on; where there are inputs, they decide.
     ctx = parameters.pop("ctx", None) if "ctx" in cls.parameters else None
+    if not cls.parameters:
+        calling.drop_unknown(cls, parameters)
     op = cls.create(**parameters)
     ordered = calling.in_order(op, inputs)
     return invoke(op, ordered, out, _device(ctx) if ctx and not ordered else None, depth)

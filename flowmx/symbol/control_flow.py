@@ -38,7 +38,7 @@ class _Traced:
         number = _counts.get(label, 0)
         _counts[label] = number + 1
         self._name = f"{label}{number}"
-        with AttrScope(subgraph_name=self._name):
+        with AttrScope(**{_SCOPE: self._name}):
             self.result, outputs = called()
             entries = self._outputs([each._entries[0] for each in outputs])
         self.sources: dict[str, Entry] = {}
@@ -120,7 +120,7 @@ def _compose(
     given["num_args"] = str(len(inputs) + len(traced))
     op = cls.create(**given, subgraphs=tuple(each.body for each in traced))
     label = name.current().get(None, operator)
-    node = Node(op, label, tuple(inputs), attribute.current(), given, capture(3))
+    node = Node(op, label, tuple(inputs), attribute.kept(attribute.current()), given, capture(3))
     return Symbol([Entry(node, index) for index in range(op.visible_outputs())])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Sequence
+from numbers import Number
 from typing import Any
 
 from flowmx.ops.reshaping import split_at
@@ -77,7 +78,7 @@ def _two(
 
     def function(left: Operand, right: Operand) -> Any:
         for side, value in (("left", left), ("right", right)):
-            if not isinstance(value, (Symbol, int, float)):
+            if not isinstance(value, (Symbol, Number)):
                 raise TypeError(f"{name}: {side} is {type(value).__name__}, expected a Symbol or a number")
         if isinstance(left, Symbol):
             if isinstance(right, Symbol):

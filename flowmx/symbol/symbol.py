@@ -202,25 +202,25 @@ class Symbol(Methods):
     def attr(self, key: str) -> str | None:
         """One attribute of its node (parameters are attributes too), or None."""
         node = self._entries[0].node
-        return {**node.attributes, **node.given}.get(key, node.attributes.get(f"__{key}__"))
+        return {**attribute.shown(node.attributes), **node.given}.get(key, node.attributes.get(f"__{key}__"))
 
     def list_attr(self, recursive: bool = False) -> dict[str, str]:
         """The attributes and parameters of its own node."""
         if recursive:
             raise DeprecationWarning("list_attr(recursive=True) is gone since MXNet 0.9: use attr_dict()")
         node = self._entries[0].node
-        return {**node.given, **node.attributes}
+        return {**node.given, **attribute.shown(node.attributes)}
 
     def attr_dict(self) -> dict[str, dict[str, str]]:
         """Attributes and parameters of every node that has some, by node name."""
-        table = {node.name: {**node.given, **node.attributes} for node in self._nodes()}
+        table = {node.name: {**node.given, **attribute.shown(node.attributes)} for node in self._nodes()}
         return {key: value for key, value in table.items() if value}
 
     def _set_attr(self, **attributes: str) -> None:
         for key, value in attributes.items():
             if not isinstance(value, str):
                 raise ValueError(f"attribute {key} is {value!r}, expected text")
-            self._entries[0].node.attributes[key] = value
+        self._entries[0].node.attributes.update(attribute.kept(attributes))
 
     # -- inference -------------------------------------------------------------------------------------
 
@@ -478,9 +478,10 @@ def call(called: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Symbol:
     kwargs.pop("out", None)
     if "ctx" in kwargs:
         kwargs["ctx"] = str(kwargs["ctx"])
-    # Extra text attributes such as __layout__ may come as keywords.
-    extra = {key: kwargs.pop(key) for key in list(kwargs) if key.startswith("__") and key.endswith("__")}
+    # Attributes such as __layout__ and lr_mult may come as keywords.
+    extra = {key: kwargs.pop(key) for key in list(kwargs) if attribute.is_attribute(key)}
     inputs, parameters = calling.split(cls, args, kwargs, is_symbol)
+    extra |= calling.drop_unknown(cls, parameters)
     return compose(cls, inputs, parameters, label, {**(attributes or {}), **extra}, called)
 
 
@@ -503,7 +504,7 @@ def compose(
     given = {key: _text(value) for key, value in parameters.items()}
     op = cls.create(**parameters)
     label = name.current().get(label, called.lower())
-    scope = {**attribute.current(), **dict(attributes or {})}
+    scope = _attributes_of(cls, {**attribute.current(), **dict(attributes or {})})
     origin = capture(3)
     entries: list[Entry] = []
     names = (*op.inputs(), *op.auxiliary)
@@ -530,6 +531,14 @@ def compose(
     return Symbol([Entry(node, index) for index in range(op.visible_outputs())])
 
 
+def _attributes_of(cls: type[Operator], given: Mapping[str, Any]) -> dict[str, str]:
+    """A node's attributes; where the operator has parameters, MXNet takes a name without underscores for one."""
+    return {
+        name if name.startswith("__") or not cls.parameters else f"__{name}__": value
+        for name, value in attribute.kept(given).items()
+    }
+
+
 def _begin(op: Operator, entries: Sequence[Entry]) -> None:
     """Tell variables how they begin that an operator has an opinion on, and nobody else."""
     told = beginnings(op.name)
@@ -551,7 +560,7 @@ def _text(value: Any) -> str:
 
 
 def Variable(
-    name: str, attr: Mapping[str, str] | None = None, shape: Sequence[int] | None = None,
+    name: str, attr: Mapping[str, str] | None = None, shape: int | Sequence[int] | None = None,
     lr_mult: float | None = None, wd_mult: float | None = None, dtype: Any = None, init: Any = None,
     stype: str | None = None, profiler_scope: str | None = None, **kwargs: str,
 ) -> Symbol:  # fmt: skip
@@ -560,7 +569,7 @@ def Variable(
     Args:
         name: its name.
         attr: further attributes, as text.
-        shape: its shape as far as it is known (0: an unknown length).
+        shape: its shape as far as it is known (0: an unknown length; one number: a vector).
         lr_mult: multiplies the learning rate.
         wd_mult: multiplies the weight decay.
         dtype: its element type.
@@ -575,9 +584,10 @@ def Variable(
     """
     if not isinstance(name, str):
         raise TypeError(f"Variable: name is {name!r}, expected text")
-    attributes = {**attribute.current(), **(attr or {})}
+    attributes = attribute.kept({**attribute.current(), **(attr or {})})
     if shape is not None:
-        attributes["__shape__"] = str(tuple(shape))
+        lengths = [shape] if isinstance(shape, (int, np.integer)) else shape
+        attributes["__shape__"] = str(tuple([int(n) for n in lengths]))
     if lr_mult is not None:
         attributes["__lr_mult__"] = str(lr_mult)
     if wd_mult is not None:
