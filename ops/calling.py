@@ -68,7 +68,7 @@ def drop_unknown(cls: type[Operator], parameters: dict[str, Any]) -> dict[str, A
 
     MXNet keeps such keywords as attributes of a node, and reads them nowhere.
     """
-    if not parameters or cls.parameters or cls.open_ended or cls.variadic:
+    if not parameters or cls.parameters or cls.open_ended:
         return {}
     unknown = dict(parameters)
     parameters.clear()

@@ -13,7 +13,7 @@ from flowmx.ops.reshaping import axis_of
 
 _CTX = "Kept for MXNet's files."
 _DTYPE = "The element type."
-_SHAPE = "The shape; in a symbol a 0 stands for a length that others say."
+_SHAPE = "The shape; in a symbol a 0 or -1 stands for a length that others say."
 
 
 class _Creation(Operator):
@@ -27,7 +27,7 @@ class _Creation(Operator):
 
 @family
 class _Constant(_Creation):
-    shape: Shape = option((), _SHAPE, low=0)
+    shape: Shape = option((), _SHAPE, low=-1)
     ctx: str = option("", _CTX)
     dtype: DType = option(FLOAT32, _DTYPE)
 

@@ -42,6 +42,17 @@ class Concat(Operator):
         made = [(*rest[:axis], length, *rest[axis + 1 :]) for length in (*lengths, total)]
         return [*made[:-1]], [made[-1]]
 
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        whole = outputs[0]
+        if whole is None:
+            return shapes
+        axis = axis_of(self, self.dim, len(whole), "dim")
+        lengths = [-1 if shape is None or len(shape) != len(whole) else shape[axis] for shape in shapes]
+        if lengths.count(-1) == 1 and whole[axis] != -1:
+            rest = whole[axis] - sum(length for length in lengths if length != -1)
+            lengths = [rest if length == -1 else length for length in lengths]
+        return [(*whole[:axis], length, *whole[axis + 1 :]) for length in lengths]
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.concatenate(inputs, axis=self.dim, out=outputs[0])
 
@@ -144,6 +155,24 @@ class _Split(Operator):
             )
         return shapes, [(*shape[:axis], *shape[axis + 1 :]) or (1,)] * self.count()
 
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        given, made = shapes[0], next((each for each in outputs if each is not None), None)
+        rank = len(given) if given is not None else 0 if made is None else len(made) + self.squeeze_axis
+        if not rank or (self.squeeze_axis and rank == 1):  # a vector's parts keep one axis
+            return shapes
+        axis = axis_of(self, self.axis, rank)
+        known: Any = (-1,) * rank
+        for part in outputs:
+            if part is not None:
+                whole = part if not self.squeeze_axis else (*part[:axis], -1, *part[axis:])
+                known = merge(known, (*whole[:axis], -1, *whole[axis + 1 :])) or known
+        lengths = [1 if self.squeeze_axis else -1 if part is None else part[axis] for part in outputs]
+        return [(*known[:axis], self.total(lengths), *known[axis + 1 :])]
+
+    def total(self, lengths: Sequence[int]) -> int:
+        """The length of the axis that is split, by those of the parts (-1: unknown)."""
+        return -1 if -1 in lengths else sum(lengths)
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x = inputs[0]
         axis = self.axis % x.ndim
@@ -170,6 +199,9 @@ class SliceChannel(_Split):
 
     def count(self) -> int:
         return self.num_outputs
+
+    def total(self, lengths: Sequence[int]) -> int:
+        return max(lengths) * self.num_outputs if max(lengths) >= 0 else -1
 
     def bounds(self, length: int) -> list[int]:
         part = divided(self, length, self.num_outputs, f"length of axis {self.axis}")

@@ -177,7 +177,7 @@ class BatchDot(Product):
         for name, shape in zip(self.arguments, shapes, strict=True):
             at_least(self, name, shape, 3)
         lhs, rhs = shapes
-        if lhs is None or rhs is None:
+        if lhs is None or rhs is None or -1 in (*lhs[1:], *rhs[1:]):
             return shapes, [None]
         return shapes, [batch_shape(self, lhs, rhs, self.transpose_a, self.transpose_b)]
 

@@ -107,18 +107,22 @@ class Convolution(Linear):
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data, weight, *bias = shapes
+        if data is None:
+            return shapes, [None]
         channels = _channels(self, data)
         inputs = channels // self.num_group if channels >= 0 else -1
         weight = expect_shape(self, "weight", weight, (self.num_filter, inputs, *self.kernel))
         bias = [expect_shape(self, "bias", each, (self.num_filter,)) for each in bias]
         return [data, weight, *bias], [self.convolved(data)]
 
-    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
         # The states that a convolutional cell begins with have the batch that the other summand has.
-        data, *others = shapes
-        if data is None or data[0] != -1 or output is None:
+        data, output = shapes[0], outputs[0]
+        if data is None or output is None or len(output) != len(data):
             return shapes
-        return [(output[0], *data[1:]), *others]
+        size = [self.geometry.input(axis, made) if given == -1 else given
+                for axis, (given, made) in enumerate(zip(data[2:], output[2:], strict=True))]
+        return [(output[0] if data[0] == -1 else data[0], data[1], *size), *shapes[1:]]
 
     def convolved(self, data: ShapeOrNone) -> ShapeOrNone:
         """The output's shape.

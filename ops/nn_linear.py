@@ -64,21 +64,21 @@ class FullyConnected(Linear):
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data, weight, *bias = shapes
-        units, result = -1, None
-        if data is not None:
-            expect_rank(self, "data", data, 1)
-            units = product(data[1:]) if self.flatten else data[-1]
-            result = (data[0], self.num_hidden) if self.flatten else (*data[:-1], self.num_hidden)
+        if data is None:
+            return shapes, [None]
+        expect_rank(self, "data", data, 1)
+        units = product(data[1:]) if self.flatten else data[-1]
+        result = (data[0], self.num_hidden) if self.flatten else (*data[:-1], self.num_hidden)
         weight = expect_shape(self, "weight", weight, (self.num_hidden, units))
         bias = [expect_shape(self, "bias", each, (self.num_hidden,)) for each in bias]
         return [data, weight, *bias], [result]
 
-    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
         # The states that a cell of mx.rnn begins with have the batch that the other summand has.
         data, *others = shapes
-        if data is None or data[0] != -1 or output is None:
+        if data is None or data[0] != -1 or outputs[0] is None:
             return shapes
-        return [(output[0], *data[1:]), *others]
+        return [(outputs[0][0], *data[1:]), *others]
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         return 2 * product(outputs[0]) * inputs[1][1], sum(map(product, (*inputs, *outputs)))

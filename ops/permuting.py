@@ -29,11 +29,12 @@ class Transpose(View):
             raise ShapeError(f"{self.name}: axes is {self.axes}, expected each of the {len(shape)} axes once")
         return shapes, [tuple(shape[axis] for axis in axes)]
 
-    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
-        if output is None or len(self.axes) not in (0, len(output)):
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        made = outputs[0]
+        if made is None:
             return shapes
-        axes = [axis % len(output) for axis in self.axes] or list(range(len(output)))[::-1]
-        return [merge(shapes[0], tuple([output[axes.index(at)] for at in range(len(output))])) or shapes[0]]
+        axes = axes_of(self, self.axes, len(made), "axes") if self.axes else tuple(range(len(made)))[::-1]
+        return [tuple(made[axes.index(axis)] for axis in range(len(made)))]
 
     def view(self, x: Array, shape: Shape) -> Array:
         return x.transpose(self.axes or None)
@@ -76,6 +77,9 @@ class Reverse(View):
         if shapes[0] is not None:
             axes_of(self, self.axis, len(shapes[0]))
         return shapes, [shapes[0]]
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        return outputs
 
     def view(self, x: Array, shape: Shape) -> Array:
         axes = axes_of(self, self.axis, x.ndim)

@@ -327,8 +327,8 @@ class Operator:
         """Compute a :attr:`dynamic` operator by functions of ``mx.nd``, for which it may wait for inputs."""
         raise NotImplementedError
 
-    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
-        """Complete the inputs' shapes by what is known of the first output's. Default: nothing follows from it.
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        """Complete the inputs' shapes by what is known of the outputs'. Default: nothing follows from it.
 
         For operators through which the shape of a parameter is found behind its users.
         """

@@ -47,7 +47,8 @@ class SparseEmbedding(Embedding):
 class RNNParamConcat(Concat):
     """The parameters of a recurrent layer, joined along an axis."""
 
-    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        output = outputs[0]
         # The weights for the layer's input are what is not known: one for each direction, all of one size.
         unknown = [at for at, shape in enumerate(shapes) if shape is None or -1 in shape]
         if not unknown or output is None or len(output) != 1 or -1 in output:

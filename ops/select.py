@@ -29,7 +29,11 @@ class Where(Operator):
             rows = len(condition) == 1 and merge(condition, shape[:1]) is not False
             if not rows and merge(condition, shape) is False:
                 raise ShapeError(f"{self.name}: condition has shape {condition}, expected {shape} or {shape[:1]}")
-        return [shape if condition is None else condition, shape, shape], [shape]
+        is_known = condition is not None and -1 not in condition
+        return [condition, shape, shape], [shape if is_known else None]
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        return [shapes[0], outputs[0], outputs[0]]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         condition, x, y = dtypes

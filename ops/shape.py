@@ -55,8 +55,8 @@ class Reshape(View):
             return shapes, [tuple(code or -1 for code in codes)]
         return shapes, [resolve_reshape(given, codes, self.reverse)]
 
-    def infer_back(self, shapes: list[ShapeOrNone], output: ShapeOrNone) -> list[ShapeOrNone]:
-        given = shapes[0]
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        given, output = shapes[0], outputs[0]
         if given is None or given.count(-1) != 1 or output is None or -1 in output:
             return shapes
         rest = math.prod(length for length in given if length != -1)
@@ -124,6 +124,13 @@ class ExpandDims(View):
             return shapes, [None]
         axis = axis_of(self, self.axis, len(shape) + 1)
         return shapes, [(*shape[:axis], 1, *shape[axis:])]
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        made = outputs[0]
+        if not made:
+            return shapes
+        axis = axis_of(self, self.axis, len(made))
+        return [(*made[:axis], *made[axis + 1 :])]
 
 
 @operator("squeeze")

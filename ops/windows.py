@@ -47,6 +47,12 @@ class Geometry(NamedTuple):
             return -1
         return (length + 2 * self.pad[axis] - self.reach(axis)) // self.stride[axis] + 1
 
+    def input(self, axis: int, windows: int) -> int:
+        """The length of an axis on which so many windows fit; -1 where several lengths do."""
+        if windows == -1 or self.stride[axis] != 1:
+            return -1
+        return windows - 1 + self.reach(axis) - 2 * self.pad[axis]
+
 
 class _Plan:
     """Chunk sizes and memory for one call."""

@@ -13,6 +13,7 @@ import pytest
 import flowmx as mx
 import tests.op_cases
 from flowmx.errors import MXNetError, ParameterError, ShapeError, TypeInferenceError
+from flowmx.ops import calling
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import lookup, registered
 
@@ -55,10 +56,21 @@ def refused(function, inputs, params, error, *words):
         assert word in message, f"{word!r} is not in {message!r}"
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+WITHOUT = [name for name in PUBLIC if not lookup(name).parameters and not lookup(name).open_ended]
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in WITHOUT])
 def test_unknown_parameter(name):
     for function, inputs, params in both(name):
         refused(function, inputs, {**params, "nonsense": 3}, (ParameterError, TypeError), name, "'nonsense'")
+
+
+@pytest.mark.parametrize("name", [name for name in WITHOUT if name in CASES])
+def test_an_operator_without_parameters_ignores_keywords_as_in_mxnet(name):
+    for function, inputs, params in both(name):
+        calling._warned.clear()
+        with pytest.warns(UserWarning, match="it has no parameters, so nonsense is ignored"):
+            function(*inputs, **params, nonsense=3)
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name in CASES])

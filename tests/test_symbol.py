@@ -174,12 +174,70 @@ def test_infer_shape():
 def test_infer_shape_partial_and_backwards():
     net = mlp()
     arguments, outputs, _ = net.infer_shape_partial()
-    assert arguments[0] == ()
-    assert arguments[2] == (8,)
+    assert arguments == [()] * len(arguments), "of a layer whose data is not known, nothing is"
     x, y = mx.sym.Variable("x"), mx.sym.Variable("y", shape=(0, 5))
     arguments, outputs, _ = (x + y).infer_shape(x=(3, 0))
     assert arguments == [(3, 5), (3, 5)]
     assert outputs == [(3, 5)]
+
+
+def var(name, *shape):
+    return mx.sym.Variable(name, shape=shape)
+
+
+@pytest.mark.parametrize(
+    ("made", "expected"),
+    [
+        (lambda: mx.sym.Convolution(var("x", 0, 10, 0, 0), num_filter=21, kernel=(3, 3), pad=(1, 1))
+            + var("y", 5, 21, 32, 32), (5, 10, 32, 32)),
+        (lambda: mx.sym.Convolution(var("x", 0, 10, 32), num_filter=21, kernel=3, stride=2) + var("y", 5, 21, 15),
+            (5, 10, 32)),
+        (lambda: mx.sym.Concat(var("x", 0, 10), var("z", 0, 5), dim=1) + var("y", 2, 0), (2, 10)),
+        (lambda: mx.sym.Concat(var("x", 2, 0), var("z", 0, 5), dim=1) + var("y", 2, 15), (2, 10)),
+        (lambda: mx.sym.SliceChannel(var("x", 0, 10), num_outputs=10, squeeze_axis=True)[1] + var("y", 5), (5, 10)),
+        (lambda: mx.sym.SliceChannel(var("x", 0, 15, 0), num_outputs=3)[1] + var("y", 3, 5, 2), (3, 15, 2)),
+        (lambda: mx.sym.split_v2(var("x", 0, 0), (2, 5), axis=1)[0] + var("y", 3, 2), None),
+        (lambda: mx.sym.where(var("c", 2), mx.sym.Variable("x"), mx.sym.Variable("z")) + var("y", 2, 3), (2, 3)),
+        (lambda: mx.sym.transpose(mx.sym.Variable("x"), axes=(1, 2, 0)) + var("y", 2, 3, 4), (4, 2, 3)),
+        (lambda: mx.sym.expand_dims(mx.sym.Variable("x"), axis=-1) + var("y", 2, 4, 1), (2, 4)),
+        (lambda: mx.sym.reverse(mx.sym.Variable("x"), axis=0) + var("y", 2, 4), (2, 4)),
+    ],
+)  # fmt: skip
+def test_shapes_go_backwards_through_operators(made, expected):
+    symbol = made()
+    arguments, _, _ = symbol.infer_shape()
+    if expected is None:
+        assert arguments is None
+    else:
+        assert dict(zip(symbol.list_arguments(), arguments, strict=True))["x"] == expected
+
+
+def test_constants_take_unknown_lengths_from_what_uses_them():
+    total = mx.sym.ones(shape=(2, -1)) + mx.sym.transpose(mx.sym.ones(shape=(3, 0)))
+    assert total.bind(mx.cpu(), {}).forward()[0].shape == (2, 3)
+
+
+def test_a_given_shape_overrides_the_declared_one():
+    net = mx.sym.FullyConnected(mx.sym.Variable("data", shape=(32, 3)), num_hidden=2, name="fc")
+    assert net.infer_shape(data=(1, 3))[1] == [(1, 2)]
+    assert net.infer_shape(data=(0, 4))[1] == [(32, 2)]
+    assert net.simple_bind(mx.cpu(), data=(1, 3)).forward()[0].shape == (1, 2)
+    module = mx.mod.Module(net, label_names=None)
+    module.bind([("data", (5, 3))], for_training=False)
+    assert module.output_shapes == [("fc_output", (5, 2))]
+
+
+def test_partial_inference_says_none_for_what_is_unknown():
+    data = mx.sym.Variable("data")
+    net = mx.sym.FullyConnected(mx.sym.Cast(data, dtype="float16"), num_hidden=3)
+    assert net.infer_type_partial() == ([None, np.float16, np.float16], [np.float16], [])
+    assert net.infer_type() == (None, None, None)
+    assert net.infer_type(data="float64")[0] == [np.float64, np.float16, np.float16]
+    chosen = mx.sym.where(mx.sym.Variable("c"), mx.sym.Variable("x"), mx.sym.Variable("y"))
+    assert chosen.infer_shape_partial(c=(0, 2), x=(0, 2))[1] == [()], "the condition may have one axis"
+    product = mx.sym.batch_dot(mx.sym.Variable("x"), mx.sym.Variable("y"))
+    assert product.infer_shape_partial(x=(0, 3, 4), y=(0, 4, 5))[1] == [(0, 3, 5)]
+    assert product.infer_shape_partial(x=(0, 3, 4), y=(0, 0, 5))[1] == [()]
 
 
 def test_shape_error_names_node_inputs_and_line():

@@ -7,6 +7,7 @@ an update of a parameter pushed between two of them needs no wait.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
@@ -55,6 +56,7 @@ class Executor:
         aux: dict[str, NDArray],
         groups: Mapping[str, Context] | None = None,
         arena: Arena | None = None,
+        outputs: Sequence[NDArray] = (),
     ) -> None:
         self._symbol = symbol
         self._device = device
@@ -83,8 +85,9 @@ class Executor:
             _check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
         self.outputs = [
             cast("NDArray", allocate(self._on(entry.node), self._shapes[entry], self._dtypes[entry]))
-            for entry in self._entries
-        ]
+            if old is None or math.prod(self._shapes[entry]) > old.size else _resized(old, self._shapes[entry])
+            for entry, old in itertools.zip_longest(self._entries, outputs)
+        ]  # fmt: skip
         self._heads: list[NDArray | None] = [None] * len(self.outputs)
         self._heads_given = False
         self._modes: dict[bool, Mode] = {}
@@ -352,8 +355,8 @@ class Executor:
     ) -> Executor:
         """An executor for other input shapes, which shares the memory of this one's arrays.
 
-        An array whose shape changes begins where it began, and so with the same elements. One that grows is new, and
-        filled with zeros. Use one of the two executors at a time.
+        An array whose shape changes begins where it began, and so with the same elements; outputs, too. One that grows
+        is new, and filled with zeros. Use one of the two executors at a time.
 
         Args:
             partial_shaping: let shapes change that were not named.
@@ -392,7 +395,9 @@ class Executor:
             name: fitted(name, old, shape) for (name, old), shape in zip(self.aux_dict.items(), auxiliary, strict=True)
         }
         grads = {name: _resized(old, made[name].shape) for name, old in self.grad_dict.items() if old is not None}
-        other = Executor(self._symbol, self._device, made, grads, self._requests, aux, self._groups, self.arena)
+        other = Executor(
+            self._symbol, self._device, made, grads, self._requests, aux, self._groups, self.arena, self.outputs
+        )
         other._monitor = self._monitor
         return other
 

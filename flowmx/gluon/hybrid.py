@@ -332,7 +332,7 @@ class HybridBlock(Block):
         traced = self._trace(args)
         # Variables that have not declared the dtypes that the parameters have now.
         free = traced.symbol(**{name: sym.var(name) for name in traced.symbol.list_arguments()})
-        arguments, _, auxiliary = free.infer_type(**_attribute("dtype", traced, args))
+        arguments, _, auxiliary = free.infer_type_partial(**_attribute("dtype", traced, args))
         self._set("dtype", traced, arguments, auxiliary)
 
     def _infer_shape(self, traced: Traced, args: Any) -> None:
@@ -343,7 +343,7 @@ class HybridBlock(Block):
         params = self._params_of(traced)
         names = [*traced.symbol.list_arguments(), *traced.symbol.list_auxiliary_states()]
         for name, value in zip(names, [*arguments, *auxiliary], strict=True):
-            if name in params and value != ():
+            if name in params and value is not None and value != ():
                 setattr(params[name], attribute, value)
 
     def _finish(self, params: Any, traced: Traced, args: tuple[Any, ...]) -> None:

@@ -6,6 +6,8 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from flowmx import symbol as sym
 from flowmx.gluon.hybrid import HybridBlock, Traced
 from flowmx.gluon.parameter import Contexts
@@ -51,14 +53,14 @@ class SymbolBlock(HybridBlock):
         declared = {each.name: each.attr("__dtype__") for each in variables}
         used = set(symbol.list_inputs())
         known = {name: int(number) for name, number in declared.items() if number is not None and name in used}
-        arguments, _, auxiliary = symbol.infer_type(**known)
+        arguments, _, auxiliary = symbol.infer_type_partial(**known)
         for names, dtypes, request in (
             (symbol.list_arguments(), arguments, "write"),
             (symbol.list_auxiliary_states(), auxiliary, "null"),
         ):
-            for name, dtype in zip(names, dtypes or (), strict=True):
+            for name, dtype in zip(names, dtypes, strict=True):
                 if name not in self._traced.inputs and not self._shares(name):
-                    self._params.get(name, grad_req=request, allow_deferred_init=True, dtype=dtype)
+                    self._params.get(name, grad_req=request, allow_deferred_init=True, dtype=dtype or np.float32)
         start = _shared_start(list(self._params.keys()))
         self._reg_params = {name[start:]: param for name, param in self._params.items()}
 

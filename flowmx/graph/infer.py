@@ -27,11 +27,7 @@ def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> di
     shapes: dict[Entry, ShapeOrNone] = {}
     for node in nodes:
         if node.is_variable:
-            declared = _declared_shape(node)
-            shape = merge(known.get(node), declared)
-            if shape is False:
-                raise ShapeError(f"variable {node.name!r} was given shape {known.get(node)}, declared as {declared}")
-            shapes[Entry(node, 0)] = shape
+            shapes[Entry(node, 0)] = _begun_with(known.get(node), _declared_shape(node))
         else:
             shapes.update((Entry(node, index), None) for index in range(node.outputs()))
     open_ = [node for node in nodes if node.op is not None]
@@ -46,6 +42,14 @@ def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> di
         if not open_ or (not changed and turn):
             break
     return shapes
+
+
+def _begun_with(given: ShapeOrNone, declared: ShapeOrNone) -> ShapeOrNone:
+    """What is known of a variable: what is given, if that is its whole shape; what it was declared as adds to the rest."""
+    if given is not None and -1 not in given:
+        return given
+    both: Any = merge(given, declared)
+    return declared if both is False else both
 
 
 def _is_settled(node: Node, shapes: Mapping[Entry, ShapeOrNone]) -> bool:
@@ -87,8 +91,9 @@ def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone]) -> bool:
         if _is_plain(op):
             # What the output's users know of it holds for the inputs too.
             given = [merge_or_raise(each, shapes[outputs[0]], op) for each in given]
-        elif type(op).infer_back is not Operator.infer_back:
-            given = op.infer_back(given, shapes[outputs[0]])
+        elif type(op).infer_back is not Operator.infer_back and not all(map(complete, given)):
+            back = op.infer_back(given, [shapes[entry] for entry in outputs])
+            given = [merge_or_raise(before, after, op) for before, after in zip(given, back, strict=True)]
         inputs, results = op.infer_shape(list(given))
         for position, (before, after) in enumerate(zip(given, inputs, strict=True)):
             inputs[position] = merge_or_raise(before, after, op, (*op.inputs(), *op.auxiliary)[position])

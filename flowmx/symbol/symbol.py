@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -274,22 +274,33 @@ class Symbol(Methods):
     def infer_type(self, *args: Any, **kwargs: Any) -> tuple[list[Any] | None, list[Any] | None, list[Any] | None]:
         """The dtypes of arguments, outputs and auxiliary states, as NumPy's type objects.
 
+        Returns:
+            three lists, or three None where what is given is not enough (what is then bound is float32).
+
         Raises:
             TypeInferenceError: they contradict each other.
         """
+        found = self.infer_type_partial(*args, **kwargs)
+        return found if not any(None in types for types in found) else (None, None, None)
+
+    def infer_type_partial(self, *args: Any, **kwargs: Any) -> tuple[list[Any], list[Any], list[Any]]:
+        """As :meth:`infer_type`, with None for what is unknown."""
         arguments, auxiliary = self._variables()
         known = {
             node: None if value is None else as_dtype(value)
             for node, value in _by_node("infer_type", arguments, auxiliary, args, kwargs).items()
         }
-        dtypes = infer.infer_types(self._nodes(), known)
-        return (
-            [dtypes[Entry(node, 0)].type for node in arguments],
-            [dtypes[entry].type for entry in self._entries],
-            [dtypes[Entry(node, 0)].type for node in auxiliary],
-        )
+        dtypes = infer.partial_types(self._nodes(), known)
 
-    infer_type_partial = infer_type
+        def shown(entries: Iterable[Entry]) -> list[Any]:
+            found = [dtypes[entry] for entry in entries]
+            return [None if dtype is None else dtype.type for dtype in found]
+
+        return (
+            shown(Entry(node, 0) for node in arguments),
+            shown(self._entries),
+            shown(Entry(node, 0) for node in auxiliary),
+        )
 
     # -- binding ---------------------------------------------------------------------------------------
 

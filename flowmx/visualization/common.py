@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.dtypes import DType, as_dtype
+from flowmx.ops.dtypes import FLOAT32, DType, as_dtype
 from flowmx.ops.registry import Shape
 from flowmx.symbol import Symbol
 
@@ -46,5 +46,8 @@ def shapes_of(what: str, symbol: Symbol, given: Mapping[str, Sequence[int]]) -> 
 def dtypes_of(symbol: Symbol, given: Mapping[str, Any]) -> dict[Entry, DType]:
     """The dtype of everything in a network, given those of some inputs."""
     inner = symbol.get_internals()
-    found = inner.infer_type(**given)[1] or []
-    return dict(zip(inner._entries, map(as_dtype, found), strict=True))
+    found = inner.infer_type_partial(**given)[1]
+    return {
+        entry: FLOAT32 if dtype is None else as_dtype(dtype)
+        for entry, dtype in zip(inner._entries, found, strict=True)
+    }
