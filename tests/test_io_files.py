@@ -239,3 +239,11 @@ def test_an_iterator_that_does_not_say_where_it_stands():
         mx.io.PrefetchingIter(Own()).state()
     with pytest.raises(NotImplementedError, match="must implement set_state"):
         Own().set_state({})
+
+
+def test_what_an_iterator_does_not_know_is_ignored_with_a_warning(tmp_path):
+    path = tmp_path / "numbers.csv"
+    path.write_text("1,2\n3,4\n")
+    with pytest.warns(UserWarning, match="CSVIter: unknown arguments are ignored: input_shape"):
+        batches = mx.io.CSVIter(data_csv=path, data_shape=(2,), batch_size=2, input_shape=(1, 2))
+    assert next(batches).data[0].asnumpy().tolist() == [[1, 2], [3, 4]]

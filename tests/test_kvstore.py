@@ -489,3 +489,12 @@ def test_arrays_of_a_recorded_graph_are_not_pulled_into(kv):
         kv.pushpull("a", ARRAY, out=weight)
     kv.pushpull("a", ARRAY, out=weight)
     assert (weight.asnumpy() == 1).all()
+
+
+@pytest.mark.parametrize("name", ["local", "device"])
+def test_a_call_of_several_keys_sums_all_before_it_writes(name):
+    values = [[mx.nd.ones(2, ctx=mx.cpu(i)) for i in range(2)]] * 3  # the same arrays under each key
+    kv = mx.kv.create(name)
+    kv.init([1, 2, 3], [mx.nd.zeros(2)] * 3)
+    kv.pushpull([1, 2, 3], values)
+    assert [each.asnumpy().tolist() for each in values[0]] == [[2, 2]] * 2

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -358,3 +359,45 @@ async def test_warns_of_what_is_probably_not_meant():
         made.init_params()
     with pytest.warns(UserWarning, match="rescale_grad is 1.0"):
         made.init_optimizer(optimizer=mx.optimizer.SGD(), force_init=True)
+
+
+def test_predictions_come_in_plain_code_too():
+    made = mx.mod.Module(mx.sym.Variable("data") * 2, label_names=None)
+    made.bind([("data", (4, 3))], for_training=False)
+    made.init_params()
+    batches = mx.io.NDArrayIter(np.arange(30).reshape(10, 3), batch_size=4)
+    found = [(outputs[0].asnumpy(), number, batch.pad) for outputs, number, batch in made.iter_predict(batches)]
+    assert [(number, pad) for _, number, pad in found] == [(0, 0), (1, 0), (2, 2)]
+    np.testing.assert_array_equal(np.concatenate([each for each, _, _ in found]), 2 * np.arange(30).reshape(10, 3))
+    assert [number for _, number, _ in made.iter_predict(batches, num_batch=1)] == [0]
+
+
+def test_a_batch_needs_no_label():
+    Batch = namedtuple("Batch", ["data"])
+    made = mx.mod.Module(mx.sym.Variable("data") * 2, label_names=None)
+    made.bind([("data", (1, 10))])
+    made.init_params()
+    for shape in ((1, 10), (3, 5)):
+        made.forward(Batch([mx.nd.ones(shape)]))
+        assert made.get_outputs()[0].shape == shape
+    made.backward(mx.nd.ones((3, 5)))  # it has no parameters, so nothing is to do
+
+
+class Generating(mx.io.DataIter):
+    """Gives its batches by a generator alone."""
+
+    provide_data = [mx.io.DataDesc("data", (2, 3))]
+    provide_label = [mx.io.DataDesc("softmax_label", (2,))]
+
+    def __iter__(self):
+        for number in range(3):
+            yield mx.io.DataBatch([mx.nd.full((2, 3), number)], [mx.nd.zeros(2)], pad=0)
+
+
+async def test_an_iterator_that_has_iter_alone():
+    made = mx.mod.Module(mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.Variable("data"), num_hidden=2),
+                                              name="softmax"))  # fmt: skip
+    await made.fit(Generating(2), eval_data=Generating(2), num_epoch=2)
+    assert (await made.score(Generating(2), "acc"))[0][1] == 1
+    assert (await made.predict(Generating(2))).shape == (6, 2)
+    assert [batch.data[0].asnumpy()[0, 0] async for batch in Generating(2)] == [0, 1, 2]

@@ -112,3 +112,41 @@ async def test_a_module_trains_on_groups_as_on_one_device(contexts):
         found = await trained(groups)
         for name, value in expected.items():
             np.testing.assert_array_equal(found[name], value)
+
+
+def split():
+    a, b, c = map(mx.sym.Variable, "abc")
+    with mx.AttrScope(ctx_group="first"):
+        net = (a + b) * 3
+    with mx.AttrScope(ctx_group="second"):
+        net = net + c
+    return net * 2
+
+
+@pytest.mark.parametrize("where", [(1, 1, 2), (0, 0, 2), (3, 3, 3), (0, 0, 0)])
+def test_variables_without_a_group_are_where_their_arrays_are(where):
+    groups = {"first": mx.cpu(1), "second": mx.cpu(2)}
+    arrays = [mx.nd.ones(2, ctx=mx.cpu(i)) for i in where]
+    gradients = [mx.nd.zeros(2, ctx=mx.cpu(i)) for i in where]
+    executor = split().bind(mx.cpu(0), arrays, gradients, group2ctx=groups)
+    executor.forward(is_train=True)
+    executor.backward()
+    assert executor.outputs[0].asnumpy().tolist() == [14, 14]
+    assert executor.outputs[0].context == mx.cpu(2), "an operator without a group is with its first input"
+    assert [each.asnumpy().tolist() for each in executor.grad_arrays] == [[6, 6], [6, 6], [2, 2]]
+
+
+def test_variables_without_a_group_are_made_with_their_reader():
+    groups = {"first": mx.cpu(1), "second": mx.cpu(2)}
+    executor = split().simple_bind(mx.cpu(0), a=2, b=2, c=2, group2ctx=groups)
+    assert [each.context for each in executor.arg_arrays] == [mx.cpu(1), mx.cpu(1), mx.cpu(2)]
+
+
+def test_one_device_of_a_group_stands_for_all_of_a_modules():
+    module = mx.mod.Module(
+        split(), ["a", "b"], ["c"], context=[mx.cpu(0), mx.cpu(1)], group2ctxs={"first": mx.cpu(2), "second": [mx.cpu(3)]}
+    )
+    module.bind([("a", (2, 3)), ("b", (2, 3))], [("c", (2, 3))])
+    module.init_params()
+    module.forward(mx.io.DataBatch([mx.nd.ones((2, 3))] * 2, [mx.nd.ones((2, 3))]))
+    assert module.get_outputs()[0].asnumpy().tolist() == [[14] * 3] * 2

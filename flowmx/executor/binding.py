@@ -23,7 +23,7 @@ def _where(ctx: Any, group2ctx: Mapping[str, Any] | None, symbol: Symbol) -> tup
 
 def used_groups(context: Context, group2ctx: Mapping[str, Any] | None, symbol: Symbol) -> dict[str, Context]:
     """The contexts of those groups that a symbol has, where they are not the default one."""
-    placed = {node.attributes.get("__ctx_group__") for node in symbol._nodes()}
+    placed = {node.attributes.get(_GROUP) for node in symbol._nodes()}
     groups: dict[str, Context] = {}
     for group, other in (group2ctx or {}).items():
         if isinstance(other, (list, tuple)):
@@ -46,8 +46,47 @@ def _check_groups(placed: set[Any], given: Mapping[str, Any]) -> None:
         )
 
 
-def _context(node: Node, default: Context, groups: Mapping[str, Context]) -> Context:
-    return groups.get(node.attributes.get("__ctx_group__", ""), default)
+def _settled(
+    symbol: Symbol, default: Context, groups: dict[str, Context], arrays: Mapping[str, NDArray] | None = None
+) -> Symbol:
+    """The symbol with a group for every node that has none, as MXNet places them.
+
+    A variable is where its array is, or with the first that reads it; an operator is with its first input.
+
+    Args:
+        symbol: what is bound.
+        default: the executor's device.
+        groups: the devices of groups; those that are made here are added.
+        arrays: what is bound to the variables, if that is decided.
+    """
+    if not groups:
+        return symbol
+    nodes = symbol._nodes()
+    readers: dict[Node, Node] = {}
+    for node in reversed(nodes):
+        readers.update((entry.node, node) for entry in node.inputs if _GROUP in node.attributes)
+    made: dict[Node, Node] = {}
+    for node in nodes:
+        inputs = tuple([Entry(made[entry.node], entry.index) for entry in node.inputs])
+        group = node.attributes.get(_GROUP)
+        if group is None and node.is_variable:
+            where = arrays[node.name].context if arrays is not None else _context(readers.get(node), default, groups)
+            group = next((name for name, context in groups.items() if context is where), None)
+            if group is None and where is not default:
+                group = str(where)
+                groups[group] = where
+        elif group is None and inputs:
+            group = inputs[0].node.attributes.get(_GROUP)
+        attributes = {**node.attributes, **({} if group is None else {_GROUP: group})}
+        made[node] = Node(node.op, node.name, inputs, attributes, node.given, node.origin, node.versions)
+    return Symbol([Entry(made[entry.node], entry.index) for entry in symbol._entries])
+
+
+_GROUP = "__ctx_group__"
+
+
+def _context(node: Node | None, default: Context, groups: Mapping[str, Context]) -> Context:
+    return default if node is None else groups.get(node.attributes.get(_GROUP, ""), default)
 
 
 def _by_name(what: str, names: Sequence[str], given: Any, complete: bool) -> dict[str, NDArray]:
@@ -91,6 +130,7 @@ def bind(
     grads = _by_name("gradients", names, args_grad, False)
     aux = _by_name("auxiliary states", aux_names, aux_states, True)
     arena = shared_exec.arena if shared_exec is not None else None
+    symbol = _settled(symbol, device.context, groups, {**bound, **aux})
     return Executor(symbol, device, bound, grads, requests_of(names, grad_req), aux, groups, arena)
 
 
@@ -102,6 +142,7 @@ def simple_bind(
 ) -> Executor:  # fmt: skip
     """See :meth:`flowmx.sym.Symbol.simple_bind`."""
     device, groups = _where(ctx, group2ctx, symbol)
+    symbol = _settled(symbol, device.context, groups)
     arguments, auxiliary = symbol._variables()
     arg_shapes, _, aux_shapes = symbol._infer_shape((), shapes)
     given = {name: as_dtype(value) for name, value in (type_dict or {}).items()}

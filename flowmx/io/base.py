@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,8 +101,8 @@ class DataBatch:
 class DataIter:
     """Base of the iterators.
 
-    A subclass implements :meth:`iter_next` and the methods named ``get...``, or :meth:`next` alone, and the
-    properties ``provide_data`` and ``provide_label``.
+    A subclass implements :meth:`iter_next` and the methods named ``get...``, or :meth:`next` or ``__iter__`` alone, and
+    the properties ``provide_data`` and ``provide_label``.
 
     ``async for`` runs :meth:`next` in another thread, since it may read files or compute. A subclass whose
     ``next`` only enqueues work says so with ``is_instant = True`` and is spared the thread.
@@ -125,6 +125,8 @@ class DataIter:
         return self.next()
 
     def __aiter__(self) -> AsyncIterator[DataBatch]:
+        if type(self).__iter__ is not DataIter.__iter__:  # a subclass gives its batches in its own way
+            return _in_a_thread(iter(self))
         return self
 
     async def __anext__(self) -> DataBatch:
@@ -188,6 +190,12 @@ class DataIter:
 def _next_or_none(iterator: DataIter) -> DataBatch | None:
     """The next batch, or None: a StopIteration can not leave a coroutine or a future."""
     try:
-        return iterator.next()
+        return iterator.__next__()
     except StopIteration:
         return None
+
+
+async def _in_a_thread(batches: Iterator[DataBatch]) -> AsyncIterator[DataBatch]:
+    """Batches of an iterator that may read files or compute."""
+    while (batch := await asyncio.to_thread(next, batches, None)) is not None:
+        yield batch

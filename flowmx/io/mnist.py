@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.io.rows import RowsIter, dtype_of, share
+from flowmx.io.rows import RowsIter, dtype_of, ignore_rest, share
 
 _GZIP = b"\x1f\x8b"
 _BYTES = 8
@@ -71,6 +71,7 @@ class MNISTIter(RowsIter):
         dtype: the element type, float32 by default.
         data_name: the name of the input.
         label_name: the name of the label.
+        **kwargs: ignored with a warning (MXNet's scripts give ``input_shape``, which follows from the files).
 
     Raises:
         OSError: a file can not be read.
@@ -93,7 +94,9 @@ class MNISTIter(RowsIter):
         dtype: Any = None,
         data_name: str = "data",
         label_name: str = "softmax_label",
+        **kwargs: Any,
     ) -> None:
+        ignore_rest("MNISTIter", kwargs)
         kind = dtype_of("MNISTIter", dtype)
         images, labels = read_idx(image, 3), read_idx(label, 1)
         if len(images) != len(labels):

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx.engine.origin import warn_user
 from flowmx.io.base import DataBatch, DataDesc, DataIter
 from flowmx.io.course import Course, End
 from flowmx.ndarray import NDArray
 from flowmx.recordio.source import check_part
+
+_warned: set[tuple[str, int]] = set()
+
+
+def ignore_rest(name: str, given: Mapping[str, Any]) -> None:
+    """Warn of arguments that an iterator does not know; MXNet's ignore them, and say nothing."""
+    if given:
+        warn_user(f"{name}: unknown arguments are ignored: {', '.join(given)}", _warned)
+
 
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.io.course import End
-from flowmx.io.rows import RowsIter, dtype_of, share
+from flowmx.io.rows import RowsIter, dtype_of, ignore_rest, share
 
 _NO_FILE = (None, "", "NULL")
 
@@ -50,6 +50,7 @@ class CSVIter(RowsIter):
         part_index: which share this one reads.
         data_name: the name of the input.
         label_name: the name of the label.
+        **kwargs: ignored with a warning.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -75,7 +76,9 @@ class CSVIter(RowsIter):
         part_index: int = 0,
         data_name: str = "data",
         label_name: str = "softmax_label",
+        **kwargs: Any,
     ) -> None:
+        ignore_rest("CSVIter", kwargs)
         kind = dtype_of("CSVIter", dtype)
         data = _csv(data_csv, data_shape, kind)
         if label_csv in _NO_FILE:
@@ -138,6 +141,7 @@ class LibSVMIter(RowsIter):
         dtype: the element type, float32 by default.
         data_name: the name of the input.
         label_name: the name of the label.
+        **kwargs: ignored with a warning.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -159,7 +163,9 @@ class LibSVMIter(RowsIter):
         dtype: Any = None,
         data_name: str = "data",
         label_name: str = "softmax_label",
+        **kwargs: Any,
     ) -> None:
+        ignore_rest("LibSVMIter", kwargs)
         kind = dtype_of("LibSVMIter", dtype)
         for name, shape in (("data_shape", data_shape), ("label_shape", label_shape)):
             if len(tuple(shape)) != 1:

@@ -174,6 +174,12 @@ class KVStore(KVStoreBase):
         with self._lock:
             pushed = self._sources("pushpull", key, value)
             pulled = self._targets("pushpull", key, value if out is None else out)
+            if _shares_between_keys(pushed, pulled):  # all is summed before anything is written
+                for slot, given in pushed:
+                    self._push(slot, self._arriving(slot, given, priority), priority)
+                for slot, targets in pulled:
+                    self._pull(slot, targets, priority)
+                return
             for (slot, given), (_, targets) in zip(pushed, pulled, strict=True):
                 values = self._arriving(slot, given, priority)
                 if self._updater is None and self._joins(slot, values, targets):
@@ -472,3 +478,15 @@ class KVStore(KVStoreBase):
         if not isinstance(self._updater, opt.Updater):
             raise KVStoreError(f"{call}: the store has no optimizer: call set_optimizer() first")
         return self._updater
+
+
+def _shares_between_keys(
+    pushed: Sequence[tuple[Slot, Sequence[NDArray]]], pulled: Sequence[tuple[Slot, Sequence[NDArray]]]
+) -> bool:
+    """Whether a key's target is memory that comes in for another key."""
+    if len(pushed) == 1:
+        return False
+    owners = {each._storage: at for at, (_, values) in enumerate(pushed) for each in values}
+    return sum(len(values) for _, values in pushed) > len(owners) or any(
+        owners.get(each._storage, at) != at for at, (_, targets) in enumerate(pulled) for each in targets
+    )

@@ -32,7 +32,8 @@ def device_groups(given: Any, count: int) -> list[dict[str, Any] | None]:
     for position in range(count):
         groups = {}
         for name, contexts in given.items():
-            several = list(contexts) if isinstance(contexts, (list, tuple)) else [contexts] * count
+            several = list(contexts) if isinstance(contexts, (list, tuple)) else [contexts]
+            several = several * count if len(several) == 1 else several
             if len(several) != count:
                 raise ValueError(
                     f"Module: group2ctxs puts {name!r} on {len(several)} devices, expected {count}, one for each of "

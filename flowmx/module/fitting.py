@@ -11,7 +11,7 @@ from flowmx.checkpoint import Place
 from flowmx.flight import curves
 from flowmx.metric import EvalMetric
 from flowmx.model import BatchEndParam
-from flowmx.module.loops import Callbacks, batch_after, batches_of, call, give_way
+from flowmx.module.loops import Callbacks, batch_after, batches_of, call, give_way, labels_of
 from flowmx.module.saving import Saving
 from flowmx.safety import steps
 
@@ -84,7 +84,7 @@ class Fit:
             self.monitor.tic()
         module.forward_backward(batch)
         module.update()
-        await module.update_metric_async(self.metric, batch.label)
+        await module.update_metric_async(self.metric, labels_of(batch))
         # A checkpoint says where the data stands, so the next batch is not taken before it is written.
         is_saved = self.saving is not None and self.saving.is_due(nbatch + 1)
         following = None if is_saved else await self._taken(batches)

@@ -8,6 +8,7 @@ from typing import Any
 from flowmx import ndarray as nd
 from flowmx.devices import Context, cpu
 from flowmx.io import DataDesc
+from flowmx.module.loops import labels_of
 from flowmx.ndarray import NDArray
 
 _KEPT_SHAPES = 8
@@ -131,7 +132,7 @@ class ExecutorGroup:
 
     def load(self, batch: Any) -> None:
         """Enqueue the copies of a batch's arrays to the devices."""
-        described = [(self.data_shapes, batch.data), (self.label_shapes or [], batch.label or [])]
+        described = [(self.data_shapes, batch.data), (self.label_shapes or [], labels_of(batch))]
         for descriptions, arrays in described:
             for each, array in zip(descriptions, arrays, strict=False):
                 if each.name not in self._arguments:

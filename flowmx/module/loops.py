@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import AsyncIterator, Callable, Sequence
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -77,17 +78,17 @@ class Loops:
         async for eval_batch in _first(num_batch, eval_data):
             self.prepare(eval_batch)
             self.forward(eval_batch, is_train=False)
-            await self.update_metric_async(measured, eval_batch.label)
+            await self.update_metric_async(measured, labels_of(eval_batch))
             await call(batch_end_callback, BatchEndParam(epoch, nbatch, measured, locals()))
             await give_way()
             nbatch += 1
         await call(score_end_callback, BatchEndParam(epoch, nbatch, measured, locals()))
         return measured.get_name_value()
 
-    async def iter_predict(
+    def iter_predict(
         self, eval_data: Any, num_batch: int | None = None, reset: bool = True, sparse_row_id_fn: Any = None
-    ) -> AsyncIterator[tuple[list[NDArray], int, Any]]:
-        """Predict batch by batch: ``async for outputs, number, batch in mod.iter_predict(data)``.
+    ) -> Predictions:
+        """Predict batch by batch: ``for outputs, number, batch in mod.iter_predict(data)``, or ``async for``.
 
         The outputs are copies without the instances that pad the batch, not computed yet: await them.
 
@@ -101,14 +102,13 @@ class Loops:
         refuse_sparse(sparse_row_id_fn)
         if reset:
             eval_data.reset()
-        nbatch = 0
-        async for eval_batch in _first(num_batch, eval_data):
-            self.prepare(eval_batch)
-            self.forward(eval_batch, is_train=False)
-            pad = eval_batch.pad or 0
-            yield [out[: out.shape[0] - pad].copy() for out in self.get_outputs()], nbatch, eval_batch
-            await give_way()
-            nbatch += 1
+        return Predictions(self, eval_data, num_batch)
+
+    def _predicted(self, batch: Any) -> list[NDArray]:
+        self.prepare(batch)
+        self.forward(batch, is_train=False)
+        pad = getattr(batch, "pad", None) or 0
+        return [out[: out.shape[0] - pad].copy() for out in self.get_outputs()]
 
     @runs_in_plain_code
     async def predict(
@@ -163,6 +163,37 @@ class Loops:
             raise RuntimeError(f"{name}: the module is not bound: call bind() first")
         if not self.params_initialized:
             raise RuntimeError(f"{name}: the parameters are not initialized: call init_params() or set_params() first")
+
+
+class Predictions:
+    """The outputs of a module for one batch after the other, with the batch's number and the batch.
+
+    Args:
+        module: who predicts.
+        data: the batches.
+        num_batch: how many of them (default: all).
+    """
+
+    def __init__(self, module: Loops, data: Any, num_batch: int | None) -> None:
+        self._module = module
+        self._data = data
+        self._num_batch = num_batch
+
+    def __iter__(self) -> Iterator[tuple[list[NDArray], int, Any]]:
+        for number, batch in enumerate(itertools.islice(self._data, self._num_batch)):
+            yield self._module._predicted(batch), number, batch
+
+    async def __aiter__(self) -> AsyncIterator[tuple[list[NDArray], int, Any]]:
+        number = 0
+        async for batch in _first(self._num_batch, self._data):
+            yield self._module._predicted(batch), number, batch
+            await give_way()
+            number += 1
+
+
+def labels_of(batch: Any) -> Any:
+    """A batch's labels; a batch may be anything with ``data``."""
+    return getattr(batch, "label", None) or []
 
 
 def metric_of(given: Any) -> metric.EvalMetric:

@@ -726,7 +726,7 @@ def load(fname: str | Path) -> Symbol:
 
 def _as_known(variable: str, shape: Any) -> Shape:
     try:
-        lengths = tuple(int(n) for n in shape)
+        lengths = tuple(int(n) for n in ([shape] if isinstance(shape, (int, np.integer)) else shape))
     except (TypeError, ValueError):
         raise ShapeError(f"the shape of {variable!r} is {shape!r}, expected whole numbers") from None
     return tuple(n if n > 0 else -1 for n in lengths)
