@@ -1,5 +1,6 @@
 """Optimizers, against MXNet's weights; multipliers, updaters and saved states."""
 
+import contextlib
 import pickle
 
 import numpy as np
@@ -275,6 +276,37 @@ def test_refuses_to_save_what_is_no_plain_data():
 
     with pytest.raises(TypeError, match="is not registered"):
         Unregistered().get_config()
+
+
+class InTurn(mx.lr_scheduler.LRScheduler):
+    """Schedules in turn, as somebody's package has them."""
+
+    def __init__(self, schedulers):
+        super().__init__()
+        self.schedulers = schedulers
+        self.weights = np.array([0.5])
+
+    def __call__(self, num_update):
+        return float(self.schedulers[0](num_update) * self.weights[0])
+
+
+def test_states_are_saved_with_anybodys_schedule(tmp_path):
+    schedules = [InTurn([mx.lr_scheduler.FactorScheduler(1, 0.5, base_lr=1)]), lambda number: 0.25]
+    for schedule, warns in zip(schedules, (False, True), strict=True):
+        parameter = mx.gluon.Parameter("weight", shape=(2,))
+        parameter.initialize()
+        trainer = mx.gluon.Trainer([parameter], mx.optimizer.SGD(momentum=0.9, lr_scheduler=schedule))
+        for _ in range(3):
+            with mx.autograd.record():
+                (parameter.data() * 2).backward()
+            trainer.step(1)
+        with pytest.warns(UserWarning, match="keeps its own schedule") if warns else contextlib.nullcontext():
+            trainer.save_states(tmp_path / "states")
+        rate = trainer.learning_rate
+        trainer.load_states(tmp_path / "states")
+        assert trainer.learning_rate == rate
+        assert type(trainer._optimizer.lr_scheduler) is type(schedule)
+        assert (trainer._optimizer.lr_scheduler is schedule) is warns
 
 
 def test_a_schedule_that_is_not_defined_here_is_named():

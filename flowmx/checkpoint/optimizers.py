@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowmx.checkpoint.content import CheckpointError
-from flowmx.optimizer import Optimizer
-from flowmx.optimizer.base import _schedule_from
+from flowmx.optimizer import Optimizer, plain
 
 
 def config(optimizer: Optimizer) -> dict[str, Any] | None:
@@ -46,6 +45,6 @@ def _set_schedule(optimizer: Optimizer, config: Mapping[str, Any] | None) -> Non
     """The script's own schedule goes on, so that whoever holds it sees it."""
     own = optimizer.lr_scheduler
     if config is not None and own is not None and type(own).__name__ == config["name"]:
-        vars(own).update(config["state"])
+        vars(own).update(plain.made(config["state"]))
     else:
-        optimizer.lr_scheduler = _schedule_from(config)
+        optimizer.lr_scheduler = None if config is None else plain.schedule(config)

@@ -9,8 +9,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx.engine.origin import warn_user
 from flowmx.lr_scheduler import LRScheduler
 from flowmx.ndarray import NDArray
+from flowmx.optimizer import plain
 from flowmx.ops.dtypes import is_floating, name_of
 from flowmx.registry import Recorded, Registry
 
@@ -70,7 +72,7 @@ class Optimizer(Recorded):
         self.rescale_grad = rescale_grad
         self.lr_scheduler = lr_scheduler
         self.lr = learning_rate
-        if lr_scheduler is not None and learning_rate not in (None, lr_scheduler.base_lr):
+        if lr_scheduler is not None and learning_rate not in (None, getattr(lr_scheduler, "base_lr", None)):
             lr_scheduler.base_lr = learning_rate
         self.wd = wd
         self.clip_gradient = clip_gradient
@@ -281,8 +283,11 @@ class Optimizer(Recorded):
             table.clear()
             table.update(renamed)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self, leaves_schedule: bool = False) -> dict[str, Any]:
         """The optimizer as plain data: its registered name and the arguments that make it anew.
+
+        Args:
+            leaves_schedule: warn of a schedule that is no plain data; whoever goes on from this keeps its own.
 
         Raises:
             TypeError: its class is not registered, or an argument is no plain data.
@@ -290,15 +295,26 @@ class Optimizer(Recorded):
         name = next((key for key, cls in registry.classes.items() if cls is type(self)), None)
         if name is None:
             raise TypeError(f"get_config: {type(self).__qualname__} is not registered (@mx.optimizer.register)")
-        config = {
-            "optimizer": name,
-            "arguments": {key: value for key, value in self.given.items() if key not in _ELSEWHERE},
-            "attributes": {key: getattr(self, key) for key in _LIVE},
-            "lr_scheduler": _schedule_config(self.lr_scheduler),
-            "tables": {key: list(self._table(key).items()) for key in ("idx2name", "lr_mult", "wd_mult")},
-        }
-        _check_plain(config, type(self).__name__)
+        config: dict[str, Any] = plain.of(
+            {
+                "optimizer": name,
+                "arguments": {key: value for key, value in self.given.items() if key not in _ELSEWHERE},
+                "attributes": {key: getattr(self, key) for key in _LIVE},
+                "tables": {key: list(self._table(key).items()) for key in ("idx2name", "lr_mult", "wd_mult")},
+            },
+            type(self).__name__,
+        )
+        config["lr_scheduler"] = None if self.lr_scheduler is None else self._schedule_config(leaves_schedule)
         return config
+
+    def _schedule_config(self, leaves: bool) -> dict[str, Any]:
+        try:
+            return plain.of_schedule(self.lr_scheduler, f"{type(self).__name__}, lr_scheduler")
+        except TypeError as error:
+            if not leaves:
+                raise
+            warn_user(f"{error}: whoever loads the states keeps its own schedule", _warned)
+            return {"name": type(self.lr_scheduler).__name__, "left": True}
 
     def _table(self, key: str) -> dict[Index, Any]:
         # Parameters do not travel, but their multipliers do.
@@ -335,39 +351,29 @@ def create(name: str | Optimizer, **kwargs: Any) -> Optimizer:
     return registry.create(name, **kwargs)
 
 
-def from_config(config: Mapping[str, Any]) -> Optimizer:
+def from_config(config: Mapping[str, Any], before: Optimizer | None = None) -> Optimizer:
     """Make the optimizer that :meth:`Optimizer.get_config` described.
+
+    Args:
+        config: the description.
+        before: the optimizer in whose place it comes: its schedule stays where the description leaves it out.
 
     Raises:
         ValueError: it names an optimizer or a schedule that does not exist here.
     """
-    made = create(config["optimizer"], **config["arguments"])
+    made = create(config["optimizer"], **plain.made(config["arguments"]))
     # Set afterwards: an argument learning_rate would overwrite where the schedule has come to.
-    made.lr_scheduler = _schedule_from(config["lr_scheduler"])
+    schedule = config["lr_scheduler"]
+    if schedule is not None and schedule.get("left"):
+        made.lr_scheduler = before.lr_scheduler if before is not None else None
+    else:
+        made.lr_scheduler = None if schedule is None else plain.schedule(schedule)
     vars(made).update(config["attributes"])
     vars(made).update({key: dict(table) for key, table in config["tables"].items()})
     return made
 
 
-def _schedule_config(schedule: LRScheduler | None) -> dict[str, Any] | None:
-    if schedule is None:
-        return None
-    state = {key: value for key, value in vars(schedule).items() if key != "given"}
-    return {"name": type(schedule).__name__, "arguments": schedule.given, "state": state}
-
-
-def _schedule_from(config: Mapping[str, Any] | None) -> LRScheduler | None:
-    if config is None:
-        return None
-    cls = LRScheduler.classes.get(config["name"])
-    if cls is None:
-        raise ValueError(
-            f"the optimizer's schedule is a {config['name']}, which is not defined here: define or import that "
-            "subclass of mx.lr_scheduler.LRScheduler first"
-        )
-    made = cls(**config["arguments"])
-    vars(made).update(config["state"])
-    return made
+_warned: set[tuple[str, int]] = set()
 
 
 def _is_half(weight: NDArray) -> bool:
@@ -378,17 +384,6 @@ def _is_half(weight: NDArray) -> bool:
 def each_update(*given: Any) -> Any:
     """The arguments of one update, for each update that they mean."""
     return zip(*given, strict=True) if isinstance(given[0], (list, tuple)) else [given]
-
-
-def _check_plain(value: Any, what: str) -> None:
-    if isinstance(value, Mapping):
-        for key, each in value.items():
-            _check_plain(each, f"{what}, {key}")
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            _check_plain(each, what)
-    elif not (value is None or isinstance(value, (bool, int, float, str, bytes))):
-        raise TypeError(f"{what}: {value!r} is no plain data (numbers, text, lists, dicts), so it can not be saved")
 
 
 @register

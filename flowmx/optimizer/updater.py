@@ -87,7 +87,7 @@ class Updater:
             raise ValueError(f"get_states: format is {format!r}, expected 'flowmx' or 'mxnet'")
         if format == "mxnet":
             return mxnet_states.dumps(self.states, self.optimizer if dump_optimizer else None)
-        config = self.optimizer.get_config() if dump_optimizer else None
+        config = self.optimizer.get_config(leaves_schedule=True) if dump_optimizer else None
         return states_file.dumps(self.states, self.optimizer.progress(), config)
 
     def set_states(self, states: bytes) -> None:
@@ -106,7 +106,7 @@ class Updater:
             content = states_file.loads(states)
             found = content.states
             if content.optimizer is not None:
-                self.optimizer = from_config(content.optimizer)
+                self.optimizer = from_config(content.optimizer, self.optimizer)
             self.optimizer.set_progress(content.progress)
         self.states = {
             index: _mapped(state, np.ndarray, lambda array: nd.array(array, cpu(), array.dtype))
