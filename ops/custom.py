@@ -17,6 +17,8 @@ import difflib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from time import perf_counter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,6 +38,13 @@ properties: dict[str, Callable[..., Any]] = {}
 """What makes the property of each ``op_type``, from texts."""
 runner: Runner | None = None
 """Calls a user's method with arrays; set by ``flowmx.operator``. Returns what must be awaited, or None: it is done."""
+
+
+inside: ContextVar[str] = ContextVar("flowmx_custom_operator", default="")
+"""The name of the user's operator that pushes here."""
+
+when_called: Callable[[str, float, float], None] | None = None
+"""Told the name, and when its method ran (the profiler's)."""
 
 
 class _UserActor(ThreadActor):
@@ -82,6 +91,11 @@ class _UserOperator(Operator):
     detached = True
     heavy = True
 
+    @property
+    def called(self) -> str:
+        """The user's name of it."""
+        raise NotImplementedError
+
     def method(self, device: Any, memo: dict[Any, Any] | None, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The user's method to call, given arrays of any kind."""
         raise NotImplementedError
@@ -94,7 +108,13 @@ class _UserOperator(Operator):
         """Call the method; returns what must be awaited, or None where it is done."""
         assert runner is not None
         extra = self.extra(run)
-        return runner(self.method(run.device, run.memo, inputs), run, self.groups(inputs, outputs), extra)
+        token, start = inside.set(self.called), perf_counter()
+        try:
+            return runner(self.method(run.device, run.memo, inputs), run, self.groups(inputs, outputs), extra)
+        finally:
+            inside.reset(token)
+            if when_called is not None:
+                when_called(self.called, start, perf_counter())
 
     def extra(self, run: Run) -> dict[str, Any]:
         """The arguments of the method that are no arrays."""
@@ -135,6 +155,10 @@ class Custom(_UserOperator):
     arguments = ()
     open_ended = True
     op_type: str = required("The name that the operator's property is registered under.")
+
+    @property
+    def called(self) -> str:
+        return self.op_type
     prop: ClassVar[Any]
     texts: ClassVar[dict[str, str]]
     calls: ClassVar[_Calls]
@@ -278,6 +302,10 @@ class BackwardCustom(_UserOperator):
     needed: ClassVar[list[int]]
     made: ClassVar[tuple[list[Shape], list[DType]]]
     wanted: ClassVar[list[bool]]
+
+    @property
+    def called(self) -> str:
+        return f"_backward_{self.primal.op_type}"
 
     @classmethod
     def of(

@@ -21,7 +21,7 @@ def work(times=3):
 
 
 def table():
-    return json.loads(profiler.dumps(format="json"))
+    return json.loads(profiler.dumps(format="json"))["Time"].get("operator", {})
 
 
 def test_a_trace_is_written(tmp_path):
@@ -47,7 +47,7 @@ def test_only_what_runs_in_between_is_recorded():
     work(1)
     profiler.set_state("stop")
     work()
-    assert table()["dot"]["count"] == 2
+    assert table()["dot"]["Count"] == 2
     assert "times" not in engine.watches
 
 
@@ -57,7 +57,7 @@ def test_a_table_of_all_operations():
     rows = profiler.dumps(sort_by="count").splitlines()
     assert rows[0].split() == ["Name", "Count", "Total", "(ms)", "Min", "(ms)", "Max", "(ms)", "Avg", "(ms)"]
     found = table()["dot"]
-    assert found["count"] == 5 and found["min"] <= found["avg"] <= found["max"] <= found["total"]
+    assert found["Count"] == 5 and found["Min"] <= found["Avg"] <= found["Max"] <= found["Total"]
     profiler.dumps(reset=True)
     assert table() == {}
 
@@ -71,7 +71,7 @@ def test_results_and_errors_are_what_they_are_without_it():
 
     with pytest.raises(KeyError, match="planted"):
         mx.engine.push(fails, device=mx.cpu()).wait()
-    assert table()["dot"]["count"] == 1
+    assert table()["dot"]["Count"] == 1
 
 
 def test_a_program_that_ends_leaves_its_trace(tmp_path):
@@ -88,7 +88,7 @@ async def coroutine():
 def test_coroutines_are_timed_too():
     profiler.set_state("run")
     assert mx.engine.push(coroutine).wait() == 5
-    assert table()["coroutine"]["count"] == 1
+    assert table()["coroutine"]["Count"] == 1
 
 
 def test_it_runs_beside_a_watch_for_nan():
@@ -97,7 +97,7 @@ def test_it_runs_beside_a_watch_for_nan():
         work(1)
     work(1)
     profiler.set_state("stop")
-    assert table()["dot"]["count"] == 2
+    assert table()["dot"]["Count"] == 2
     with pytest.raises(mx.MXNetError), mx.safety.stop_at_nan():
         (mx.nd.array([-1.0]).log() * 2).asnumpy()
 
@@ -126,3 +126,47 @@ def test_old_names(tmp_path):
     with pytest.warns(DeprecationWarning, match="is deprecated"):
         profiler.dump_profile()
     assert (tmp_path / "old.json").exists()
+
+
+class Doubling(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 2)
+        mx.nd.zeros(3)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], out_grad[0] * 2)
+
+
+@mx.operator.register("doubling_that_is_profiled")
+class DoublingProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Doubling()
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+def test_the_json_has_mxnets_parts_and_what_users_operators_do(is_bound):
+    profiler.set_config(profile_all=True)
+    profiler.set_state("run")
+    with profiler.Domain("mine").new_task("epoch"):
+        x = mx.nd.ones(3)
+        if is_bound:
+            net = mx.sym.Custom(mx.sym.Variable("x"), op_type="doubling_that_is_profiled")
+            executor = net.bind(mx.cpu(), {"x": x}, {"x": mx.nd.zeros(3)})
+            executor.forward_backward()
+        else:
+            x.attach_grad()
+            with mx.autograd.record():
+                y = mx.nd.Custom(x, op_type="doubling_that_is_profiled")
+            y.backward()
+        mx.nd.waitall()
+    profiler.set_state("stop")
+    found = json.loads(profiler.dumps(format="json", sort_by="avg", ascending=True))
+    assert found["Unit"] == {"Time": "ms", "Memory": "kB"}
+    assert found["Time"]["mine"]["epoch"]["Count"] == 1
+    assert {"Count", "Min", "Max", "Avg"} == set(found["Memory"]["Device Storage"]["Memory: cpu"])
+    rows = found["Time"]["Custom Operator"]
+    for name in ("pure_python", "_mul_scalar"):
+        assert rows[f"doubling_that_is_profiled::{name}"]["Count"] == 1
+        assert rows[f"_backward_doubling_that_is_profiled::{name}"]["Count"] == 1
+    assert rows["doubling_that_is_profiled::_zeros"]["Count"] == 1
+    assert [row["Avg"] for row in rows.values()] == sorted(row["Avg"] for row in rows.values())

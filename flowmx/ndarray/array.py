@@ -401,8 +401,12 @@ def full(shape: Any, val: Any, ctx: Context | None = None, dtype: Any = None, ou
     if out is not None and recording.state.get().recording:
         writing.record_constant(out, "full")
     size = made.size * kind.itemsize
-    core.push_on(device, _fill, (made, val), (), (made._storage,), "full", size < 1 << 16, size, 3)
+    name = _FILLED.get(val, "full") if val.__class__ is int else "full"
+    core.push_on(device, _fill, (made, val), (), (made._storage,), name, size < 1 << 16, size, 3)
     return made
+
+
+_FILLED = {0: "_zeros", 1: "_ones"}
 
 
 def untouched(shape: Shape, dtype: Any) -> NDArray:

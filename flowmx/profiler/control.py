@@ -14,7 +14,7 @@ from flowmx import settings
 from flowmx.engine import waitall
 from flowmx.engine.runtime import engine
 from flowmx.profiler.recorder import recorder
-from flowmx.profiler.tables import COLUMNS, KINDS, aggregated, table
+from flowmx.profiler.tables import COLUMNS, KINDS, aggregated, ordered, sections, table
 from flowmx.profiler.tensorboard import scalars, write_events
 from flowmx.profiler.trace import document
 from flowmx.serialization.atomic import replace_file
@@ -130,7 +130,8 @@ def dumps(
 
     Args:
         reset: forget what was recorded.
-        format: ``"table"`` or ``"json"``.
+        format: ``"table"`` or ``"json"``: an object with the parts ``Time`` (of operators, and by what domains the user
+            has), ``Memory`` (of devices) and ``Unit``, as MXNet's.
         sort_by: ``"total"``, ``"avg"``, ``"min"``, ``"max"`` or ``"count"``.
         ascending: the least first.
         by: ``"operator"`` or ``"layer"``. What belongs to several layers (a fused chain) has a row of its own.
@@ -144,11 +145,12 @@ def dumps(
         if given not in allowed:
             raise ValueError(f"dumps: {name} is {given!r}, expected one of {allowed}")
     waitall()
-    rows = aggregated(recorder.records.copy(), recorder.spans.copy(), by)
-    rows = dict(sorted(rows.items(), key=lambda row: row[1][sort_by], reverse=not ascending))
+    records, spans, changes = recorder.records.copy(), recorder.spans.copy(), recorder.changes.copy()
     if reset:
         recorder.forget()
-    return json.dumps(rows) if format == "json" else table(rows, by)
+    if format == "json":
+        return json.dumps(sections(records, spans, changes, by, sort_by, ascending))
+    return table(ordered(aggregated(records, spans, by), sort_by, ascending), by)
 
 
 def get_summary(reset: bool = False, format: str = "table", sort_by: str = "total", ascending: bool = False) -> str:

@@ -13,7 +13,8 @@ from typing import Any
 from flowmx import devices, flight
 from flowmx.engine import Operation, ThreadActor, origin
 from flowmx.engine.runtime import engine
-from flowmx.profiler.records import Change, Mark, Record, Span, here
+from flowmx.ops import custom
+from flowmx.profiler.records import CUSTOM, Change, Mark, Record, Span, here
 
 __all__ = ["MOST", "Recorder", "recorder", "scope_name"]
 
@@ -56,6 +57,7 @@ class Recorder:
             origin.names_layers += 1
             engine.use_watch(self._watch, "times")
             flight.messages.listeners.append(self._exchanged)
+            custom.when_called = self._called
 
     def stop(self) -> None:
         """Record no more."""
@@ -64,12 +66,14 @@ class Recorder:
             origin.names_layers -= 1
             engine.use_watch(None, "times")
             flight.messages.listeners.remove(self._exchanged)
+            custom.when_called = None
 
     # -- operations ------------------------------------------------------------------------------------
 
     def _watch(self, op: Operation) -> None:
         """Let an operation that is about to be pushed be timed when it runs, wherever that is."""
-        record = Record(next(self._ids), op.name, op.actor.name, op.origin, scope_name.get())
+        within = custom.inside.get()
+        record = Record(next(self._ids), op.name, op.actor.name, op.origin, scope_name.get(), within)
         if op.reads:
             record.after = tuple({variable.recorded for variable in op.reads if variable.recorded})
         for variable in op.writes:
@@ -113,6 +117,11 @@ class Recorder:
             self.changes.append(Change(f"memory of {name}", "memory", now, nbytes))
 
     # -- what else there is ----------------------------------------------------------------------------
+
+    def _called(self, name: str, start: float, end: float) -> None:
+        """A method of a user's operator has run."""
+        track = f"{CUSTOM} · {here.thread}"
+        self.spans.append(Span(f"{name}::pure_python", CUSTOM, track, start, end, {}))
 
     def _exchanged(self, peer: str, operation: str, start: float, end: float, facts: Mapping[str, Any]) -> None:
         """A request to a server was answered."""

@@ -8,7 +8,11 @@ from typing import Any, NamedTuple
 
 from flowmx.engine import Origin
 
-__all__ = ["Change", "Here", "Mark", "Record", "Span", "StepTime", "here"]
+__all__ = ["CUSTOM", "Change", "Here", "Mark", "Record", "Span", "StepTime", "here"]
+
+
+CUSTOM = "Custom Operator"
+"""The category of what users' operators do."""
 
 
 class StepTime(NamedTuple):
@@ -33,16 +37,21 @@ class Record:
         actor: the device's queue that it came from.
         origin: the user's line and the layer.
         scope: what :func:`flowmx.profiler.scope` said at the push.
+        within: the user's operator that pushed it, if one did.
         after: the records of the operations whose results it reads.
         pushed, start, end: in seconds.
         thread: the name of the thread that ran it; empty where several may have run beside each other on one.
         steps: of a graph, its operators.
     """
 
-    __slots__ = ("actor", "after", "end", "id", "name", "origin", "pushed", "scope", "start", "steps", "thread")
+    __slots__ = (
+        "actor", "after", "end", "id", "name", "origin", "pushed", "scope", "start", "steps", "thread", "within",
+    )  # fmt: skip
 
-    def __init__(self, id: int, name: str, actor: str, origin: Origin | None, scope: str) -> None:
-        self.id, self.name, self.actor, self.origin, self.scope = id, name, actor, origin, scope
+    def __init__(
+        self, id: int, name: str, actor: str, origin: Origin | None, scope: str, within: str = ""
+    ) -> None:
+        self.id, self.name, self.actor, self.origin, self.scope, self.within = id, name, actor, origin, scope, within
         self.pushed = perf_counter()
         self.start = self.end = 0.0
         self.after: tuple[int, ...] = ()
