@@ -81,7 +81,8 @@ def taps(old: int, new: int, interp: int, shrinks: bool) -> Taps:
         shrinks: whether no axis of the image grows.
     """
     if interp == NEAREST:
-        index = np.minimum(np.floor(np.arange(new) * (old / new)).astype(np.int64), old - 1)
+        # OpenCV takes the inverse twice, which rounds to another pixel in places.
+        index = np.minimum(np.floor(np.arange(new) * (1 / (new / old))).astype(np.int64), old - 1)
         return Taps(index[:, None], np.ones((new, 1)))
     if interp == AREA:
         return _area(old, new) if shrinks else _enlarged_area(old, new)

@@ -401,6 +401,11 @@ class Executor:
         other._monitor = self._monitor
         return other
 
+    @property
+    def _ctx(self) -> Context:
+        """MXNet's name of its device, which scripts look at."""
+        return self._device.context
+
     def debug_str(self) -> str:
         """The steps in order, and the memory that the plan needs."""
         plan = self.plan
@@ -419,7 +424,7 @@ class Executor:
             "",
             f"Arguments and auxiliary states: {bound / mib:.2f} MiB; gradients: {grads / mib:.2f} MiB",
             f"Internal values: {plan.unshared_bytes() / mib:.2f} MiB unshared",
-            f"Total {plan.internal_bytes() / mib:.2f} MiB allocated for internal values",
+            f"Total {math.ceil(plan.internal_bytes() / mib)} MB allocated for internal values",
         ]
         return "\n".join(lines)
 

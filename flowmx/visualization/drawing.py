@@ -124,7 +124,8 @@ def _warn_of_same_names(nodes: Sequence[Node]) -> None:
     again = [name for name, count in Counter(node.name for node in nodes).items() if count > 1]
     if again:
         warnings.warn(
-            f"plot_network: several nodes have the same name, and are drawn as one: {', '.join(again)}",
+            "plot_network: There are multiple variables with the same name in your graph, which are drawn as one: "
+            + ", ".join(again),
             RuntimeWarning,
             stacklevel=3,
         )
