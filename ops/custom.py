@@ -159,6 +159,7 @@ class Custom(_UserOperator):
     @property
     def called(self) -> str:
         return self.op_type
+
     prop: ClassVar[Any]
     texts: ClassVar[dict[str, str]]
     calls: ClassVar[_Calls]

@@ -120,8 +120,10 @@ class Convolution(Linear):
         data, output = shapes[0], outputs[0]
         if data is None or output is None or len(output) != len(data):
             return shapes
-        size = [self.geometry.input(axis, made) if given == -1 else given
-                for axis, (given, made) in enumerate(zip(data[2:], output[2:], strict=True))]
+        size = [
+            self.geometry.input(axis, made) if given == -1 else given
+            for axis, (given, made) in enumerate(zip(data[2:], output[2:], strict=True))
+        ]
         return [(output[0] if data[0] == -1 else data[0], data[1], *size), *shapes[1:]]
 
     def convolved(self, data: ShapeOrNone) -> ShapeOrNone:

@@ -89,8 +89,8 @@ def test_a_second_backward_pass_runs_the_forward_pass_again_with_the_same_random
     x = mx.sym.Variable("x")
     net = mx.sym.Dropout(mx.sym.sigmoid(x), p=0.5)
     executor = net.simple_bind(mx.cpu(), x=(100,))
-    for apart in (True, False, True):
-        if apart:
+    for in_two in (True, False, True):
+        if in_two:
             executor.forward(is_train=True)
             executor.backward()
         else:

@@ -386,8 +386,8 @@ def test_a_batch_needs_no_label():
 class Generating(mx.io.DataIter):
     """Gives its batches by a generator alone."""
 
-    provide_data = [mx.io.DataDesc("data", (2, 3))]
-    provide_label = [mx.io.DataDesc("softmax_label", (2,))]
+    provide_data = (mx.io.DataDesc("data", (2, 3)),)
+    provide_label = (mx.io.DataDesc("softmax_label", (2,)),)
 
     def __iter__(self):
         for number in range(3):

@@ -144,7 +144,11 @@ def test_variables_without_a_group_are_made_with_their_reader():
 
 def test_one_device_of_a_group_stands_for_all_of_a_modules():
     module = mx.mod.Module(
-        split(), ["a", "b"], ["c"], context=[mx.cpu(0), mx.cpu(1)], group2ctxs={"first": mx.cpu(2), "second": [mx.cpu(3)]}
+        split(),
+        ["a", "b"],
+        ["c"],
+        context=[mx.cpu(0), mx.cpu(1)],
+        group2ctxs={"first": mx.cpu(2), "second": [mx.cpu(3)]},
     )
     module.bind([("a", (2, 3)), ("b", (2, 3))], [("c", (2, 3))])
     module.init_params()

@@ -72,7 +72,9 @@ def test_names_are_quoted(without_graphviz):
 
 def test_same_names_are_warned_of(without_graphviz):
     twice = mx.sym.relu(mx.sym.relu(mx.sym.Variable("data"), name="x"), name="x")
-    with pytest.warns(RuntimeWarning, match="multiple variables with the same name in your graph, which are drawn as one: x"):
+    with pytest.warns(
+        RuntimeWarning, match="multiple variables with the same name in your graph, which are drawn as one: x"
+    ):
         mx.viz.plot_network(twice)
 
 

@@ -101,7 +101,8 @@ class Mode:
 
         Args:
             name: what messages call it.
-            forward, backward: which.
+            forward: whether to run that.
+            backward: likewise.
             again: whether the forward pass draws the random numbers that it drew the last time.
         """
         if again and self._went_apart:

@@ -45,7 +45,7 @@ def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> di
 
 
 def _begun_with(given: ShapeOrNone, declared: ShapeOrNone) -> ShapeOrNone:
-    """What is known of a variable: what is given, if that is its whole shape; what it was declared as adds to the rest."""
+    """What is known of a variable: its whole shape as given, or what is given and what was declared together."""
     if given is not None and -1 not in given:
         return given
     both: Any = merge(given, declared)

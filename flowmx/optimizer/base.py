@@ -12,8 +12,8 @@ from flowmx import ndarray as nd
 from flowmx.engine.origin import warn_user
 from flowmx.lr_scheduler import LRScheduler
 from flowmx.ndarray import NDArray
-from flowmx.optimizer import plain
 from flowmx.ops.dtypes import is_floating, name_of
+from flowmx.optimizer import plain
 from flowmx.registry import Recorded, Registry
 
 Index: TypeAlias = int | str

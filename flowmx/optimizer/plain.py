@@ -1,4 +1,4 @@
-"""Arguments of optimizers and schedules as plain data: numbers, text, lists and dicts, which files and the wire take."""
+"""Arguments of optimizers and schedules as plain data: numbers, text, lists, dicts, which files and the wire take."""
 
 from __future__ import annotations
 

@@ -48,9 +48,7 @@ class Record:
         "actor", "after", "end", "id", "name", "origin", "pushed", "scope", "start", "steps", "thread", "within",
     )  # fmt: skip
 
-    def __init__(
-        self, id: int, name: str, actor: str, origin: Origin | None, scope: str, within: str = ""
-    ) -> None:
+    def __init__(self, id: int, name: str, actor: str, origin: Origin | None, scope: str, within: str = "") -> None:
         self.id, self.name, self.actor, self.origin, self.scope, self.within = id, name, actor, origin, scope, within
         self.pushed = perf_counter()
         self.start = self.end = 0.0

@@ -48,6 +48,5 @@ def dtypes_of(symbol: Symbol, given: Mapping[str, Any]) -> dict[Entry, DType]:
     inner = symbol.get_internals()
     found = inner.infer_type_partial(**given)[1]
     return {
-        entry: FLOAT32 if dtype is None else as_dtype(dtype)
-        for entry, dtype in zip(inner._entries, found, strict=True)
+        entry: FLOAT32 if dtype is None else as_dtype(dtype) for entry, dtype in zip(inner._entries, found, strict=True)
     }
