@@ -401,3 +401,24 @@ async def test_an_iterator_that_has_iter_alone():
     assert (await made.score(Generating(2), "acc"))[0][1] == 1
     assert (await made.predict(Generating(2))).shape == (6, 2)
     assert [batch.data[0].asnumpy()[0, 0] async for batch in Generating(2)] == [0, 1, 2]
+
+
+def test_methods_that_somebody_puts_on_a_module_are_called():
+    made, called = mx.mod.BaseModule(), []
+    for name in ("bind", "init_params", "init_optimizer", "forward", "backward", "update", "update_metric"):
+        setattr(made, name, lambda *args, _name=name, **kwargs: called.append(_name))
+    made.get_params = lambda: (None, None)
+
+    class Batches:
+        provide_data = provide_label = None
+
+        def __iter__(self):
+            return iter([mx.io.DataBatch([]), mx.io.DataBatch([])])
+
+        def reset(self):
+            pass
+
+    made.fit(Batches(), num_epoch=1)
+    assert called == [
+        "bind", "init_params", "init_optimizer", *["forward", "backward", "update", "update_metric"] * 2,
+    ]  # fmt: skip

@@ -197,8 +197,8 @@ class BaseModule(Loops):
         self, eval_metric: metric.EvalMetric, labels: Sequence[NDArray], pre_sliced: bool = False
     ) -> None:
         """As :meth:`update_metric`, awaiting the outputs: the form for coroutines."""
-        if type(self).update_metric is not BaseModule.update_metric:
-            await asyncio.to_thread(self.update_metric, eval_metric, labels, pre_sliced)  # a subclass's own
+        if type(self).update_metric is not BaseModule.update_metric or "update_metric" in vars(self):
+            await asyncio.to_thread(self.update_metric, eval_metric, labels, pre_sliced)  # somebody's own
             return
         refuse_sliced(pre_sliced)
         for label, pred in self._measured(labels):
@@ -321,6 +321,6 @@ class BaseModule(Loops):
     async def _synchronized(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """The parameters, computed; auxiliary states are made the same on all devices."""
         arg_params, aux_params = self.get_params()
-        for array in (*arg_params.values(), *aux_params.values()):
+        for array in (*(arg_params or {}).values(), *(aux_params or {}).values()):
             await array
         return arg_params, aux_params
