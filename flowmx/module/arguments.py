@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 
+class MissingParameterError(ValueError, RuntimeError):
+    """A parameter is not among those that were given; a RuntimeError too, as which MXNet raises it."""
+
+
 def check_names(arguments: Sequence[str], names: Sequence[str], argument: str, throw: bool) -> None:
     """Raise, or warn, where a name is no argument of the symbol."""
     for name in names:

@@ -16,7 +16,7 @@ from flowmx.io import DataDesc
 from flowmx.kvstore import KVStoreBase, compression
 from flowmx.kvstore.choice import chosen, updates
 from flowmx.module import updating
-from flowmx.module.arguments import check_names, device_groups
+from flowmx.module.arguments import MissingParameterError, check_names, device_groups
 from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
 from flowmx.module.group import ExecutorGroup, merged
 from flowmx.module.updating import Updating
@@ -308,7 +308,7 @@ class Module(BaseModule):
                 if given is not None and name in given:
                     _copy(kind, name, given[name], targets[name])
                 elif given is not None and not allow_missing:
-                    raise ValueError(
+                    raise MissingParameterError(
                         f"init_params: the {kind} {name!r} is not among those given; pass allow_missing=True to "
                         "leave it to the initializer"
                     )
