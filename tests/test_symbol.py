@@ -156,6 +156,15 @@ def test_shapes_and_numbers_in_all_their_forms():
     assert x.infer_shape()[1] == [(4,)]
     assert mx.sym.Variable("y", shape=np.array([2, 3])).infer_shape()[1] == [(2, 3)]
     assert mx.sym.maximum(x, np.float32(2)).eval(x=mx.nd.arange(4))[0].asnumpy().tolist() == [2, 2, 2, 3]
+    for made, expected in (
+        (np.float32(2) * x, [0, 2, 4, 6]),
+        (np.int64(2) - x, [2, 1, 0, -1]),
+        (np.float64(2) > x, [1, 1, 0, 0]),
+        (np.float32(2) == x, [0, 0, 1, 0]),
+    ):
+        assert made.eval(x=mx.nd.arange(4))[0].asnumpy().tolist() == expected
+    with pytest.raises(TypeError):
+        x + np.ones(4)
 
 
 def test_infer_shape():

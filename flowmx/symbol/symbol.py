@@ -53,6 +53,8 @@ class Symbol(Methods):
     """
 
     __slots__ = ("_entries",)
+    __array_ufunc__ = None
+    """NumPy leaves operators with a number of its own on the left to the symbol."""
 
     def __init__(self, entries: Sequence[Entry]) -> None:
         self._entries = tuple(entries)
