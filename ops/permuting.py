@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred
-from flowmx.ops.registry import Array, Operator, Shape, ShapeOrNone, merge, operator, option, required
+from flowmx.ops.registry import Array, Operator, Shape, ShapeOrNone, operator, option, required
 from flowmx.ops.reshaping import axes_of, axis_of, divided, times
 from flowmx.ops.shape import View
 
