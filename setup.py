@@ -17,6 +17,8 @@ setup(
     package_dir=ROOTS,
     package_data={
         "flowmx": ["py.typed"],
+        "flowmx.compat": ["shim/mxnet/*"],
+        "flowmx.contrib.text": ["files.json"],
         "flowmx.dashboard": ["page/*"],
         "": ["*.pyi"],
     },

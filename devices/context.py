@@ -5,10 +5,11 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import ClassVar
 
+from flowmx.base import ClassProperties, ClassProperty
 from flowmx.errors import DeviceError
 
 
-class Context:
+class Context(metaclass=ClassProperties):
     """The name of a device: a type and a number. Equal contexts are the same object.
 
     Args:
@@ -28,6 +29,9 @@ class Context:
     devtype2str: ClassVar[dict[int, str]] = {1: "cpu", 2: "gpu", 3: "cpu_pinned", 5: "cpu_shared", 9: "sim"}
     devstr2type: ClassVar[dict[str, int]] = {name: number for number, name in devtype2str.items()}
     _known: ClassVar[dict[tuple[str, int], Context]] = {}
+
+    default_ctx = ClassProperty(lambda owner: current_context(), lambda context: set_current_context(context))
+    """The current device; MXNet's older name for `current_context`."""
 
     device_type: str
     device_id: int

@@ -2,7 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-from flowmx import (
+from flowmx.compat import aliases
+
+aliases.install()  # before the first module that it adds to
+
+from flowmx import (  # noqa: E402
     attribute,
     autograd,
     base,
@@ -45,6 +49,9 @@ from flowmx import random as rnd
 from flowmx import symbol as sym
 from flowmx import visualization as viz
 from flowmx.attribute import AttrScope
+from flowmx.compat import members as _members
+from flowmx.compat.paths import PATHS
+from flowmx.compat.package import install_as_mxnet
 from flowmx.context import gpu_memory_info
 from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
 from flowmx.devices.context import sim
@@ -71,14 +78,17 @@ __version__ = "0.1.0"
 __all__ = [
     "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint", "context",
     "contrib", "cpu", "cpu_pinned", "current_context", "dashboard", "engine", "executor", "flight", "gluon", "gpu",
-    "gpu_memory_info", "image", "img", "init", "initializer", "io", "is_np_array", "is_np_shape", "kv", "kvstore",
+    "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io", "is_np_array", "is_np_shape", "kv", "kvstore",
     "log", "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "np_array",
     "np_shape", "num_gpus", "onnx", "operator", "optimizer", "plan", "profiler", "random", "recordio", "registry",
     "rnd", "rnn", "run", "runtime", "safety", "serve", "set_np_shape", "sim", "sym", "symbol", "test_utils", "use_np",
     "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip
 
-_LATER = ("amp", "contrib", "dashboard", "image", "onnx", "plan", "recordio", "rnn", "serve", "test_utils")
+_LATER = {
+    *("amp", "contrib", "dashboard", "image", "onnx", "plan", "recordio", "rnn", "serve", "test_utils"),
+    *(path for path in PATHS if "." not in path),
+}
 __getattr__, __dir__ = later(__name__, {"img": "flowmx.image", **{each: f"flowmx.{each}" for each in _LATER}})
 
 

@@ -25,28 +25,32 @@ def shown(attributes: Mapping[str, str]) -> dict[str, str]:
     plain = {name.strip("_"): value for name, value in attributes.items() if name.startswith("__")}
     return {**{name: value for name, value in plain.items() if name in HIDDEN}, **attributes}
 
-
-class _Current:
-    """A scope with the attributes that symbols made here get, as an attribute of the class."""
-
-    def __get__(self, instance: AttrScope | None, owner: type[AttrScope]) -> AttrScope:
-        return owner()  # adds nothing to what is current
+from flowmx.base import ClassProperties, ClassProperty
 
 
-class AttrScope:
+class AttrScope(metaclass=ClassProperties):
     """Gives attributes to every symbol made inside its ``with`` block; inner scopes add and override.
 
     Args:
         **attributes: text values.
 
     Attributes:
-        current: what is in force here, for its :meth:`get`.
+        current: a scope with the attributes that symbols made here get; setting it puts another one's in force.
 
     Raises:
         ValueError: a value is no text.
     """
 
-    current = _Current()
+    current = ClassProperty(
+        lambda owner: owner._of(_current.get()), lambda scope: _current.set(dict(scope._attributes))
+    )
+    """What is in force here, as a scope."""
+
+    @classmethod
+    def _of(cls, attributes: dict[str, str]) -> AttrScope:
+        made = cls()
+        made._attributes = attributes
+        return made
 
     def __init__(self, **attributes: str) -> None:
         for name, value in attributes.items():

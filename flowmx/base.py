@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from flowmx.errors import MXNetError, NotImplementedForSymbol
 
 __all__ = [
-    "MXNetError", "NotImplementedForSymbol", "integer_types", "mx_real_t", "numeric_types", "string_types",
+    "ClassProperties", "ClassProperty", "MXNetError", "NotImplementedForSymbol", "integer_types", "mx_real_t", "numeric_types", "string_types",
 ]  # fmt: skip
 
 integer_types = (int, np.integer)
@@ -15,3 +18,29 @@ numeric_types = (float, int, np.generic)
 string_types = (str,)
 mx_real_t = np.float32
 """The dtype of arrays that are made without saying which."""
+
+
+class ClassProperty:
+    """A property of a class, which may be set where its metaclass is :class:`ClassProperties`.
+
+    Args:
+        getter: called with the class.
+        setter: called with the value.
+    """
+
+    def __init__(self, getter: Callable[[Any], Any], setter: Callable[[Any], None]) -> None:
+        self._getter, self.setter = getter, setter
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self._getter(owner)
+
+
+class ClassProperties(type):
+    """The metaclass of classes with a :class:`ClassProperty`."""
+
+    def __setattr__(cls, name: str, value: Any) -> None:
+        found = vars(cls).get(name)
+        if isinstance(found, ClassProperty):
+            found.setter(value)
+        else:
+            super().__setattr__(name, value)

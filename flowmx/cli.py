@@ -26,6 +26,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
         "train": ("flowmx.commands.train", "run a training script with settings, or train a model on a file of data"),
         "serve": ("flowmx.serve.command", "serve a model over HTTP"),
         "convert": ("flowmx.commands.convert", "turn models and parameters into other formats: ONNX, safetensors, ..."),
+        "run": ("flowmx.commands.run", "run a program that was written for MXNet"),
         "im2rec": ("flowmx.im2rec", "make lists of images, and RecordIO files of them"),
     },
     "looking": {

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from contextvars import ContextVar, Token
 
-
-class _Current:
-    """The task's current name manager, as an attribute of the class."""
-
-    def __get__(self, instance: NameManager | None, owner: type[NameManager]) -> NameManager:
-        return current()
+from flowmx.base import ClassProperties, ClassProperty
 
 
-class NameManager:
+class NameManager(metaclass=ClassProperties):
     """Gives names to symbols made without one; a ``with`` block makes it the task's current one.
 
     Example:
@@ -22,10 +17,10 @@ class NameManager:
         'flatten0'
 
     Attributes:
-        current: the task's current one.
+        current: the task's current one, which may be set.
     """
 
-    current = _Current()
+    current = ClassProperty(lambda owner: _current.get(), lambda manager: _current.set(manager))
 
     def __init__(self) -> None:
         self._counter: dict[str, int] = {}

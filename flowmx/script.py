@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import runpy
 import sys
 import traceback
@@ -10,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["Ended", "run"]
+__all__ = ["Ended", "run", "run_module"]
 
 
 class Ended(Exception):
@@ -38,14 +39,47 @@ def run(script: Sequence[str]) -> None:
     path = script[0]
     if not Path(path).is_file():
         raise FileNotFoundError(f"there is no script {path!r}")
-    with _as_main(script):
-        try:
-            runpy.run_path(path, run_name="__main__")
-        except SystemExit as ended:
-            _exited(ended.code)
-        except Exception as error:
-            traceback.print_exception(error.with_traceback(_from_script(error.__traceback__, path)))
-            raise Ended(1) from None
+    with _as_main(script, Path(path).resolve().parent), _ending(path):
+        runpy.run_path(path, run_name="__main__")
+
+
+def run_module(name: str, arguments: Sequence[str] = ()) -> None:
+    """Run a module, as ``python -m`` does; the traceback of its error is printed, and begins in it.
+
+    Args:
+        name: its name; of a package, its ``__main__`` is run.
+        arguments: its arguments.
+
+    Raises:
+        ImportError: there is no such module.
+        Ended: it raised, or exited with another status than 0.
+    """
+    with _as_main(["-m", *arguments], Path.cwd()):
+        path = _file_of(name)
+        with _ending(path):
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _file_of(name: str) -> str:
+    """The file of a module that can be run."""
+    found = importlib.util.find_spec(name)
+    if found is not None and found.submodule_search_locations is not None:
+        found = importlib.util.find_spec(f"{name}.__main__")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"there is no module {name!r} that can be run", name=name)
+    return found.origin
+
+
+@contextlib.contextmanager
+def _ending(path: str) -> Iterator[None]:
+    """Turn how a program ends into :class:`Ended`, where it is no success."""
+    try:
+        yield
+    except SystemExit as ended:
+        _exited(ended.code)
+    except Exception as error:
+        traceback.print_exception(error.with_traceback(_from_script(error.__traceback__, path)))
+        raise Ended(1) from None
 
 
 def _exited(code: object) -> None:
@@ -65,10 +99,10 @@ def _from_script(trace: TracebackType | None, path: str) -> TracebackType | None
 
 
 @contextlib.contextmanager
-def _as_main(script: Sequence[str]) -> Iterator[None]:
-    """What a script finds when it is started: its arguments, and its folder first among those of modules."""
+def _as_main(script: Sequence[str], folder: Path) -> Iterator[None]:
+    """What a script finds when it is started: its arguments, and a folder first among those of modules."""
     argv, path = sys.argv, sys.path
-    sys.argv, sys.path = list(script), [str(Path(script[0]).resolve().parent), *path]
+    sys.argv, sys.path = list(script), [str(folder), *path]
     try:
         yield
     finally:

@@ -1,11 +1,12 @@
 """Settings: the one place where flowmx reads its environment variables.
 
 Each field of `Settings` is a setting: its annotation is the type, `_setting` adds the default, the range and
-the documentation, and the variable is called ``FLOWMX_`` plus the field's name in capitals. The names that
-MXNet had under ``MXNET_`` mean the same here. ``python -m flowmx info`` prints them all.
+the documentation, and the variable is called ``FLOWMX_`` plus the field's name in capitals. ``python -m flowmx info``
+prints them all.
 
-Where a setting's own variable is unset, another program's may stand for it: `others` is a format string of variables,
-such as ``"{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}"``, which counts where all of them are set.
+Where a setting's own variable is unset, MXNet's counts: ``MXNET_`` plus the same name, or the one in `_MXNET_NAMES`.
+Where that is unset too, another program's may stand for it: `others` is a format string of variables, such as
+``"{DMLC_PS_ROOT_URI}:{DMLC_PS_ROOT_PORT}"``, which counts where all of them are set.
 
 The environment is read once, at the first `get`; a program that changes it later calls `reload`.
 """
@@ -40,6 +41,8 @@ __all__ = [
 
 PREFIX = "FLOWMX_"
 MXNET_PREFIX = "MXNET_"
+_MXNET_NAMES = {"cuda_graphs": "MXNET_ENABLE_CUDA_GRAPHS"}
+"""Settings that MXNet has under another name."""
 
 EngineType = Literal["NaiveEngine", "ThreadedEngine", "ThreadedEnginePerDevice"]
 PoolType = Literal["Naive", "Round", "Unpooled"]
@@ -94,16 +97,23 @@ class Setting(NamedTuple):
         return PREFIX + self.name.upper()
 
     @property
+    def mxnet_variable(self) -> str:
+        """MXNet's variable for it, such as ``MXNET_ENGINE_TYPE``."""
+        return _MXNET_NAMES.get(self.name, MXNET_PREFIX + self.name.upper())
+
+    @property
     def other_variables(self) -> tuple[str, ...]:
         """The variables of other programs that stand for this one where it is unset."""
         return tuple(name for _, name, _, _ in Formatter().parse(self.others) if name)
 
     def find(self, environ: Mapping[str, str]) -> tuple[str, str]:
         """Return what `environ` says of the setting, as text (empty where it is unset), and which variables say it."""
-        own = environ.get(self.variable, "").strip()
+        for variable in (self.variable, self.mxnet_variable):
+            if own := environ.get(variable, "").strip():
+                return own, variable
         texts = {name: environ.get(name, "").strip() for name in self.other_variables}
-        if own or not texts or not all(texts.values()):
-            return own, self.variable
+        if not texts or not all(texts.values()):
+            return "", self.variable
         return self.others.format_map(texts), " and ".join(texts)
 
     @property
@@ -331,6 +341,10 @@ class Settings:
         "Folder for sockets and reports of processes; unset, flowmx-<user> in the folder for temporary files.",
         others="{XDG_RUNTIME_DIR}",
     )
+    home: str = _setting("", "Folder of models and data sets, in folders of their own; unset, .mxnet in your home.")
+    gluon_repo: str = _setting(
+        "https://apache-mxnet.s3-accelerate.dualstack.amazonaws.com/", "Address of MXNet's models and data sets."
+    )
     backward_stretches: bool = _setting(
         True, "Run many small gradients of the tape as one operation of the engine, which is faster."
     )
@@ -426,10 +440,10 @@ def sources() -> dict[str, str]:
     return {name: _sources.get(name, "default") for name in TABLE}
 
 
-def mxnet_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of MXNet in `environ` that flowmx ignores, each with the name to use instead."""
-    known = {MXNET_PREFIX + name.upper(): row.variable for name, row in TABLE.items()}
-    return {old: known[old] for old in sorted(environ) if old in known}
+def mxnet_variables(environ: Mapping[str, str]) -> list[str]:
+    """Return the variables of MXNet in `environ` that no setting reads."""
+    read = {row.mxnet_variable for row in TABLE.values()}
+    return [name for name in sorted(environ) if name.startswith(MXNET_PREFIX) and name not in read]
 
 
 def _given(environ: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:

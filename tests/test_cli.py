@@ -36,20 +36,26 @@ def test_info_prints_every_setting_with_its_source():
 
 
 def test_info_as_json():
-    done = run("info", "--json", FLOWMX_CPU_WORKER_NTHREADS="2", MXNET_ENGINE_TYPE="NaiveEngine")
+    done = run("info", "--json", FLOWMX_CPU_WORKER_NTHREADS="2", MXNET_SAFE_ACCUMULATION="1")
     found = json.loads(done.stdout)
     rows = {row["variable"]: row for row in found["settings"]}
     assert list(rows) == [row.variable for row in TABLE.values()]
     assert rows["FLOWMX_CPU_WORKER_NTHREADS"]["value"] == 2
     assert rows["FLOWMX_CPU_WORKER_NTHREADS"]["source"] == "environment"
-    assert found["ignored"] == {"MXNET_ENGINE_TYPE": "FLOWMX_ENGINE_TYPE"}
+    assert found["ignored"] == ["MXNET_SAFE_ACCUMULATION"]
     assert found["packages"]["numpy"] == metadata.version("numpy")
     assert found["devices"][0] == "cpu(0)"
     assert found["cores"] >= 1
 
 
 def test_info_names_a_variable_of_mxnet_that_is_ignored():
-    assert "MXNET_EXEC_NUM_TEMP: set FLOWMX_EXEC_NUM_TEMP" in run("info", MXNET_EXEC_NUM_TEMP="1").stdout
+    assert "  MXNET_SAFE_ACCUMULATION\n" in run("info", MXNET_SAFE_ACCUMULATION="1").stdout
+
+
+def test_info_says_where_a_variable_of_mxnet_counts():
+    done = run("info", MXNET_ENGINE_TYPE="NaiveEngine", MXNET_EXEC_NUM_TEMP="2", FLOWMX_EXEC_NUM_TEMP="3")
+    assert "FLOWMX_ENGINE_TYPE = NaiveEngine  (environment: MXNET_ENGINE_TYPE)" in done.stdout
+    assert "FLOWMX_EXEC_NUM_TEMP = 3  (environment)" in done.stdout
 
 
 def test_a_bad_setting_is_an_error_without_a_traceback():

@@ -140,9 +140,21 @@ def test_an_unknown_variable_warns_and_names_the_nearest(environ):
         assert settings.get().engine_type == "ThreadedEnginePerDevice"
 
 
-def test_variables_of_mxnet_are_named_with_their_new_names():
-    found = settings.mxnet_variables({"MXNET_ENGINE_TYPE": "NaiveEngine", "MXNET_HOME": "/tmp", "PATH": ""})
-    assert found == {"MXNET_ENGINE_TYPE": "FLOWMX_ENGINE_TYPE"}
+def test_variables_of_mxnet_that_nothing_reads_are_named():
+    found = settings.mxnet_variables({"MXNET_ENGINE_TYPE": "NaiveEngine", "MXNET_TEST_SEED": "1", "PATH": ""})
+    assert found == ["MXNET_TEST_SEED"]
+
+
+@pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
+def test_the_variable_of_mxnet_counts_where_the_own_is_unset(row):
+    value = str(row.choices[-1] if row.choices else 1)
+    found = settings.load({row.mxnet_variable: value})
+    assert getattr(found, row.name) == row.parse(value)
+    assert getattr(settings.load({row.mxnet_variable: "wrong", row.variable: value}), row.name) == row.parse(value)
+
+
+def test_a_setting_that_mxnet_has_under_another_name_is_read_under_that():
+    assert settings.load({"MXNET_ENABLE_CUDA_GRAPHS": "1"}).cuda_graphs
 
 
 def test_settings_are_frozen():

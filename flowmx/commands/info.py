@@ -85,8 +85,7 @@ def _as_text(found: dict[str, Any]) -> str:
         lines.append(f"  {row['variable']} = {value}  ({row['source']})")
         lines.append(f"      {row['doc']} Takes {row['allowed']}.")
     if found["ignored"]:
-        lines += ["", "ignored: variables of MXNet, which flowmx reads under another name"]
-        lines += [f"  {old}: set {new}" for old, new in found["ignored"].items()]
+        lines += ["", "ignored: variables of MXNet that no setting reads", *(f"  {each}" for each in found["ignored"])]
     return "\n".join(lines)
 
 

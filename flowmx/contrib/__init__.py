@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from flowmx.contrib import amp, onnx
+from flowmx.lazy import later
 from flowmx.ndarray import contrib as nd
 from flowmx.ndarray import contrib as ndarray
 from flowmx.symbol import contrib as sym
 from flowmx.symbol import contrib as symbol
 
-__all__ = ["amp", "nd", "ndarray", "onnx", "sym", "symbol"]
+if TYPE_CHECKING:
+    from flowmx.contrib import text
+
+__all__ = ["amp", "nd", "ndarray", "onnx", "sym", "symbol", "text"]
+
+__getattr__, __dir__ = later(__name__, {"text": "flowmx.contrib.text"})

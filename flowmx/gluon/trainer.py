@@ -69,7 +69,7 @@ class Trainer:
         self._contexts = self._check_contexts()
         self._optimizer = self._made(optimizer, dict(optimizer_params or {}))
         self._scale = self._optimizer.rescale_grad
-        self._updaters = {ctx: opt.get_updater(self._optimizer) for ctx in self._contexts}
+        self._updaters = [opt.get_updater(self._optimizer) for _ in self._contexts]
         self._kvstore = chosen(kvstore, len(self._contexts))
         self._wanted = kvstore
         self._update_on_kvstore = self._checked(update_on_kvstore)
@@ -162,7 +162,7 @@ class Trainer:
     def _finish_step(self, fresh: list[tuple[int, Parameter]], batch_size: int, is_skipped: bool) -> None:
         if is_skipped:
             for _, param in fresh:
-                for ctx in self._updaters:
+                for ctx in self._contexts:
                     param._mark_used(ctx)
         elif not self._on_kvstore(otherwise=None):
             self._update(fresh)
@@ -206,7 +206,7 @@ class Trainer:
             self._update_on_kvstore = otherwise
         if self._update_on_kvstore and not self._started:
             assert self._kvstore is not None
-            self._kvstore._install(self._updaters[self._contexts[0]])
+            self._kvstore._install(self._updaters[0])
         return self._update_on_kvstore
 
     def _refuse_on_kvstore(self, call: str) -> None:
@@ -279,7 +279,7 @@ class Trainer:
 
     def _update(self, params: list[tuple[int, Parameter]]) -> None:
         indices = [index for index, _ in params]
-        for ctx, updater in self._updaters.items():
+        for ctx, updater in zip(self._contexts, self._updaters, strict=True):
             updater(indices, [param.grad(ctx) for _, param in params], [param.data(ctx) for _, param in params])
             for _, param in params:
                 param._mark_used(ctx)
@@ -292,7 +292,7 @@ class Trainer:
         return {
             "weights": [array for param in made for array in param.list_data()],
             "gradients": [array for param in trained for array in param.list_grad()],
-            "optimizer": [array for each in self._updaters.values() for array in each.arrays()],
+            "optimizer": [array for each in self._updaters for array in each.arrays()],
             "kvstore": [] if store is None else store._arrays(),
         }
 
@@ -328,7 +328,7 @@ class Trainer:
 
     async def ready(self) -> None:
         """Await the optimizer's states, so that saving them does not block."""
-        for updater in self._updaters.values():
+        for updater in self._updaters:
             await updater.ready()
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
@@ -340,14 +340,14 @@ class Trainer:
         if self._is_updated_elsewhere():
             self._store().save_optimizer_states(fname, dump_optimizer=True)
         else:
-            replace_file(fname, [next(iter(self._updaters.values())).get_states(dump_optimizer=True)])
+            replace_file(fname, [self._updaters[0].get_states(dump_optimizer=True)])
 
     async def _saved_states(self) -> bytes | None:
         """The optimizer's states, for a checkpoint; None where another worker saves them."""
         if self._is_updated_elsewhere():
             return await self._store()._saved_states() if self._store()._leads else None
         await self.ready()
-        return next(iter(self._updaters.values())).get_states()
+        return self._updaters[0].get_states()
 
     async def _resume_states(self, states: bytes | None) -> None:
         """Go on with the states of a checkpoint; servers that have come further keep their own."""
@@ -355,7 +355,7 @@ class Trainer:
             self._share([each for each in enumerate(self._params) if each[1].grad_req != "null"])
             await self._store()._resume_states(states)
         elif states is not None:
-            for updater in self._updaters.values():
+            for updater in self._updaters:
                 updater.set_states(states)
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
@@ -370,10 +370,10 @@ class Trainer:
             self._store().load_optimizer_states(fname)
             return
         states = Path(fname).read_bytes()
-        for updater in self._updaters.values():
+        for updater in self._updaters:
             updater.set_states(states)
             self._optimizer = updater.optimizer
-        for updater in self._updaters.values():
+        for updater in self._updaters:
             updater.optimizer = self._optimizer
         self._optimizer.param_dict = dict(enumerate(self._params))
 

@@ -1,7 +1,6 @@
 """Data sets, samplers and loaders: ``mx.gluon.data``."""
 
 from flowmx.gluon.data import batchify, dataset, sampler, vision
-from flowmx.gluon.data import loader as dataloader
 from flowmx.gluon.data.dataset import ArrayDataset, Dataset, RecordFileDataset, SimpleDataset
 from flowmx.gluon.data.loader import DataLoader
 from flowmx.gluon.data.sampler import (
@@ -17,5 +16,5 @@ from flowmx.gluon.data.workers import DataLoaderTimeout, DataLoaderWorkerError
 __all__ = [
     "ArrayDataset", "BatchSampler", "DataLoader", "DataLoaderTimeout", "DataLoaderWorkerError", "Dataset",
     "FilterSampler", "RandomSampler", "RecordFileDataset", "Sampler", "SequentialSampler", "SimpleDataset",
-    "SplitSampler", "batchify", "dataloader", "dataset", "sampler", "vision",
+    "SplitSampler", "batchify", "dataset", "sampler", "vision",
 ]  # fmt: skip

@@ -99,6 +99,7 @@ class DataLoader:
         self._batch_sampler = batch_sampler
         self._batchify_fn = batchify_fn or default_batchify_fn
         self._num_workers = max(0, num_workers)
+        self._pin_memory, self._pin_device_id = pin_memory, pin_device_id
         self._pinned = cpu_pinned(pin_device_id) if pin_memory else None
         self._prefetch = 2 * self._num_workers if prefetch is None else max(0, int(prefetch))
         self._thread_pool = thread_pool

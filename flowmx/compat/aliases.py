@@ -1,0 +1,118 @@
+"""MXNet's module paths, as `paths` lists them: modules made of names alone, and names added to flowmx's own modules.
+
+Neither is told of by the modules themselves. A finder stands first on ``sys.meta_path``; a module of flowmx whose path
+is in the table is loaded as ever, and then looks for a name that it has not where the table says; where there is none,
+an empty one is made, which does likewise. Nothing is imported before a name is asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+from typing import Any
+
+from flowmx.compat.paths import PATHS
+
+__all__ = ["install"]
+
+_OWN = "flowmx."
+_MISSING = object()
+_KNOWN = {*PATHS, *(each.rpartition(".")[0] for each in PATHS)}
+"""The paths of the table, and those right above them."""
+
+
+def install() -> None:
+    """Have the modules of the table found; those that were imported before are not added to."""
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of the table."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(_OWN) or fullname[len(_OWN) :] not in _KNOWN:
+            return None
+        for finder in sys.meta_path:
+            spec = None if finder is self else finder.find_spec(fullname, path, target)
+            if spec is not None:
+                spec.loader = _Adding(spec.loader)
+                return spec
+        is_package = any(True for _ in _below(fullname[len(_OWN) :]))
+        return ModuleSpec(fullname, _Adding(None), is_package=is_package)
+
+
+class _Adding(Loader):
+    """Loads a module by its own loader, or makes an empty one where there is none, and adds what the table says."""
+
+    def __init__(self, own: Any) -> None:
+        self._own = own
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return None if self._own is None else self._own.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        if self._own is not None:
+            assert module.__spec__ is not None
+            module.__loader__ = module.__spec__.loader = self._own
+            self._own.exec_module(module)
+        _add(module)
+
+
+def _add(module: ModuleType) -> None:
+    """Have a module look for missing names where the table says, after its own ``__getattr__``."""
+    path = module.__name__[len(_OWN) :]
+    names = vars(module)
+    own, own_dir = names.get("__getattr__"), names.get("__dir__")
+
+    def find(name: str) -> Any:
+        try:
+            if own is not None:
+                return own(name)
+            raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
+        except AttributeError:
+            found = _MISSING if _is_own(module, name) else _elsewhere(path, name)
+            if found is _MISSING:
+                raise
+            return found
+
+    def listed() -> list[str]:
+        return sorted({*(names if own_dir is None else own_dir()), *_below(path), *_held(path)})
+
+    names.update(__getattr__=find, __dir__=listed)
+
+
+def _is_own(module: ModuleType, name: str) -> bool:
+    """Whether it is a module of flowmx itself, which the import system is about to import."""
+    places = vars(module).get("__path__")
+    return bool(places) and PathFinder.find_spec(f"{module.__name__}.{name}", places) is not None
+
+
+def _elsewhere(path: str, name: str) -> Any:
+    """The module of that name below a path, or what other modules hold under it."""
+    if f"{path}.{name}" in PATHS:
+        return importlib.import_module(f"{_OWN}{path}.{name}")
+    if name == "__all__":
+        return [each for each in sorted(_held(path)) if not each.startswith("_")]
+    if name == "__version__" or not name.startswith("__"):
+        for source in PATHS.get(path, ()):
+            found = getattr(importlib.import_module(source), name, _MISSING)
+            if found is not _MISSING:
+                return found
+    return _MISSING
+
+
+def _below(path: str) -> Iterator[str]:
+    """The names of the modules that the table has right below a path."""
+    names = (each[len(path) + 1 :] for each in PATHS if each.startswith(f"{path}."))
+    return (name for name in names if "." not in name)
+
+
+def _held(path: str) -> set[str]:
+    """The names that other modules hold for a path."""
+    return {name for each in PATHS.get(path, ()) for name in dir(importlib.import_module(each)) if not name.startswith("__")}

@@ -1,0 +1,139 @@
+"""What MXNet's packages take from ``mxnet.base`` beside errors and types."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from flowmx import settings
+from flowmx.errors import MXNetError
+
+__all__ = [
+    "NDArrayHandle", "NotSupportedForSparseNDArray", "add_fileline_to_docstring", "build_param_doc", "c_array",
+    "c_array_buf", "c_str", "c_str_array", "check_call", "classproperty", "data_dir", "data_dir_default", "mx_float",
+    "mx_int", "mx_uint", "py_str", "with_metaclass",
+]  # fmt: skip
+
+mx_int, mx_uint, mx_float, mx_int64 = ctypes.c_int, ctypes.c_uint, ctypes.c_float, ctypes.c_int64
+NDArrayHandle = SymbolHandle = ExecutorHandle = OpHandle = KVStoreHandle = DataIterHandle = ctypes.c_void_p
+"""Kinds of MXNet's handles. No array here has one: what asks is code that talks to MXNet's C library."""
+
+
+class _NullType:
+    """The type of `_Null`, which stands for an argument that was not given."""
+
+    def __repr__(self) -> str:
+        return "_Null"
+
+    def __bool__(self) -> bool:
+        return False
+
+
+_Null = _NullType()
+
+
+class NotSupportedForSparseNDArray(MXNetError):
+    """A function can not work on sparse arrays.
+
+    Args:
+        function: it.
+        alias: its other name, or None.
+        args: what it was given.
+    """
+
+    def __init__(self, function: Callable[..., Any], alias: str | None, *args: Any) -> None:
+        called = function.__name__ + (f" (namely {alias})" if alias else "")
+        kinds = ", ".join(type(each).__name__ for each in args)
+        super().__init__(f"{called} does not support sparse arrays; it was given {kinds}")
+
+
+def py_str(x: bytes | str) -> str:
+    """The text of a C string."""
+    return x.decode("utf-8") if isinstance(x, bytes) else x
+
+
+def c_str(string: str) -> ctypes.c_char_p:
+    """A C string of a text."""
+    return ctypes.c_char_p(string.encode("utf-8"))
+
+
+def c_array(ctype: Any, values: Sequence[Any]) -> Any:
+    """A C array of values, of a type of `ctypes`."""
+    return (ctype * len(values))(*values)
+
+
+def c_str_array(strings: Sequence[str]) -> Any:
+    """A C array of C strings."""
+    return c_array(ctypes.c_char_p, [each.encode("utf-8") for each in strings])
+
+
+def c_array_buf(ctype: Any, buf: Any) -> Any:
+    """A C array over the memory of an ``array.array``."""
+    return (ctype * len(buf)).from_buffer(buf)
+
+
+def check_call(ret: int) -> None:
+    """Raise where a status of MXNet's C library says so.
+
+    Raises:
+        MXNetError: it is not 0.
+    """
+    if ret != 0:
+        raise MXNetError(f"a call of a C library has failed with status {ret}")
+
+
+def data_dir_default() -> str:
+    """The folder of models and data sets where no setting names one: ``~/.mxnet``."""
+    return str(Path.home() / ".mxnet")
+
+
+def data_dir() -> str:
+    """The folder of models and data sets: ``MXNET_HOME`` where that is set."""
+    return settings.get().home or data_dir_default()
+
+
+def _as_list(obj: Any) -> Any:
+    """A list or tuple as it is, anything else in a list."""
+    return obj if isinstance(obj, (list, tuple)) else [obj]
+
+
+class classproperty:  # noqa: N801
+    """A read-only property of a class."""
+
+    def __init__(self, getter: Callable[[Any], Any]) -> None:
+        self._getter = getter
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self._getter(owner)
+
+
+def with_metaclass(meta: type, *bases: type) -> type:
+    """A class with a metaclass, to derive others from."""
+    return meta("temporary_class", bases, {})
+
+
+def build_param_doc(
+    arg_names: Sequence[str], arg_types: Sequence[str], arg_descs: Sequence[str], remove_dup: bool = True
+) -> str:
+    """The section of a docstring that lists arguments.
+
+    Args:
+        arg_names: their names.
+        arg_types: their types.
+        arg_descs: what they are for.
+        remove_dup: list a name once.
+    """
+    seen: set[str] = set()
+    lines = []
+    for name, kind, about in zip(arg_names, arg_types, arg_descs, strict=True):
+        if name == "num_args" or (remove_dup and name in seen):
+            continue
+        seen.add(name)
+        lines.append(f"{name} : {kind}" + (f"\n    {about}" if about else ""))
+    return "Parameters\n----------\n{}\n".format("\n".join(lines))
+
+
+def add_fileline_to_docstring(module: Any, incursive: bool = True) -> None:
+    """Do nothing: MXNet writes into docstrings where functions stand, which `inspect` says here."""

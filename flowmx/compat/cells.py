@@ -1,0 +1,101 @@
+"""What packages take from ``mxnet.gluon.rnn.rnn_cell`` beside the cells: how sequences are given to them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx import ndarray as nd
+from flowmx import symbol as sym
+from flowmx.compat.base import _as_list
+from flowmx.compat.blocks import tensor_types
+from flowmx.ndarray import NDArray
+from flowmx.symbol import Symbol
+
+__all__ = [
+    "_cells_begin_state", "_cells_state_info", "_format_sequence", "_get_begin_state", "_mask_sequence_variable_length",
+    "_reverse_sequences",
+]  # fmt: skip
+
+
+def _cells_state_info(cells: Sequence[Any], batch_size: int) -> list[Any]:
+    """The descriptions of all cells' states."""
+    return [info for cell in cells for info in cell.state_info(batch_size)]
+
+
+def _cells_begin_state(cells: Sequence[Any], **kwargs: Any) -> list[Any]:
+    """The first states of all cells."""
+    return [state for cell in cells for state in cell.begin_state(**kwargs)]
+
+
+def _get_begin_state(cell: Any, F: Any, begin_state: Any, inputs: Any, batch_size: int) -> Any:
+    """The states to begin with: the given ones, or zeros on the device of the inputs."""
+    if begin_state is not None:
+        return begin_state
+    if F is not nd:
+        return cell.begin_state(func=F.zeros, batch_size=batch_size)
+    with (inputs if isinstance(inputs, tensor_types) else inputs[0]).context:
+        return cell.begin_state(func=F.zeros, batch_size=batch_size)
+
+
+def _format_sequence(
+    length: int | None, inputs: Any, layout: str, merge: bool | None, in_layout: str | None = None
+) -> tuple[Any, int, Any, int]:
+    """A sequence as one array, or as a list of its steps.
+
+    Args:
+        length: the number of steps, or None where the inputs tell.
+        inputs: an array or a symbol with an axis of time, or a list of steps.
+        layout: the axes, such as ``"NTC"``.
+        merge: True for one array, False for a list, None for what it is.
+        in_layout: the axes of ``inputs``, where they are others.
+
+    Returns:
+        the sequence, the axis of time, ``mx.nd`` or ``mx.sym``, and the size of the batch (0 for symbols).
+
+    Raises:
+        AssertionError: there are no inputs, or not as many as ``length`` (what MXNet raises).
+    """
+    if inputs is None:
+        raise AssertionError("unroll: inputs is None, expected arrays or symbols")
+    axis = layout.find("T")
+    in_axis = axis if in_layout is None else in_layout.find("T")
+    first = inputs if isinstance(inputs, tensor_types) else inputs[0]
+    F: Any = sym if isinstance(first, Symbol) else nd
+    if isinstance(inputs, tensor_types):
+        batch_size = inputs.shape[layout.find("N")] if F is nd else 0
+        if merge is False:
+            steps = length if F is sym else inputs.shape[in_axis]
+            if length not in (None, steps):
+                raise AssertionError(f"unroll: length is {length}, but the inputs have {steps} steps")
+            split = F.split(inputs, axis=in_axis, num_outputs=steps, squeeze_axis=1)
+            inputs = list(split) if F is sym else _as_list(split)
+    else:
+        if length not in (None, len(inputs)):
+            raise AssertionError(f"unroll: length is {length}, but there are {len(inputs)} inputs")
+        batch_size = first.shape[0] if F is nd else 0
+        if merge is True:
+            inputs, in_axis = F.stack(*inputs, axis=axis), axis
+    if isinstance(inputs, tensor_types) and axis != in_axis:
+        inputs = F.swapaxes(inputs, dim1=axis, dim2=in_axis)
+    return inputs, axis, F, batch_size
+
+
+def _mask_sequence_variable_length(
+    F: Any, data: Any, length: int, valid_length: Any, time_axis: int, merge: bool
+) -> Any:
+    """A sequence with zeros after the valid steps, as one array or as a list of steps."""
+    whole = data if isinstance(data, tensor_types) else F.stack(*data, axis=time_axis)
+    masked = F.SequenceMask(whole, sequence_length=valid_length, use_sequence_length=True, axis=time_axis)
+    return masked if merge else _as_list(F.split(masked, num_outputs=length, axis=time_axis, squeeze_axis=True))
+
+
+def _reverse_sequences(sequences: Sequence[Any], unroll_step: int, valid_length: Any = None) -> Any:
+    """The steps from the last valid one to the first, the others after them."""
+    if valid_length is None:
+        return list(reversed(sequences))
+    F: Any = nd if isinstance(sequences[0], NDArray) else sym
+    turned = F.SequenceReverse(F.stack(*sequences, axis=0), sequence_length=valid_length, use_sequence_length=True)
+    if unroll_step == 1 and F is nd:
+        return [turned[0]]
+    return F.split(turned, axis=0, num_outputs=unroll_step, squeeze_axis=True)

@@ -1,0 +1,126 @@
+"""What packages take from ``mxnet.io`` beside the iterators, and the iterator of ``mxnet.contrib.io``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from flowmx import io
+from flowmx import ndarray as nd
+from flowmx.io import DataDesc, DataIter
+from flowmx.ndarray import NDArray
+
+__all__ = ["DataLoaderIter", "MXDataIter", "_getdata_by_idx", "_has_instance", "_init_data", "_slice_along_batch_axis"]
+
+
+class _MXDataIters(type(DataIter)):  # type: ignore[misc]
+    """Says which iterators MXNet has in C++."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, (io.CSVIter, io.LibSVMIter, io.MNISTIter, io.ImageRecordIter))
+
+
+class MXDataIter(DataIter, metaclass=_MXDataIters):
+    """The class of the iterators that MXNet has in C++, for ``isinstance``; here each is a class of its own."""
+
+
+def _init_data(data: Any, allow_empty: bool, default_name: str) -> list[tuple[str, NDArray]]:
+    """Arrays by name, in the order of their names.
+
+    Args:
+        data: an array, a list of them or a dict; or None.
+        allow_empty: whether there may be none.
+        default_name: the name of a lone array; those of a list get a number before it.
+
+    Raises:
+        TypeError: something else, or in it something that is no array.
+        AssertionError: there is none, and may not be (what MXNet raises).
+    """
+    given = [] if data is None and allow_empty else data
+    if isinstance(given, (np.ndarray, NDArray)):
+        given = [given]
+    if isinstance(given, list):
+        if not given and not allow_empty:
+            raise AssertionError("there is no data")
+        alone = len(given) == 1
+        given = {default_name if alone else f"_{i}_{default_name}": each for i, each in enumerate(given)}
+    if not isinstance(given, dict):
+        raise TypeError(f"data is {type(data).__name__}, expected an array, a list of them, or a dict")
+    return sorted((name, _as_array(name, each)) for name, each in given.items())
+
+
+def _as_array(name: str, value: Any) -> NDArray:
+    if isinstance(value, NDArray):
+        return value
+    try:
+        return nd.array(value)
+    except Exception:
+        raise TypeError(f"{name} is {type(value).__name__}, expected an array") from None
+
+
+def _has_instance(data: list[tuple[str, Any]], dtype: Any) -> bool:
+    """Whether one of the arrays is of a class."""
+    return any(isinstance(array, dtype) for _, array in data)
+
+
+def _getdata_by_idx(data: list[tuple[str, NDArray]], idx: Any) -> list[tuple[str, NDArray]]:
+    """The rows of these numbers, of each array."""
+    return [(name, nd.array(array.asnumpy()[idx], array.context)) for name, array in data]
+
+
+def _slice_along_batch_axis(data: NDArray, s: slice, batch_axis: int) -> NDArray:
+    """A part of a batch."""
+    part: NDArray = data.slice_axis(axis=batch_axis, begin=s.start, end=s.stop)
+    return part
+
+
+class DataLoaderIter(DataIter):
+    """The batches of a Gluon loader, for `Module`.
+
+    Args:
+        loader: gives data and label of each batch.
+        data_name: the name of the data.
+        label_name: the name of the label.
+        dtype: what both are cast to.
+    """
+
+    def __init__(
+        self, loader: Any, data_name: str = "data", label_name: str = "softmax_label", dtype: Any = "float32"
+    ) -> None:
+        super().__init__()
+        self._loader, self.dtype = loader, dtype
+        data, label = next(iter(loader))
+        self.batch_size = data.shape[0]
+        self.provide_data = [DataDesc(data_name, data.shape, dtype)]
+        self.provide_label = [DataDesc(label_name, label.shape, dtype)]
+        self._current: Any = None
+        self.reset()
+
+    def reset(self) -> None:
+        self._iter = iter(self._loader)
+
+    def iter_next(self) -> bool:
+        self._current = next(self._iter, None)
+        return self._current is not None
+
+    def getdata(self) -> list[NDArray]:
+        return [self._filled(self._current[0])]
+
+    def getlabel(self) -> list[NDArray]:
+        return [self._filled(self._current[1])]
+
+    def _filled(self, array: NDArray) -> NDArray:
+        """An array as long as a batch."""
+        cast = array.astype(self.dtype)
+        if not self.getpad():
+            return cast
+        full = nd.zeros((self.batch_size, *array.shape[1:]), dtype=self.dtype)
+        full[: array.shape[0]] = cast
+        return full
+
+    def getpad(self) -> int:
+        return self.batch_size - int(self._current[0].shape[0])
+
+    def getindex(self) -> Any:
+        return None

@@ -1,0 +1,97 @@
+"""What packages take from ``mxnet.model`` beside checkpoints: stores and updates of parameters on several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx import kvstore as kvs
+from flowmx import settings
+from flowmx.kvstore import KVStoreBase
+from flowmx.ndarray import NDArray
+
+__all__ = [
+    "_create_kvstore", "_create_sparse_kvstore", "_initialize_kvstore", "_multiple_callbacks", "_update_params",
+    "_update_params_on_kvstore",
+]  # fmt: skip
+
+_LARGE = 16 * 1024 * 1024
+"""Elements of a parameter from which on a local store sums gradients, and does not update."""
+
+Arrays = Sequence[Sequence[NDArray]]
+
+
+def _create_kvstore(
+    kvstore: Any, num_device: int, arg_params: Mapping[str, NDArray]
+) -> tuple[KVStoreBase | None, bool]:
+    """The store of a name, or None where one device needs none; and whether it updates weights.
+
+    Raises:
+        TypeError: it is neither a name, a store nor None.
+    """
+    if kvstore is not None and not isinstance(kvstore, (str, KVStoreBase)):
+        raise TypeError(f"kvstore is {kvstore!r}, expected a name, a store or None")
+    on_kvstore = settings.get().update_on_kvstore
+    store = kvstore
+    if isinstance(kvstore, str):
+        store = None if num_device == 1 and "dist" not in kvstore else kvs.create(kvstore)
+        if store is not None and kvstore == "local":
+            on_kvstore = on_kvstore and max(np.prod(each.shape) for each in arg_params.values()) <= _LARGE
+    return store, bool(store is not None and on_kvstore and store.is_capable(KVStoreBase.OPTIMIZER))
+
+
+def _create_sparse_kvstore(kvstore: Any) -> tuple[KVStoreBase, bool]:
+    """The store of a name, which updates weights.
+
+    Raises:
+        TypeError: it is neither a name nor a store.
+    """
+    if not isinstance(kvstore, (str, KVStoreBase)):
+        raise TypeError(f"kvstore is {kvstore!r}, expected a name or a store")
+    return (kvs.create(kvstore) if isinstance(kvstore, str) else kvstore), True
+
+
+def _initialize_kvstore(
+    kvstore: Any, param_arrays: Arrays, arg_params: Mapping[str, NDArray], param_names: Sequence[str],
+    update_on_kvstore: bool,
+) -> None:  # fmt: skip
+    """Tell a store the first values of parameters; where it updates them, the devices get them too."""
+    for name, arrays in zip(param_names, param_arrays, strict=False):
+        if update_on_kvstore:
+            kvstore.broadcast(name, arg_params[name], out=arrays)
+        else:
+            kvstore.init(name, arg_params[name])
+
+
+def _update_params_on_kvstore(
+    param_arrays: Arrays, grad_arrays: Arrays, kvstore: Any, param_names: Sequence[str]
+) -> None:
+    """Push gradients, and pull the weights that the store has updated."""
+    for index, (weights, grads) in enumerate(zip(param_arrays, grad_arrays, strict=False)):
+        if grads[0] is not None:
+            kvstore.pushpull(param_names[index], list(grads), out=list(weights), priority=-index)
+
+
+_update_params_on_kvstore_nccl = _update_params_on_kvstore
+
+
+def _update_params(
+    param_arrays: Arrays, grad_arrays: Arrays, updater: Callable[..., None], num_device: int, kvstore: Any = None,
+    param_names: Sequence[str] | None = None,
+) -> None:  # fmt: skip
+    """Update weights on each device, by gradients that a store has summed, where there is one."""
+    for index, (weights, grads) in enumerate(zip(param_arrays, grad_arrays, strict=False)):
+        if grads[0] is None:
+            continue
+        if kvstore is not None:
+            kvstore.pushpull((param_names or {})[index], list(grads), priority=-index)
+        for device, (weight, grad) in enumerate(zip(weights, grads, strict=True)):
+            updater(index * num_device + device, grad, weight)
+
+
+def _multiple_callbacks(callbacks: Any, *args: Any, **kwargs: Any) -> None:
+    """Call a function, or each of a list; None is none."""
+    for each in callbacks if isinstance(callbacks, list) else [callbacks] if callbacks else []:
+        each(*args, **kwargs)

@@ -1,0 +1,1 @@
+"""``mxnet.contrib.amp.lists``: which operators compute in which precision."""

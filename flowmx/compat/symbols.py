@@ -1,0 +1,20 @@
+"""What packages take from ``mxnet.symbol`` beside symbols and operators."""
+
+from __future__ import annotations
+
+from flowmx.compat.arrays import (
+    _DTYPE_MX_TO_NP,
+    _DTYPE_NP_TO_MX,
+    _GRAD_REQ_MAP,
+    _STORAGE_TYPE_ID_TO_STR,
+    _STORAGE_TYPE_STR_TO_ID,
+    CachedOp,
+)  # fmt: skip
+from flowmx.symbol import Symbol
+
+__all__ = [
+    "CachedOp", "_DTYPE_MX_TO_NP", "_DTYPE_NP_TO_MX", "_GRAD_REQ_MAP", "_STORAGE_TYPE_ID_TO_STR",
+    "_STORAGE_TYPE_STR_TO_ID", "_symbol_cls",
+]  # fmt: skip
+
+_symbol_cls = Symbol

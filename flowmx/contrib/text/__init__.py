@@ -1,0 +1,7 @@
+"""Text (``mx.contrib.text``): vocabularies, and vectors for their tokens."""
+
+from __future__ import annotations
+
+from flowmx.contrib.text import embedding, utils, vocab
+
+__all__ = ["embedding", "utils", "vocab"]

@@ -1,0 +1,3 @@
+from flowmx import *
+
+__version__: str
