@@ -50,8 +50,8 @@ from flowmx import symbol as sym
 from flowmx import visualization as viz
 from flowmx.attribute import AttrScope
 from flowmx.compat import members as _members
-from flowmx.compat.paths import PATHS
 from flowmx.compat.package import install_as_mxnet
+from flowmx.compat.paths import PATHS
 from flowmx.context import gpu_memory_info
 from flowmx.devices import Context, cpu, cpu_pinned, current_context, gpu, num_gpus
 from flowmx.devices.context import sim

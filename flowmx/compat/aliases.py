@@ -115,4 +115,6 @@ def _below(path: str) -> Iterator[str]:
 
 def _held(path: str) -> set[str]:
     """The names that other modules hold for a path."""
-    return {name for each in PATHS.get(path, ()) for name in dir(importlib.import_module(each)) if not name.startswith("__")}
+    return {
+        name for each in PATHS.get(path, ()) for name in dir(importlib.import_module(each)) if not name.startswith("__")
+    }

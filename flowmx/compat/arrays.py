@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from flowmx import cached_op
+from flowmx import ndarray as nd
 from flowmx.devices import Context
 from flowmx.ndarray import NDArray
 from flowmx.symbol import Symbol
 
 __all__ = [
-    "CachedOp", "_DTYPE_MX_TO_NP", "_DTYPE_NP_TO_MX", "_GRAD_REQ_MAP", "_STORAGE_TYPE_ID_TO_STR",
+    "CachedOp", "NDArrayBase", "NDabs", "_DTYPE_MX_TO_NP", "_DTYPE_NP_TO_MX", "_GRAD_REQ_MAP", "_STORAGE_TYPE_ID_TO_STR",
     "_STORAGE_TYPE_STR_TO_ID", "_as_classic", "_flatten_list", "_get_broadcast_shape", "_ndarray_cls", "_storage_type",
     "onehot_encode",
 ]  # fmt: skip
@@ -27,7 +28,8 @@ _DTYPE_NP_TO_MX: dict[Any, int] = {
 }  # fmt: skip
 _DTYPE_MX_TO_NP = {number: kind for kind, number in _DTYPE_NP_TO_MX.items()}
 _GRAD_REQ_MAP = {"null": 0, "write": 1, "add": 3}
-_ndarray_cls = NDArray
+_ndarray_cls = NDArrayBase = NDArray
+NDabs = nd.abs
 
 
 class CachedOp:

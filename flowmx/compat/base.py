@@ -13,7 +13,7 @@ from flowmx.errors import MXNetError
 __all__ = [
     "NDArrayHandle", "NotSupportedForSparseNDArray", "add_fileline_to_docstring", "build_param_doc", "c_array",
     "c_array_buf", "c_str", "c_str_array", "check_call", "classproperty", "data_dir", "data_dir_default", "mx_float",
-    "mx_int", "mx_uint", "py_str", "with_metaclass",
+    "mx_int", "mx_uint", "py_str", "register_error", "with_metaclass",
 ]  # fmt: skip
 
 mx_int, mx_uint, mx_float, mx_int64 = ctypes.c_int, ctypes.c_uint, ctypes.c_float, ctypes.c_int64
@@ -47,6 +47,35 @@ class NotSupportedForSparseNDArray(MXNetError):
         called = function.__name__ + (f" (namely {alias})" if alias else "")
         kinds = ", ".join(type(each).__name__ for each in args)
         super().__init__(f"{called} does not support sparse arrays; it was given {kinds}")
+
+
+class InternalError(MXNetError):
+    """What MXNet raises where it finds itself at fault."""
+
+
+error_types: dict[str, type[Exception]] = {}
+"""Classes of errors by the names under which they were registered."""
+
+
+def register_error(func_name: Any = None, cls: type[Exception] | None = None) -> Any:
+    """Keep a class of errors under a name, which MXNet's C library would raise by it; usable as a decorator.
+
+    Args:
+        func_name: the name, or the class, whose own name then counts.
+        cls: the class; without it, a decorator is returned.
+    """
+    if isinstance(func_name, type):
+        error_types[func_name.__name__] = func_name
+        return func_name
+
+    def register(given: type[Exception]) -> type[Exception]:
+        error_types[str(func_name)] = given
+        return given
+
+    return register if cls is None else register(cls)
+
+
+register = register_error
 
 
 def py_str(x: bytes | str) -> str:

@@ -14,7 +14,7 @@ from flowmx.symbol import Symbol
 
 __all__ = [
     "_cells_begin_state", "_cells_state_info", "_format_sequence", "_get_begin_state", "_mask_sequence_variable_length",
-    "_reverse_sequences",
+    "_reverse_sequences", "dynamic_unroll",
 ]  # fmt: skip
 
 
@@ -99,3 +99,43 @@ def _reverse_sequences(sequences: Sequence[Any], unroll_step: int, valid_length:
     if unroll_step == 1 and F is nd:
         return [turned[0]]
     return F.split(turned, axis=0, num_outputs=unroll_step, squeeze_axis=True)
+
+
+def dynamic_unroll(
+    cell: Any, inputs: Any, begin_state: Sequence[Any], drop_inputs: float = 0, drop_outputs: float = 0,
+    layout: str = "TNC", valid_length: Any = None,
+) -> tuple[Any, Any]:  # fmt: skip
+    """The outputs and the last states of a cell over a sequence whose length the graph does not fix.
+
+    Args:
+        cell: the cell.
+        inputs: the sequence, an array or a symbol.
+        begin_state: the states to begin with.
+        drop_inputs: the rate of dropout on the inputs.
+        drop_outputs: the rate of dropout on the outputs.
+        layout: the axes, such as ``"NTC"``.
+        valid_length: the number of valid steps of each instance; outputs after them are zeros.
+    """
+    inputs, axis, F, _ = _format_sequence(None, inputs, layout, True)
+    swapped = [axis if i == 0 else 0 if i == axis else i for i in range(len(layout))]
+    inputs = F.transpose(inputs, axes=swapped)
+    if drop_inputs:
+        inputs = F.Dropout(inputs, p=drop_inputs, axes=(axis,))
+    if valid_length is None:
+        outputs, states = F.contrib.foreach(cell, inputs, begin_state)
+    else:
+
+        def step(data: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+            *before, number = states
+            out, after = cell(data, before)
+            is_valid = F.broadcast_greater(valid_length, number)
+            kept = [F.where(is_valid, new, old) for new, old in zip(after, before, strict=True)]
+            return out, [*kept, number + 1]
+
+        outputs, (*states, _) = F.contrib.foreach(step, inputs, [*_as_list(begin_state), F.zeros((1,))])
+    if drop_outputs:
+        outputs = F.Dropout(outputs, p=drop_outputs, axes=(axis,))
+    outputs = F.transpose(outputs, axes=swapped)
+    if valid_length is not None:
+        outputs = F.SequenceMask(outputs, sequence_length=valid_length, use_sequence_length=True, axis=axis)
+    return outputs, states

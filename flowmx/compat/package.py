@@ -43,6 +43,7 @@ def install_as_mxnet() -> None:
             f"install_as_mxnet: another mxnet was imported already, from {getattr(known, '__file__', None)}: call "
             "install_as_mxnet() before whatever imports it"
         )
+    importlib.import_module("multiprocessing.pool")  # packages use it without importing it, since MXNet does
     package = _Package("mxnet")
     if not any(isinstance(each, _Finder) for each in sys.meta_path):
         sys.meta_path.insert(0, _Finder())

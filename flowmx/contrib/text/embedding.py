@@ -21,7 +21,15 @@ from flowmx.contrib.text.vocab import UNKNOWN, Vocabulary
 from flowmx.gluon.utils import check_sha1, download
 from flowmx.ndarray import NDArray
 
-__all__ = ["CompositeEmbedding", "CustomEmbedding", "FastText", "GloVe", "create", "get_pretrained_file_names", "register"]
+__all__ = [
+    "CompositeEmbedding",
+    "CustomEmbedding",
+    "FastText",
+    "GloVe",
+    "create",
+    "get_pretrained_file_names",
+    "register",
+]
 
 Start = Callable[..., NDArray]
 """Makes the vector of unknown tokens, from its ``shape``."""
@@ -87,7 +95,9 @@ class _TokenEmbedding(Vocabulary):
         """
         given = tokens if isinstance(tokens, list) else [tokens]
         if not isinstance(new_vectors, NDArray):
-            raise AssertionError(f"update_token_vectors: new_vectors is {type(new_vectors).__name__}, expected an array")
+            raise AssertionError(
+                f"update_token_vectors: new_vectors is {type(new_vectors).__name__}, expected an array"
+            )
         rows = new_vectors.expand_dims(axis=0) if len(new_vectors.shape) == 1 and len(given) == 1 else new_vectors
         if rows.shape != (len(given), self._vec_len):
             raise AssertionError(
@@ -253,9 +263,7 @@ def get_pretrained_file_names(embedding_name: str | None = None) -> Any:
     Raises:
         KeyError: there is none of that name.
     """
-    found = {
-        name: list(getattr(cls, "pretrained_file_name_sha1", ())) for name, cls in _registry.classes.items()
-    }
+    found = {name: list(getattr(cls, "pretrained_file_name_sha1", ())) for name, cls in _registry.classes.items()}
     if embedding_name is None:
         return found
     if embedding_name not in found:

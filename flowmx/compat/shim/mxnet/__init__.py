@@ -1,6 +1,6 @@
 """The name ``mxnet`` for flowmx."""
 
-from flowmx import install_as_mxnet
+from flowmx.compat.package import install_as_mxnet
 
 __flowmx__ = True  # says to install_as_mxnet that this module is to be replaced
 

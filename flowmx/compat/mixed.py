@@ -1,0 +1,17 @@
+"""What packages take from ``mxnet.contrib.amp.amp`` beside `flowmx.amp`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flowmx.amp.policy import Policy
+from flowmx.ndarray import core
+
+__all__: list[str] = []
+
+
+def __getattr__(name: str) -> Any:
+    """``_amp_initialized`` says whether mixed precision is on, at the moment."""
+    if name == "_amp_initialized":
+        return isinstance(core.casting, Policy)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,135 @@
+"""Every module path of MXNet 1.9.1 (tests/fixtures/mxnet_paths.txt) is one of ``mxnet``, with the names that it has."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+import flowmx
+from flowmx.compat.paths import PATHS
+from tests.surface import excluded
+
+FILE = Path(__file__).parent / "fixtures" / "mxnet_paths.txt"
+RECORDED: dict[str, list[str]] = {
+    path: names.split() for path, _, names in (line.partition(":") for line in FILE.read_text("utf-8").splitlines())
+}
+
+_PATHS_LEFT_OUT = {
+    "mx.np and mx.npx, which are not here yet": """
+        _numpy_op_doc numpy numpy_extension numpy_dispatch_protocol numpy_op_fallback numpy_op_signature ndarray.numpy
+        ndarray.numpy_extension symbol.numpy symbol.numpy_extension
+    """,
+    "sparse storage, which is not here yet": "ndarray.sparse symbol.sparse",
+    "quantization, which is not here": "contrib.quantization",
+    "how MXNet talks to its C++ library": "_api_internal _ctypes _cy3 _ffi _global_var api cython",
+    "functions that MXNet writes when it is imported; they are in the module above": """
+        ndarray.gen__internal ndarray.gen_contrib ndarray.gen_image ndarray.gen_linalg ndarray.gen_op ndarray.gen_random
+        ndarray.gen_sparse symbol.gen__internal symbol.gen_contrib symbol.gen_image symbol.gen_linalg symbol.gen_op
+        symbol.gen_random symbol.gen_sparse
+    """,
+    "operators compiled by TVM": "space tvmop",
+    "how MXNet's docstrings are written": "ndarray_doc symbol_doc",
+    "ONNX, operator by operator; `mx.onnx` and `mx.contrib.onnx` read and write it": """
+        contrib.onnx.onnx2mx onnx.mx2onnx
+    """,
+    "Lua's Torch, whose plugin MXNet's own packages were built without": "torch",
+    "kernels as CUDA source, for MXNet's C++ library": "rtc",
+    "charts with a Bokeh of 2018; `mx.viz` and the dashboard draw": "notebook",
+    "variance-reduced gradients for `Module`": "contrib.svrg_optimization",
+    "constants of data sets and embeddings that are fetched": """
+        contrib.text._constants gluon.contrib.data.text gluon.contrib.data._constants
+    """,
+}
+PATHS_LEFT_OUT = {f"mxnet.{path}": reason for reason, paths in _PATHS_LEFT_OUT.items() for path in paths.split()}
+
+_NAMES_LEFT_OUT = {
+    "how MXNet talks to its C++ library": """
+        base.MXCallbackList base.c2pyerror base.c_handle_array base.ctypes2buffer base.ctypes2numpy_shared
+        base.get_last_ffi_error base.mx_float_p ndarray.ndarray.DLContext ndarray.ndarray.DLDataType
+        ndarray.ndarray.DLManagedTensor ndarray.ndarray.DLTensor ndarray.ndarray.check_boolean_array_dimension
+        util.get_cuda_compute_capability
+    """,
+    "mx.np, which is not here yet": """
+        util.np_ufunc_legal_option util.wrap_np_binary_func util.wrap_np_unary_func
+    """,
+    "sparse storage, which is not here yet": """
+        test_utils.create_sparse_array test_utils.create_sparse_array_zd test_utils.rand_sparse_ndarray
+        test_utils.shuffle_csr_column_indices
+    """,
+    "data sets and models that MXNet's own tests fetch": """
+        test_utils.download_model test_utils.get_bz2_data test_utils.get_cifar10 test_utils.get_im2rec_path
+        test_utils.get_mnist_pkl test_utils.get_zip_data
+    """,
+    "arrays are sent between processes otherwise (`flowmx.gluon.data.workers`)": """
+        gluon.data.dataloader.ConnectionWrapper gluon.data.dataloader.fetcher_loop_v1
+        gluon.data.dataloader.rebuild_ndarray gluon.data.dataloader.rebuild_np_ndarray
+        gluon.data.dataloader.reduce_ndarray gluon.data.dataloader.reduce_np_ndarray
+        gluon.data.dataloader.worker_loop_v1
+    """,
+    "detection records, which are read by `mx.image.ImageDetIter`": "io.ImageDetRecordIter io.io.ImageDetRecordIter",
+    "its shape depends on its input's content": "contrib.symbol.boolean_mask symbol.contrib.boolean_mask",
+    "no name of its own: an import, or a helper inside MXNet": """
+        contrib.onnx.export_model_ contrib.onnx.get_model_metadata_ contrib.onnx.import_model_
+        contrib.onnx.import_to_gluon_ gluon.model_zoo.vision.inception.make_aux model.SKLEARN_INSTALLED
+    """,
+    "mixed precision of buckets": "contrib.amp.amp.convert_bucketing_module",
+}
+NAMES_LEFT_OUT = {f"mxnet.{name}": reason for reason, names in _NAMES_LEFT_OUT.items() for name in names.split()}
+
+
+def is_left_out(path: str) -> bool:
+    return any(path == each or path.startswith(f"{each}.") for each in PATHS_LEFT_OUT)
+
+
+def is_there(path: str, name: str) -> bool:
+    return hasattr(importlib.import_module(path), name) or any(excluded(each, name) for each in ("nd", "nd.contrib"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mxnet():
+    before = {name for name in sys.modules if name.partition(".")[0] == "mxnet"}
+    flowmx.install_as_mxnet()
+    yield importlib.import_module("mxnet")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mxnet" and name not in before]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize("path", [path for path in RECORDED if path != "mxnet" and not is_left_out(path)])
+def test_a_path_is_flowmx_own_module_with_its_names(path):
+    module = importlib.import_module(path)
+    assert module is sys.modules[f"flowmx{path.removeprefix('mxnet')}"]
+    missing = {f"{path}.{name}" for name in RECORDED[path] if not is_there(path, name)}
+    assert missing == {name for name in NAMES_LEFT_OUT if name.rpartition(".")[0] == path}
+
+
+@pytest.mark.parametrize("path", PATHS_LEFT_OUT)
+def test_what_is_left_out_is_not_there(path):
+    with pytest.raises(ModuleNotFoundError, match=path):
+        importlib.import_module(path)
+
+
+def test_the_package_has_mxnets_names_and_version(mxnet):
+    assert [name for name in RECORDED["mxnet"] if not hasattr(mxnet, name)] == []
+    assert mxnet.__version__ == "1.9.1" != flowmx.__version__
+    assert mxnet.nd is flowmx.nd
+    assert set(dir(flowmx)) <= set(dir(mxnet))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_modules_that_the_table_names_can_be_imported(path):
+    assert dir(importlib.import_module(f"flowmx.{path}"))
+    for source in PATHS[path]:
+        importlib.import_module(source)
+
+
+def test_a_path_is_an_attribute_of_the_module_above():
+    assert flowmx.image.image.imread is flowmx.image.imread
+    assert flowmx.gluon.data.dataloader.DataLoader is flowmx.gluon.data.DataLoader
+    assert flowmx.contrib.amp.lists.symbol_fp16.FP16_FUNCS == flowmx.amp.list_lp16_ops("float16")
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = flowmx.gluon.data.dataloader.nonsense
+    with pytest.raises(AttributeError, match="nonsense"):
+        _ = flowmx.nd.nonsense
