@@ -28,7 +28,7 @@ class ClassProperty:
         setter: called with the value.
     """
 
-    def __init__(self, getter: Callable[[Any], Any], setter: Callable[[Any], None]) -> None:
+    def __init__(self, getter: Callable[[Any], Any], setter: Callable[[Any], object]) -> None:
         self._getter, self.setter = getter, setter
 
     def __get__(self, instance: Any, owner: type) -> Any:

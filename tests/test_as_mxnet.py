@@ -134,7 +134,10 @@ def test_run_shows_a_programs_own_traceback(tmp_path):
 
 
 def test_run_says_what_is_missing():
-    for arguments, message in (([], "give a SCRIPT"), (["-m", "no_such_module"], "there is no module 'no_such_module'")):
+    for arguments, message in (
+        ([], "give a SCRIPT"),
+        (["-m", "no_such_module"], "there is no module 'no_such_module'"),
+    ):
         done = run("-m", "flowmx", "run", *arguments)
         assert done.returncode != 0
         assert message in done.stderr

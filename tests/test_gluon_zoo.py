@@ -85,14 +85,14 @@ def test_a_file_with_mxnets_hash_in_its_name_must_have_it(tmp_path, monkeypatch)
     with pytest.raises(ValueError, match="not the file that MXNet published"):
         vision.squeezenet1_1(classes=2, pretrained=True, root=tmp_path)
     digest = hashlib.sha1(file.read_bytes(), usedforsecurity=False).hexdigest()
-    monkeypatch.setitem(model_store._SHA1, "squeezenet1.1", digest)
+    monkeypatch.setitem(model_store._model_sha1, "squeezenet1.1", digest)
     file.rename(tmp_path / f"squeezenet1.1-{digest[:8]}.params")
     loaded = vision.squeezenet1_1(classes=2, pretrained=True, ctx=mx.cpu(1), root=tmp_path)
     assert loaded.collect_params().list_ctx() == [mx.cpu(1)]
 
 
 def test_published_hashes_are_known_for_every_model_of_mxnets():
-    assert sorted(set(MODELS) - set(model_store._SHA1)) == []
+    assert sorted(set(MODELS) - set(model_store._model_sha1)) == []
     with pytest.raises(ValueError, match="no published weights for 'own'"):
         model_store.get_model_file("own")
 

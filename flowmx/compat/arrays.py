@@ -47,7 +47,7 @@ class CachedOp:
     def __init__(self, sym: Symbol, flags: Sequence[tuple[str, Any]] = ()) -> None:
         known = {name: str(value) in ("True", "1", "true") for name, value in flags}
         kept = {name: known[name] for name in ("static_alloc", "static_shape") if name in known}
-        self._op = cached_op.CachedOp(sym, **kept)
+        self._op = cached_op.CachedOp(sym, kept.get("static_alloc", False), kept.get("static_shape", False))
 
     def __call__(self, *args: NDArray, out: Any = None, default_ctx: Context | None = None) -> Any:
         """Compute it; ``out`` is an array, or a list of them, to write the outputs into."""

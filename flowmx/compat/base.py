@@ -138,7 +138,7 @@ class classproperty:  # noqa: N801
         return self._getter(owner)
 
 
-def with_metaclass(meta: type, *bases: type) -> type:
+def with_metaclass(meta: type, *bases: type) -> Any:
     """A class with a metaclass, to derive others from."""
     return meta("temporary_class", bases, {})
 

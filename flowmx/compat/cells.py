@@ -34,7 +34,8 @@ def _get_begin_state(cell: Any, F: Any, begin_state: Any, inputs: Any, batch_siz
         return begin_state
     if F is not nd:
         return cell.begin_state(func=F.zeros, batch_size=batch_size)
-    with (inputs if isinstance(inputs, tensor_types) else inputs[0]).context:
+    first: Any = inputs if isinstance(inputs, tensor_types) else inputs[0]
+    with first.context:
         return cell.begin_state(func=F.zeros, batch_size=batch_size)
 
 
@@ -60,12 +61,13 @@ def _format_sequence(
         raise AssertionError("unroll: inputs is None, expected arrays or symbols")
     axis = layout.find("T")
     in_axis = axis if in_layout is None else in_layout.find("T")
-    first = inputs if isinstance(inputs, tensor_types) else inputs[0]
+    first: Any = inputs if isinstance(inputs, tensor_types) else inputs[0]
+    shape: Any = getattr(first, "shape", None)
     F: Any = sym if isinstance(first, Symbol) else nd
     if isinstance(inputs, tensor_types):
-        batch_size = inputs.shape[layout.find("N")] if F is nd else 0
+        batch_size = shape[layout.find("N")] if F is nd else 0
         if merge is False:
-            steps = length if F is sym else inputs.shape[in_axis]
+            steps = length if F is sym else shape[in_axis]
             if length not in (None, steps):
                 raise AssertionError(f"unroll: length is {length}, but the inputs have {steps} steps")
             split = F.split(inputs, axis=in_axis, num_outputs=steps, squeeze_axis=1)
@@ -73,7 +75,7 @@ def _format_sequence(
     else:
         if length not in (None, len(inputs)):
             raise AssertionError(f"unroll: length is {length}, but there are {len(inputs)} inputs")
-        batch_size = first.shape[0] if F is nd else 0
+        batch_size = shape[0] if F is nd else 0
         if merge is True:
             inputs, in_axis = F.stack(*inputs, axis=axis), axis
     if isinstance(inputs, tensor_types) and axis != in_axis:

@@ -20,7 +20,7 @@ __all__ = [
 _LARGE = 16 * 1024 * 1024
 """Elements of a parameter from which on a local store sums gradients, and does not update."""
 
-Arrays = Sequence[Sequence[NDArray]]
+Arrays = Sequence[Sequence[Any]]
 
 
 def _create_kvstore(
@@ -34,11 +34,11 @@ def _create_kvstore(
     if kvstore is not None and not isinstance(kvstore, (str, KVStoreBase)):
         raise TypeError(f"kvstore is {kvstore!r}, expected a name, a store or None")
     on_kvstore = settings.get().update_on_kvstore
-    store = kvstore
+    store: Any = kvstore
     if isinstance(kvstore, str):
         store = None if num_device == 1 and "dist" not in kvstore else kvs.create(kvstore)
         if store is not None and kvstore == "local":
-            on_kvstore = on_kvstore and max(np.prod(each.shape) for each in arg_params.values()) <= _LARGE
+            on_kvstore = on_kvstore and bool(max(np.prod(each.shape) for each in arg_params.values()) <= _LARGE)
     return store, bool(store is not None and on_kvstore and store.is_capable(KVStoreBase.OPTIMIZER))
 
 
@@ -86,7 +86,7 @@ def _update_params(
         if grads[0] is None:
             continue
         if kvstore is not None:
-            kvstore.pushpull((param_names or {})[index], list(grads), priority=-index)
+            kvstore.pushpull(index if param_names is None else param_names[index], list(grads), priority=-index)
         for device, (weight, grad) in enumerate(zip(weights, grads, strict=True)):
             updater(index * num_device + device, grad, weight)
 

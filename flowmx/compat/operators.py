@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowmx import operator
-from flowmx import symbol as sym
 from flowmx.operator import CustomOp, CustomOpProp
-from flowmx.symbol import Symbol
+from flowmx.symbol import Symbol, functions
 
 __all__ = ["NDArrayOp", "NumpyOp", "PythonOp"]
 
@@ -51,7 +50,7 @@ class PythonOp:
         if self._registered is None:
             self._registered = f"_python_op_{next(_numbers)}"
             operator.register(self._registered)(lambda **_: _Prop(self))
-        return sym.op("Custom", *args, op_type=self._registered, **kwargs)
+        return functions.op("Custom", *args, op_type=self._registered, **kwargs)
 
     def forward(self, in_data: list[Any], out_data: list[Any]) -> None:
         """Write the outputs."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from flowmx import settings
-from flowmx.gluon.model_zoo.model_store import _SHA1 as _model_sha1
 
-__all__ = ["_get_repo_file_url", "_get_repo_url", "_model_sha1"]
+__all__ = ["_get_repo_file_url", "_get_repo_url"]
 
 
 def _get_repo_url() -> str:

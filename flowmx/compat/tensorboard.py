@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from typing import Any
 
@@ -20,11 +21,11 @@ class LogMetricsCallback:
         self.prefix = prefix
         self.summary_writer: Any = None
         try:
-            from mxboard import SummaryWriter
+            writer = importlib.import_module("mxboard").SummaryWriter
         except ImportError:
             logging.error("LogMetricsCallback: nothing is written without the package mxboard: pip install mxboard")
         else:
-            self.summary_writer = SummaryWriter(logging_dir)
+            self.summary_writer = writer(logging_dir)
 
     def __call__(self, param: Any) -> None:
         if param.eval_metric is None or self.summary_writer is None:

@@ -226,7 +226,8 @@ class _Published(_TokenEmbedding):
             return path
         archive = cls._get_download_file_name(name)
         url = f"{settings.get().gluon_repo.rstrip('/')}/gluon/embeddings/{cls.__name__.lower()}/{archive}"
-        fetched: Any = download(url, str(folder / archive), sha1_hash=cls.pretrained_archive_name_sha1[archive])
+        get: Any = download
+        fetched = get(url, str(folder / archive), sha1_hash=cls.pretrained_archive_name_sha1[archive])
         _unpack(Path(fetched), folder)
         return path
 

@@ -17,7 +17,7 @@ ROOT = Path("~/.mxnet/models")
 
 Folder = str | os.PathLike[str]
 
-_SHA1 = {
+_model_sha1 = {
     "alexnet": "44335d1f0046b328243b32a26a4fbd62d9057b45",
     "densenet121": "f27dbf2dbd5ce9a80b102d89c7483342cd33cb31",
     "densenet161": "b6c8a95717e3e761bd88d145f4d0a214aaa515dc",
@@ -61,9 +61,9 @@ def short_hash(name: str) -> str:
     Raises:
         ValueError: MXNet published no weights for a model of that name.
     """
-    if name not in _SHA1:
-        raise ValueError(f"there are no published weights for {name!r}, only for {', '.join(_SHA1)}")
-    return _SHA1[name][:8]
+    if name not in _model_sha1:
+        raise ValueError(f"there are no published weights for {name!r}, only for {', '.join(_model_sha1)}")
+    return _model_sha1[name][:8]
 
 
 def get_model_file(name: str, root: Folder = ROOT) -> str:
@@ -78,7 +78,7 @@ def get_model_file(name: str, root: Folder = ROOT) -> str:
     folder = Path(root).expanduser()
     published = folder / f"{name}-{short_hash(name)}.params"
     if published.exists():
-        if not check_sha1(published, _SHA1[name]):
+        if not check_sha1(published, _model_sha1[name]):
             raise ValueError(f"{published} is not the file that MXNet published (another SHA-1): copy it anew")
         return str(published)
     own = folder / f"{name}.params"

@@ -1,0 +1,89 @@
+"""``mx.contrib.text``: vocabularies, and vectors for their tokens."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+import flowmx as mx
+from flowmx.contrib import text
+
+WORDS = Counter("b b b c c a".split())
+
+
+def test_tokens_are_counted():
+    count = text.utils.count_tokens_from_str
+    assert count(" Life is great !\nlife is good . \n", to_lower=True)["life"] == 2
+    known = Counter(["is"])
+    assert count("*is*good*\n", r"\*", "\n", counter_to_update=known) is known
+    assert known == {"is": 2, "good": 1}
+
+
+def test_the_most_frequent_tokens_come_first():
+    vocab = text.vocab.Vocabulary(WORDS, reserved_tokens=["<pad>"])
+    assert vocab.idx_to_token == ["<unk>", "<pad>", "b", "c", "a"]
+    assert vocab.to_indices(["a", "x"]) == [4, 0]
+    assert vocab.to_indices("b") == 2
+    assert vocab.to_tokens([2, 0]) == ["b", "<unk>"]
+    assert len(text.vocab.Vocabulary(WORDS, most_freq_count=2)) == 3
+    assert text.vocab.Vocabulary(WORDS, min_freq=2).idx_to_token == ["<unk>", "b", "c"]
+    with pytest.raises(ValueError, match="no token's number"):
+        vocab.to_tokens(9)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"min_freq": 0}, {"counter": {"a": 1}}, {"reserved_tokens": ["a", "a"]}, {"reserved_tokens": ["<unk>"]}],
+)
+def test_bad_vocabularies_are_refused(arguments):
+    with pytest.raises(AssertionError, match="expected"):
+        text.vocab.Vocabulary(**arguments)
+
+
+@pytest.fixture
+def vectors(tmp_path):
+    path = tmp_path / "vectors.txt"
+    path.write_text("a 1 2\nb 3 4\nc 5 6\n")
+    return path
+
+
+def test_vectors_are_read_from_a_file(vectors):
+    found = text.embedding.CustomEmbedding(vectors)
+    assert (len(found), found.vec_len) == (4, 2)
+    assert found.idx_to_vec.asnumpy().tolist() == [[0, 0], [1, 2], [3, 4], [5, 6]]
+    assert found.get_vecs_by_tokens("b").asnumpy().tolist() == [3, 4]
+    assert found.get_vecs_by_tokens(["A", "c"], lower_case_backup=True).asnumpy().tolist() == [[1, 2], [5, 6]]
+    found.update_token_vectors(["a", "b"], mx.nd.array([[7, 7], [8, 8]]))
+    assert found.get_vecs_by_tokens(["b", "x"]).asnumpy().tolist() == [[8, 8], [0, 0]]
+    with pytest.raises(ValueError, match="unknown"):
+        found.update_token_vectors("x", mx.nd.ones(2))
+    with pytest.raises(AssertionError, match="shape"):
+        found.update_token_vectors("a", mx.nd.ones(3))
+
+
+def test_vectors_for_a_vocabulary(vectors):
+    vocab = text.vocab.Vocabulary(WORDS)
+    found = text.embedding.CustomEmbedding(vectors, init_unknown_vec=mx.nd.ones, vocabulary=vocab)
+    assert found.idx_to_vec.asnumpy().tolist() == [[1, 1], [3, 4], [5, 6], [1, 2]]
+    both = text.embedding.CompositeEmbedding(vocab, [found, text.embedding.CustomEmbedding(vectors)])
+    assert both.get_vecs_by_tokens("b").asnumpy().tolist() == [3, 4, 3, 4]
+    assert both.to_indices("b") == 1
+
+
+def test_a_bad_file_of_vectors_is_refused(tmp_path):
+    (tmp_path / "bad.txt").write_text("a 1 2\nb 3\nc 4 5 6\n")
+    with pytest.warns(UserWarning, match="header"), pytest.raises(AssertionError, match="3 numbers, and others 2"):
+        text.embedding.CustomEmbedding(tmp_path / "bad.txt")
+    with pytest.raises(ValueError, match="no file"):
+        text.embedding.CustomEmbedding(tmp_path / "missing.txt")
+
+
+def test_published_files_are_known_by_name():
+    names = text.embedding.get_pretrained_file_names()
+    assert "glove.6B.50d.txt" in names["glove"]
+    assert "wiki.en.vec" in text.embedding.get_pretrained_file_names("fasttext")
+    with pytest.raises(KeyError, match="nonsense"):
+        text.embedding.create("glove", pretrained_file_name="nonsense")
+    with pytest.raises(KeyError, match="no embedding"):
+        text.embedding.get_pretrained_file_names("nonsense")
