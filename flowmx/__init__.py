@@ -2,11 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from flowmx.compat import aliases
+from flowmx.compat import aliases as _aliases  # noqa: F401  # before the first module that it adds to
 
-aliases.install()  # before the first module that it adds to
-
-from flowmx import (  # noqa: E402
+# isort: split
+from flowmx import (
     attribute,
     autograd,
     base,
@@ -49,7 +48,7 @@ from flowmx import random as rnd
 from flowmx import symbol as sym
 from flowmx import visualization as viz
 from flowmx.attribute import AttrScope
-from flowmx.compat import members as _members
+from flowmx.compat import members as _members  # noqa: F401
 from flowmx.compat.package import install_as_mxnet
 from flowmx.compat.paths import PATHS
 from flowmx.context import gpu_memory_info
@@ -78,11 +77,11 @@ __version__ = "0.1.0"
 __all__ = [
     "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint", "context",
     "contrib", "cpu", "cpu_pinned", "current_context", "dashboard", "engine", "executor", "flight", "gluon", "gpu",
-    "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io", "is_np_array", "is_np_shape", "kv", "kvstore",
-    "log", "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray", "np_array",
-    "np_shape", "num_gpus", "onnx", "operator", "optimizer", "plan", "profiler", "random", "recordio", "registry",
-    "rnd", "rnn", "run", "runtime", "safety", "serve", "set_np_shape", "sim", "sym", "symbol", "test_utils", "use_np",
-    "use_np_array", "use_np_shape", "util", "visualization", "viz",
+    "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io", "is_np_array", "is_np_shape",
+    "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray",
+    "np_array", "np_shape", "num_gpus", "onnx", "operator", "optimizer", "plan", "profiler", "random", "recordio",
+    "registry", "rnd", "rnn", "run", "runtime", "safety", "serve", "set_np_shape", "sim", "sym", "symbol", "test_utils",
+    "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip
 
 _LATER = {

@@ -10,7 +10,8 @@ import numpy as np
 from flowmx.errors import MXNetError, NotImplementedForSymbol
 
 __all__ = [
-    "ClassProperties", "ClassProperty", "MXNetError", "NotImplementedForSymbol", "integer_types", "mx_real_t", "numeric_types", "string_types",
+    "ClassProperties", "ClassProperty", "MXNetError", "NotImplementedForSymbol", "integer_types", "mx_real_t",
+    "numeric_types", "string_types",
 ]  # fmt: skip
 
 integer_types = (int, np.integer)

@@ -1,4 +1,4 @@
-"""``import mxnet`` is flowmx: after ``install_as_mxnet()``, under ``flowmx run``, and with the distribution ``mxnet``."""
+"""``import mxnet`` is flowmx: after ``install_as_mxnet()``, in ``flowmx run``, and with the distribution ``mxnet``."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 import flowmx as mx
 from flowmx.contrib import text
 
-WORDS = Counter("b b b c c a".split())
+WORDS = Counter(["b", "b", "b", "c", "c", "a"])
 
 
 def test_tokens_are_counted():

@@ -128,7 +128,7 @@ def test_modules_that_the_table_names_can_be_imported(path):
 def test_a_path_is_an_attribute_of_the_module_above():
     assert flowmx.image.image.imread is flowmx.image.imread
     assert flowmx.gluon.data.dataloader.DataLoader is flowmx.gluon.data.DataLoader
-    assert flowmx.contrib.amp.lists.symbol_fp16.FP16_FUNCS == flowmx.amp.list_lp16_ops("float16")
+    assert flowmx.amp.list_lp16_ops("float16") == flowmx.contrib.amp.lists.symbol_fp16.FP16_FUNCS
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = flowmx.gluon.data.dataloader.nonsense
     with pytest.raises(AttributeError, match="nonsense"):

@@ -147,7 +147,7 @@ def test_variables_of_mxnet_that_nothing_reads_are_named():
 
 @pytest.mark.parametrize("row", TABLE.values(), ids=lambda row: row.name)
 def test_the_variable_of_mxnet_counts_where_the_own_is_unset(row):
-    value = str(row.choices[-1] if row.choices else 1)
+    value = str(row.choices[-1] if row.choices else row.low or 1)
     found = settings.load({row.mxnet_variable: value})
     assert getattr(found, row.name) == row.parse(value)
     assert getattr(settings.load({row.mxnet_variable: "wrong", row.variable: value}), row.name) == row.parse(value)

@@ -3,6 +3,8 @@
 Neither is told of by the modules themselves. A finder stands first on ``sys.meta_path``; a module of flowmx whose path
 is in the table is loaded as ever, and then looks for a name that it has not where the table says; where there is none,
 an empty one is made, which does likewise. Nothing is imported before a name is asked for.
+
+Importing this puts the finder there; modules that were imported before are not added to.
 """
 
 from __future__ import annotations
@@ -17,17 +19,12 @@ from typing import Any
 
 from flowmx.compat.paths import PATHS
 
-__all__ = ["install"]
+__all__: list[str] = []
 
 _OWN = "flowmx."
 _MISSING = object()
 _KNOWN = {*PATHS, *(each.rpartition(".")[0] for each in PATHS)}
 """The paths of the table, and those right above them."""
-
-
-def install() -> None:
-    """Have the modules of the table found; those that were imported before are not added to."""
-    sys.meta_path.insert(0, _Finder())
 
 
 class _Finder(MetaPathFinder):
@@ -118,3 +115,6 @@ def _held(path: str) -> set[str]:
     return {
         name for each in PATHS.get(path, ()) for name in dir(importlib.import_module(each)) if not name.startswith("__")
     }
+
+
+sys.meta_path.insert(0, _Finder())

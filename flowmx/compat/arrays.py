@@ -14,8 +14,19 @@ from flowmx.ndarray import NDArray
 from flowmx.symbol import Symbol
 
 __all__ = [
-    "CachedOp", "NDArrayBase", "NDabs", "_DTYPE_MX_TO_NP", "_DTYPE_NP_TO_MX", "_GRAD_REQ_MAP", "_STORAGE_TYPE_ID_TO_STR",
-    "_STORAGE_TYPE_STR_TO_ID", "_as_classic", "_flatten_list", "_get_broadcast_shape", "_ndarray_cls", "_storage_type",
+    "_DTYPE_MX_TO_NP",
+    "_DTYPE_NP_TO_MX",
+    "_GRAD_REQ_MAP",
+    "_STORAGE_TYPE_ID_TO_STR",
+    "_STORAGE_TYPE_STR_TO_ID",
+    "CachedOp",
+    "NDArrayBase",
+    "NDabs",
+    "_as_classic",
+    "_flatten_list",
+    "_get_broadcast_shape",
+    "_ndarray_cls",
+    "_storage_type",
     "onehot_encode",
 ]  # fmt: skip
 

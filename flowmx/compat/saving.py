@@ -14,16 +14,17 @@ from flowmx.symbol import var
 __all__ = ["load", "save"]
 
 
-def save(self: Block, prefix: str | os.PathLike[str]) -> None:
+def save(block: Block, prefix: str | os.PathLike[str]) -> None:
     """Write ``<prefix>-model.json``, how the blocks nest, and ``<prefix>-model.params``, for :meth:`load`.
 
     Args:
+        block: the model.
         prefix: what the names of the files begin with.
     """
     described: dict[str, Any] = {}
-    _describe(self, [0], described)
+    _describe(block, [0], described)
     Path(f"{os.fspath(prefix)}-model.json").write_text(json.dumps(described), encoding="utf-8")
-    self.save_parameters(f"{os.fspath(prefix)}-model.params")
+    block.save_parameters(f"{os.fspath(prefix)}-model.params")
 
 
 def _describe(block: Block, count: list[int], into: dict[str, Any]) -> None:
@@ -48,20 +49,21 @@ def _graph_of(block: HybridBlock) -> dict[str, Any]:
     return {"hybridized": False}
 
 
-def load(self: Block, prefix: str | os.PathLike[str]) -> None:
+def load(block: Block, prefix: str | os.PathLike[str]) -> None:
     """Read what :meth:`save` has written, into a block of the same making.
 
     Children get the keys that they had, blocks that were hybridized are so again.
 
     Args:
+        block: the model.
         prefix: what the names of the files begin with.
 
     Raises:
         ValueError: the file was made of other blocks.
     """
     described = json.loads(Path(f"{os.fspath(prefix)}-model.json").read_text(encoding="utf-8"))
-    _restore(self, [0], described)
-    self.load_parameters(f"{os.fspath(prefix)}-model.params")
+    _restore(block, [0], described)
+    block.load_parameters(f"{os.fspath(prefix)}-model.params")
 
 
 def _restore(block: Block, count: list[int], described: dict[str, Any]) -> None:

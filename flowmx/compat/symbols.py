@@ -13,8 +13,14 @@ from flowmx.compat.arrays import (
 from flowmx.symbol import Symbol
 
 __all__ = [
-    "CachedOp", "SymbolBase", "_DTYPE_MX_TO_NP", "_DTYPE_NP_TO_MX", "_GRAD_REQ_MAP", "_STORAGE_TYPE_ID_TO_STR",
-    "_STORAGE_TYPE_STR_TO_ID", "_symbol_cls",
+    "_DTYPE_MX_TO_NP",
+    "_DTYPE_NP_TO_MX",
+    "_GRAD_REQ_MAP",
+    "_STORAGE_TYPE_ID_TO_STR",
+    "_STORAGE_TYPE_STR_TO_ID",
+    "CachedOp",
+    "SymbolBase",
+    "_symbol_cls",
 ]  # fmt: skip
 
 _symbol_cls = SymbolBase = Symbol

@@ -12,7 +12,7 @@ def count_tokens_from_str(
     source_str: str, token_delim: str = " ", seq_delim: str = "\n", to_lower: bool = False,
     counter_to_update: Counter[str] | None = None,
 ) -> Counter[str]:  # fmt: skip
-    """The tokens of a text, with how often each occurs.
+    r"""The tokens of a text, with how often each occurs.
 
     Args:
         source_str: the text.
@@ -22,7 +22,7 @@ def count_tokens_from_str(
         counter_to_update: a counter to add to, which is then returned (default: a new one).
 
     Example:
-        >>> mx.contrib.text.utils.count_tokens_from_str("Life is great\\nlife is good", to_lower=True)["life"]
+        >>> mx.contrib.text.utils.count_tokens_from_str("Life is great\nlife is good", to_lower=True)["life"]
         2
     """
     tokens = [each for each in re.split(f"{token_delim}|{seq_delim}", source_str) if each]

@@ -1,3 +1,3 @@
-from flowmx import *
+from flowmx import *  # noqa: F403
 
 __version__: str
