@@ -75,13 +75,13 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
-    "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint", "context",
-    "contrib", "cpu", "cpu_pinned", "current_context", "dashboard", "engine", "executor", "flight", "gluon", "gpu",
-    "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io", "is_np_array", "is_np_shape",
-    "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module", "mon", "monitor", "name", "nd", "ndarray",
-    "np_array", "np_shape", "num_gpus", "onnx", "operator", "optimizer", "plan", "profiler", "random", "recordio",
-    "registry", "rnd", "rnn", "run", "runtime", "safety", "serve", "set_np_shape", "sim", "sym", "symbol", "test_utils",
-    "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
+    "AttrScope", "Context", "MXNetError", "amp", "attribute", "autograd", "base", "callback", "checkpoint",
+    "context", "contrib", "cpu", "cpu_pinned", "current_context", "dashboard", "engine", "executor", "flight",
+    "gluon", "gpu", "gpu_memory_info", "image", "img", "init", "initializer", "install_as_mxnet", "io",
+    "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module", "mon",
+    "monitor", "name", "nd", "ndarray", "np_array", "np_shape", "num_gpus", "onnx", "operator", "optimizer", "plan",
+    "profiler", "random", "recordio", "registry", "rnd", "rnn", "run", "runtime", "safety", "serve", "set_np_shape",
+    "sim", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
 ]  # fmt: skip
 
 _LATER = {
