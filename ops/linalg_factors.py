@@ -15,9 +15,9 @@ from flowmx.errors import ShapeError
 from flowmx.ops.linalg_parts import batch_of
 from flowmx.ops.linalg_products import MatrixError, solve_triangular, square
 from flowmx.ops.linear import Inferred
-from flowmx.ops.matrix import at_least
+from flowmx.ops.matrix import at_least, flipped
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
 
 
 @contextmanager
@@ -47,36 +47,44 @@ class _OfSquare(Operator):
 
 @operator("_linalg_potrf", "linalg_potrf")
 class Potrf(_OfSquare):
-    """The Cholesky factor L (lower triangle) of symmetric positive definite matrices: A = L Lᵀ.
+    """The Cholesky factor of symmetric positive definite matrices: L with A = L Lᵀ, or U = Lᵀ where not ``lower``.
 
-    Only the lower triangles of A are looked at; the gradient is that of symmetric changes.
+    Only the triangles of A on the factor's side are looked at; the gradient is that of symmetric changes.
     """
+
+    lower: bool = option(True, "The factor is a lower triangle, not an upper one.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         with _named(self, "positive definite"):
-            outputs[0][...] = run.xp.linalg.cholesky(wide(inputs[0]))
+            factor = run.xp.linalg.cholesky(flipped(wide(inputs[0]), not self.lower))
+        outputs[0][...] = flipped(factor, not self.lower)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        factor = outputs[0]
-        inner = F.op("_linalg_mirror", F.op("_linalg_trmm", factor, heads[0], transpose=True))
+        factor, head = (each if self.lower else _turned(F, each) for each in (outputs[0], heads[0]))
+        inner = F.op("_linalg_mirror", F.op("_linalg_trmm", factor, head, transpose=True))
         left = F.op("_linalg_trsm", factor, inner, transpose=True)
         return [F.op("_linalg_trsm", factor, left, rightside=True, alpha=0.5)]
 
 
 @operator("_linalg_potri", "linalg_potri")
 class Potri(_OfSquare):
-    """The inverse of a matrix from its Cholesky factor A (lower triangle): (A Aᵀ)⁻¹."""
+    """The inverse of a matrix from its Cholesky factor A: (A Aᵀ)⁻¹, or (Aᵀ A)⁻¹ of an upper one."""
+
+    lower: bool = option(True, "A is the lower triangle, not the upper one.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        xp, a = run.xp, wide(inputs[0])
+        xp, a = run.xp, flipped(wide(inputs[0]), not self.lower)
         one = xp.broadcast_to(xp.eye(a.shape[-1], dtype=a.dtype), a.shape)
         inverse = solve_triangular(xp, self, xp.tril(a), one, upper=False)
         outputs[0][...] = xp.matmul(inverse.swapaxes(-1, -2), inverse)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         product = F.op("_linalg_gemm2", outputs[0], heads[0] + _turned(F, heads[0]))
-        whole = F.op("_linalg_trsm", inputs[0], product, transpose=True, rightside=True, alpha=-1.0)
-        return [F.op("_linalg_triangle", whole)]
+        factor = inputs[0] if self.lower else _turned(F, inputs[0])
+        whole = F.op(
+            "_linalg_triangle", F.op("_linalg_trsm", factor, product, transpose=True, rightside=True, alpha=-1.0)
+        )
+        return [whole if self.lower else _turned(F, whole)]
 
 
 @operator("_linalg_gelqf", "linalg_gelqf")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from flowmx.errors import ParameterError
+from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.nn_common import (
     blocks,
@@ -17,7 +17,7 @@ from flowmx.ops.nn_common import (
     scratch,
     unchecked,
 )
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required, same_shape
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required, same_shape
 from flowmx.ops.special import erf, sigmoid
 
 
@@ -193,9 +193,8 @@ class LeakyReLU(Operator):
             gamma = shapes[1]
             if gamma is None or gamma == (-1,):
                 shapes = [data, (data[1] if len(data) > 1 else 1,)]
-            elif gamma != (1,):
-                expect_rank(self, "data", data, 2)
-                shapes = [data, expect_shape(self, "gamma", gamma, (data[1],))]
+            elif -1 not in (*gamma, *data[:2]) and _along_front(gamma, data) is None:
+                raise ShapeError(f"{self.name}: input gamma has shape {gamma}, expected {data[1:2] or (1,)} or (1,)")
         return shapes, [data] * len(self.outputs())
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -282,14 +281,28 @@ class BackwardLeakyReLU(LeakyReLU):
         return [F.op("_backward_LeakyReLU", heads[0], x, **bound(self)), heads[0] * head * second]
 
 
-def per_channel(vector: Array, data: Array) -> Array:
-    """A vector shaped to broadcast along the channels (axis 1) of the data."""
-    return vector.reshape(-1, *(1,) * (data.ndim - 2)) if vector.size > 1 else vector.reshape(())
+def _along_front(given: Shape, data: Shape) -> Shape | None:
+    """The shape with which slopes broadcast along the channels and, where left over, the batch; None: they do not.
+
+    Shapes: given (), (1,), (channels,), (batch, channels) or either with ones.
+    """
+    made, left = [1] * len(data), list(given)
+    for axis in reversed(range(min(2, len(data)))):
+        if left and left[-1] in (1, data[axis]):
+            made[axis] = left.pop()
+    return None if left else tuple(made)
+
+
+def per_channel(slopes: Array, data: Array) -> Array:
+    """Slopes shaped to broadcast along the channels (axis 1), or the batch and the channels, of the data."""
+    shape = _along_front(slopes.shape, data.shape)
+    assert shape is not None
+    return slopes.reshape(shape)
 
 
 @operator("_spread_channel")
 class SpreadChannel(Operator):
-    """One number, or one for each channel, repeated to the shape of ``like``."""
+    """One number, or one for each channel (and example), repeated to the shape of ``like``."""
 
     arguments = ("vector", "like")
     hidden = True
@@ -306,7 +319,7 @@ class SpreadChannel(Operator):
 
 @operator("_gather_channel")
 class GatherChannel(Operator):
-    """The sum over each channel, or over everything where ``like`` holds one number."""
+    """The sum over what shares a number of ``like``: a channel (and example), or everything."""
 
     arguments = ("data", "like")
     hidden = True
@@ -316,8 +329,9 @@ class GatherChannel(Operator):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         data, out = inputs[0], outputs[0]
-        axes = None if out.size == 1 else (0, *range(2, data.ndim))
-        out[...] = data.sum(axis=axes, dtype=computing_dtype(data.dtype))
+        kept = _along_front(out.shape, data.shape) or ()
+        axes = tuple(axis for axis, length in enumerate(kept) if length == 1)
+        out[...] = data.sum(axis=axes, dtype=computing_dtype(data.dtype)).reshape(out.shape)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_spread_channel", heads[0], unchecked(inputs, 0)), None]

@@ -131,6 +131,7 @@ class Pooling(Operator):
         if self.kernel and not self.global_pool:
             count = len(self.kernel)
             check_layout(self, self.layout, count, channels_last=True)
+            object.__setattr__(self, "pad", self.pad[:count])  # as in MXNet, which looks at no more of them
             pad = per_axis(self, "pad", self.pad, 0, count)
             per_axis(self, "stride", self.stride, 1, count)
             if any(p >= k for p, k in zip(pad, self.kernel, strict=True)):

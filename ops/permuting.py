@@ -92,6 +92,8 @@ class Reverse(View):
 def _image(op: Operator, shape: Shape) -> tuple[int, int, int, int]:
     if len(shape) != 4:
         raise ShapeError(f"{op.name}: data has shape {shape}, expected 4 axes (batch, channel, height, width)")
+    if 0 in shape:
+        raise ShapeError(f"{op.name}: data has shape {shape}, expected at least one element on each axis")
     n, c, h, w = shape
     return n, c, h, w
 

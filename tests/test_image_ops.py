@@ -85,3 +85,9 @@ def test_as_symbols():
 def test_what_is_refused(call, message):
     with pytest.raises(mx.MXNetError, match=message):
         call()
+
+
+@pytest.mark.parametrize(("old", "new", "row", "expected"), [(348, 150, 25, 58), (348, 150, 50, 116), (10, 4, 2, 5)])
+def test_the_nearest_row_is_opencvs_where_sizes_divide(old, new, row, expected):
+    image = mx.nd.array(np.arange(old).reshape(old, 1, 1), dtype="float32")
+    assert mx.image.imresize(image, 1, new, interp=0)[row, 0, 0].asscalar() == expected

@@ -152,3 +152,41 @@ def test_shape_errors(name, shapes, ways, message):
 def test_matrices_that_do_not_fit(name, matrix, message):
     with pytest.raises(MXNetError, match=message):
         getattr(mx.nd.linalg, name)(array(matrix)).asnumpy()
+
+
+def upper_of(x):
+    return mx.nd.linalg.potrf(symmetric(x), lower=False)
+
+
+def test_upper_factors_are_those_of_the_lower_ones_turned_round():
+    a = array(definite(2, 3, 3)(RNG))
+    upper, lower = upper_of(a), mx.nd.linalg.potrf(symmetric(a))
+    np.testing.assert_array_equal(upper.asnumpy(), lower.asnumpy().swapaxes(-1, -2))
+    found, expected = mx.nd.linalg.potri(upper, lower=False), mx.nd.linalg.potri(lower)
+    np.testing.assert_allclose(found.asnumpy(), expected.asnumpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("function", [upper_of, lambda x: mx.nd.linalg.potri(upper_of(x), lower=False)])
+def test_gradients_of_upper_factors(function):
+    x = array(definite(3, 3)(np.random.default_rng(0)))
+    head, step = array(np.random.default_rng(1).standard_normal((3, 3))), 1e-5
+    x.attach_grad()
+    with mx.autograd.record():
+        total = (function(x) * head).sum()
+    total.backward()
+    for at in np.ndindex(3, 3):
+        moved = np.zeros((3, 3))
+        moved[at] = step
+        low, high = ((function(x + array(sign * moved)) * head).sum().asscalar() for sign in (-1, 1))
+        assert x.grad[at].asscalar() == pytest.approx((high - low) / (2 * step), rel=1e-4, abs=1e-6)
+
+
+def test_upper_factors_as_mxnet_gives_them():
+    a = array([[4, 1], [1, 4.25]])
+    a.attach_grad()
+    with mx.autograd.record():
+        factor = mx.nd.linalg.potrf(a, lower=False)
+        total = (factor * array([[1, 2], [3, 4]])).sum()
+    total.backward()
+    assert factor.asnumpy().tolist() == [[2, 0.5], [0, 2]]
+    np.testing.assert_allclose(a.grad.asnumpy(), [[0.1875, 0.25], [0.25, 1.0]], rtol=1e-12)

@@ -218,3 +218,49 @@ def test_an_unknown_class_has_no_gradient_of_its_own():
         y = mx.nd.SoftmaxOutput(x, mx.nd.array([7, -2]))
     y.backward()
     np.testing.assert_allclose(gradient(x), y.asnumpy(), rtol=1e-6)
+
+
+def test_the_target_shape_of_a_deconvolution_overrides_pad_and_adj():
+    data, weight = mx.nd.array(np.arange(16.0).reshape(1, 1, 4, 4)), mx.nd.array(np.arange(9.0).reshape(1, 1, 3, 3))
+    given = {"kernel": (3, 3), "num_filter": 1, "stride": (2, 2)}
+    expected = mx.nd.Deconvolution(data, weight, **given, pad=(1, 1), adj=(1, 1))
+    found = mx.nd.Deconvolution(data, weight, **given, target_shape=(8, 8), pad=(99, 99), adj=(101, 101))
+    np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())
+
+
+def test_pooling_looks_at_as_many_numbers_of_pad_as_it_has_axes():
+    data = mx.nd.array(np.arange(10.0).reshape(1, 1, 10))
+    found = mx.nd.Pooling(data, kernel=2, stride=2, pad=(0, 0, 0), pool_type="max", pooling_convention="same")
+    assert found.asnumpy().ravel().tolist() == [1, 3, 5, 7, 9]
+
+
+# As MXNet 1.9.1 lays slopes along the batch and the channels.
+@pytest.mark.parametrize(("shape", "slopes", "spread"), [
+    ((2, 3), (3,), (1, 3)), ((2, 3), (2,), (2, 1)), ((2, 3), (2, 3), (2, 3)), ((2, 3), (1, 3), (1, 3)),
+    ((2, 3, 4), (2, 1), (2, 1, 1)), ((2, 3, 4, 5), (2, 3), (2, 3, 1, 1)), ((2, 3, 4, 5), (1,), (1, 1, 1, 1)),
+    ((4,), (4,), (4,)), ((4,), (1,), (1,)),
+])  # fmt: skip
+def test_slopes_of_prelu_lie_along_the_batch_and_the_channels(shape, slopes, spread):
+    data, gamma = nd(*shape), nd(*slopes)
+    for each in (data, gamma):
+        each.attach_grad()
+    with mx.autograd.record():
+        out = mx.nd.LeakyReLU(data, gamma, act_type="prelu")
+    out.backward()
+    x, slope = data.asnumpy(), gamma.asnumpy().reshape(spread)
+    np.testing.assert_allclose(out.asnumpy(), np.where(x > 0, x, x * slope), rtol=1e-6)
+    np.testing.assert_allclose(gradient(data), np.where(x > 0, 1, np.broadcast_to(slope, shape)), rtol=1e-6)
+    axes = tuple(axis for axis, length in enumerate(spread) if length == 1)
+    expected = np.minimum(x, 0).sum(axis=axes, keepdims=True).reshape(slopes)
+    np.testing.assert_allclose(gradient(gamma), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["depth_to_space", "space_to_depth"])
+def test_blocks_of_nothing_are_refused(name):
+    with pytest.raises(mx.MXNetError, match="at least one element"):
+        getattr(mx.nd, name)(mx.nd.zeros((0, 4, 2, 2)), block_size=2)
+
+
+def test_take_refuses_indices_below_zero():
+    with pytest.raises(IndexError, match="indices from -1 to 0, expected 0 to 2"):
+        mx.nd.take(mx.nd.array([1, 2, 3]), mx.nd.array([-1, 0]), mode="raise").asnumpy()
