@@ -31,6 +31,7 @@ __all__ = [
     "Setting",
     "SettingError",
     "Settings",
+    "fresh",
     "get",
     "load",
     "mxnet_variables",
@@ -393,6 +394,16 @@ def get() -> Settings:
         SettingError: As in `load`.
     """
     return _current if _current is not None else reload()
+
+
+def fresh(name: str) -> Any:
+    """Return a setting as the environment has it now, for those that a program may set after its start.
+
+    Raises:
+        SettingError: As in `load`.
+    """
+    current = getattr(get(), name)
+    return current if _sources.get(name) == "override" else getattr(load(os.environ), name)
 
 
 def reload() -> Settings:

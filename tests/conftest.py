@@ -7,7 +7,7 @@ import pytest
 from hypothesis import settings
 
 import flowmx as mx
-from flowmx import profiler
+from flowmx import download, profiler
 from flowmx.engine.runtime import engine
 from flowmx.ops.kernels.loops import team
 
@@ -28,6 +28,13 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(team, "run", run)
     return seen
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    """A network in which no file can be had, and that says so at once."""
+    monkeypatch.setenv("FLOWMX_GLUON_REPO", "http://127.0.0.1:9/")
+    monkeypatch.setattr(download, "_FIRST_PAUSE", 0)
 
 
 @pytest.fixture

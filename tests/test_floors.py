@@ -25,6 +25,7 @@ FLOORS: list[set[str]] = [
         "flowmx.base",
         "flowmx.compat.aliases",
         "flowmx.compat.paths",
+        "flowmx.download",
         "flowmx.log",
         "flowmx.lazy",
         "flowmx.markup",

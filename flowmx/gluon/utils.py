@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import warnings
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from flowmx import ndarray as nd
 from flowmx.devices import Context
+from flowmx.download import check_sha1, download
+from flowmx.errors import ArgumentError
 from flowmx.ndarray import NDArray
 
 __all__ = [
@@ -77,7 +78,7 @@ def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite:
         ValueError: there are no arrays.
     """
     if not arrays:
-        raise ValueError("clip_global_norm: arrays is empty, expected at least one array")
+        raise ArgumentError("clip_global_norm: arrays is empty, expected at least one array")
     context = arrays[0].context
     squares = [nd.sum(nd.square(each)).as_in_context(context) for each in arrays]
     norm: NDArray = nd.sqrt(nd.add_n(*squares))
@@ -90,12 +91,6 @@ def clip_global_norm(arrays: Sequence[NDArray], max_norm: float, check_isfinite:
     return number if check_isfinite else norm
 
 
-def check_sha1(filename: str | os.PathLike[str], sha1_hash: str) -> bool:
-    """Whether a file has this SHA-1, in hexadecimal digits."""
-    with Path(filename).open("rb") as file:
-        return hashlib.file_digest(file, "sha1").hexdigest() == sha1_hash
-
-
 def replace_file(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> None:
     """Move a file over another one, in one step.
 
@@ -103,18 +98,6 @@ def replace_file(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> No
         OSError: it can not be done; the file is then where it was.
     """
     Path(src).replace(dst)
-
-
-def download(url: str, path: str | None = None, *args: Any, **kwargs: Any) -> NoReturn:
-    """Refuse: flowmx downloads nothing.
-
-    Raises:
-        NotImplementedError: always; says what to do.
-    """
-    raise NotImplementedError(
-        f"download: flowmx loads nothing from the network. Fetch {url} yourself, and put it at {path or 'a path'}: "
-        "the model zoo looks for weights in its root (see mx.gluon.model_zoo.model_store)"
-    )
 
 
 def shape_is_known(shape: Sequence[int] | None) -> bool:

@@ -1,4 +1,4 @@
-"""Data sets for tests, from files that are here: nothing is downloaded."""
+"""Data sets for tests, from files that are here, or else from the network."""
 
 from __future__ import annotations
 
@@ -9,36 +9,58 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.gluon.utils import download
+from flowmx import download as files
+from flowmx.gluon.data.vision import MNIST
 from flowmx.io import DataBatch, DataIter, MNISTIter
 from flowmx.io.mnist import read_idx
 from flowmx.test_utils.tolerance import Numbers
 
 __all__ = ["DummyIter", "download", "get_mnist", "get_mnist_iterator", "get_mnist_ubyte"]
 
-_FOLDERS = ("data", "~/.mxnet/datasets/mnist")
 _FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
 Folder = str | os.PathLike[str]
 
 
-def get_mnist_ubyte(root: Folder | None = None) -> Path:
-    """The folder that has MNIST's four files, compressed with gzip or not.
+def download(
+    url: str, fname: str | None = None, dirname: Folder | None = None, overwrite: bool = False, retries: int = 5
+) -> str:
+    """Fetch a file, unless it is there; see :func:`mx.gluon.utils.download <flowmx.gluon.utils.download>`.
 
     Args:
-        root: where to look; by default in ``data``, and where Gluon keeps them.
+        url: where it is.
+        fname: what it is called here (default: the end of the address).
+        dirname: the folder (default: the current one).
+        overwrite: fetch it although it is there.
+        retries: how many attempts there are at most.
+
+    Returns:
+        the file's path.
 
     Raises:
-        FileNotFoundError: they are not all there; says which are missing.
+        DownloadError: it can not be had.
     """
-    folders = [Path(each).expanduser() for each in ([root] if root is not None else _FOLDERS)]
+    path = Path(dirname or "", fname or url.split("/")[-1])
+    return files.download(url, path, overwrite, retries=retries)
+
+
+def get_mnist_ubyte(root: Folder | None = None) -> Path:
+    """The folder that has MNIST's four files, compressed with gzip or not; fetched where they are nowhere.
+
+    Args:
+        root: the folder; by default ``data``, or the one where Gluon keeps them.
+
+    Raises:
+        DownloadError: one is not there and can not be fetched (a FileNotFoundError, too); says where to put it.
+    """
+    usual = files.data_dir() / "datasets" / "mnist"
+    folders = [Path("data"), usual] if root is None else [Path(root).expanduser()]
     for folder in folders:
         if not _missing(folder):
             return folder
-    raise FileNotFoundError(
-        f"MNIST's files {', '.join(_missing(folders[0]))} (with or without .gz) are not in "
-        f"{' nor in '.join(map(str, folders))}: flowmx loads nothing from the network, so put them there"
-    )
+    for train in (True, False):
+        MNIST(folders[-1], train)
+    return folders[-1]
 
 
 def _missing(folder: Path) -> list[str]:
@@ -55,7 +77,7 @@ def get_mnist(root: Folder | None = None) -> dict[str, Numbers]:
         ``train_data``, ``train_label``, ``test_data`` and ``test_label``.
 
     Raises:
-        FileNotFoundError: the files are not there.
+        DownloadError: one is not there and can not be fetched (a FileNotFoundError, too).
         ValueError: one is in another format.
     """
     folder = get_mnist_ubyte(root)
@@ -79,7 +101,7 @@ def get_mnist_iterator(
         root: as for :func:`get_mnist_ubyte`.
 
     Raises:
-        FileNotFoundError: the files are not there.
+        DownloadError: one is not there and can not be fetched (a FileNotFoundError, too).
     """
     folder = get_mnist_ubyte(root)
     common = {"flat": len(input_shape) != 3, "num_parts": num_parts, "part_index": part_index}

@@ -1,21 +1,24 @@
-"""Files of weights of the model zoo, looked for in a folder. Nothing is downloaded.
+"""Files of weights of the model zoo: in a folder, and fetched from MXNet's repository where they are not there.
 
-MXNet keeps them in ``~/.mxnet/models``, as ``<name>-<first eight digits of their SHA-1>.params``.
+They are kept as MXNet keeps them, as ``<name>-<first eight digits of their SHA-1>.params`` in ``~/.mxnet/models`` or
+the folder ``models`` of the setting ``home``.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
+import shutil
+import warnings
+import zipfile
 from pathlib import Path
 
-from flowmx.gluon.utils import check_sha1
+from flowmx.download import ChecksumError, DownloadError, alone, check_sha1, data_dir, fetch, repository
 
-__all__ = ["ROOT", "get_model_file", "purge", "short_hash"]
+__all__ = ["get_model_file", "purge", "short_hash"]
 
-ROOT = Path("~/.mxnet/models")
-"""Where MXNet keeps its files."""
-
-Folder = str | os.PathLike[str]
+Root = str | os.PathLike[str] | None
+"""A folder; None is the usual one."""
 
 _model_sha1 = {
     "alexnet": "44335d1f0046b328243b32a26a4fbd62d9057b45",
@@ -66,36 +69,74 @@ def short_hash(name: str) -> str:
     return _model_sha1[name][:8]
 
 
-def get_model_file(name: str, root: Folder = ROOT) -> str:
+def get_model_file(name: str, root: Root = None) -> str:
     """The file of a model's weights: ``<root>/<name>-<hash>.params``, or else ``<root>/<name>.params``.
 
-    A file with MXNet's hash in its name must hold what MXNet published; one without it may hold any weights.
+    A file with MXNet's hash in its name must hold what MXNet published, and is fetched anew where it does not; one
+    without it may hold any weights. Where there is neither, what MXNet published is fetched from ``gluon_repo``.
+
+    Args:
+        name: the model's name in the zoo.
+        root: the folder (default: ``models`` in the setting ``home``).
 
     Raises:
-        FileNotFoundError: there is neither. Weights are not downloaded: copy the file there.
-        ValueError: the file holds something else than its name says.
+        DownloadError: it can not be fetched (a FileNotFoundError, too); the message says where to put it.
+        ChecksumError: what was fetched is not what MXNet published (a ValueError, too).
+        ValueError: MXNet published no weights for a model of that name.
     """
-    folder = Path(root).expanduser()
+    folder = _folder(root)
     published = folder / f"{name}-{short_hash(name)}.params"
-    if published.exists():
-        if not check_sha1(published, _model_sha1[name]):
-            raise ValueError(f"{published} is not the file that MXNet published (another SHA-1): copy it anew")
-        return str(published)
     own = folder / f"{name}.params"
-    if own.exists():
+    if published.exists():
+        if check_sha1(published, _model_sha1[name]):
+            return str(published)
+        warnings.warn(f"{published} is not the file that MXNet published (another SHA-1): fetching it", stacklevel=2)
+    elif own.exists():
         return str(own)
-    raise FileNotFoundError(
-        f"the weights of {name!r} are neither at {published} nor at {own}, and flowmx downloads nothing: copy the file "
-        f"of an MXNet installation there, or give its folder as root"
-    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with alone(folder / f".{published.name}.lock") as lock:
+        try:
+            if not published.exists() or not check_sha1(published, _model_sha1[name]):
+                _fetch(name, published)
+        except ChecksumError:
+            raise
+        except DownloadError as error:
+            raise DownloadError(
+                f"the weights of {name!r} are neither at {published} nor at {own}, and {error}"
+            ) from error
+        finally:
+            lock.discard()
+    return str(published)
 
 
-def purge(root: Folder = ROOT) -> None:
+def _folder(root: Root) -> Path:
+    return data_dir() / "models" if root is None else Path(root).expanduser()
+
+
+def _fetch(name: str, published: Path) -> None:
+    """Fetch MXNet's archive of a model's weights, and take them out of it."""
+    archive, url = published.with_suffix(".zip"), f"{repository()}gluon/models/{published.stem}.zip"
+    fetch(url, archive, anew=True)
+    unpacked = published.with_name(f".{published.name}.{secrets.token_hex(4)}")
+    try:
+        with zipfile.ZipFile(archive) as files, files.open(published.name) as source, unpacked.open("wb") as target:
+            shutil.copyfileobj(source, target)
+        if not check_sha1(unpacked, _model_sha1[name]):
+            raise ChecksumError(f"{url} holds other weights than MXNet published for {name!r} (another SHA-1)")
+        unpacked.replace(published)
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ChecksumError(f"{url} is no archive with {published.name} in it: {error}") from error
+    finally:
+        archive.unlink(missing_ok=True)
+        unpacked.unlink(missing_ok=True)
+
+
+def purge(root: Root = None) -> None:
     """Remove all files of weights from a folder.
 
     Raises:
         FileNotFoundError: there is no such folder.
     """
-    for path in list(Path(root).expanduser().iterdir()):
+    for path in list(_folder(root).iterdir()):
         if path.suffix == ".params":
             path.unlink()

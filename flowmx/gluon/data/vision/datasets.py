@@ -1,18 +1,19 @@
-"""Data sets of images, from files as MXNet keeps them. Nothing is downloaded."""
+"""Data sets of images, from files as MXNet keeps them, which are fetched where they are not there."""
 
 from __future__ import annotations
 
 import os
 import tarfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from flowmx import image, recordio
 from flowmx import ndarray as nd
+from flowmx.download import data_dir, fetch, repository
 from flowmx.gluon.data.dataset import Dataset, RecordFileDataset
 from flowmx.io.mnist import read_idx
 from flowmx.ndarray import NDArray
@@ -22,6 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 Folder = str | os.PathLike[str]
+Root = Folder | None
 Transform = Callable[[Any, Any], Any] | None
 
 _ENDINGS = (".jpg", ".jpeg", ".png")
@@ -31,16 +33,19 @@ class _FromFiles(Dataset):
     """Images and labels in memory, from files in a folder.
 
     Args:
-        root: the folder.
+        root: the folder (default: one of the data set's own in the setting ``home``).
         transform: called with each image and its label; its result is the sample.
 
     Raises:
-        FileNotFoundError: the files are not there; the message names them.
+        DownloadError: a file is not there and can not be fetched (a FileNotFoundError, too); says where to put it.
         ValueError: a file is damaged.
     """
 
-    def __init__(self, root: Folder, transform: Transform) -> None:
-        self._root = Path(root).expanduser()
+    _namespace = ""
+    """What the data set is called in the repository and in ``home``."""
+
+    def __init__(self, root: Root, transform: Transform) -> None:
+        self._root = data_dir() / "datasets" / self._namespace if root is None else Path(root).expanduser()
         self._transform = transform
         self._data: NDArray
         self._label: Any
@@ -58,11 +63,10 @@ class _FromFiles(Dataset):
         """The images, (number, height, width, channels), and the labels."""
         raise NotImplementedError
 
-    def _missing(self, names: Sequence[str], source: str) -> FileNotFoundError:
-        return FileNotFoundError(
-            f"{type(self).__name__}: {', '.join(names)} expected in {str(self._root)!r}, and not there. flowmx "
-            f"loads nothing from the network: fetch {source} yourself, or pass root= with the folder that they are in"
-        )
+    def _fetched(self, name: str, sha1: str) -> Path:
+        """A file, from MXNet's repository."""
+        fetch(f"{repository()}gluon/dataset/{self._namespace}/{name}", self._root / name, sha1)
+        return self._root / name
 
 
 class MNIST(_FromFiles):
@@ -70,44 +74,50 @@ class MNIST(_FromFiles):
 
     Args:
         root: the folder with ``train-images-idx3-ubyte.gz`` and ``train-labels-idx1-ubyte.gz``, or ``t10k-...`` for
-            the test set; unpacked ones will do.
+            the test set; unpacked ones will do (default: ``datasets/mnist`` in the setting ``home``).
         train: the training set, or the test set.
         transform: called with each image and its label.
 
     Raises:
-        FileNotFoundError: the files are not there.
+        DownloadError: a file is not there and can not be fetched (a FileNotFoundError, too).
         ValueError: a file is damaged.
     """
 
-    def __init__(
-        self, root: Folder = "~/.mxnet/datasets/mnist", train: bool = True, transform: Transform = None
-    ) -> None:
+    _namespace = "mnist"
+    _sha1: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "6c95f4b05d2bf285e1bfb0e7960c31bd3b3f8a7d",
+        "train-labels-idx1-ubyte.gz": "2a80914081dc54586dbdf242f9805a6b8d2a15fc",
+        "t10k-images-idx3-ubyte.gz": "c3a25af1f52dad7f726cce8cacb138654b760d48",
+        "t10k-labels-idx1-ubyte.gz": "763e7fa3757d93b0cdec073cef058b2004252c17",
+    }
+
+    def __init__(self, root: Root = None, train: bool = True, transform: Transform = None) -> None:
         self._train = train
         super().__init__(root, transform)
 
     def _read(self) -> tuple[Any, Any]:
         part = "train" if self._train else "t10k"
-        names = [f"{part}-images-idx3-ubyte.gz", f"{part}-labels-idx1-ubyte.gz"]
-        images, labels = (self._file(name) for name in names)
-        if images is None or labels is None:
-            raise self._missing(names, "MNIST's or Fashion-MNIST's files")
+        images, labels = (self._file(f"{part}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
         pixels, classes = read_idx(images, 3), read_idx(labels, 1)
         if len(pixels) != len(classes):
             raise ValueError(f"{str(images)!r} has {len(pixels)} images and {str(labels)!r} {len(classes)} labels")
         return pixels[..., None], classes.astype(np.int32)
 
-    def _file(self, name: str) -> Path | None:
-        found = [path for path in (self._root / name, self._root / name.removesuffix(".gz")) if path.exists()]
-        return found[0] if found else None
+    def _file(self, name: str) -> Path:
+        there = [path for path in (self._root / name, self._root / name.removesuffix(".gz")) if path.exists()]
+        return there[0] if there else self._fetched(name, self._sha1[name])
 
 
 class FashionMNIST(MNIST):
     """Zalando's images of clothes, in MNIST's form; the arguments are those of :class:`MNIST`."""
 
-    def __init__(
-        self, root: Folder = "~/.mxnet/datasets/fashion-mnist", train: bool = True, transform: Transform = None
-    ) -> None:
-        super().__init__(root, train, transform)
+    _namespace = "fashion-mnist"
+    _sha1: ClassVar[dict[str, str]] = {
+        "train-images-idx3-ubyte.gz": "0cf37b0d40ed5169c6b3aba31069a9770ac9043d",
+        "train-labels-idx1-ubyte.gz": "236021d52f1e40852b06a4c3008d8de8aef1e40b",
+        "t10k-images-idx3-ubyte.gz": "626ed6a7c06dd17c0eec72fa3be1740f146a2863",
+        "t10k-labels-idx1-ubyte.gz": "17f9ab60e7257a1620f4ad76bbbaf857c3920701",
+    }
 
 
 class CIFAR10(_FromFiles):
@@ -120,17 +130,16 @@ class CIFAR10(_FromFiles):
         transform: called with each image and its label.
 
     Raises:
-        FileNotFoundError: the files are not there.
+        DownloadError: a file is not there and can not be fetched (a FileNotFoundError, too).
         ValueError: a file is damaged.
     """
 
-    _archive = "cifar-10-binary.tar.gz"
+    _namespace = "cifar10"
+    _archive, _sha1 = "cifar-10-binary.tar.gz", "fab780a1e191a7eda0f345501ccd62d20f7ed891"
     _files: tuple[list[str], list[str]] = (["test_batch.bin"], [f"data_batch_{number}.bin" for number in range(1, 6)])
     _labels = 1
 
-    def __init__(
-        self, root: Folder = "~/.mxnet/datasets/cifar10", train: bool = True, transform: Transform = None
-    ) -> None:
+    def __init__(self, root: Root = None, train: bool = True, transform: Transform = None) -> None:
         self._train = train
         super().__init__(root, transform)
 
@@ -157,7 +166,7 @@ class CIFAR10(_FromFiles):
             return [(name, (self._root / name).read_bytes()) for name in names]
         archive = self._root / self._archive
         if not archive.exists():
-            raise self._missing([*names, f"or {self._archive} with them"], "the binary version of CIFAR")
+            self._fetched(self._archive, self._sha1)
         try:
             with tarfile.open(archive) as tar:
                 members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
@@ -177,18 +186,18 @@ class CIFAR100(CIFAR10):
         transform: called with each image and its label.
 
     Raises:
-        FileNotFoundError: the files are not there.
+        DownloadError: a file is not there and can not be fetched (a FileNotFoundError, too).
         ValueError: a file is damaged.
     """
 
-    _archive = "cifar-100-binary.tar.gz"
+    _namespace = "cifar100"
+    _archive, _sha1 = "cifar-100-binary.tar.gz", "a0bb982c76b83111308126cc779a992fa506b90b"
     _files = (["test.bin"], ["train.bin"])
     _labels = 2
 
     def __init__(
-        self, root: Folder = "~/.mxnet/datasets/cifar100", fine_label: bool = False, train: bool = True,
-        transform: Transform = None,
-    ) -> None:  # fmt: skip
+        self, root: Root = None, fine_label: bool = False, train: bool = True, transform: Transform = None
+    ) -> None:
         self._fine_label = fine_label
         super().__init__(root, train, transform)
 

@@ -148,8 +148,9 @@ def get_model(name: str, **kwargs: Any) -> HybridBlock:
 
     Args:
         name: such as ``"resnet50_v1"``.
-        **kwargs: ``pretrained``: load the weights from a local file (default: False); ``ctx``: their device or devices;
-            ``root``: the folder of the file (default: ``~/.mxnet/models``); and arguments of the model, such as
+        **kwargs: ``pretrained``: load the weights that MXNet published, fetched where they are not there (default:
+            False); ``ctx``: their device or devices; ``root``: the folder of the file (default: ``models`` in the
+            setting ``home``); and arguments of the model, such as
             ``classes``.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowmx.gluon import nn
-from flowmx.gluon.model_zoo.model_store import ROOT, Folder
+from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.model_zoo.vision.making import filled
 from flowmx.gluon.parameter import Contexts
@@ -40,11 +40,11 @@ class AlexNet(Classifier):
             self.output = nn.Dense(classes)
 
 
-def alexnet(pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any) -> AlexNet:
+def alexnet(pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any) -> AlexNet:
     """AlexNet.
 
     Args:
-        pretrained: load the weights from a local file.
+        pretrained: load the weights that MXNet published, fetched where they are not there.
         ctx: their device or devices (default: the CPU).
         root: the folder of the file; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`AlexNet`.

@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.gluon import nn
 from flowmx.gluon.contrib.nn import HybridConcurrent, Identity
-from flowmx.gluon.model_zoo.model_store import ROOT, Folder
+from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
@@ -86,13 +86,13 @@ def _transition(channels: int) -> nn.HybridSequential:
 
 
 def get_densenet(
-    num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any
+    num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
 ) -> DenseNet:
     """DenseNet of a number of layers.
 
     Args:
         num_layers: 121, 161, 169 or 201.
-        pretrained: load the weights from a local file.
+        pretrained: load the weights that MXNet published, fetched where they are not there.
         ctx: their device or devices (default: the CPU).
         root: the folder of the file; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`DenseNet`.

@@ -11,7 +11,7 @@ from typing import Any
 from flowmx.gluon import nn
 from flowmx.gluon.contrib.nn import HybridConcurrent
 from flowmx.gluon.hybrid import HybridBlock
-from flowmx.gluon.model_zoo.model_store import ROOT, Folder
+from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.model_zoo.vision.making import filled
 from flowmx.gluon.parameter import Contexts
@@ -134,11 +134,11 @@ class Inception3(Classifier):
             self.output = nn.Dense(classes)
 
 
-def inception_v3(pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any) -> Inception3:
+def inception_v3(pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any) -> Inception3:
     """Inception v3.
 
     Args:
-        pretrained: load the weights from a local file.
+        pretrained: load the weights that MXNet published, fetched where they are not there.
         ctx: their device or devices (default: the CPU).
         root: the folder of the file; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`Inception3`.

@@ -1,4 +1,4 @@
-"""How the functions of the zoo make a model, and fill in weights from a local file."""
+"""How the functions of the zoo make a model, and fill in weights from a file."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from typing import Any, TypeVar
 
 from flowmx.devices import Context
 from flowmx.gluon.hybrid import HybridBlock
-from flowmx.gluon.model_zoo.model_store import ROOT, Folder, get_model_file
+from flowmx.gluon.model_zoo import model_store
+from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.parameter import Contexts
 
 Maker = Callable[..., HybridBlock]
 N = TypeVar("N", bound=HybridBlock)
 
 
-def filled(net: N, name: str, pretrained: bool, ctx: Contexts = None, root: Folder = ROOT) -> N:
+def filled(net: N, name: str, pretrained: bool, ctx: Contexts = None, root: Root = None) -> N:
     """A network, with the weights from the file of that name if it is to be ``pretrained``.
 
     Args:
@@ -25,7 +26,7 @@ def filled(net: N, name: str, pretrained: bool, ctx: Contexts = None, root: Fold
         root: the folder of the file; see ``model_store.get_model_file``.
     """
     if pretrained:
-        net.load_parameters(get_model_file(name, root), ctx=Context("cpu", 0) if ctx is None else ctx)
+        net.load_parameters(model_store.get_model_file(name, root), ctx=Context("cpu", 0) if ctx is None else ctx)
     return net
 
 
@@ -48,8 +49,8 @@ def maker(function_name: str, make: Maker, *sizes: Any, doc: str, **fixed: Any) 
     function.__doc__ = f"""{doc}
 
     Args:
-        **kwargs: ``pretrained``: load the weights from a local file (default: False); ``ctx``: their device or
-            devices; ``root``: the folder of the file (default: ``~/.mxnet/models``); and arguments of the model,
-            such as ``classes``.
+        **kwargs: ``pretrained``: load the weights that MXNet published, fetched where they are not there (default:
+            False); ``ctx``: their device or devices; ``root``: the folder of the file (default: ``models`` in the
+            setting ``home``); and arguments of the model, such as ``classes``.
     """
     return function

@@ -6,7 +6,7 @@ from typing import Any
 
 from flowmx.gluon import nn
 from flowmx.gluon.hybrid import HybridBlock
-from flowmx.gluon.model_zoo.model_store import ROOT, Folder
+from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
@@ -137,13 +137,13 @@ def _version(multiplier: float) -> str:
 
 
 def get_mobilenet(
-    multiplier: float, pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any
+    multiplier: float, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
 ) -> MobileNet:
     """MobileNet of a width.
 
     Args:
         multiplier: of the channels; weights are published for 1.0, 0.75, 0.5 and 0.25.
-        pretrained: load the weights from a local file.
+        pretrained: load the weights that MXNet published, fetched where they are not there.
         ctx: their device or devices (default: the CPU).
         root: the folder of the file; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`MobileNet`.
@@ -152,7 +152,7 @@ def get_mobilenet(
 
 
 def get_mobilenet_v2(
-    multiplier: float, pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any
+    multiplier: float, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
 ) -> MobileNetV2:
     """MobileNet v2 of a width; the arguments are those of :func:`get_mobilenet`."""
     return filled(MobileNetV2(multiplier, **kwargs), f"mobilenetv2_{_version(multiplier)}", pretrained, ctx, root)

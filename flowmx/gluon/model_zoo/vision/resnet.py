@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from flowmx.gluon import nn
 from flowmx.gluon.hybrid import HybridBlock
-from flowmx.gluon.model_zoo.model_store import ROOT, Folder
+from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
@@ -224,14 +224,14 @@ resnet_block_versions: list[dict[str, Callable[..., HybridBlock]]] = [
 
 
 def get_resnet(
-    version: int, num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any
+    version: int, num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
 ) -> HybridBlock:
     """ResNet of a version and a number of layers.
 
     Args:
         version: 1 or 2.
         num_layers: 18, 34, 50, 101 or 152.
-        pretrained: load the weights from a local file.
+        pretrained: load the weights that MXNet published, fetched where they are not there.
         ctx: their device or devices (default: the CPU).
         root: the folder of the file; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`ResNetV1`.

@@ -6,7 +6,7 @@ from typing import Any
 
 from flowmx.gluon import nn
 from flowmx.gluon.contrib.nn import HybridConcurrent
-from flowmx.gluon.model_zoo.model_store import ROOT, Folder
+from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
@@ -65,13 +65,13 @@ def _convolution(channels: int, kernel_size: int, padding: int = 0) -> nn.Hybrid
 
 
 def get_squeezenet(
-    version: str, pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any
+    version: str, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any
 ) -> SqueezeNet:
     """SqueezeNet of a version.
 
     Args:
         version: ``"1.0"`` or ``"1.1"``.
-        pretrained: load the weights from a local file.
+        pretrained: load the weights that MXNet published, fetched where they are not there.
         ctx: their device or devices (default: the CPU).
         root: the folder of the file; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`SqueezeNet`.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.gluon import nn
-from flowmx.gluon.model_zoo.model_store import ROOT, Folder
+from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.model_zoo.vision.classifier import Classifier
 from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
@@ -63,12 +63,12 @@ class VGG(Classifier):
         return found
 
 
-def get_vgg(num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Folder = ROOT, **kwargs: Any) -> VGG:
+def get_vgg(num_layers: int, pretrained: bool = False, ctx: Contexts = None, root: Root = None, **kwargs: Any) -> VGG:
     """VGG of a number of layers.
 
     Args:
         num_layers: 11, 13, 16 or 19.
-        pretrained: load the weights from a local file.
+        pretrained: load the weights that MXNet published, fetched where they are not there.
         ctx: their device or devices (default: the CPU).
         root: the folder of the file; see ``model_store.get_model_file``.
         **kwargs: arguments of :class:`VGG`.

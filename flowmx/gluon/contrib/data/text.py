@@ -1,0 +1,116 @@
+"""WikiText, for language models: from files as MXNet keeps them, which are fetched where they are not there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zipfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from flowmx import ndarray as nd
+from flowmx.download import data_dir, fetch, repository
+from flowmx.errors import ArgumentError
+from flowmx.gluon.data.dataset import Dataset
+
+if TYPE_CHECKING:
+    from flowmx.contrib.text.vocab import Vocabulary
+
+__all__ = ["WikiText2", "WikiText103"]
+
+END_OF_SENTENCE = "<eos>"
+_FILES = {"train": "wiki.train.tokens", "validation": "wiki.valid.tokens", "test": "wiki.test.tokens"}
+
+
+class _WikiText(Dataset):
+    """Pieces of a text, each with the same words moved on by one as its label.
+
+    A sample is (data, label), two int32 arrays of shape (seq_len,).
+
+    Args:
+        root: the folder with ``wiki.train.tokens``, ``wiki.valid.tokens`` or ``wiki.test.tokens`` (default: one of the
+            data set's own in the setting ``home``).
+        segment: ``train``, ``validation`` or ``test``.
+        vocab: the words' numbers (default: of the words in this segment).
+        seq_len: how many words a piece has, wherever sentences end.
+
+    Raises:
+        DownloadError: the file is not there and can not be fetched; says where to put it.
+        ArgumentError: there is no such segment.
+    """
+
+    _namespace: ClassVar[str]
+    _sha1: ClassVar[str]
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str] | None = None,
+        segment: str = "train",
+        vocab: Vocabulary | None = None,
+        seq_len: int = 35,
+    ) -> None:
+        from flowmx.contrib.text.utils import count_tokens_from_str  # contrib stands above Gluon
+        from flowmx.contrib.text.vocab import Vocabulary
+
+        if segment not in _FILES:
+            raise ArgumentError(f"{type(self).__name__}: segment is {segment!r}, expected one of {', '.join(_FILES)}")
+        self._root = data_dir() / "datasets" / self._namespace if root is None else Path(root).expanduser()
+        text = self._file(_FILES[segment]).read_text("utf-8")
+        self._counter = count_tokens_from_str(text)
+        self._vocab = vocab or Vocabulary(self._counter, reserved_tokens=[END_OF_SENTENCE])
+        lines = [line.split() for line in text.splitlines()]
+        words = [word for line in lines if line for word in (*line, END_OF_SENTENCE)]
+        numbers = np.array(self._vocab.to_indices(words), np.int32)
+        whole = (len(numbers) - 1) // seq_len * seq_len
+        self._data = nd.array(numbers[:whole].reshape(-1, seq_len), dtype=np.int32)
+        self._label = nd.array(numbers[1 : whole + 1].reshape(-1, seq_len), dtype=np.int32)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words' numbers."""
+        return self._vocab
+
+    @property
+    def frequencies(self) -> Counter[str]:
+        """How often each word occurs."""
+        return self._counter
+
+    def __getitem__(self, idx: Any) -> Any:
+        return self._data[idx], self._label[idx]
+
+    def __len__(self) -> int:
+        return len(self._label)
+
+    def _file(self, name: str) -> Path:
+        path = self._root / name
+        if not path.exists():
+            archive = self._root / f"{self._namespace}-v1.zip"
+            if not archive.exists():
+                fetch(f"{repository()}gluon/dataset/{self._namespace}/{archive.name}", archive, self._sha1)
+            _unpack(archive, path)
+        return path
+
+
+def _unpack(archive: Path, path: Path) -> None:
+    """Take one file out of an archive, wherever it is there."""
+    with zipfile.ZipFile(archive) as files:
+        member = next(each for each in files.namelist() if Path(each).name == path.name)
+        scratch = path.with_name(f".{path.name}.{os.getpid()}")
+        with files.open(member) as source, scratch.open("wb") as target:
+            shutil.copyfileobj(source, target)
+        scratch.replace(path)
+
+
+class WikiText2(_WikiText):
+    """WikiText-2: two million words of Wikipedia's good articles, in pieces of ``seq_len`` words."""
+
+    _namespace, _sha1 = "wikitext-2", "3c914d17d80b1459be871a5039ac23e752a53cbe"
+
+
+class WikiText103(_WikiText):
+    """WikiText-103: a hundred million words of Wikipedia's good articles; as :class:`WikiText2`."""
+
+    _namespace, _sha1 = "wikitext-103", "0aec09a7537b58d4bb65362fee27650eeaba625a"
