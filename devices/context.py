@@ -6,7 +6,7 @@ from contextvars import ContextVar
 from typing import ClassVar
 
 from flowmx.base import ClassProperties, ClassProperty
-from flowmx.errors import DeviceError
+from flowmx.errors import DeviceError, UnknownDevice
 
 
 class Context(metaclass=ClassProperties):
@@ -43,7 +43,7 @@ class Context(metaclass=ClassProperties):
         known = cls._known.get(key)
         if known is None:
             if device_type not in cls.devstr2type:
-                raise DeviceError(f"device type is {device_type!r}, expected one of {sorted(cls.devstr2type)}")
+                raise UnknownDevice(f"device type is {device_type!r}, expected one of {sorted(cls.devstr2type)}")
             if type(device_id) is not int or device_id < 0:
                 raise DeviceError(f"device id is {device_id!r}, expected a whole number from 0")
             known = super().__new__(cls)

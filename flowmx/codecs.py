@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from flowmx.errors import DataError
+
 Image = npt.NDArray[np.uint8]
 """(height, width, channels), red first."""
 
@@ -59,11 +61,11 @@ def decode(raw: bytes | bytearray | memoryview | Image, flag: int = 1) -> Image:
         ImportError: there is no decoder.
     """
     if flag not in (-1, 0, 1):
-        raise ValueError(f"imdecode: flag is {flag}, expected 1 (three channels), 0 (one) or -1 (as the file has)")
+        raise DataError(f"imdecode: flag is {flag}, expected 1 (three channels), 0 (one) or -1 (as the file has)")
     view: Any = memoryview(raw)  # type: ignore[arg-type]  # an array is a buffer too
     view = view.cast("B")
     if not view.nbytes:
-        raise ValueError("imdecode: there are no bytes: the file is empty")
+        raise DataError("imdecode: there are no bytes: the file is empty")
     if view[:2] != _JPEG or flag < 0:
         return _decode_any(view, flag)
     image = _decode_jpeg(view, flag)
@@ -91,7 +93,7 @@ def _decode_any(view: Any, flag: int) -> Image:
             opened.load()
             return _array(opened, flag)
     except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        raise ValueError(
+        raise DataError(
             f"imdecode: these {view.nbytes} bytes, which begin with {bytes(view[:8]).hex()}, are no image that can be "
             f"decoded: {error}"
         ) from error
@@ -123,13 +125,13 @@ def encode(image: Image, img_fmt: str = ".jpg", quality: int = 95) -> bytes:
     """
     kind = img_fmt.lower()
     if kind not in (*_JPEG_NAMES, *_PNG_NAMES):
-        raise ValueError(f"the image format is {img_fmt!r}, expected '.jpg' or '.png'")
+        raise DataError(f"the image format is {img_fmt!r}, expected '.jpg' or '.png'")
     if not 1 <= quality <= 100 and (kind in _JPEG_NAMES or quality < 0):
-        raise ValueError(f"the quality is {quality}, expected 1 to 100 for JPEG, 0 to 9 for PNG")
+        raise DataError(f"the quality is {quality}, expected 1 to 100 for JPEG, 0 to 9 for PNG")
     if image.ndim == 2:
         image = image[:, :, None]
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] not in _MODES:
-        raise ValueError(
+        raise DataError(
             f"the image has shape {image.shape} and dtype {image.dtype}, expected uint8 and (height, width, 1, 3 or 4)"
         )
     image = np.ascontiguousarray(image)

@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 from flowmx.engine import engine
+from flowmx.errors import raised_as_mxnet
 from flowmx.ndarray import recording
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import Storage, allocate
@@ -246,7 +247,7 @@ def _run_user_code(
 async def _run_coroutine(result: Awaitable[Any], lent: _Lent, run: Run) -> None:
     recording.state.set(State(False, run.train))  # for this operation's own context, and so for good
     try:
-        with run.device.context:
+        with run.device.context, raised_as_mxnet(Exception):
             await result
     finally:
         await lent.wait_async()

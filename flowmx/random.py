@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from flowmx import devices
 from flowmx.devices import Context, generator
+from flowmx.errors import ArgumentKindError
 from flowmx.ndarray import core
 from flowmx.ndarray.random import (
     bernoulli,
@@ -49,7 +50,7 @@ def seed(seed_state: int, ctx: str | Context = "all") -> None:
         TypeError: ``seed_state`` is not a whole number, or ``ctx`` neither "all" nor a context.
     """
     if not isinstance(seed_state, int):
-        raise TypeError(f"random.seed: seed_state is {seed_state!r}, expected a whole number")
+        raise ArgumentKindError(f"random.seed: seed_state is {seed_state!r}, expected a whole number")
     state = seed_state % 2**64  # MXNet takes negative numbers too
     if ctx == "all":
         generator.seed_new(state)

@@ -10,6 +10,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+from flowmx.errors import ArgumentError
+
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
 
@@ -80,7 +82,7 @@ class Registry(Generic[T]):
         if cls is None:
             near = difflib.get_close_matches(name.lower(), self.classes, 1)
             hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(self.classes))}"
-            raise ValueError(
+            raise ArgumentError(
                 f"there is no {self.nickname} {name!r}: {hint} (your own must be registered with "
                 f"@mx.{self.nickname}.register)"
             )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowmx.engine.origin import warn_user
+from flowmx.errors import ArgumentTypeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Operator, documentation
 
@@ -59,7 +60,7 @@ def split(
     inputs = {name: value for name, value in inputs.items() if value is not None}
     for name, value in inputs.items():
         if not is_input(value):
-            raise TypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
+            raise ArgumentTypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
     return inputs, parameters
 
 
@@ -101,7 +102,7 @@ def _split_variadic(
         position += 1
     for value in given:
         if not is_input(value):
-            raise TypeError(f"{cls.name}: input is {_short(value)}, expected {is_input.__name__}")
+            raise ArgumentTypeError(f"{cls.name}: input is {_short(value)}, expected {is_input.__name__}")
     times, more = cls.inputs_counted
     parameters.setdefault(cls.variadic, max(0, len(given) - more) // times)
     if int(parameters[cls.variadic]) * times + more != len(given) and not cls.skips:
@@ -125,7 +126,7 @@ def _split_open(
         if value is None:
             continue
         if not is_input(value):
-            raise TypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
+            raise ArgumentTypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
         inputs[name] = value
     return inputs, parameters
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
-from flowmx.errors import ShapeError
+from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.indexing import whole
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, unchecked
@@ -118,7 +118,7 @@ class CTCLoss(Operator):
             counts = (xp.cumsum(padded, axis=1) == 0).sum(axis=1)
         used = order < counts[:, None]
         if label.size and ((label[used] < 0) | (label[used] >= classes)).any():
-            raise IndexError(
+            raise IndexOutOfRange(
                 f"{self.name}: labels are from {label[used].min()} to {label[used].max()}, expected 0 to {classes - 1}"
             )
         label = xp.where(used, label, 0)

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowmx.engine import Operation, ThreadActor, engine, runs_user_code
-from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
+from flowmx.errors import ParameterError, ShapeError, TypeInferenceError, also_mxnet, raised_as_mxnet
 from flowmx.ops.dtypes import DType, as_dtype
 from flowmx.ops.linear import shape_of
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, required
@@ -110,7 +110,8 @@ class _UserOperator(Operator):
         extra = self.extra(run)
         token, start = inside.set(self.called), perf_counter()
         try:
-            return runner(self.method(run.device, run.memo, inputs), run, self.groups(inputs, outputs), extra)
+            with raised_as_mxnet(Exception):
+                return runner(self.method(run.device, run.memo, inputs), run, self.groups(inputs, outputs), extra)
         finally:
             inside.reset(token)
             if when_called is not None:
@@ -208,9 +209,9 @@ class Custom(_UserOperator):
         """What a hook of the property says of arguments, outputs and states; None where it needs to know more."""
         try:
             found = [list(each) for each in getattr(self.prop, hook)(list(given))]
-        except Exception:
+        except Exception as raised:
             if known:
-                raise
+                raise also_mxnet(raised) from raised.__cause__
             return None
         found += [[]] * (3 - len(found))
         expected = [len(self.inputs()), len(self.outputs()), len(self.auxiliary)]

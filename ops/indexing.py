@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flowmx.errors import ShapeError
+from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear, shape_of
 from flowmx.ops.reduce import wide
@@ -31,11 +31,11 @@ def positions(xp: Any, index: Array, length: int, mode: str, name: str) -> Array
     index = whole(index)
     if mode == "wrap":
         return index % max(1, length)
-    if mode == "raise" and index.size and not (-length <= index.min() and index.max() < length):
-        raise IndexError(f"{name}: indices from {index.min()} to {index.max()}, expected {-length} to {length - 1}")
     if mode == "clip":
         return xp.minimum(xp.maximum(index, 0), max(0, length - 1))  # xp.clip would cost several times as much
-    return index % max(1, length)
+    if index.size and not (index.min() >= 0 and index.max() < length):
+        raise IndexOutOfRange(f"{name}: indices from {index.min()} to {index.max()}, expected 0 to {length - 1}")
+    return index
 
 
 def add_rows(xp: Any, rows: Array, index: Array, values: Array) -> None:
@@ -256,7 +256,7 @@ def nd_rows(xp: Any, op: Operator, shape: Shape, indices: Array) -> Array:
     flat = xp.zeros(indices.shape[1:], np.int64)
     for length, index in zip(shape, whole(indices), strict=False):
         if index.size and not (-length <= index.min() and index.max() < length):
-            raise IndexError(
+            raise IndexOutOfRange(
                 f"{op.name}: indices from {index.min()} to {index.max()}, expected {-length} to {length - 1}"
             )
         flat = flat * length + xp.where(index < 0, index + length, index)

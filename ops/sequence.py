@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
-from flowmx.errors import ShapeError
+from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.indexing import whole
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear
@@ -58,7 +58,7 @@ class _Sequence(Linear):
             IndexError: one does.
         """
         if lengths.size and lengths.max() > longest:
-            raise IndexError(
+            raise IndexOutOfRange(
                 f"{self.name}: sequence_length is up to {lengths.max()}, expected at most {longest}, "
                 f"the length of axis {self.axis}"
             )

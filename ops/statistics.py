@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.errors import ParameterError, ShapeError
+from flowmx.errors import DataError, ParameterError, ShapeError
 from flowmx.ops.dtypes import BY_NAME, FLOAT32, DType, is_floating
 from flowmx.ops.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.reduce import Reduction, Sum, wide
@@ -171,7 +171,7 @@ class Histogram(Operator):
         data = wide(inputs[0]).reshape(-1)
         bins: Any = wide(inputs[1]) if self.bin_cnt is None else self.bin_cnt
         if self.bin_cnt is None and not bool((bins[1:] >= bins[:-1]).all()):
-            raise ValueError(f"{self.name}: input bins holds {bins}, expected edges in ascending order")
+            raise DataError(f"{self.name}: input bins holds {bins}, expected edges in ascending order")
         if data.dtype.kind == "f":
             data = data[run.xp.isfinite(data)]
         outputs[0][...], edges = run.xp.histogram(data, bins=bins, range=self.range)

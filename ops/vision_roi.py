@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from flowmx.errors import ParameterError, ShapeError
+from flowmx.errors import DataError, IndexOutOfRange, ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, shape_of
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
@@ -49,7 +49,7 @@ class _Regions(Operator):
         """
         images = rois[:, 0].astype(int)
         if images.size and images.max() >= count:
-            raise IndexError(f"{self.name}: rois name the image {images.max()}, but the data has {count}")
+            raise IndexOutOfRange(f"{self.name}: rois name the image {images.max()}, but the data has {count}")
         return images
 
 
@@ -242,7 +242,7 @@ class ROIAlign(_Regions):
             if not self.aligned:
                 extent = xp.maximum(extent, 1)
             elif extent.size and extent.min() <= 0:
-                raise ValueError(f"{self.name}: a region has length {extent.min()}; with aligned it must be above 0")
+                raise DataError(f"{self.name}: a region has length {extent.min()}; with aligned it must be above 0")
             step = extent / dtype.type(count)
             samples = xp.full(len(rois), self.sample_ratio) if self.sample_ratio > 0 else xp.ceil(step).astype(int)
             total = xp.zeros((len(rois), count, length), dtype)

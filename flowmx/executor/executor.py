@@ -16,7 +16,7 @@ import numpy as np
 
 from flowmx import autograd, devices
 from flowmx.devices import Context, Device
-from flowmx.errors import DeviceError, ShapeError, TypeInferenceError
+from flowmx.errors import ArgumentKindError, DeviceError, ShapeError, TypeInferenceError
 from flowmx.executor.arena import Arena
 from flowmx.executor.describe import describe_graph
 from flowmx.executor.mode import Mode
@@ -226,7 +226,9 @@ class Executor:
         for name, value in given.items():
             target = self.arg_dict.get(name)
             if target is None:
-                raise ValueError(f"forward: there is no argument {name!r}, expected one of {list(self.arg_dict)}")
+                raise ArgumentKindError(
+                    f"forward: there is no argument {name!r}, expected one of {list(self.arg_dict)}"
+                )
             shape = getattr(value, "shape", None)
             if shape is not None and tuple(shape) != target.shape:
                 raise ShapeError(f"forward: argument {name} has shape {tuple(shape)}, bound with {target.shape}")

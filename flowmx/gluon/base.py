@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from flowmx import ndarray as nd
 from flowmx.engine import layer_scope, origin
+from flowmx.errors import ArgumentError
 from flowmx.gluon.parameter import Contexts, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.gluon.scope import Scope, named
@@ -296,7 +297,7 @@ class Block:
         found = {param for name, param in params.items() if name in loaded}
         missing = [name for name, param in params.items() if param not in found]
         if missing and not allow_missing:
-            raise ValueError(
+            raise ArgumentError(
                 f"load_parameters: parameter {missing[0]!r} is missing in {filename}, which holds "
                 f"{brief_list(loaded)}: pass allow_missing=True to leave it as it is"
             )

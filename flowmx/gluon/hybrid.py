@@ -16,6 +16,7 @@ from flowmx import symbol as sym
 from flowmx.cached_op import CachedOp
 from flowmx.cached_op.observed import OpHook, observed
 from flowmx.devices import Context, current_context
+from flowmx.errors import ArgumentKindError
 from flowmx.gluon.base import Block
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
 from flowmx.gluon.parameter_dict import ParameterDict
@@ -95,7 +96,7 @@ class HybridBlock(Block):
             TypeError: it is no HybridBlock.
         """
         if not isinstance(block, HybridBlock):
-            raise TypeError(
+            raise ArgumentKindError(
                 f"{type(self).__name__} {self.name!r}: children of a HybridBlock must be HybridBlocks, and "
                 f"{type(block).__name__} is none: derive it from HybridBlock, or use nn.Sequential in the place of "
                 "nn.HybridSequential"

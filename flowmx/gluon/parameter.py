@@ -16,7 +16,7 @@ from flowmx import autograd, initializer, symbol
 from flowmx import ndarray as nd
 from flowmx.devices import Context, cpu, current_context, have_numerics
 from flowmx.engine.origin import warn_user
-from flowmx.errors import MXNetError, ShapeError
+from flowmx.errors import MismatchError, MXNetError, NoParameterValue
 from flowmx.initializer import InitDesc, Initializer
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import check_request, dense_only, untouched
@@ -158,7 +158,7 @@ class Parameter:
     def shape(self, new_shape: Sequence[int]) -> None:
         old, new = self._shape, _as_tuple(new_shape)
         if old is not None and not _fits(old, new):
-            raise ShapeError(f"parameter {self.name!r}: shape {new} was given, expected one that fits {old}")
+            raise MismatchError(f"parameter {self.name!r}: shape {new} was given, expected one that fits {old}")
         if new != old:
             self._shape, self._var = new, None
 
@@ -237,7 +237,7 @@ class Parameter:
                 f"parameter {self.name!r} has shape {self._shape}, so it will be made at the first forward pass: pass "
                 "one batch through the network before, or give the layers in_units, in_channels and the like"
             )
-        raise RuntimeError(
+        raise NoParameterValue(
             f"parameter {self.name!r} is not initialized: call initialize() of the block, or of what its "
             "collect_params() returns (params leaves out those of its children)"
         )
@@ -335,7 +335,7 @@ class Parameter:
     def _load_init(self, data: NDArray, ctx: Contexts, cast_dtype: bool = False, dtype_source: str = "current") -> None:
         """Take a loaded value; ``dtype_source`` says whose dtype stays where they differ and may be cast."""
         if self._shape is not None and not _fits(self._shape, data.shape):
-            raise ShapeError(f"parameter {self.name!r} was loaded with shape {data.shape}, expected {self._shape}")
+            raise MismatchError(f"parameter {self.name!r} was loaded with shape {data.shape}, expected {self._shape}")
         data = self._with_dtype(data, cast_dtype, dtype_source)
         self.shape = data.shape
         contexts = None if ctx is None else _as_contexts(ctx)

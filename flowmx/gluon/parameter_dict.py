@@ -11,6 +11,7 @@ import numpy as np
 from flowmx import initializer
 from flowmx import ndarray as nd
 from flowmx.devices import Context
+from flowmx.errors import ArgumentError
 from flowmx.gluon.parameter import Constant, Contexts, Parameter, _fits
 from flowmx.gluon.utils import brief_list, indented
 from flowmx.ndarray import NDArray
@@ -228,7 +229,7 @@ class ParameterDict:
         source = filename or "the dictionary given"
         for name in self.keys():
             if name not in given and not allow_missing:
-                raise ValueError(
+                raise ArgumentError(
                     f"load: parameter {name!r} is missing in {source}, which holds {brief_list(given)}: pass "
                     "allow_missing=True to leave it as it is, or give both networks the same prefix"
                 )
@@ -260,7 +261,7 @@ def _agree(param: Parameter, key: str, value: Any) -> None:
 
 
 def _refuse(param: Parameter, key: str, value: Any, old: Any) -> None:
-    raise ValueError(f"parameter {param.name!r} exists already with {key} {old!r}, and {value!r} was asked for")
+    raise ArgumentError(f"parameter {param.name!r} exists already with {key} {old!r}, and {value!r} was asked for")
 
 
 def _same(value: Any, other: NDArray) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple
 
+from flowmx.errors import StateError
 from flowmx.gluon.base import Block
 from flowmx.gluon.hybrid import HybridBlock, _kinds
 from flowmx.gluon.parameter import Parameter
@@ -43,7 +44,7 @@ def summary(block: Block, *inputs: Any) -> None:
 
     def watch(each: Block) -> None:
         if isinstance(each, HybridBlock) and each._active:
-            raise RuntimeError(f"summary: block {each.name!r} is hybridized: call hybridize(False) first")
+            raise StateError(f"summary: block {each.name!r} is hybridized: call hybridize(False) first")
         if not hasattr(each, "add"):  # a container is its layers
             handles.append(each.register_forward_hook(note))
 

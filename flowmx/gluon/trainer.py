@@ -11,6 +11,7 @@ from typing import Any
 from flowmx import autograd
 from flowmx import optimizer as opt
 from flowmx.devices import Context
+from flowmx.errors import ArgumentKindError, StateError
 from flowmx.gluon.parameter import Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.kvstore import KVStoreBase, compression
@@ -211,7 +212,7 @@ class Trainer:
 
     def _refuse_on_kvstore(self, call: str) -> None:
         if self._on_kvstore(otherwise=False):
-            raise RuntimeError(
+            raise StateError(
                 f"{call}: the kvstore updates the parameters as part of step(): make the Trainer with "
                 "update_on_kvstore=False to sum and update by yourself"
             )
@@ -382,7 +383,7 @@ def _listed(params: Any) -> list[Parameter]:
     if isinstance(params, (ParameterDict, Mapping)):
         params = [params[key] for key in sorted(params.keys())]
     if not isinstance(params, (list, tuple)):
-        raise TypeError(f"Trainer: params is {type(params).__name__}, expected a dict or list of Parameters")
+        raise ArgumentKindError(f"Trainer: params is {type(params).__name__}, expected a dict or list of Parameters")
     for each in params:
         if not isinstance(each, Parameter):
             raise TypeError(f"Trainer: params holds {each!r}, expected Parameters")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
+from flowmx.errors import ArgumentKindError
+
 Format: TypeAlias = "int | list[Format]"
 """How flat items nest: an int for one item (0) or for that many of them, a list for a list; -1 for a None."""
 
@@ -24,7 +26,7 @@ def flatten(nested: Any, leaf: type, what: str, optional: bool = False) -> tuple
     if nested is None and optional:
         return [], -1
     if not isinstance(nested, (list, tuple)):
-        raise TypeError(f"{what}: expected {leaf.__name__}s in (nested) lists, found {type(nested).__name__}")
+        raise ArgumentKindError(f"{what}: expected {leaf.__name__}s in (nested) lists, found {type(nested).__name__}")
     parts = [flatten(each, leaf, what, optional) for each in nested]
     return [item for items, _ in parts for item in items], [form for _, form in parts]
 

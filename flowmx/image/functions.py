@@ -17,7 +17,7 @@ import numpy as np
 
 from flowmx import codecs
 from flowmx import ndarray as nd
-from flowmx.errors import ShapeError
+from flowmx.errors import DataError, ParameterError, ShapeError, raised_as_mxnet
 from flowmx.image.chance import stream
 from flowmx.ndarray import NDArray
 
@@ -55,6 +55,7 @@ def imdecode(buf: Any, flag: int = 1, to_rgb: bool = True, out: NDArray | None =
     return _decoded(buf, flag, to_rgb, out)
 
 
+@raised_as_mxnet(OSError)
 def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: bool = True, out: NDArray | None = None) -> NDArray:
     """The image in a file; the arguments are those of :func:`imdecode`.
 
@@ -66,7 +67,7 @@ def imread(filename: str | os.PathLike[str], flag: int = 1, to_rgb: bool = True,
     try:
         return _decoded(raw, flag, to_rgb, out)
     except ValueError as error:
-        raise ValueError(f"imread: {os.fspath(filename)!r}: {error}") from error
+        raise DataError(f"imread: {os.fspath(filename)!r}: {error}") from error
 
 
 def _decoded(raw: Any, flag: int, to_rgb: bool, out: NDArray | None) -> NDArray:
@@ -114,7 +115,7 @@ def interpolation(interp: int, sizes: Size = ()) -> int:
     if interp == 10:
         return stream().randint(0, 4)
     if interp not in range(5):
-        raise ValueError(f"the interpolation is {interp}, expected 0 to 4, 9 (by size) or 10 (random)")
+        raise ParameterError(f"the interpolation is {interp}, expected 0 to 4, 9 (by size) or 10 (random)")
     return interp
 
 
@@ -158,7 +159,7 @@ def copyMakeBorder(  # noqa: N802 - OpenCV's name
     """
     kind = _BORDERS.get(type & ~_ISOLATED)
     if kind is None:
-        raise ValueError(f"copyMakeBorder: type is {type}, expected one of {sorted(_BORDERS)}")
+        raise ParameterError(f"copyMakeBorder: type is {type}, expected one of {sorted(_BORDERS)}")
     image = src.asnumpy()
     around = ((top, bot), (left, right), (0, 0))
     if kind != "constant":

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx.errors import raised_as_mxnet
 from flowmx.image import chance
 from flowmx.image.augmenters import CreateAugmenter
 from flowmx.image.functions import imdecode
@@ -300,6 +301,7 @@ class ImageIter(DataIter):
         path = self._source.path if self._source else None
         return f"record {key} of {path!r}" if self._offsets else f"the record at offset {key} of {path!r}"
 
+    @raised_as_mxnet(OSError)
     def read_image(self, fname: str) -> bytes:
         """The bytes of an image file."""
         return Path(self.path_root or "", fname).read_bytes()

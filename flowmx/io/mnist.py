@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.errors import DataError, raised_as_mxnet
 from flowmx.io.rows import RowsIter, dtype_of, ignore_rest, share
 
 _GZIP = b"\x1f\x8b"
@@ -17,6 +18,7 @@ _BYTES = 8
 """IDX's number of the element type uint8."""
 
 
+@raised_as_mxnet(OSError)
 def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """The array of bytes in an IDX file, compressed with gzip or not.
 
@@ -37,17 +39,15 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray[Any, np.dtyp
         zero, kind, count = struct.unpack_from(">HBB", raw)
         shape = struct.unpack_from(f">{count}I", raw, 4)
     except (struct.error, EOFError, gzip.BadGzipFile) as error:
-        raise ValueError(f"{str(found)!r} is cut off, or no IDX file: {error}") from error
+        raise DataError(f"{str(found)!r} is cut off, or no IDX file: {error}") from error
     if zero or kind != _BYTES or count != axes:
-        raise ValueError(
+        raise DataError(
             f"{str(found)!r} begins with {raw[:4].hex()}, expected 000008{axes:02x}: an IDX file of bytes with {axes} "
             "axes"
         )
     size, start = int(np.prod(shape, dtype=np.int64)), 4 + 4 * count
     if len(raw) - start < size:
-        raise ValueError(
-            f"{str(found)!r} has {len(raw) - start} bytes of content, expected {size} for {shape}: cut off"
-        )
+        raise DataError(f"{str(found)!r} has {len(raw) - start} bytes of content, expected {size} for {shape}: cut off")
     return np.frombuffer(raw, np.uint8, size, start).reshape(shape)
 
 
@@ -100,7 +100,7 @@ class MNISTIter(RowsIter):
         kind = dtype_of("MNISTIter", dtype)
         images, labels = read_idx(image, 3), read_idx(label, 1)
         if len(images) != len(labels):
-            raise ValueError(
+            raise DataError(
                 f"MNISTIter: {os.fspath(image)!r} has {len(images)} images and {os.fspath(label)!r} {len(labels)} "
                 "labels"
             )

@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.errors import DataError, raised_as_mxnet
 from flowmx.io.course import End
 from flowmx.io.rows import RowsIter, dtype_of, ignore_rest, share
 
 _NO_FILE = (None, "", "NULL")
 
 
+@raised_as_mxnet(OSError)
 def _files(name: str, path: str | os.PathLike[str]) -> list[Path]:
     """A file, or all the files of a folder in the order of their names.
 
@@ -104,9 +106,9 @@ def _csv_file(path: Path, width: int, kind: np.dtype[Any]) -> np.ndarray[Any, An
     try:
         found = np.loadtxt(path, kind, delimiter=",", ndmin=2, encoding="utf-8")
     except ValueError as error:
-        raise ValueError(f"CSVIter: {str(path)!r}: {error}") from error
+        raise DataError(f"CSVIter: {str(path)!r}: {error}") from error
     if found.shape[1] != width and found.size:
-        raise ValueError(
+        raise DataError(
             f"CSVIter: {str(path)!r} has {found.shape[1]} numbers a line, expected {width}, as the given shape has"
         )
     return found
@@ -114,7 +116,7 @@ def _csv_file(path: Path, width: int, kind: np.dtype[Any]) -> np.ndarray[Any, An
 
 def _check_lengths(name: str, data: Any, label: Any, data_path: Any, label_path: Any) -> None:
     if len(data) != len(label):
-        raise ValueError(
+        raise DataError(
             f"{name}: {os.fspath(data_path)!r} has {len(data)} instances and {os.fspath(label_path)!r} {len(label)}, "
             "expected as many labels as inputs"
         )
@@ -169,7 +171,7 @@ class LibSVMIter(RowsIter):
         kind = dtype_of("LibSVMIter", dtype)
         for name, shape in (("data_shape", data_shape), ("label_shape", label_shape)):
             if len(tuple(shape)) != 1:
-                raise ValueError(f"LibSVMIter: {name} is {tuple(shape)}, expected one number: lines have one axis")
+                raise DataError(f"LibSVMIter: {name} is {tuple(shape)}, expected one number: lines have one axis")
         data, label = _libsvm(data_libsvm, data_shape[0])
         if label_libsvm not in _NO_FILE:
             label, _ = _libsvm(label_libsvm, label_shape[0])
@@ -190,7 +192,7 @@ def _libsvm(path: str | os.PathLike[str], width: int) -> tuple[Any, Any]:
     for place, head, pairs in _lines(path):
         for index, number in pairs:
             if not 0 <= index < width:
-                raise ValueError(
+                raise DataError(
                     f"LibSVMIter: {place} has the index {index}, expected 0 to {width - 1} (counted from 0)"
                 )
             row.append(len(first))
@@ -215,6 +217,6 @@ def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, float, list[tupl
                     pairs = [(int(key), float(value)) for key, _, value in (word.partition(":") for word in words[1:])]
                     yield place, float(words[0]), pairs
                 except ValueError as error:
-                    raise ValueError(
+                    raise DataError(
                         f"LibSVMIter: {place} is {line.strip()[:80]!r}, expected a number and pairs such as 3:0.5"
                     ) from error

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx.devices import Context
+from flowmx.errors import StateError
 from flowmx.initializer import Uniform
 from flowmx.io import DataDesc
 from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
@@ -160,7 +161,7 @@ class BucketingModule(BaseModule):
             ValueError: its graph has parameters that the default one has not.
         """
         if not self.binded:
-            raise RuntimeError("switch_bucket: the module is not bound: call bind() first")
+            raise StateError("switch_bucket: the module is not bound: call bind() first")
         if bucket_key not in self._buckets:
             made = self._made(bucket_key)
             self._check_params(bucket_key, made)

@@ -13,6 +13,7 @@ import numpy as np
 from flowmx import engine, metric
 from flowmx import ndarray as nd
 from flowmx.engine.loops import runs_in_plain_code
+from flowmx.errors import StateError
 from flowmx.io import DataBatch
 from flowmx.model import BatchEndParam
 from flowmx.ndarray import NDArray
@@ -160,9 +161,9 @@ class Loops:
 
     def _check_ready(self, name: str) -> None:
         if not self.binded:
-            raise RuntimeError(f"{name}: the module is not bound: call bind() first")
+            raise StateError(f"{name}: the module is not bound: call bind() first")
         if not self.params_initialized:
-            raise RuntimeError(f"{name}: the parameters are not initialized: call init_params() or set_params() first")
+            raise StateError(f"{name}: the parameters are not initialized: call init_params() or set_params() first")
 
 
 class Predictions:

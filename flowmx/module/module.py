@@ -11,6 +11,7 @@ from flowmx import model
 from flowmx import ndarray as nd
 from flowmx import optimizer as opt
 from flowmx.devices import Context, cpu, have_numerics
+from flowmx.errors import NoParameterValue, StateError
 from flowmx.initializer import InitDesc, Uniform
 from flowmx.io import DataDesc
 from flowmx.kvstore import KVStoreBase, compression
@@ -308,7 +309,7 @@ class Module(BaseModule):
                 if given is not None and name in given:
                     _copy(kind, name, given[name], targets[name])
                 elif given is not None and not allow_missing:
-                    raise MissingParameterError(
+                    raise NoParameterValue(
                         f"init_params: the {kind} {name!r} is not among those given; pass allow_missing=True to "
                         "leave it to the initializer"
                     )
@@ -329,17 +330,16 @@ class Module(BaseModule):
         known = {*self._param_names, *self._aux_names}
         extra = [name for name in (*(arg_params or {}), *(aux_params or {})) if name not in known]
         if extra and not allow_extra:
-            raise ValueError(
-                f"set_params: the module has no parameter {extra[0]!r}; pass allow_extra=True to leave such out"
-            )
+            message = f"set_params: the module has no parameter {extra[0]!r}; pass allow_extra=True to leave such out"
+            if allow_missing:
+                raise ValueError(message)
+            warnings.warn(message, stacklevel=2)  # MXNet looks at superfluous names with allow_missing alone
         super().set_params(arg_params or {}, aux_params or {}, allow_missing, force_init, allow_extra)
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """The parameters and auxiliary states, on the CPU (enqueued copies of those on the devices)."""
         if not self.params_initialized:
-            raise RuntimeError(
-                "get_params: the parameters are not initialized: call init_params() or set_params() first"
-            )
+            raise StateError("get_params: the parameters are not initialized: call init_params() or set_params() first")
         if self._stale:
             group = self._executors("get_params")
             group.fetch(self._arg_params, averaged=False)
@@ -425,7 +425,7 @@ class Module(BaseModule):
 
     def _updating(self, name: str) -> Updating:
         if self._updates is None:
-            raise RuntimeError(f"{name}: the module has no optimizer: call init_optimizer() first")
+            raise StateError(f"{name}: the module has no optimizer: call init_optimizer() first")
         return self._updates
 
     # MXNet's names of what scripts look at.
@@ -474,7 +474,7 @@ class Module(BaseModule):
         """
         self._check_ready("backward")
         if not self.for_training:
-            raise RuntimeError("backward: the module is bound for predictions: bind it with for_training=True")
+            raise StateError("backward: the module is bound for predictions: bind it with for_training=True")
         self._executors("backward").backward(out_grads)
 
     def update(self) -> None:
@@ -530,7 +530,7 @@ class Module(BaseModule):
         """
         group = self._executors("get_input_grads")
         if not self.inputs_need_grad:
-            raise RuntimeError("get_input_grads: the module is bound without them: bind it with inputs_need_grad=True")
+            raise StateError("get_input_grads: the module is bound without them: bind it with inputs_need_grad=True")
         grads = group.input_grads()
         axes = [DataDesc.get_batch_axis(each.layout) for each in group.data_shapes]
         return merged(grads, axes) if merge_multi_context else grads
@@ -565,7 +565,7 @@ class Module(BaseModule):
 
     def _executors(self, name: str) -> ExecutorGroup:
         if self._group is None:
-            raise RuntimeError(f"{name}: the module is not bound: call bind() first")
+            raise StateError(f"{name}: the module is not bound: call bind() first")
         return self._group
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx import ndarray as nd
+from flowmx.errors import StateError
 from flowmx.initializer import Uniform
 from flowmx.io import DataDesc
 from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
@@ -194,7 +195,7 @@ class PythonLossModule(PythonModule):
         if out_grads is not None:
             raise ValueError("backward: out_grads came for a loss, whose output has no gradient: leave it out")
         if not self.for_training:
-            raise RuntimeError("backward: the module is bound for predictions: bind it with for_training=True")
+            raise StateError("backward: the module is bound for predictions: bind it with for_training=True")
         self._backward_impl()
 
     def _backward_impl(self) -> None:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from flowmx.errors import StateError
 from flowmx.initializer import Uniform
 from flowmx.io import DataDesc
 from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
@@ -60,7 +61,7 @@ class SequentialModule(BaseModule):
 
     def _first(self) -> BaseModule:
         if not self._modules:
-            raise RuntimeError("SequentialModule: there is no module in it: add() some first")
+            raise StateError("SequentialModule: there is no module in it: add() some first")
         return self._modules[0]
 
     def _taking_labels(self) -> list[BaseModule]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowmx.devices import Context
+from flowmx.errors import ArgumentTypeError
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
 
@@ -28,7 +29,7 @@ def _draw(
     if any(arrays):
         if not all(arrays):
             given = ", ".join(f"{key} is {type(value).__name__}" for key, value in numbers.items())
-            raise TypeError(f"random.{name}: {given}; expected numbers, or arrays for all of them")
+            raise ArgumentTypeError(f"random.{name}: {given}; expected numbers, or arrays for all of them")
         made = F.op(f"_sample_{name}", *numbers.values(), shape=() if shape is None else shape, dtype=dtype, out=out)
     else:
         if shape is None:

@@ -13,6 +13,7 @@ from typing import Any
 from flowmx import settings
 from flowmx.engine import waitall
 from flowmx.engine.runtime import engine
+from flowmx.errors import UnknownName, UnknownOption
 from flowmx.profiler.recorder import recorder
 from flowmx.profiler.tables import COLUMNS, KINDS, aggregated, ordered, sections, table
 from flowmx.profiler.tensorboard import scalars, write_events
@@ -49,7 +50,7 @@ def set_config(**kwargs: Any) -> None:
     global _filename
     unknown = sorted(set(kwargs) - {"filename", *_FLAGS})
     if unknown:
-        raise TypeError(f"set_config: there is no argument {unknown[0]!r}, expected filename or one of {_FLAGS}")
+        raise UnknownOption(f"set_config: there is no argument {unknown[0]!r}, expected filename or one of {_FLAGS}")
     if kwargs.get("filename"):
         _filename = os.fspath(kwargs["filename"])
     if {"profile_all", *_KINDS} & set(kwargs):
@@ -69,7 +70,7 @@ def set_state(state: str = "stop", profile_process: str = "worker") -> None:
         ValueError: another state, or process.
     """
     if state not in ("run", "stop"):
-        raise ValueError(f"set_state: state is {state!r}, expected 'run' or 'stop'")
+        raise UnknownName(f"set_state: state is {state!r}, expected 'run' or 'stop'")
     _check("set_state", profile_process)
     if state == "run":
         recorder.start()

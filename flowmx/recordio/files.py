@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from flowmx.errors import MXNetError
+from flowmx.errors import MXNetError, raised_as_mxnet
 from flowmx.recordio.framing import encode
 from flowmx.recordio.source import CHUNK, Source, Window
 
@@ -158,6 +158,7 @@ class Appender:
         path: the file.
     """
 
+    @raised_as_mxnet(OSError)
     def __init__(self, path: str) -> None:
         self._pid = os.getpid()
         self._file = Path(path).open("wb", buffering=0)  # noqa: SIM115 - closed by close()
@@ -289,6 +290,7 @@ class MXIndexedRecordIO(MXRecordIO):
             raise KeyError(f"{key!r} is no key of {self.idx_path!r}, which has {known}") from None
 
 
+@raised_as_mxnet(OSError)
 def read_index(path: str | os.PathLike[str], key_type: Callable[[str], Any] = int) -> list[tuple[Any, int]]:
     """The keys and offsets of an index file.
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from flowmx.errors import raised_as_mxnet
 from flowmx.recordio.framing import HEAD, MAGIC, Part, RecordFormatError, head
 
 CHUNK = 1 << 18
@@ -40,6 +41,7 @@ class Source:
         OSError: it can not be opened.
     """
 
+    @raised_as_mxnet(OSError)
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._file: Any = Path(self.path).open("rb", buffering=0)  # noqa: SIM115 - closed by close()

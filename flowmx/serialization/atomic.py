@@ -7,7 +7,10 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from flowmx.errors import raised_as_mxnet
 
+
+@raised_as_mxnet(OSError)
 def replace_file(path: str | os.PathLike[str], chunks: Iterable[bytes | memoryview]) -> None:
     """Write `chunks` to `path`: after a crash the file holds its old content or the new, never a part.
 

@@ -9,6 +9,7 @@ from typing import TypeAlias, cast
 
 import numpy.typing as npt
 
+from flowmx.errors import raised_as_mxnet
 from flowmx.serialization import params, safetensors
 from flowmx.serialization.reading import Array
 
@@ -40,6 +41,7 @@ def save(path: str | os.PathLike[str], arrays: params.Arrays, format: str | None
         raise ValueError(f"save: format is {format!r}, expected 'params' or 'safetensors'")
 
 
+@raised_as_mxnet(OSError)
 def load(path: str | os.PathLike[str]) -> Loaded:
     """Read a file of either format, which its content tells: a dict if the arrays have names, else a list.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from flowmx.errors import ArgumentTypeError
 from flowmx.symbol import functions as F
 from flowmx.symbol.symbol import Symbol, call
 
@@ -24,7 +25,7 @@ def _draw(name: str, numbers: dict[str, Any], shape: Any, dtype: Any, kwargs: di
     symbols = [isinstance(value, Symbol) for value in numbers.values()]
     if any(symbols) and not all(symbols):
         given = ", ".join(f"{key} is {type(value).__name__}" for key, value in numbers.items())
-        raise TypeError(f"random.{name}: {given}; expected numbers, or symbols for all of them")
+        raise ArgumentTypeError(f"random.{name}: {given}; expected numbers, or symbols for all of them")
     made = {"shape": shape, "dtype": dtype}
     known = {key: value for key, value in made.items() if value is not None}
     return call(f"_{'sample' if any(symbols) else 'random'}_{name}", tuple(numbers.values()), {**known, **kwargs})

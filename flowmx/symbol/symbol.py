@@ -11,7 +11,7 @@ import numpy as np
 
 from flowmx import attribute, name
 from flowmx.engine import Origin, capture
-from flowmx.errors import MXNetError, ParameterError, ShapeError
+from flowmx.errors import MXNetError, NoTruthValue, ParameterError, ShapeError, raised_as_mxnet
 from flowmx.graph import infer
 from flowmx.graph.casts import remove_casts
 from flowmx.graph.node import Entry, Node, auxiliary_nodes, input_versions, topological
@@ -155,7 +155,9 @@ class Symbol(Methods):
         return symbol_html(self)
 
     def __bool__(self) -> bool:
-        raise TypeError("a Symbol has no truth value: it is computed only when it is bound (compare names, or use len)")
+        raise NoTruthValue(
+            "a Symbol has no truth value: it is computed only when it is bound (compare names, or use len)"
+        )
 
     # -- composition -----------------------------------------------------------------------------------
 
@@ -178,7 +180,7 @@ class Symbol(Methods):
             if not isinstance(value, Symbol) or len(value) != 1:
                 raise TypeError(f"compose: input {key} is {value!r}, expected a symbol with one output")
             if key not in names:
-                raise ValueError(f"compose: there is no argument {key!r}, expected one of {names}")
+                raise ParameterError(f"compose: there is no argument {key!r}, expected one of {names}")
             replacements[key] = value._entries[0]
         return Symbol(self._replace(replacements, new_name))
 
@@ -710,6 +712,7 @@ def _beginnings_of(called: str) -> Mapping[str, str]:
         return {}
 
 
+@raised_as_mxnet(OSError)
 def load(fname: str | Path) -> Symbol:
     """The symbol in a ``-symbol.json`` file of MXNet or flowmx.
 

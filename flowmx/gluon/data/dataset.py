@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowmx import recordio
+from flowmx.errors import ArgumentError
 from flowmx.gluon.data.sampler import FilterSampler, Sampler, SequentialSampler
 from flowmx.ndarray import NDArray
 
@@ -118,7 +119,7 @@ class ArrayDataset(Dataset):
             raise ValueError("ArrayDataset: no arrays were given, expected at least one")
         lengths = [len(each) for each in args]
         if len(set(lengths)) > 1:
-            raise ValueError(f"ArrayDataset: the arrays have lengths {lengths}, expected equal ones")
+            raise ArgumentError(f"ArrayDataset: the arrays have lengths {lengths}, expected equal ones")
         self._length = lengths[0]
         self._data = [each.asnumpy() if isinstance(each, NDArray) and each.ndim == 1 else each for each in args]
 

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
+from flowmx.errors import ArgumentError
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.rnn.bidirectional import BidirectionalCell
 from flowmx.gluon.rnn.cells import GRUCell, LSTMCell, RNNCell
@@ -40,7 +41,7 @@ class _RNNLayer(HybridBlock):
         **kwargs: Any,
     ) -> None:  # fmt: skip
         if layout not in ("TNC", "NTC"):
-            raise ValueError(f"{type(self).__name__}: layout is {layout!r}, expected 'TNC' or 'NTC'")
+            raise ArgumentError(f"{type(self).__name__}: layout is {layout!r}, expected 'TNC' or 'NTC'")
         super().__init__(**kwargs)
         self._mode, self._hidden_size, self._num_layers = mode, hidden_size, num_layers
         self._layout, self._dropout, self._input_size, self._dtype = layout, dropout, input_size, dtype

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.errors import ParameterError
 from flowmx.io.images import colours
 from flowmx.io.images.options import Augmenting
 from flowmx.io.images.resizing import resized
@@ -75,7 +76,7 @@ def _square(image: Image, options: Augmenting, size: tuple[int, int], u: Any) ->
     """A square of random size, brought to the size."""
     rows, columns = image.shape[:2]
     if min(rows, columns) < options.max_crop_size:
-        raise ValueError(
+        raise ParameterError(
             f"the image is {rows} high and {columns} wide when it is cut, smaller than max_crop_size, which is "
             f"{options.max_crop_size}: give a larger `resize`"
         )

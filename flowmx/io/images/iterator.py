@@ -18,7 +18,7 @@ import numpy as np
 from flowmx import codecs, engine
 from flowmx import ndarray as nd
 from flowmx.devices import pool
-from flowmx.errors import MXNetError
+from flowmx.errors import MXNetError, ParameterError
 from flowmx.io.base import DataBatch, DataDesc, DataIter
 from flowmx.io.course import Batch, Course
 from flowmx.io.images import normalize, options
@@ -75,7 +75,7 @@ class ImageRecordIter(DataIter):
         self._reading, self._augmenting, self._normalizing = options.parse(kwargs)
         reading = self._reading
         if reading.dtype not in _KINDS:
-            raise ValueError(f"ImageRecordIter: dtype is {reading.dtype!r}, expected one of {', '.join(_KINDS)}")
+            raise ParameterError(f"ImageRecordIter: dtype is {reading.dtype!r}, expected one of {', '.join(_KINDS)}")
         super().__init__(reading.batch_size)
         self._records = Records(
             reading.path_imgrec, reading.path_imgidx or None, reading.part_index, reading.num_parts

@@ -9,6 +9,8 @@ from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, TypeVar, get_type_hints
 
+from flowmx.errors import ParameterError
+
 T = TypeVar("T")
 
 _IGNORED = {"verbose", "device_id", "ctx", "data_name", "label_name"}
@@ -41,17 +43,19 @@ class Reading:
 
     def __post_init__(self) -> None:
         if not self.path_imgrec:
-            raise ValueError("ImageRecordIter: path_imgrec is missing: the .rec file to read")
+            raise ParameterError("ImageRecordIter: path_imgrec is missing: the .rec file to read")
         if len(self.data_shape) != 3 or self.data_shape[0] not in (1, 3, 4) or min(self.data_shape) < 1:
-            raise ValueError(
+            raise ParameterError(
                 f"ImageRecordIter: data_shape is {self.data_shape}, expected (channels, height, width) with 1, 3 or 4 "
                 "channels"
             )
         for name in ("batch_size", "label_width", "preprocess_threads"):
             if getattr(self, name) < 1:
-                raise ValueError(f"ImageRecordIter: {name} is {getattr(self, name)}, expected at least 1")
+                raise ParameterError(f"ImageRecordIter: {name} is {getattr(self, name)}, expected at least 1")
         if self.aug_seq not in ("aug_default", ""):
-            raise ValueError(f"ImageRecordIter: aug_seq is {self.aug_seq!r}, expected 'aug_default', which there is")
+            raise ParameterError(
+                f"ImageRecordIter: aug_seq is {self.aug_seq!r}, expected 'aug_default', which there is"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +92,7 @@ class Augmenting:
 
     def __post_init__(self) -> None:
         if self.inter_method not in (0, 1, 2, 3, 4, 9, 10):
-            raise ValueError(f"ImageRecordIter: inter_method is {self.inter_method}, expected 0 to 4, 9 or 10")
+            raise ParameterError(f"ImageRecordIter: inter_method is {self.inter_method}, expected 0 to 4, 9 or 10")
         if self.random_resized_crop:
             conflicts = {
                 "rand_crop": self.rand_crop, "max_crop_size": self.max_crop_size != -1,
@@ -97,11 +101,11 @@ class Augmenting:
             }  # fmt: skip
             found = [name for name, given in conflicts.items() if given]
             if found:
-                raise ValueError(f"ImageRecordIter: random_resized_crop=True conflicts with {', '.join(found)}")
+                raise ParameterError(f"ImageRecordIter: random_resized_crop=True conflicts with {', '.join(found)}")
         for name in ("crop_size", "random_scale", "random_area"):
             low, high = getattr(self, f"min_{name}"), getattr(self, f"max_{name}")
             if low > high:
-                raise ValueError(f"ImageRecordIter: min_{name} is {low}, more than max_{name}, which is {high}")
+                raise ParameterError(f"ImageRecordIter: min_{name} is {low}, more than max_{name}, which is {high}")
 
     @property
     def aspect_ratios(self) -> tuple[float, float]:
@@ -153,7 +157,7 @@ class Normalizing:
     def __post_init__(self) -> None:
         for name in ("std_r", "std_g", "std_b", "std_a"):
             if not getattr(self, name):
-                raise ValueError(f"ImageRecordIter: {name} is 0, and numbers are divided by it")
+                raise ParameterError(f"ImageRecordIter: {name} is 0, and numbers are divided by it")
 
 
 GROUPS = (Reading, Augmenting, Normalizing)
@@ -187,7 +191,9 @@ def _read(name: str, value: Any, kind: Any) -> Any:
     try:
         return _READERS.get(kind, kind)(value)
     except (TypeError, ValueError, SyntaxError) as error:
-        raise ValueError(f"ImageRecordIter: {name} is {value!r}, expected {getattr(kind, '__name__', kind)}") from error
+        raise ParameterError(
+            f"ImageRecordIter: {name} is {value!r}, expected {getattr(kind, '__name__', kind)}"
+        ) from error
 
 
 def _integers(value: Any) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.errors import DataError, raised_as_mxnet
 from flowmx.recordio.files import read_index
 from flowmx.recordio.source import CHUNK, Source, check_part
 
@@ -59,6 +60,7 @@ class Records:
         return self.source.record(int(self.offsets[row]), size if 0 < size < 1 << 30 else CHUNK)[0]
 
 
+@raised_as_mxnet(OSError)
 def read_labels(path: str | os.PathLike[str], width: int) -> dict[int, Any]:
     """The labels in a list of images (.lst), by the number of the image.
 
@@ -75,9 +77,9 @@ def read_labels(path: str | os.PathLike[str], width: int) -> dict[int, Any]:
             try:
                 found[int(words[0])] = np.array([float(word) for word in words[1 : width + 1]], np.float32)
                 if len(found[int(words[0])]) < width:
-                    raise ValueError("too few numbers")
+                    raise DataError("too few numbers")
             except ValueError as error:
-                raise ValueError(
+                raise DataError(
                     f"line {number} of {os.fspath(path)!r} is {line.strip()[:80]!r}, expected the number of an image, "
                     f"{width} label(s) and a path"
                 ) from error
