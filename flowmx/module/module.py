@@ -11,7 +11,7 @@ from flowmx import model
 from flowmx import ndarray as nd
 from flowmx import optimizer as opt
 from flowmx.devices import Context, cpu, have_numerics
-from flowmx.errors import NoParameterValue, StateError
+from flowmx.errors import StateError
 from flowmx.initializer import InitDesc, Uniform
 from flowmx.io import DataDesc
 from flowmx.kvstore import KVStoreBase, compression
@@ -309,7 +309,7 @@ class Module(BaseModule):
                 if given is not None and name in given:
                     _copy(kind, name, given[name], targets[name])
                 elif given is not None and not allow_missing:
-                    raise NoParameterValue(
+                    raise MissingParameterError(
                         f"init_params: the {kind} {name!r} is not among those given; pass allow_missing=True to "
                         "leave it to the initializer"
                     )
