@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from contextvars import ContextVar, Token
 from typing import Any
 
+from flowmx.base import ClassProperties, ClassProperty
+
 HIDDEN = frozenset(["ctx_group", "force_mirroring", "lr_mult", "mirror_stage", "profiler_scope", "wd_mult"])
 """MXNet's own attributes: kept with two underscores on either side, and shown under both names."""
 
@@ -24,8 +26,6 @@ def shown(attributes: Mapping[str, str]) -> dict[str, str]:
     """Attributes as a user sees them: MXNet's own under both of their names."""
     plain = {name.strip("_"): value for name, value in attributes.items() if name.startswith("__")}
     return {**{name: value for name, value in plain.items() if name in HIDDEN}, **attributes}
-
-from flowmx.base import ClassProperties, ClassProperty
 
 
 class AttrScope(metaclass=ClassProperties):

@@ -40,7 +40,7 @@ _PATHS_LEFT_OUT = {
     "charts with a Bokeh of 2018; `mx.viz` and the dashboard draw": "notebook",
     "variance-reduced gradients for `Module`": "contrib.svrg_optimization",
     "constants of data sets and embeddings that are fetched": """
-        contrib.text._constants gluon.contrib.data.text gluon.contrib.data._constants
+        contrib.text._constants gluon.contrib.data._constants
     """,
 }
 PATHS_LEFT_OUT = {f"mxnet.{path}": reason for reason, paths in _PATHS_LEFT_OUT.items() for path in paths.split()}
@@ -70,7 +70,6 @@ _NAMES_LEFT_OUT = {
         gluon.data.dataloader.worker_loop_v1
     """,
     "detection records, which are read by `mx.image.ImageDetIter`": "io.ImageDetRecordIter io.io.ImageDetRecordIter",
-    "its shape depends on its input's content": "contrib.symbol.boolean_mask symbol.contrib.boolean_mask",
     "no name of its own: an import, or a helper inside MXNet": """
         contrib.onnx.export_model_ contrib.onnx.get_model_metadata_ contrib.onnx.import_model_
         contrib.onnx.import_to_gluon_ gluon.model_zoo.vision.inception.make_aux model.SKLEARN_INSTALLED

@@ -239,7 +239,7 @@ def _is_contiguous(slc_key: Sequence[Any], shape: Sequence[int]) -> bool:
 MEMBERS: dict[type, dict[str, Any]] = {
     AttrScope: {
         "_current": _Slot(AttrScope, "current"),
-        "_attr": property(lambda scope: {name.strip("_"): value for name, value in scope._attributes.items()}),
+        "_attr": property(lambda scope: scope._attributes),
     },
     NameManager: {"_current": _Slot(NameManager, "current")},
     Context: {"_default_ctx": _Slot(Context, "default_ctx")},
