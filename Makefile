@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 TYPING := build/typing
 CHECKED := $(wildcard tests examples benchmarks)
 
-.PHONY: help venv train test lint types pytest format soak bench docs clean
+.PHONY: help venv train test lint types pytest format soak clients bench docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -58,6 +58,9 @@ pytest: $(VENV)/.dev ## run the tests alone
 
 soak: $(VENV)/.dev ## run the long random tests
 	$(BIN)/pytest -m soak --timeout 3600
+
+clients: $(VENV)/.dev ## run packages that were written for MXNet, beside the real one (makes environments in build/)
+	$(BIN)/python -m tests.clients
 
 bench: $(VENV)/.examples ## run the benchmarks
 	$(BIN)/python -m benchmarks

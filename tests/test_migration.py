@@ -1,4 +1,4 @@
-"""Three scripts as users of MXNet have them do here, after the edits of docs/migration.md, what they did there."""
+"""Three scripts as users of MXNet have them do here what they did there."""
 
 from __future__ import annotations
 
@@ -16,13 +16,6 @@ from tests.migration.records import prepare
 FOLDER = Path(__file__).parent / "migration"
 MXNET = python_of("mxnet")
 
-EDITS = [
-    (r"^import mxnet as mx$", "import flowmx as mx"),
-    (r"^from mxnet\b", "from flowmx"),
-    (r"\b((?:model|again)\.(?:fit|score|predict)\([^()]*(?:\([^()]*(?:\([^()]*\)[^()]*)*\)[^()]*)*\))", r"mx.run(\1)"),
-]
-"""All that is changed: the import, and mx.run around what is a coroutine here."""
-
 SCRIPTS = {
     "module_records": (
         ["--folder", "."],
@@ -36,31 +29,39 @@ SCRIPTS = {
 }
 
 
-def migrated(script):
-    text = (FOLDER / f"{script}.py").read_text()
-    for pattern, replacement in EDITS:
-        text = re.sub(pattern, replacement, text, flags=re.MULTILINE)
-    return text
+def imported(script):
+    """The script with another import, which is all that changes."""
+    return re.sub(r"^(import|from) mxnet\b( as mx)?", r"\1 flowmx\2", source(script), flags=re.MULTILINE)
 
 
-def output_of(python, text, script, folder):
+def source(script):
+    return (FOLDER / f"{script}.py").read_text()
+
+
+def output_of(command, text, script, folder):
     (folder / "script.py").write_text(text)
     arguments, expected = SCRIPTS[script]
     environment = {**os.environ, "PYTHONPATH": str(FOLDER.parent.parent), "MXNET_SUBGRAPH_BACKEND": "NONE"}
     environment["OMP_NUM_THREADS"] = "1"  # two small networks on a busy machine wait for each other's threads
     done = subprocess.run(
-        [python, "script.py", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
+        [*command, "script.py", *arguments], cwd=folder, env=environment, capture_output=True, text=True, timeout=110
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done, expected
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_runs_after_a_few_edits(script, tmp_path):
+def test_runs_with_another_import(script, tmp_path):
     prepare(tmp_path)
-    done, expected = output_of(sys.executable, migrated(script), script, tmp_path)
+    done, expected = output_of([sys.executable], imported(script), script, tmp_path)
     assert re.fullmatch(expected, done.stdout), done.stdout
-    assert "never awaited" not in done.stderr
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_runs_as_it_is(script, tmp_path):
+    prepare(tmp_path)
+    done, expected = output_of([sys.executable, "-m", "flowmx", "run"], source(script), script, tmp_path)
+    assert re.fullmatch(expected, done.stdout), done.stdout
 
 
 @pytest.mark.skipif(MXNET is None, reason="no MXNet 1.9.1 environment under PEERS")
@@ -68,16 +69,8 @@ def test_runs_after_a_few_edits(script, tmp_path):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_mxnet_itself_gives_the_same(script, tmp_path):
     prepare(tmp_path)
-    done, expected = output_of(str(MXNET), (FOLDER / f"{script}.py").read_text(), script, tmp_path)
+    done, expected = output_of([str(MXNET)], source(script), script, tmp_path)
     assert re.fullmatch(expected, done.stdout), done.stdout
-
-
-@pytest.mark.parametrize("script", SCRIPTS)
-def test_few_lines_change(script):
-    before, after = ((FOLDER / f"{script}.py").read_text().splitlines(), migrated(script).splitlines())
-    changed = [line for line in after if line not in before]
-    assert 1 <= len(changed) <= 6
-    assert all("flowmx" in line or "mx.run(" in line or line == "))  # fmt: skip" for line in changed), changed
 
 
 def test_the_page_s_recipes_run(tmp_path, monkeypatch, capsys):
