@@ -314,6 +314,9 @@ class BaseModule(Loops):
         """The epoch and the batch to begin with: the given ones, or those that other workers are at."""
         return epoch, batch
 
+    async def _begin_epoch(self, epoch: int, train_data: Any) -> None:
+        """Do what comes before the first batch of an epoch; by default nothing."""
+
     async def _end_epoch(self, epoch: int) -> int:
         """Await that all workers have come to the end of an epoch; return the next, by default `epoch`."""
         return epoch

@@ -68,6 +68,7 @@ class Fit:
     async def _epoch(self, epoch: int, nbatch: int, skipped: int) -> int:
         """Train until the end of an epoch; returns the next."""
         started = time.perf_counter()
+        await self.module._begin_epoch(epoch, self.train_data)
         batches = batches_of(self.train_data)
         following = await batch_after(skipped, batches)
         if following is None and not nbatch:

@@ -1,0 +1,140 @@
+"""A module that trains by stochastic variance reduced gradients (SVRG)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flowmx.ndarray as nd
+from flowmx.module import Module
+from flowmx.ndarray import NDArray
+
+__all__ = ["SVRGModule"]
+
+
+class SVRGModule(Module):
+    """A module whose gradients vary less from batch to batch (R. Johnson and T. Zhang, 2013).
+
+    Every few epochs it keeps a copy of the parameters, and the average gradient of all data at that copy. Each update
+    takes the batch's gradient, less the batch's gradient at the copy, plus that average.
+
+    Args:
+        symbol: the network; it and the other arguments are as for :class:`mx.mod.Module <flowmx.module.Module>`.
+        update_freq: epochs from one full gradient to the next, at least 1.
+
+    Raises:
+        TypeError: ``update_freq`` is no whole number.
+        ValueError: ``update_freq`` is not positive.
+
+    Example:
+        >>> x, y = mx.nd.random.uniform(shape=(40, 2)), mx.nd.ones((40, 1))
+        >>> data = mx.io.NDArrayIter(x, y, batch_size=10, label_name="y")
+        >>> dense = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=1)
+        >>> loss = mx.sym.LinearRegressionOutput(dense, mx.sym.var("y"))
+        >>> from flowmx.contrib.svrg_optimization import SVRGModule
+        >>> net = SVRGModule(loss, label_names=["y"], update_freq=2)
+        >>> net.fit(data, num_epoch=4, eval_metric="mse")  # doctest: +SKIP
+    """
+
+    def __init__(self, symbol: Any, *args: Any, update_freq: int | None = None, **kwargs: Any) -> None:
+        if isinstance(update_freq, bool) or not isinstance(update_freq, int):
+            raise TypeError(f"SVRGModule: update_freq must be a whole number of epochs, not {update_freq!r}")
+        if update_freq <= 0:
+            raise ValueError(f"SVRGModule: update_freq must be positive, not {update_freq}")
+        super().__init__(symbol, *args, **kwargs)
+        self.update_freq = update_freq
+        self._mod_aux = Module(symbol, *args, **kwargs)
+        self._param_dict: list[dict[str, NDArray]] = []
+
+    def bind(self, *args: Any, **kwargs: Any) -> None:
+        super().bind(*args, **kwargs)
+        if self.for_training:
+            self._mod_aux.bind(*args, **kwargs)
+
+    def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
+        super().reshape(data_shapes, label_shapes)
+        if self._mod_aux.binded:
+            self._mod_aux.reshape(data_shapes, label_shapes)
+
+    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
+        super().init_optimizer(*args, **kwargs)
+        if self._kvstore is not None and "dist" in self._kvstore.type:
+            raise NotImplementedError(
+                f"SVRGModule: full gradients are not summed over machines: not with the kvstore {self._kvstore.type!r}"
+            )
+        group = self._executors("init_optimizer")
+        self._param_dict = [
+            {name: nd.zeros_like(group.on_devices(name)[device]) for name in self._param_names}
+            for device in range(len(self._contexts))
+        ]
+
+    def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
+        super().forward(data_batch, is_train)
+        if self.for_training if is_train is None else is_train:
+            self._mod_aux.forward(data_batch, is_train)
+
+    def backward(self, out_grads: Any = None) -> None:
+        super().backward(out_grads)
+        self._mod_aux.backward(out_grads)
+
+    def update(self) -> None:
+        """Enqueue the update of every parameter by its gradient of reduced variance."""
+        self._update_svrg_gradients()
+        super().update()
+
+    def update_full_grads(self, train_data: Any) -> None:
+        """Keep the parameters of now, and the average gradient of all data at them.
+
+        Args:
+            train_data: an iterator over the data; it is reset before and afterwards.
+
+        Raises:
+            ValueError: it gives no batch.
+        """
+        self._mod_aux.set_params(*self.get_params())
+        train_data.reset()
+        number, pad = 0.0, 0
+        for batch in train_data:
+            self._mod_aux.forward(batch, is_train=True)
+            self._mod_aux.backward()
+            for sums, gradients in zip(self._param_dict, self._gradients(self._mod_aux), strict=True):
+                for name, gradient in gradients.items():
+                    sums[name] += gradient  # on top of the last average, which MXNet does not take away
+            number, pad = number + 1, batch.pad or 0
+        if not number:
+            raise ValueError("update_full_grads: train_data gave no batch: is it empty?")
+        train_data.reset()
+        self._average(number - pad / train_data.batch_size)
+
+    def _average(self, number: float) -> None:
+        """Give every device the sums' mean over batches and devices."""
+        for name in self._param_dict[0]:
+            total = sum(each[name].as_in_context(self._contexts[0]) for each in self._param_dict)
+            mean = total / (number * len(self._param_dict))
+            for sums in self._param_dict:
+                sums[name][:] = mean
+
+    def _update_svrg_gradients(self) -> None:
+        devices = zip(self._gradients(self), self._gradients(self._mod_aux), self._param_dict, strict=True)
+        for here, kept, full in devices:
+            self._svrg_grads_update_rule(list(here.values()), [kept[n] for n in here], [full[n] for n in here])
+
+    @staticmethod
+    def _svrg_grads_update_rule(here: list[NDArray], kept: list[NDArray], full: list[NDArray]) -> list[NDArray]:
+        """Change gradients in place: less those of the kept parameters, plus the averages of all data."""
+        for gradient, at_kept, average in zip(here, kept, full, strict=True):
+            gradient -= at_kept
+            gradient += average
+        return here
+
+    @staticmethod
+    def _gradients(module: Module) -> list[dict[str, NDArray]]:
+        """A module's gradients by name, for each device; parameters that are fixed have none."""
+        group = module._executors("update")
+        return [
+            {name: each.grad_dict[name] for name in module._param_names if each.grad_dict[name] is not None}
+            for each in group.execs
+        ]
+
+    async def _begin_epoch(self, epoch: int, train_data: Any) -> None:
+        if epoch % self.update_freq == 0:
+            self.update_full_grads(train_data)
