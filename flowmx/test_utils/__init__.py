@@ -12,6 +12,6 @@ from flowmx.test_utils.symbols import *  # noqa: F403
 from flowmx.test_utils.tolerance import *  # noqa: F403
 
 __all__ = [
-    *archives.__all__, *comparing.__all__, *files.__all__, *gradients.__all__, *making.__all__, *running.__all__, *statistics.__all__,
-    *symbols.__all__, *tolerance.__all__,
+    *archives.__all__, *comparing.__all__, *files.__all__, *gradients.__all__, *making.__all__, *running.__all__,
+    *statistics.__all__, *symbols.__all__, *tolerance.__all__,
 ]  # fmt: skip

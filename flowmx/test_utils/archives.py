@@ -44,7 +44,7 @@ def get_bz2_data(data_dir: Folder, data_name: str, url: str, data_origin_name: s
     if plain.exists():
         return
     download(url, fname=data_origin_name, dirname=str(data_dir))
-    with bz2.open(compressed) as source, open(plain, "wb") as target:
+    with bz2.open(compressed) as source, plain.open("wb") as target:
         shutil.copyfileobj(source, target)
     compressed.unlink()
 
