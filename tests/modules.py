@@ -39,8 +39,7 @@ _REASONS: dict[str, str] = {
     "quantization": "contrib.quantization",
     "the interface of before MXNet 1.0: mx.autograd": "contrib.autograd",
     "downloads data, or a model: nothing is loaded from the network here": """
-        test_utils.download_model test_utils.get_bz2_data test_utils.get_cifar10 test_utils.get_mnist_pkl
-        test_utils.get_zip_data contrib.text.embedding.FastText contrib.text.embedding.GloVe
+        test_utils.download_model test_utils.get_mnist_pkl contrib.text.embedding.FastText contrib.text.embedding.GloVe
         contrib.text.embedding.get_pretrained_file_names
     """,
     "asks about MXNet's own build and tests": """

@@ -38,7 +38,7 @@ _PATHS_LEFT_OUT = {
     "Lua's Torch, whose plugin MXNet's own packages were built without": "torch",
     "kernels as CUDA source, for MXNet's C++ library": "rtc",
     "charts with a Bokeh of 2018; `mx.viz` and the dashboard draw": "notebook",
-    "variance-reduced gradients for `Module`": "contrib.svrg_optimization",
+    "what updates SVRG's averages in a store; its module needs none": "contrib.svrg_optimization.svrg_optimizer",
     "constants of data sets and embeddings that are fetched": """
         contrib.text._constants gluon.contrib.data._constants
     """,
@@ -60,8 +60,7 @@ _NAMES_LEFT_OUT = {
         test_utils.shuffle_csr_column_indices
     """,
     "data sets and models that MXNet's own tests fetch": """
-        test_utils.download_model test_utils.get_bz2_data test_utils.get_cifar10 test_utils.get_im2rec_path
-        test_utils.get_mnist_pkl test_utils.get_zip_data
+        test_utils.download_model test_utils.get_im2rec_path test_utils.get_mnist_pkl
     """,
     "arrays are sent between processes otherwise (`flowmx.gluon.data.workers`)": """
         gluon.data.dataloader.ConnectionWrapper gluon.data.dataloader.fetcher_loop_v1

@@ -344,6 +344,11 @@ def test_mnist_from_files_that_are_here(mnist):
     assert [batch.data[0].shape for batch in train] == [(5, 784)] * 4 and len(list(test)) == 2
 
 
+def test_mnist_is_found_in_the_current_folder(mnist, monkeypatch):
+    monkeypatch.chdir(mnist)
+    assert utils.get_mnist()["test_label"].tolist() == list(range(10))
+
+
 @pytest.mark.usefixtures("offline")
 def test_missing_files_are_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

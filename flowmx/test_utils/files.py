@@ -48,13 +48,13 @@ def get_mnist_ubyte(root: Folder | None = None) -> Path:
     """The folder that has MNIST's four files, compressed with gzip or not; fetched where they are nowhere.
 
     Args:
-        root: the folder; by default ``data``, or the one where Gluon keeps them.
+        root: the folder; by default ``data``, or the current one, or the one where Gluon keeps them.
 
     Raises:
         DownloadError: one is not there and can not be fetched (a FileNotFoundError, too); says where to put it.
     """
     usual = files.data_dir() / "datasets" / "mnist"
-    folders = [Path("data"), usual] if root is None else [Path(root).expanduser()]
+    folders = [Path("data"), Path(), usual] if root is None else [Path(root).expanduser()]
     for folder in folders:
         if not _missing(folder):
             return folder

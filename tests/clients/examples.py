@@ -617,7 +617,7 @@ print('trained', VAE.decoder(model, z).shape == (200, 64) and len(model.training
         caltech_silhouettes,
         "",
     ),
-    Case("kaggle-ndsb2/Train.py", "", hearts, r"Epoch\[1\] Train-CRPS", True),
+    Case("kaggle-ndsb2/Train.py", "", hearts, r"Epoch\[1\] Time cost", True),
     Case("bayesian-methods/bdk_demo.py", "-d 0 -l 1", toy, r"(?i)iter", True),
     Case("bayesian-methods/bdk_demo.py", "-d 0 -l 2", toy, r"(?i)iter", True),
     Case("bayesian-methods/bdk_demo.py", "-d 0 -l 3", toy, r"(?i)iter", True),
