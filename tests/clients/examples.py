@@ -314,13 +314,6 @@ def birds(folder):
         )
 
 
-def caltech_silhouettes(folder):
-    here = folder / "silhouettes"
-    here.mkdir()
-    for place, picture in enumerate(pictures(128, 32, 32)[0]):
-        Image.fromarray(picture[..., 0]).save(here / f"{place}.png")
-
-
 def hearts(folder):
     random = np.random.RandomState(4)
     for name, number in {"train": 32, "validate": 4}.items():
@@ -331,14 +324,6 @@ def hearts(folder):
         np.savetxt(folder / f"{name}-label.csv", table, "%d", ",")
     (folder / "data").mkdir()
     (folder / "data" / "sample_submission_validate.csv").write_text("Id,P0\n1_Diastole,0\n1_Systole,0\n2_Systole,0\n")
-
-
-def toy(folder):
-    random = np.random.RandomState(0)
-    x = random.uniform(-4, 4, 20)
-    np.savetxt(folder / "toy_data_train.txt", np.stack([x, x**3 / 20 + random.randn(20) / 3], 1))
-    x = np.linspace(-6, 6, 50)
-    np.savetxt(folder / "toy_data_test_whole.txt", np.stack([x, x**3 / 20], 1))
 
 
 def mnist_table(folder):
@@ -610,19 +595,7 @@ print('trained', VAE.decoder(model, z).shape == (200, 64) and len(model.training
     Case("svrg_module/api_usage_example/example_api_train.py", "-e 3", shows="High Level API"),
     Case("svrg_module/api_usage_example/example_inference.py", "-e 3"),
     Case("svrg_module/linear_regression/train.py", "-e 2 -b 50", years),
-    Case(
-        "vae-gan/vaegan_mxnet.py",
-        "--train --use_cpu --training_data_path silhouettes --batch_size 32 --num_epoch 1 "
-        "--nef 4 --ndf 4 --ngf 4 --Z 8 --show_after_every 1",
-        caltech_silhouettes,
-        "",
-    ),
     Case("kaggle-ndsb2/Train.py", "", hearts, r"Epoch\[1\] Time cost", True),
-    Case("bayesian-methods/bdk_demo.py", "-d 0 -l 1", toy, r"(?i)iter", True),
-    Case("bayesian-methods/bdk_demo.py", "-d 0 -l 2", toy, r"(?i)iter", True),
-    Case("bayesian-methods/bdk_demo.py", "-d 0 -l 3", toy, r"(?i)iter", True),
-    Case("bayesian-methods/bdk_demo.py", "-d 1 -l 0 -t 600", mnist_table, r"(?i)iter", True),
-    Case("bayesian-methods/bdk_demo.py", "-d 1 -l 1 -t 600", mnist_table, r"(?i)iter", True),
     Case("bayesian-methods/bdk_demo.py", "-d 1 -l 2 -t 600", mnist_table, r"(?i)iter", True),
     Case(
         "gluon/lipnet/tests/test_beamsearch.py",
