@@ -281,6 +281,7 @@ MEMBERS: dict[type, dict[str, Any]] = {
         "_data_shapes": property(lambda module: module.data_shapes if module.binded else None),
         "_label_shapes": property(lambda module: module.label_shapes if module.binded else None),
         "_fixed_param_names": property(lambda module: module._fixed),
+        "_sync_params_from_devices": lambda module: module.get_params() and None,
     },
     BucketingModule: {"_curr_module": property(lambda module: module._current)},
 }

@@ -23,6 +23,7 @@ CLIENTS = {
     "sockeye 2.3.24": "sockeye_translation",
     "mxboard 0.1.0": "mxboard_logs",
     "d2lzh 1.0.0": "d2lzh_training",
+    "example/ of 1.9.1": "examples",
 }  # fmt: skip
 
 SYSTEMS = {
@@ -34,6 +35,7 @@ SYSTEMS = {
 TOGETHER = [
     "setuptools<70", "wheel", "cython", "scipy", "pandas<2", "protobuf<4", "gluoncv==0.10.5", "gluonts==0.10.4",
     "mxboard", "opencv-python-headless<4.9", "pyyaml", "portalocker", "sacrebleu==1.4.14", "ipython",
+    "scikit-learn<1.6", "scikit-image<0.22", "bottleneck<1.5",
 ]  # fmt: skip
 ALONE = ["gluonnlp==0.10.0", "sockeye==2.3.24", "d2lzh==1.0.0"]
 """Packages whose requirements name another MXNet, or what a build needs and does not say."""
