@@ -60,7 +60,6 @@ class Program:
 class _Slot:
     shape: tuple[int, ...]
     device: int
-    contiguous: bool = True
 
 
 class _Writer:
@@ -151,15 +150,12 @@ class _Writer:
         sample = np.empty(slot.shape, np.int8)[key]
         if not sample.size:
             return None
-        rows_only = slot.contiguous and len(key) == 1 and key[0].step is None
-        self.slots[target] = _Slot(sample.shape, slot.device, rows_only or (slot.contiguous and key == (slice(None),)))
+        self.slots[target] = _Slot(sample.shape, slot.device)
         return ("view", target, a, key)
 
     def reshape(self) -> Statement | None:
         a, target = self.any(), self.rng.randrange(SLOTS)
         slot = self.slots[a]
-        if not slot.contiguous:
-            return None
         size = int(np.prod(slot.shape))
         shape = self.rng.choice([(size,), (size, 1), slot.shape[::-1], self.program.shape])
         if np.prod(shape) != size:
@@ -352,7 +348,11 @@ class Serial:
 
     def view(self, target: int, a: int, key: Any) -> None:
         x = self.slots[a]
-        self.slots[target] = _Ref(x.memory, x.view[key], x.device)
+        part = x.view[key]
+        self.slots[target] = _Ref(x.memory, part, x.device)
+        if not part.flags.c_contiguous:  # what does not lie together is copied
+            self.slots[target] = made = _new(part, x.device)
+            _do([x.memory], [made.memory], lambda: np.copyto(made.view, part))
 
     def reshape(self, target: int, a: int, shape: tuple[int, ...]) -> None:
         x = self.slots[a]

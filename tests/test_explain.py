@@ -1,5 +1,6 @@
 """plan.explain(): what it says is so."""
 
+import math
 import re
 import time
 from dataclasses import replace
@@ -182,7 +183,7 @@ def test_bytes_in_words():
 def test_debug_str_says_the_total_as_mxnet_does():
     executor = small.lenet(mx).simple_bind(mx.cpu(), data=(64, 1, 28, 28))
     total = re.search(r"Total ([0-9.e+]+) Mi?B allocated", executor.debug_str())
-    assert float(total[1]) == pytest.approx(executor.plan.internal_bytes() / (1 << 20), abs=0.006)
+    assert float(total[1]) == math.ceil(executor.plan.internal_bytes() / (1 << 20))  # scripts read it, in MXNet's words
 
 
 def test_large_plans_are_told_and_drawn_in_little_time():

@@ -191,7 +191,7 @@ def test_a_hybrid_block_takes_hybrid_children_alone():
             ValueError,
             "3 is neither",
         ),
-        (lambda: nn.Embedding(2, 2, sparse_grad=True), ValueError, "only 'default' exists"),
+        (lambda: gluon.Parameter("w", stype="row_sparse"), ValueError, "only 'default' exists"),
         (
             lambda: gluon.loss.L1Loss(weight="2"),  # type: ignore[arg-type]
             TypeError,

@@ -59,7 +59,8 @@ def test_groups_of_devices_and_factors_of_0_8_are_heeded():
     symbol = mx.sym.load_json(CASES["old_network"])
     told = symbol.attr_dict()
     assert told["conv_weight"] == {
-        "__ctx_group__": "stage1", "__lr_mult__": "2", "__wd_mult__": "0.1"
+        "__ctx_group__": "stage1", "__lr_mult__": "2", "__wd_mult__": "0.1", "ctx_group": "stage1", "lr_mult": "2",
+        "wd_mult": "0.1",
     }  # fmt: skip
     assert told["conv_bias"]["__wd_mult__"] == "0"
     assert told["fc_weight"]["__force_mirroring__"] == "True"

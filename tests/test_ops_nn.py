@@ -65,10 +65,10 @@ def test_refused_at_the_call(name, shapes, params, message):
 INFERRED = [
     ("FullyConnected", {"num_hidden": 5}, [(7, 2, 3)], [(7, 2, 3), (5, 6), (5,)], [(7, 5)]),
     ("FullyConnected", {"num_hidden": 5}, [(-1, 2, 3)], [(-1, 2, 3), (5, 6), (5,)], [(-1, 5)]),
-    ("FullyConnected", {"num_hidden": 5}, [None], [None, (5, -1), (5,)], [None]),
+    ("FullyConnected", {"num_hidden": 5}, [None], [None, None, None], [None]),
     ("Convolution", {"kernel": (3, 3), "num_filter": 8}, [(-1, 4, 9, -1)],
      [(-1, 4, 9, -1), (8, 4, 3, 3), (8,)], [(-1, 8, 7, -1)]),
-    ("Convolution", {"kernel": (3, 3), "num_filter": 8}, [None], [None, (8, -1, 3, 3), (8,)], [None]),
+    ("Convolution", {"kernel": (3, 3), "num_filter": 8}, [None], [None, None, None], [None]),
     ("Deconvolution", {"kernel": (2, 2), "num_filter": 8, "stride": (2, 2)}, [(1, 4, 3, -1)],
      [(1, 4, 3, -1), (4, 8, 2, 2)], [(1, 8, 6, -1)]),
     ("Pooling", {"kernel": (2, 2), "stride": (2, 2)}, [(-1, 4, 9, 8)], [(-1, 4, 9, 8)], [(-1, 4, 4, 4)]),

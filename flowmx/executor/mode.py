@@ -270,10 +270,10 @@ class Mode:
         """Tie the steps of a segment to the user's arrays, which are there when it runs first."""
         with self._lock:
             self.tied.allocate_kept(segment.kept)
+        for entry, array in segment.written.items():  # first: what is written here may be read here, too
+            self.tied.put(entry, array._written())
         for entry, array in segment.read.items():
             self.tied.put(entry, array._read())
-        for entry, array in segment.written.items():
-            self.tied.put(entry, array._written())
         segment.is_tied = True
 
 

@@ -62,12 +62,13 @@ def environment(folder, system):
 def run(python, system, client, folder, cases):
     """Run a client's cases in an environment; returns how each ended."""
     kept = folder / "kept" / system / client
+    outcomes = kept / "outcomes.json"
+    outcomes.unlink(missing_ok=True)
     with (folder / f"{system}-{client}.log").open("w") as log:
         subprocess.run(
             [python, HERE / "work.py", client, kept, *cases], stdout=log, stderr=log, check=False,
             env=os.environ | {"CLIENTS_SHARED": str(folder / "shared")},
         )  # fmt: skip
-    outcomes = kept / "outcomes.json"
     return json.loads(outcomes.read_text()) if outcomes.exists() else {}
 
 
