@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from flowmx.devices.streams import here
 from flowmx.ops.kernels.loops import compiler
 
 _log = logging.getLogger("flowmx.kernels")
@@ -21,7 +22,8 @@ _PATIENCE = 20.0
 class Program:
     """A function that is compiled when it is first asked for.
 
-    A thread that asks from inside an event loop gets None until it is there.
+    A thread that asks from inside an event loop gets None until it is there, but for a device's own loop, which has
+    nothing else to do than to launch.
 
     Args:
         write: writes its text, for a processor with these features.
@@ -40,7 +42,7 @@ class Program:
         """The function, or None where the plain forward is to run instead."""
         if self.compiled is not None or self.failed:
             return self.compiled
-        on_a_loop = asyncio._get_running_loop() is not None
+        on_a_loop = asyncio._get_running_loop() is not None and not here.is_devices
         if on_a_loop and self._begun:
             return None
         compiling = threading.Thread(target=self._compile, name="flowmx-compiler", daemon=True)
