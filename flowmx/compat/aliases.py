@@ -74,9 +74,11 @@ def _add(module: ModuleType) -> None:
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         except AttributeError:
             found = _MISSING if _is_own(module, name) else _elsewhere(path, name)
-            if found is _MISSING:
-                raise
-            return found
+            if found is not _MISSING:
+                return found
+            if "__file__" not in names and len(PATHS.get(path, ())) == 1:  # it is that module under another name
+                return getattr(importlib.import_module(PATHS[path][0]), name)  # whose error says more
+            raise
 
     def listed() -> list[str]:
         return sorted({*(names if own_dir is None else own_dir()), *_below(path), *_held(path)})
