@@ -12,9 +12,33 @@ SHARED = Path(os.environ.get("CLIENTS_SHARED", "shared"))
 """A folder that both systems see: the model that MXNet trained lies there."""
 
 
+START = """
+import runpy, sys
+import numpy as np
+
+real = np.asanyarray
+
+
+def ragged(given, *more, **how):
+    try:
+        return real(given, *more, **how)
+    except ValueError:  # NumPy 1.24 no longer makes arrays of objects by itself, which sockeye saves
+        made = np.empty(len(given), object)
+        made[:] = given
+        return made
+
+
+np.asanyarray = ragged
+module = sys.argv.pop(1)
+sys.argv[0] = module
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+"""Starts one of sockeye's commands."""
+
+
 def command(module, *given, feed=""):
     """What one of sockeye's commands prints."""
-    words = [sys.executable, "-W", "ignore", "-m", f"sockeye.{module}", *map(str, given)]
+    words = [sys.executable, "-W", "ignore", "-c", START, f"sockeye.{module}", *map(str, given)]
     done = subprocess.run(words, input=feed, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(done.stderr.strip()[-600:])
