@@ -63,7 +63,7 @@ def test_out_of_memory_names_the_largest_holders():
         with pytest.raises(OutOfMemory, match="out of memory") as caught:
             [each * 2 for each in kept][-1].wait_to_read()
         text = str(caught.value)
-        assert "operation 'full'" in text and "layer 'encoder'" in text and f"of {SMALL}" in text
+        assert "operation '_ones'" in text and "layer 'encoder'" in text and f"of {SMALL}" in text
         assert isinstance(caught.value, MemoryError)
         assert "102400 bytes were asked for" in text
         kept.clear()

@@ -99,9 +99,9 @@ def compared(folder, client, real, ours):
     for case, of_real in real.items():
         of_ours = ours.get(case, {"error": "did not come to it", "seconds": 0.0})
         if of_real["error"]:
-            verdict = f"MXNet fails: {of_real['error'][:80]}"
+            verdict = f"MXNet fails: {of_real['error'].splitlines()[0][:80]}"
         elif of_ours["error"]:
-            verdict = f"FAILS: {of_ours['error'][:120]}"
+            verdict = f"FAILS: {of_ours['error'].splitlines()[0][:120]}"
         else:
             worst, where = difference(folder, client, case)
             verdict = f"{worst:.0e}" if worst <= BOUND else f"DIFFERS: {worst:.1e} in {where}"
