@@ -52,26 +52,32 @@ def flat(result, prefix="out"):
     return {prefix: result.asnumpy() if hasattr(result, "asnumpy") else np.asarray(result)}
 
 
-def trained(block, inputs, times=1):
-    """The outputs of a block in prediction and in training, and the gradients of their sum of squares.
+def trained(block, inputs):
+    """The outputs of a block in prediction and in training, and gradients of their mean squares in prediction.
 
-    Each is computed operator by operator, and then hybridized.
+    Each is computed operator by operator, and then hybridized. Nothing is dropped, since draws differ; gradients are
+    those of prediction, since with so small a batch those of BatchNorm tell of rounding alone.
     """
     import mxnet as mx
 
+    block.apply(lambda each: setattr(each, "_rate", 0) if isinstance(each, mx.gluon.nn.Dropout) else None)
     found = {}
     for mode in ("imperative", "hybridized"):
         if mode == "hybridized":
             block.hybridize()
-        found.update(flat(block(*inputs), f"{mode}.predicted"))
-        with mx.autograd.record():
+        with mx.autograd.record(train_mode=False):
             outputs = block(*inputs)
             loss = sum((each.astype("float32") ** 2).mean() for each in _arrays(outputs))
         loss.backward()
-        found.update(flat(outputs, f"{mode}.trained"))
+        found.update(flat(outputs, f"{mode}.predicted"))
         for place, param in enumerate(block.collect_params().values()):
             if param.grad_req != "null" and place % 7 == 0:  # each seventh tells enough, and all take gigabytes
                 found[f"{mode}.gradient.{place}"] = param.grad().asnumpy()
+        with mx.autograd.record():
+            outputs = block(*inputs)
+            loss = sum(each.astype("float32").sum() for each in _arrays(outputs))
+        loss.backward()  # MXNet moves BatchNorm's averages in the backward pass
+        found.update(flat(outputs, f"{mode}.trained"))
     return found
 
 
