@@ -400,7 +400,7 @@ async def test_an_iterator_that_has_iter_alone():
     await made.fit(Generating(2), eval_data=Generating(2), num_epoch=2)
     assert (await made.score(Generating(2), "acc"))[0][1] == 1
     assert (await made.predict(Generating(2))).shape == (6, 2)
-    assert [batch.data[0].asnumpy()[0, 0] async for batch in Generating(2)] == [0, 1, 2]
+    assert [(await batch.data[0]).asnumpy()[0, 0] async for batch in Generating(2)] == [0, 1, 2]
 
 
 def test_methods_that_somebody_puts_on_a_module_are_called():
