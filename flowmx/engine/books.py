@@ -146,7 +146,8 @@ class Books:
             if op.waiters is not None:
                 waiters += op.waiters.values()
                 op.waiters = None
-            self._cancelled.remove(op)
+            if op in self._cancelled:  # else somebody came in between
+                self._cancelled.remove(op)
 
     # -- failures --------------------------------------------------------------------------------------
 

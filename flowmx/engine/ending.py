@@ -50,7 +50,7 @@ class Ending:
 
                 return tell
 
-            for op in last:
+            for op in list(last):
                 op.tell(key, one_less(op))
         return not last or idle.wait(timeout)
 

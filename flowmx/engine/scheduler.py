@@ -209,6 +209,8 @@ class Operation(KnownAttributes):
         if self.waiters is None:
             self.waiters = {}
         self.waiters[key] = wake
+        if self.state == DONE:  # a signal handler that waited here may have let another thread complete it
+            wake()
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name!r} #{self.serial} {State(self.state).name.lower()}>"

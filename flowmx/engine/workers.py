@@ -168,10 +168,13 @@ class ThreadActor(Actor):
             turn: the thread's.
             light: take only one that is light.
         """
-        op = self.mailbox.first()
-        if op is None or (light and not op.light) or not self._has_slot(turn, op):
-            turn.is_over()
-            return None
+        while True:
+            op = self.mailbox.first()
+            if op is None or (light and not op.light) or not self._has_slot(turn, op):
+                turn.is_over()
+                return None
+            if op.state == READY:  # else somebody came in between, and it has been taken
+                break
         plain = self.mailbox.plain
         # From here on nothing is called.
         op.state = RUNNING
