@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ import pytest
 
 import flowmx as mx
 from flowmx import devices
+from flowmx.engine import State
 from flowmx.errors import EngineError
 from tests.interruptions import strike
 
@@ -567,6 +569,36 @@ def strike_at_each_moment(blow, step):
             break
         struck += 1
     assert struck > 700 / step
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.filterwarnings("ignore::flowmx.engine.BlockingInCoroutineWarning")
+@pytest.mark.parametrize("wait", [lambda handle: handle.wait(), lambda handle: mx.run(awaited(handle))])
+def test_what_ends_while_its_waiter_is_about_to_sleep_wakes_it(wait, capfd):
+    """A signal handler on the waiter's thread waits too, which lets another thread end the operation meanwhile."""
+    with capfd.disabled():
+        for moment in range(1000):
+            go_on = threading.Event()
+            handle = mx.engine.push(go_on.wait)
+            while handle.state == State.READY:  # else the waiter runs it
+                time.sleep(0)
+
+            def blow(go_on=go_on, handle=handle):
+                go_on.set()
+                handle.wait()
+
+            # Where nothing strikes, it ends a little later by itself.
+            timer = threading.Timer(0.1, go_on.set)
+            timer.start()
+            came = watched(lambda h=handle, m=moment, b=blow: strike(lambda: wait(h), m, ENGINE_FILES, b))
+            timer.cancel()
+            if not came:
+                break
+        assert moment > 10
+
+
+async def awaited(handle):
+    await handle
 
 
 def spin_until_done(handle):
