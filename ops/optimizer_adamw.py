@@ -11,27 +11,19 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from flowmx.ops.formulas import updates
 from flowmx.ops.optimizer_groups import CLIP, Group
-from flowmx.ops.optimizer_ops import Rule, average, update
+from flowmx.ops.optimizer_ops import Rule, update
 from flowmx.ops.registry import Array, Run, operator, option, required
-
-
-def _adamw(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    mean, var = states
-    average(xp, mean, g, p.beta1, t)
-    g *= g
-    average(xp, var, g, p.beta2, t)
-    xp.sqrt(var, out=t)
-    t += p.epsilon
-    xp.divide(mean, t, out=t)
-    t *= p.lr * p.eta
-    xp.multiply(w, 1 - p.eta * p.wd, out=g)
-    xp.subtract(g, t, out=out)
-
 
 _DOC = "AdamW: w -= eta · (lr · mean/(√var + epsilon) + wd · w)"
 RULE = Rule(
-    "_adamw_update", ("mean", "var"), {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}, "by the rule", _adamw, _DOC
+    "_adamw_update",
+    ("mean", "var"),
+    {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "by the rule",
+    updates.adamw,
+    _DOC,
 )
 
 

@@ -6,14 +6,16 @@ In two phases, between which the norms are taken, or for many weights at once.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 from flowmx.ops.dtypes import FLOAT32, DType
-from flowmx.ops.nn_common import blocks, expect_shape, scratch
+from flowmx.ops.formulas import updates
+from flowmx.ops.formulas.arrays import OnArrays
+from flowmx.ops.nn_common import blocks, computing_dtype, expect_shape, scratch
 from flowmx.ops.optimizer_groups import CLIP, RESCALE, Group
-from flowmx.ops.optimizer_ops import average, sum_of_squares
+from flowmx.ops.optimizer_ops import sum_of_squares
 from flowmx.ops.registry import (
     Array,
     Operator,
@@ -42,32 +44,24 @@ _BOUNDS: dict[str, Any] = {
 _CORRECTION = option(True, "Correct the averages for their start at 0.")
 
 
-def direction(run: Run, p: Any, t: int, wd: float, inputs: Sequence[Array], out: Array) -> None:
+_made: dict[Hashable, OnArrays] = {}
+
+
+def direction(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
     """The direction of the step, from the weight, the gradient, the mean and the variance (which are updated)."""
-    xp = run.xp
-    fixes = (1 - p.beta1**t, 1 - p.beta2**t) if p.bias_correction else (1.0, 1.0)
+    form = updates.form_of_lamb(p)
+    if form not in _made:
+        _made[form] = OnArrays(updates.lamb_direction, p, 4)
+    numbers = _made[form].numbers(p, computing_dtype(out.dtype))
     for w, grad, mean, var, made in blocks(*inputs, out):
-        g, spare = (scratch(run, slot, w.shape, made.dtype) for slot in ("update g", "update t"))
-        xp.multiply(grad, g.dtype.type(p.rescale_grad), out=g, casting="unsafe")
-        if p.clip_gradient > 0:
-            xp.clip(g, -p.clip_gradient, p.clip_gradient, out=g)
-        average(xp, mean, g, p.beta1, spare)
-        g *= g
-        average(xp, var, g, p.beta2, spare)
-        xp.divide(var, fixes[1], out=spare)
-        xp.sqrt(spare, out=spare)
-        spare += p.epsilon
-        xp.divide(mean, fixes[0], out=g)
-        g /= spare
-        xp.multiply(w, g.dtype.type(wd), out=spare, casting="unsafe")
-        xp.add(g, spare, out=made)
+        _made[form].run(run.xp, numbers, (w, grad, mean, var), (made, mean, var))
 
 
 def direction_fast(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
-    """As :func:`direction`, by the kernel where there is one; ``p`` knows t and wd too."""
+    """As :func:`direction`, by the kernel where there is one."""
     compute = getattr(kernel_for(run.device.kernels, "lamb_update_phase1"), "compute", None)
     if compute is None or not compute(run.xp, p, inputs, (out,)):
-        direction(run, p, p.t, p.wd, inputs, out)
+        direction(run, p, inputs, out)
 
 
 _OF_DIRECTION = ("beta1", "beta2", "epsilon", "bias_correction", "rescale_grad", "clip_gradient")
@@ -100,7 +94,7 @@ class _Phase1(Operator):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         weight, grad, mean, var = inputs[:4]
         w = inputs[4] if self.mixed else weight
-        direction(run, self, self.t, self.wd, (w, grad, mean, var), outputs[0])
+        direction(run, self, (w, grad, mean, var), outputs[0])
 
 
 class _Phase2(Operator):

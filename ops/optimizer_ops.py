@@ -1,4 +1,4 @@
-"""Update rules of optimizers, each a row: a step on cache-sized blocks, in place, with two blocks to spare.
+"""Update rules of optimizers, each a row; their formulas stand in :mod:`flowmx.ops.formulas.updates`.
 
 Called with ``out=weight`` the weight is updated in place; the states always are. Each rule starts from the
 gradient times ``rescale_grad``, clipped to ``clip_gradient`` where that is above 0 (some clip after adding
@@ -7,14 +7,14 @@ the weight decay, as MXNet does).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from flowmx.ops.dtypes import FLOAT32, DType
-from flowmx.ops.nn_common import blocks, computing_dtype, scratch
+from flowmx.ops.formulas import updates
+from flowmx.ops.formulas.arrays import OnArrays
+from flowmx.ops.nn_common import blocks, computing_dtype
 from flowmx.ops.registry import Array, Operator, Run, kernel_for, operator, option, required
-
-Step = Callable[..., None]
 
 
 class Rule(NamedTuple):
@@ -24,183 +24,44 @@ class Rule(NamedTuple):
     states: tuple[str, ...]
     parameters: dict[str, float]
     """The rule's own parameters and their defaults."""
-    decay: Literal["before clipping", "after clipping", "by the rule"]
+    decay: updates.Decay
     """When wd · weight is added to the gradient."""
-    step: Step
-    """``step(xp, parameters, w, g, t, states, out)``; g (the gradient) and t are free to overwrite."""
+    update: updates.Update
+    """``update(p, w, g, *states)``: the new weight, then the new states."""
     doc: str
     master: str = ""
     """The name of the variant for 16-bit weights with a float32 master copy."""
 
-
-def _sgd(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    g *= p.lr
-    xp.subtract(w, g, out=out)
-
-
-def _sgd_mom(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    (mom,) = states
-    g *= p.lr
-    mom *= p.momentum
-    mom -= g
-    xp.add(w, mom, out=out)
-
-
-def _nag_mom(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    (mom,) = states
-    g *= p.lr
-    mom *= p.momentum
-    mom -= g
-    xp.multiply(mom, p.momentum, out=t)
-    t -= g
-    xp.add(w, t, out=out)
-
-
-def average(xp: Any, state: Array, value: Array, rate: float, t: Array) -> None:
-    """Update a running average: state = rate · state + (1 - rate) · value."""
-    state *= rate
-    xp.multiply(value, 1 - rate, out=t)
-    state += t
-
-
-def _adam(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    mean, var = states
-    average(xp, mean, g, p.beta1, t)
-    g *= g
-    average(xp, var, g, p.beta2, t)
-    xp.sqrt(var, out=t)
-    t += p.epsilon
-    xp.divide(mean, t, out=t)
-    t *= p.lr
-    xp.subtract(w, t, out=out)
-
-
-def _adagrad(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    (history,) = states
-    xp.multiply(g, g, out=t)
-    history += t
-    xp.add(history, p.epsilon, out=t)
-    xp.sqrt(t, out=t)
-    g *= p.lr
-    g /= t
-    xp.subtract(w, g, out=out)
-
-
-def _clip_weights(xp: Any, p: Any, out: Array) -> None:
-    if p.clip_weights > 0:
-        xp.clip(out, -p.clip_weights, p.clip_weights, out=out)
-
-
-def _rmsprop(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    (n,) = states
-    squared = g * g
-    average(xp, n, squared, p.gamma1, t)
-    xp.add(n, p.epsilon, out=t)
-    xp.sqrt(t, out=t)
-    g *= p.lr
-    g /= t
-    xp.subtract(w, g, out=out)
-    _clip_weights(xp, p, out)
-
-
-def _rmspropalex(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    n, mean, delta = states
-    squared = g * g
-    average(xp, n, squared, p.gamma1, t)
-    average(xp, mean, g, p.gamma1, t)
-    xp.multiply(mean, mean, out=t)
-    xp.subtract(n, t, out=t)
-    t += p.epsilon
-    xp.sqrt(t, out=t)
-    g *= p.lr
-    g /= t
-    delta *= p.gamma2
-    delta -= g
-    xp.add(w, delta, out=out)
-    _clip_weights(xp, p, out)
-
-
-def _ftrl(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    z, n = states
-    before = xp.sqrt(n)
-    z += g
-    g *= g
-    n += g
-    root = xp.sqrt(n)
-    xp.subtract(root, before, out=t)
-    t *= w
-    t /= p.lr
-    z -= t
-    root += p.beta
-    root /= p.lr
-    root += p.wd
-    xp.multiply(xp.sign(z), p.lamda1, out=t)
-    t -= z
-    t /= root
-    t *= xp.abs(z) > p.lamda1
-    xp.copyto(out, t)
-
-
-def _signsgd(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    xp.sign(g, out=g)
-    g *= p.lr
-    xp.multiply(w, 1 - p.lr * p.wd, out=t)
-    xp.subtract(t, g, out=out)
-
-
-def _signum(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    (mom,) = states
-    g *= 1 - p.momentum
-    mom *= p.momentum
-    mom -= g
-    xp.sign(mom, out=g)
-    g *= p.lr
-    xp.multiply(w, 1 - p.lr * p.wd_lh, out=t)
-    xp.add(t, g, out=out)
-
-
-def _ftml(xp: Any, p: Any, w: Array, g: Array, t: Array, states: Sequence[Array], out: Array) -> None:
-    d, v, z = states
-    squared = g * g
-    average(xp, v, squared, p.beta2, t)
-    xp.divide(v, 1 - p.beta2**p.t, out=t)
-    xp.sqrt(t, out=t)
-    t += p.epsilon
-    t *= (1 - p.beta1**p.t) / p.lr
-    average(xp, z, g, p.beta1, squared)
-    d *= -p.beta1
-    d += t
-    d *= w
-    z -= d
-    xp.copyto(d, t)
-    xp.divide(z, t, out=t)
-    xp.negative(t, out=out)
+    @property
+    def formula(self) -> updates.Update:
+        """The same, from the gradient as it comes."""
+        return updates.whole(self.update, self.decay)
 
 
 _MOMENTUM = {"momentum": 0.0}
 RULES = [
-    Rule("sgd_update", (), {}, "after clipping", _sgd,
+    Rule("sgd_update", (), {}, "after clipping", updates.sgd,
           "Gradient descent: w -= lr · (g + wd · w).", "mp_sgd_update"),
-    Rule("sgd_mom_update", ("mom",), _MOMENTUM, "after clipping", _sgd_mom,
+    Rule("sgd_mom_update", ("mom",), _MOMENTUM, "after clipping", updates.sgd_mom,
           "Gradient descent with momentum: m = momentum · m - lr · (g + wd · w); w += m.", "mp_sgd_mom_update"),
-    Rule("nag_mom_update", ("mom",), _MOMENTUM, "after clipping", _nag_mom,
+    Rule("nag_mom_update", ("mom",), _MOMENTUM, "after clipping", updates.nag_mom,
           "Nesterov's accelerated gradient: as sgd_mom_update, one momentum step ahead.", "mp_nag_mom_update"),
-    Rule("adam_update", ("mean", "var"), {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}, "before clipping", _adam,
-          "Adam (Kingma and Ba, 2014), the bias correction left to lr: w -= lr · mean/(√var + epsilon)."),
+    Rule("adam_update", ("mean", "var"), {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}, "before clipping",
+          updates.adam, "Adam (Kingma and Ba, 2014), the bias correction left to lr: w -= lr · mean/(√var + epsilon)."),
     Rule("rmsprop_update", ("n",), {"gamma1": 0.95, "epsilon": 1e-8, "clip_weights": -1.0}, "before clipping",
-          _rmsprop, "RMSProp (Tieleman and Hinton, 2012): w -= lr · g/√(n + epsilon), n the average of g²."),
+          updates.rmsprop, "RMSProp (Tieleman and Hinton, 2012): w -= lr · g/√(n + epsilon), n the average of g²."),
     Rule("rmspropalex_update", ("n", "g", "delta"),
-          {"gamma1": 0.95, "gamma2": 0.9, "epsilon": 1e-8, "clip_weights": -1.0}, "before clipping", _rmspropalex,
-          "RMSProp with centred variance and momentum (Graves, 2013)."),
-    Rule("ftrl_update", ("z", "n"), {"lamda1": 0.01, "beta": 1.0}, "by the rule", _ftrl,
+          {"gamma1": 0.95, "gamma2": 0.9, "epsilon": 1e-8, "clip_weights": -1.0}, "before clipping",
+          updates.rmspropalex, "RMSProp with centred variance and momentum (Graves, 2013)."),
+    Rule("ftrl_update", ("z", "n"), {"lamda1": 0.01, "beta": 1.0}, "by the rule", updates.ftrl,
           "Follow the regularised leader (McMahan et al., 2013)."),
-    Rule("signsgd_update", (), {}, "by the rule", _signsgd,
+    Rule("signsgd_update", (), {}, "by the rule", updates.signsgd,
           "The gradient's sign (Bernstein et al., 2018): w = (1 - lr · wd) · w - lr · sign(g)."),
-    Rule("signum_update", ("mom",), {"momentum": 0.0, "wd_lh": 0.0}, "after clipping", _signum,
+    Rule("signum_update", ("mom",), {"momentum": 0.0, "wd_lh": 0.0}, "after clipping", updates.signum,
           "The sign of the momentum (Bernstein et al., 2018); wd_lh decays the weight directly."),
     Rule("ftml_update", ("d", "v", "z"), {"beta1": 0.6, "beta2": 0.999, "epsilon": 1e-8, "t": 1.0},
-          "before clipping", _ftml, "Follow the moving leader (Zheng and Kwok, 2017), at step t."),
-    Rule("_sparse_adagrad_update", ("history",), {"epsilon": 1e-7}, "before clipping", _adagrad,
+          "before clipping", updates.ftml, "Follow the moving leader (Zheng and Kwok, 2017), at step t."),
+    Rule("_sparse_adagrad_update", ("history",), {"epsilon": 1e-7}, "before clipping", updates.sparse_adagrad,
           "AdaGrad (Duchi et al., 2011): w -= lr · g/√(history + epsilon), history the sum of g²; dense here."),
 ]  # fmt: skip
 
@@ -216,14 +77,24 @@ def update(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], o
         inputs: the weight, the gradient and the states, which are updated.
         out: the new weight.
     """
+    formula = _on_arrays(rule, p, len(inputs) - mixed)
+    numbers = formula.numbers(p, computing_dtype((inputs[-1] if mixed else out).dtype))
     for weight, grad, *states, target in blocks(*inputs, out):
         w = states.pop() if mixed else weight
         into = w if mixed else target
-        g, t = (scratch(run, slot, w.shape, computing_dtype(into.dtype)) for slot in ("update g", "update t"))
-        _scaled(run.xp, rule, p, w, grad, g, t)
-        rule.step(run.xp, p, w, g, t, states, into)
+        formula.run(run.xp, numbers, (w, grad, *states), (into, *states))
         if mixed:
             run.xp.copyto(target, w, casting="unsafe")
+
+
+_made: dict[Hashable, OnArrays] = {}
+
+
+def _on_arrays(rule: Rule, p: Any, count: int) -> OnArrays:
+    key = (rule.name, updates.form(p))
+    if key not in _made:
+        _made[key] = OnArrays(rule.formula, p, count)
+    return _made[key]
 
 
 class One(NamedTuple):
@@ -270,18 +141,6 @@ def update_fast(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Arra
     update_many(run, [One(rule, p, mixed, inputs, out)])
 
 
-def _scaled(xp: Any, rule: Rule, p: Any, w: Array, grad: Array, g: Array, t: Array) -> None:
-    """The gradient, rescaled, clipped and with the weight decay, into g."""
-    xp.multiply(grad, g.dtype.type(p.rescale_grad), out=g, casting="unsafe")
-    decay = rule.decay if p.wd else "by the rule"
-    if decay == "before clipping":
-        g += xp.multiply(w, g.dtype.type(p.wd), out=t)
-    if p.clip_gradient > 0:
-        xp.clip(g, -p.clip_gradient, p.clip_gradient, out=g)
-    if decay == "after clipping":
-        g += xp.multiply(w, g.dtype.type(p.wd), out=t)
-
-
 def sum_of_squares(xp: Any, array: Array) -> float:
     """The square of an array's norm, summed in at least float32."""
     flat = array.reshape(-1)
@@ -308,6 +167,10 @@ class Update(Operator):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         update(run, self.rule, self, self.mixed, inputs, outputs[0])
+
+
+REGISTERED: dict[str, Rule] = {}
+"""The rules of operators that update by nothing but the rule, by the operators' names."""
 
 
 def register_rule(rule: Rule, mixed: bool = False, hidden: bool = False, base: type[Update] = Update) -> None:
@@ -342,6 +205,8 @@ def register_rule(rule: Rule, mixed: bool = False, hidden: bool = False, base: t
         body["lazy_update"] = option(True, "Ignored: it concerns sparse gradients.")
     name = rule.master if mixed else rule.name
     operator(name)(type(name, (base,), body))
+    if base is Update and not mixed:
+        REGISTERED[name] = rule
 
 
 for _rule in RULES:

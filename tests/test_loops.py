@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 import flowmx as mx
 from flowmx import devices, settings
+from flowmx.ops.formulas.expressions import placeholder
 from flowmx.ops.kernels.loops import compiler, expressions, functions, gather, optimizers, softmax, team
 from flowmx.ops.kernels.loops.code import DOUBLE, FLOAT, Code
 from flowmx.ops.kernels.loops.elementwise import Fused, Loop, in_memory_order
-from flowmx.ops.kernels.loops.expressions import placeholder
 from flowmx.ops.kernels.loops.program import Program
 from flowmx.ops.registry import Run, kernel_for, lookup
 
@@ -650,7 +650,7 @@ def test_helpers_outlive_their_team(tmp_path):
         from flowmx.ops.kernels.loops import functions, team
         from flowmx.ops.kernels.loops.code import FLOAT
         from flowmx.ops.kernels.loops.elementwise import Loop
-        from flowmx.ops.kernels.loops.expressions import placeholder
+        from flowmx.ops.formulas.expressions import placeholder
         loop = Loop([functions.tanh(placeholder(0))], 1, FLOAT)
         x = np.ones(200_000, np.float32)
         out = np.empty_like(x)

@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any
 
 from flowmx.ops.dtypes import DType
+from flowmx.ops.formulas.expressions import Expr, maximum, parameter, placeholder, sqrt, where
 from flowmx.ops.kernels.cuda.channels import Seen, Sums
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.cuda.layouts import lies, plainly
-from flowmx.ops.kernels.loops.expressions import Expr, maximum, parameter, placeholder, sqrt, where
 from flowmx.ops.registry import Array, Operator, Run, kernel
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 from flowmx.ops.chain import Chain
 from flowmx.ops.dtypes import DType
+from flowmx.ops.formulas.expressions import Expr, Parameters, placeholder, steps
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.cuda.source import computed_in, is_exact
 from flowmx.ops.kernels.loops.chain import form_of, formulas, numbers
 from flowmx.ops.kernels.loops.elementwise import FUSED
-from flowmx.ops.kernels.loops.expressions import Expr, Parameters, placeholder, steps
 from flowmx.ops.registry import Array, Operator, Run, kernel
 
 _loops: dict[Any, Loop] = {}

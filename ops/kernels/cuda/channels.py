@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.ops.dtypes import DType
+from flowmx.ops.formulas.expressions import Expr, placeholder, uniforms
 from flowmx.ops.kernels.cuda.program import THREADS, Program
 from flowmx.ops.kernels.cuda.source import computed_in, kept, lower
-from flowmx.ops.kernels.loops.expressions import Expr, placeholder, uniforms
 from flowmx.ops.registry import Array
 
 _MOST_PARTS = 64

@@ -12,13 +12,13 @@ from typing import Any
 
 from flowmx import settings
 from flowmx.ops.dtypes import BY_NAME, DType
+from flowmx.ops.formulas.expressions import Expr, number, placeholder, where
 from flowmx.ops.fused import Given
 from flowmx.ops.kernels.cuda import dnn
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.cuda.layouts import Format, empty, format_of, laid, lies, plainly, planar, tensor
 from flowmx.ops.kernels.cuda.source import kept
 from flowmx.ops.kernels.loops import functions
-from flowmx.ops.kernels.loops.expressions import Expr, number, placeholder, where
 from flowmx.ops.registry import Array, Run, kernel
 from flowmx.ops.windows import Geometry
 

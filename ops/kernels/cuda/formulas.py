@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.ops.dtypes import DType
+from flowmx.ops.formulas.expressions import Parameters, evaluate, placeholder
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.loops import elementwise
-from flowmx.ops.kernels.loops.expressions import Parameters, evaluate, placeholder
 from flowmx.ops.registry import Array, Operator, Run, kernel
 
 

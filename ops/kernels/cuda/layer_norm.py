@@ -7,10 +7,10 @@ from functools import cache
 from typing import Any
 
 from flowmx.ops.dtypes import DType
+from flowmx.ops.formulas.expressions import placeholder
 from flowmx.ops.kernels.cuda.channels import Seen, Sums
 from flowmx.ops.kernels.cuda.layouts import plainly
 from flowmx.ops.kernels.cuda.rows import Rows
-from flowmx.ops.kernels.loops.expressions import placeholder
 from flowmx.ops.kernels.loops.normalization import backward_layer_norm, layer_norm
 from flowmx.ops.kernels.loops.rows import Kind
 from flowmx.ops.kernels.loops.softmax import around

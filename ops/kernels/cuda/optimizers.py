@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.ops.dtypes import DType
+from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, placeholder
 from flowmx.ops.kernels.cuda.program import Program
 from flowmx.ops.kernels.cuda.source import Formulas, lower
 from flowmx.ops.kernels.loops.elementwise import FUSED, in_memory_order
-from flowmx.ops.kernels.loops.expressions import Expr, Parameters, evaluate, placeholder
 from flowmx.ops.optimizer_ops import One, together
 from flowmx.ops.registry import Array, Run
 

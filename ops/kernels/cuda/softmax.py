@@ -8,10 +8,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from flowmx.ops.dtypes import DType
-from flowmx.ops.kernels.cuda.elementwise import Loop
-from flowmx.ops.kernels.cuda.layouts import plainly
-from flowmx.ops.kernels.cuda.rows import Row, Rows
-from flowmx.ops.kernels.loops.expressions import (
+from flowmx.ops.formulas.expressions import (
     Expr,
     Parameters,
     equal,
@@ -22,6 +19,9 @@ from flowmx.ops.kernels.loops.expressions import (
     trunc,
     where,
 )
+from flowmx.ops.kernels.cuda.elementwise import Loop
+from flowmx.ops.kernels.cuda.layouts import plainly
+from flowmx.ops.kernels.cuda.rows import Row, Rows
 from flowmx.ops.kernels.loops.normalization import l2
 from flowmx.ops.kernels.loops.rows import Formula, Kind
 from flowmx.ops.kernels.loops.softmax import FORMULAS, PLAIN, Of, Scaled, around, merged, softmax

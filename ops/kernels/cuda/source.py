@@ -1,4 +1,4 @@
-"""From formulas to CUDA C: the same graphs that the CPU's loops are made of (:mod:`..loops.expressions`).
+"""From formulas to CUDA C: the same graphs that the CPU's loops are made of (:mod:`flowmx.ops.formulas.expressions`).
 
 A source has one kernel, ``kernel``, which takes one structure ``Args`` by value: numbers and addresses. What elements
 are kept in (float, double, 16 bits) and what they are computed in is apart: 16 bits are widened as they are read and
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from flowmx.ops.dtypes import NAMES, DType
-from flowmx.ops.kernels.loops.expressions import Expr, in_order, kinds, uniforms
+from flowmx.ops.formulas.expressions import Expr, in_order, kinds, uniforms
 
 KEPT = {"float32": "float", "float64": "double", "float16": "half_t", "bfloat16": "bfloat16_t"}
 """How element types are called in the sources."""

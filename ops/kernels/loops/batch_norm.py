@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.loops.expressions import Expr, maximum, sqrt
+from flowmx.ops.formulas.expressions import Expr, maximum, sqrt
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.kernels.loops.softmax import LEAST, around, suits
 from flowmx.ops.registry import Array, Run, Shape

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flowmx.ops.kernels.loops import functions as f
-from flowmx.ops.kernels.loops.elementwise import fused
-from flowmx.ops.kernels.loops.expressions import (
+from flowmx.ops.formulas.expressions import (
     Expr,
     Parameters,
     absolute,
@@ -25,6 +23,8 @@ from flowmx.ops.kernels.loops.expressions import (
     trunc,
     where,
 )
+from flowmx.ops.kernels.loops import functions as f
+from flowmx.ops.kernels.loops.elementwise import fused
 
 _PLAIN = 1 << 16
 """Where the plain forward is one of NumPy's fast functions, elements below which it is as fast."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from flowmx.ops.kernels.loops.expressions import (
+from flowmx.ops.formulas.expressions import (
     Expr,
     Operand,
     absolute,

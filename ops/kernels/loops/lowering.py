@@ -1,11 +1,11 @@
-"""From formulas to instructions: what each primitive of :mod:`.expressions` becomes."""
+"""From formulas to instructions: what each primitive of :mod:`flowmx.ops.formulas.expressions` becomes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flowmx.ops.formulas.expressions import Expr, in_order
 from flowmx.ops.kernels.loops.code import Code, Value
-from flowmx.ops.kernels.loops.expressions import Expr, in_order
 
 _BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _INTRINSICS = {
@@ -28,7 +28,7 @@ def lower(code: Code, outputs: Sequence[Expr], given: Mapping[Expr, Value]) -> l
     Args:
         code: the function to add them to.
         outputs: the formulas.
-        given: the values of inputs, and of what comes with the call (:func:`.expressions.uniforms`).
+        given: the values of inputs, and of what comes with the call (``uniforms``).
     """
     return lower_side_by_side(code, outputs, [given])[0]
 

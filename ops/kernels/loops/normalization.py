@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.ops.kernels.loops.expressions import Expr, Parameters, sqrt
+from flowmx.ops.formulas.expressions import Expr, Parameters, sqrt
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.kernels.loops.softmax import LEAST, around, suits
 from flowmx.ops.registry import Array, Run, kernel

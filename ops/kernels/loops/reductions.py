@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.loops.expressions import Expr, Parameters, absolute
+from flowmx.ops.formulas.expressions import Expr, Parameters, absolute
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.kernels.loops.softmax import suits
 from flowmx.ops.registry import Array, Run, kernel

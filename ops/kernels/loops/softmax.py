@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx.ops.kernels.loops.expressions import Expr, Parameters
+from flowmx.ops.formulas.expressions import Expr, Parameters
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.registry import Array, Run, kernel
 

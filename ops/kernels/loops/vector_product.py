@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from flowmx.ops.kernels.loops.expressions import Expr, Parameters
+from flowmx.ops.formulas.expressions import Expr, Parameters
 from flowmx.ops.kernels.loops.formulas import relu
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.registry import Array

@@ -13,10 +13,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from flowmx.ops.formulas.expressions import Expr, placeholder, steps, uniforms
 from flowmx.ops.kernels.loops import team
 from flowmx.ops.kernels.loops.code import Code, Real, Value
 from flowmx.ops.kernels.loops.elementwise import TASK, WORTH_A_THREAD_NS, pace
-from flowmx.ops.kernels.loops.expressions import Expr, placeholder, steps, uniforms
 from flowmx.ops.kernels.loops.lowering import lower_side_by_side
 from flowmx.ops.kernels.loops.program import Program
 from flowmx.ops.registry import Array, Shape

@@ -32,7 +32,7 @@ class Expr:
     """One node: a primitive applied to others, or a leaf. Made by the functions below, never directly.
 
     Attributes:
-        kind: the primitive's name, as :mod:`.lowering` knows it, or a leaf's: input, number, parameter.
+        kind: the primitive's name, or a leaf's: input, number, parameter.
         args: its operands.
         value: an input's position or name, a number, a parameter's name.
         uniform: True where no input is part of it.
