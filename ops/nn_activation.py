@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 from flowmx.errors import ParameterError, ShapeError
-from flowmx.ops.dtypes import DType, is_floating
+from flowmx.ops.dtypes import DType
+from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS
+from flowmx.ops.formulas.arrays import OnArrays
+from flowmx.ops.formulas.frontend import OnFrontend
 from flowmx.ops.nn_common import (
     blocks,
     bound,
@@ -14,70 +17,13 @@ from flowmx.ops.nn_common import (
     expect_rank,
     expect_shape,
     positive_axis,
-    scratch,
     unchecked,
 )
 from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required, same_shape
-from flowmx.ops.special import erf, sigmoid
 
-
-class _Function(NamedTuple):
-    """An activation y = f(x) and its derivative, both of y, so that x need not be kept."""
-
-    compute: Callable[[Any, Array, Array], Any]
-    """``compute(xp, x, out)``."""
-    derive: Callable[[Any, Array, Array], Any]
-    """``derive(xp, y, out)``: f'(x) into ``out``."""
-    second: Callable[[Any, Any], Any]
-    """``second(F, y)``: the derivative by y of what ``derive`` computes."""
-
-
-def _sigmoid_slope(xp: Any, y: Array, out: Array) -> None:
-    xp.subtract(1, y, out=out)
-    xp.multiply(out, y, out=out)
-
-
-def _tanh_slope(xp: Any, y: Array, out: Array) -> None:
-    xp.multiply(y, y, out=out)
-    xp.subtract(1, out, out=out)
-
-
-def _softrelu_slope(xp: Any, y: Array, out: Array) -> None:
-    xp.negative(y, out=out)
-    xp.expm1(out, out=out)
-    xp.negative(out, out=out)
-
-
-def _softsign(xp: Any, x: Array, out: Array) -> None:
-    xp.divide(x, 1 + xp.abs(x), out=out)
-
-
-def _softsign_slope(xp: Any, y: Array, out: Array) -> None:
-    xp.abs(y, out=out)
-    xp.subtract(1, out, out=out)
-    xp.multiply(out, out, out=out)
-
-
-def _relu(xp: Any, x: Array, out: Array) -> None:
-    if is_floating(x.dtype):  # NumPy's clip is thrice as fast as its maximum with a number
-        xp.clip(x, 0, xp.inf, out=out)
-    else:
-        xp.maximum(x, 0, out=out)
-
-
-def _relu_slope(xp: Any, y: Array, out: Array) -> None:
-    xp.sign(y, out=out)  # it is not negative; NaN stays
-
-
-_ACTIVATIONS = {
-    "relu": _Function(_relu, _relu_slope, lambda F, y: F.zeros_like(y)),
-    "sigmoid": _Function(sigmoid, _sigmoid_slope, lambda F, y: 1.0 - y * 2.0),
-    "tanh": _Function(lambda xp, x, out: xp.tanh(x, out=out), _tanh_slope, lambda F, y: y * -2.0),
-    "softrelu": _Function(
-        lambda xp, x, out: xp.logaddexp(x, x.dtype.type(0), out=out), _softrelu_slope, lambda F, y: F.exp(-y)),
-    "softsign": _Function(
-        _softsign, _softsign_slope, lambda F, y: F.sign(y) * (1.0 - F.abs(y)) * -2.0),
-}  # fmt: skip
+_PLAIN = {kind: OnArrays(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
+_BACKWARD = {kind: OnArrays(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
+_BEND = {kind: OnFrontend(lambda p, y, of=row: of.bend(y), ("y",)) for kind, row in ACTIVATIONS.items()}
 
 
 @operator("Activation")
@@ -91,7 +37,7 @@ class Activation(Operator):
     act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("Which activation.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        _ACTIVATIONS[self.act_type].compute(run.xp, inputs[0], outputs[0])
+        _PLAIN[self.act_type](run.xp, inputs, outputs)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_backward_Activation", heads[0], outputs[0], act_type=self.act_type)]
@@ -106,18 +52,16 @@ class BackwardActivation(Activation):
     in_place = ((0, 0), (1, 0))
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        derive = _ACTIVATIONS[self.act_type].derive
         for head, output, out in blocks(inputs[0], inputs[1], outputs[0]):
-            slope = scratch(run, "slope", out.shape, out.dtype)
-            derive(run.xp, output, slope)
-            run.xp.multiply(slope, head, out=out)
+            _BACKWARD[self.act_type](run.xp, (head, output), (out,))
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         head, output = inputs
-        second = _ACTIVATIONS[self.act_type].second(F, output)
+        bend = _BEND[self.act_type]
+        second = bend(F, None, *[output for _ in bend.reads])
         return [
             F.op("_backward_Activation", heads[0], output, act_type=self.act_type),
-            heads[0] * head * second,
+            F.zeros_like(output) if isinstance(second, float) else heads[0] * head * second,
         ]
 
 
@@ -140,15 +84,9 @@ class HardSigmoid(Operator):
         return [heads[0] * (y > 0.0) * (y < 1.0) * self.alpha]
 
 
-_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
-_ROOT_HALF, _ROOT_TWO_PI = 0.7071067811865476, 2.5066282746310002
-
-
-def _normal(xp: Any, x: Array) -> Array:
-    """The share of the normal distribution that lies below x."""
-    made = xp.empty_like(x)
-    erf(xp, x * _ROOT_HALF, made)
-    return 0.5 * (1 + made)
+_RECTIFIER = {kind: OnArrays(row.compute) for kind, row in RECTIFIERS.items()}
+_SLOPE = {kind: OnArrays(lambda p, head, x, of=row: head * of.slope(p, x), 2) for kind, row in RECTIFIERS.items()}
+_SECOND = {kind: OnFrontend(row.bend, ("x",)) for kind, row in RECTIFIERS.items()}
 
 
 @operator("LeakyReLU")
@@ -199,16 +137,13 @@ class LeakyReLU(Operator):
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, x, out = run.xp, inputs[0], outputs[0]
-        if self.act_type == "gelu":
-            out[...] = x * _normal(xp, x)
+        plain = _RECTIFIER.get(self.act_type)
+        if plain is not None:
+            plain.run(xp, plain.numbers(self, x.dtype), inputs, outputs)
             return
         below = xp.minimum(x, 0)
-        if self.act_type in ("elu", "selu"):
-            below = xp.expm1(below) * x.dtype.type(self._scales()[1])
-        elif self.act_type == "prelu":
+        if self.act_type == "prelu":
             below *= per_channel(inputs[1], x)
-        elif self.act_type == "leaky":
-            below *= x.dtype.type(self.slope)
         else:
             slopes = outputs[1]
             if run.train:
@@ -217,13 +152,7 @@ class LeakyReLU(Operator):
                 slopes[...] = (self.lower_bound + self.upper_bound) / 2
             below *= slopes
         xp.maximum(x, 0, out=out)
-        if self.act_type == "selu":
-            xp.multiply(out, x.dtype.type(_SELU_SCALE), out=out)
         xp.add(out, below, out=out)
-
-    def _scales(self) -> tuple[float, float]:
-        """The factors above and below 0 of elu and selu."""
-        return (_SELU_SCALE, _SELU_SCALE * _SELU_ALPHA) if self.act_type == "selu" else (1.0, self.slope)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         x, head = inputs[0], heads[0]
@@ -258,27 +187,19 @@ class BackwardLeakyReLU(LeakyReLU):
         return [shape, shape], [shape]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        xp, (head, x), out = run.xp, inputs, outputs[0]
-        if self.act_type == "gelu":
-            density = xp.exp(x * x * -0.5) * (1 / _ROOT_TWO_PI)
-            slope = _normal(xp, x) + x * density
-        elif self.act_type == "leaky":
-            slope = xp.where(x > 0, 1.0, self.slope)
-        else:
-            above, scale = self._scales()
-            slope = xp.where(x > 0, above, xp.exp(xp.minimum(x, 0)) * scale)
-        xp.multiply(head, slope, out=out, casting="unsafe")
+        slope = _SLOPE[self.act_type]
+        numbers = slope.numbers(self, inputs[1].dtype)
+        for head, x, out in blocks(*inputs, outputs[0]):
+            slope.run(run.xp, numbers, (head, x), (out,))
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         head, x = inputs
-        second: Any
-        if self.act_type == "gelu":
-            second = F.exp(x * x * -0.5) * (2.0 - x * x) * (1 / _ROOT_TWO_PI)
-        elif self.act_type == "leaky":
-            second = F.zeros_like(x)
-        else:
-            second = (x <= 0.0) * F.exp(F.op("_minimum_scalar", x, scalar=0.0)) * self._scales()[1]
-        return [F.op("_backward_LeakyReLU", heads[0], x, **bound(self)), heads[0] * head * second]
+        bend = _SECOND[self.act_type]
+        second = bend(F, self, *[x for _ in bend.reads])
+        return [
+            F.op("_backward_LeakyReLU", heads[0], x, **bound(self)),
+            F.zeros_like(x) if isinstance(second, float) else heads[0] * head * second,
+        ]
 
 
 def _along_front(given: Shape, data: Shape) -> Shape | None:

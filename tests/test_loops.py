@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 
 import flowmx as mx
 from flowmx import devices, settings
+from flowmx.ops.formulas import expressions
 from flowmx.ops.formulas.expressions import placeholder
-from flowmx.ops.kernels.loops import compiler, expressions, functions, gather, optimizers, softmax, team
+from flowmx.ops.kernels.loops import compiler, functions, gather, optimizers, softmax, team
 from flowmx.ops.kernels.loops.code import DOUBLE, FLOAT, Code
 from flowmx.ops.kernels.loops.elementwise import Fused, Loop, in_memory_order
 from flowmx.ops.kernels.loops.program import Program

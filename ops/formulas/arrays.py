@@ -5,24 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flowmx.ops.dtypes import FLOAT32, DType
+from flowmx.ops.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, in_order, placeholder, uniforms
 from flowmx.ops.registry import Array
+from flowmx.ops.special import erf, erfinv, sigmoid
+from flowmx.ops.special_gamma import gamma, gammaln, polygamma
 
-_FUNCTIONS = {
-    "add": "add",
+_NAMES = {
     "sub": "subtract",
     "mul": "multiply",
     "div": "divide",
     "neg": "negative",
-    "power": "power",
-    "abs": "abs",
-    "sqrt": "sqrt",
-    "rint": "rint",
-    "floor": "floor",
-    "ceil": "ceil",
-    "trunc": "trunc",
-    "copysign": "copysign",
     "lt": "less",
     "le": "less_equal",
     "gt": "greater",
@@ -34,46 +27,135 @@ _FUNCTIONS = {
     "xor": "logical_xor",
     "select": "where",
 }
-"""The function of each primitive, in NumPy and in CuPy."""
+"""The array functions of primitives that are called otherwise."""
+
+_ROOT_HALF, _TO_DENSITY = 0.7071067811865476, 0.3989422804014327
+
+
+def _relu(xp: Any, x: Array, out: Array) -> None:
+    if is_floating(x.dtype):  # NumPy's clip is thrice as fast as its maximum with a number
+        xp.clip(x, 0, xp.inf, out=out)
+    else:
+        xp.maximum(x, 0, out=out)
+
+
+def _normal(xp: Any, x: Array, out: Array) -> None:
+    erf(xp, x * _ROOT_HALF, out)
+    xp.add(out, 1, out=out)
+    xp.multiply(out, 0.5, out=out)
+
+
+def _normal_density(xp: Any, x: Array, out: Array) -> None:
+    xp.multiply(x, x * -0.5, out=out)
+    xp.exp(out, out=out)
+    xp.multiply(out, _TO_DENSITY, out=out)
+
+
+def _sign(xp: Any, x: Array, out: Array) -> None:
+    xp.sign(x, out=out, casting="unsafe")
+    if is_floating(out.dtype):
+        xp.copyto(out, 0, where=xp.isnan(out))
+
+
+def _rsqrt(xp: Any, x: Array, out: Array) -> None:
+    xp.sqrt(x, out=out, casting="unsafe")
+    xp.reciprocal(out, out=out)
+
+
+_OWN: dict[str, Callable[[Any, Array, Array], Any]] = {
+    "copy": lambda xp, x, out: xp.copyto(out, x),
+    "rsqrt": _rsqrt,
+    "sign": _sign,
+    "relu": _relu,
+    "slope_of_relu": lambda xp, y, out: xp.sign(y, out=out, casting="unsafe"),  # y is not negative; NaN stays
+    "sigmoid": sigmoid,
+    "softplus": lambda xp, x, out: xp.logaddexp(x, x.dtype.type(0), out=out, casting="unsafe"),
+    "erf": erf,
+    "erfinv": erfinv,
+    "gamma": gamma,
+    "gammaln": gammaln,
+    "digamma": polygamma(0),
+    "normal": _normal,
+    "normal_density": _normal_density,
+}
+"""Functions that the array packages lack, or that are faster by others: ``function(xp, x, out)``."""
 
 
 class OnArrays:
     """Formulas as functions of arrays.
 
     Args:
-        formula: called as ``formula(p, *inputs)``; returns the expressions of the outputs.
-        p: the parameters of an operator, for the form that the formula has with them.
+        formula: called as ``formula(p, *inputs)``; returns the expression of the output, or those of the outputs.
         count: the number of inputs.
+        p: the parameters of an operator, for the form that the formula has with them; None where it has none.
+
+    Attributes:
+        ufunc: the name of the one array function that is the whole formula, if there is one.
     """
 
-    def __init__(self, formula: Callable[..., tuple[Expr, ...]], p: Any, count: int) -> None:
+    def __init__(self, formula: Callable[..., Any], count: int = 1, p: Any = None) -> None:
         self._inputs = [placeholder(position) for position in range(count)]
-        self._outputs = formula(Parameters(p), *self._inputs)
+        made = formula(Parameters(p), *self._inputs)
+        self._outputs: Sequence[Expr] = made if isinstance(made, tuple) else (made,)
         self._uniforms = uniforms(self._outputs)
-        known = {*self._inputs, *self._uniforms}
-        self._steps = [expr for expr in in_order(self._outputs, known) if expr.args]
+        self._steps = [expr for expr in in_order(self._outputs, {*self._inputs, *self._uniforms}) if expr.args]
         self._numbers = {arg for step in self._steps for arg in step.args if arg.kind == "number"}
         last: dict[Expr, int] = {arg: at for at, step in enumerate(self._steps) for arg in step.args}
         self._last = [
             [arg for arg in set(step.args) if last[arg] == at and arg not in self._outputs]
             for at, step in enumerate(self._steps)
         ]
+        only = self._steps[0] if len(self._steps) == 1 and list(self._steps[0].args) == self._inputs else None
+        self._own = _OWN.get(only.kind) if only is not None else None
+        self.ufunc = _NAMES.get(only.kind, only.kind) if only is not None and self._own is None else None
+        self._known: dict[DType, dict[Expr, Any]] = {}
 
     def numbers(self, p: Any, dtype: DType) -> dict[Expr, Any]:
-        """What comes with a call: the values of parameters, and the formula's own numbers, in the computing dtype."""
+        """The numbers that come with a call: the formula's own and those that depend on parameters.
+
+        Args:
+            p: what has the parameters as attributes.
+            dtype: the element type of the arrays.
+        """
+        kind = _computing(dtype)
         exact = {expr: evaluate(expr, lambda name: getattr(p, name)) for expr in (*self._uniforms, *self._numbers)}
-        return {expr: dtype.type(value) for expr, value in exact.items()}
+        return {expr: kind.type(value) for expr, value in exact.items()}
+
+    def __call__(self, xp: Any, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute a formula without parameters into the outputs."""
+        if self._own is not None:
+            self._own(xp, inputs[0], outputs[0])
+        elif self.ufunc is not None:
+            getattr(xp, self.ufunc)(*inputs, out=outputs[0], casting="unsafe")
+        else:
+            dtype = inputs[0].dtype
+            if dtype not in self._known:
+                self._known[dtype] = self.numbers(None, dtype)
+            self.run(xp, self._known[dtype], inputs, outputs)
 
     def run(self, xp: Any, numbers: dict[Expr, Any], inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute into the outputs, which may be inputs too; arrays of 16 bits are computed with in float32."""
+        """Compute into the outputs, which may be inputs too; floating numbers of 16 bits are computed with in 32."""
         values = dict(numbers)
         for expr, array in zip(self._inputs, inputs, strict=True):
-            values[expr] = array.astype(FLOAT32) if array.dtype.itemsize < 4 else array
+            values[expr] = array.astype(_computing(array.dtype), copy=False)
         for step, last in zip(self._steps, self._last, strict=True):
-            values[step] = getattr(xp, _FUNCTIONS[step.kind])(*[values[arg] for arg in step.args])
+            values[step] = _apply(xp, step.kind, [values[arg] for arg in step.args])
             for arg in last:
                 del values[arg]
         # One that is written may be an input that another output is.
         made = [values[expr] if expr.args else xp.array(values[expr]) for expr in self._outputs]
         for target, value in zip(outputs, made, strict=True):
             xp.copyto(target, value, casting="unsafe")
+
+
+def _computing(dtype: DType) -> DType:
+    return FLOAT32 if dtype.itemsize < 4 and is_floating(dtype) else dtype
+
+
+def _apply(xp: Any, kind: str, operands: Sequence[Any]) -> Any:
+    own = _OWN.get(kind)
+    if own is None:
+        return getattr(xp, _NAMES.get(kind, kind))(*operands)
+    out = xp.empty_like(operands[0])
+    own(xp, operands[0], out)
+    return out

@@ -197,7 +197,7 @@ def in_order(outputs: Sequence[Expr], known: Container[Expr]) -> list[Expr]:
     return list(order)
 
 
-def _parts(outputs: Sequence[Expr]) -> set[Expr]:
+def parts_of(outputs: Sequence[Expr]) -> set[Expr]:
     """The expressions that these are made of, each once."""
     seen: set[Expr] = set()
     todo = list(outputs)
@@ -211,12 +211,12 @@ def _parts(outputs: Sequence[Expr]) -> set[Expr]:
 
 def kinds(outputs: Sequence[Expr]) -> set[str]:
     """The primitives that formulas use."""
-    return {expr.kind for expr in _parts(outputs)}
+    return {expr.kind for expr in parts_of(outputs)}
 
 
 def steps(outputs: Sequence[Expr]) -> int:
     """How many instructions an element takes, about; a division counts for several."""
-    return sum(8 if expr.kind in ("div", "sqrt") else 1 for expr in _parts(outputs) if expr.args and not expr.uniform)
+    return sum(8 if expr.kind in ("div", "sqrt") else 1 for expr in parts_of(outputs) if expr.args and not expr.uniform)
 
 
 # -- primitives beyond Python's operators ------------------------------------------------------------------

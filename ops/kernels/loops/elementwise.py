@@ -20,6 +20,7 @@ from flowmx.ops.dtypes import NAMES
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, kinds, placeholder, steps, uniforms
 from flowmx.ops.kernels.loops import compiler, team
 from flowmx.ops.kernels.loops.code import BFLOAT, DOUBLE, FLOAT, HALF, Code, Real
+from flowmx.ops.kernels.loops.functions import expanded
 from flowmx.ops.kernels.loops.lowering import lower
 from flowmx.ops.kernels.loops.program import Program
 from flowmx.ops.registry import Array, Operator, Run, kernel, lookup
@@ -159,11 +160,19 @@ class Fused:
         self, name: str, formula: Formula, variant: Callable[[Any], Hashable] | None = None, least: int = 8192
     ) -> None:
         self.name = name
-        self.formula = formula
+        self._statement = formula
         self.variant = variant
         self.least = least
         self.updates = lookup(name).updates
         self._loops: dict[Any, Loop | None] = {}
+
+    def formula(self, p: Parameters, *inputs: Expr) -> Any:
+        """The formula in terms of what loops compute: an expression, a tuple of them, or None where they can not."""
+        made = self._statement(p, *inputs)
+        if made is None:
+            return None
+        whole = expanded(made if isinstance(made, tuple) else (made,))
+        return whole if whole is None else tuple(whole) if isinstance(made, tuple) else whole[0]
 
     def loop(self, op: Any, dtype: Any, count: int) -> Loop | None:
         """The loop for an operator and an element type, or None where there is none."""

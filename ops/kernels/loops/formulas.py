@@ -1,103 +1,45 @@
-"""The formulas of elementwise operators: arithmetic, functions, activations and their gradients."""
+"""Loops of elementwise operators: arithmetic, functions, activations and their gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from flowmx.ops.elementwise import TABLE
+from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS
 from flowmx.ops.formulas.expressions import (
     Expr,
     Parameters,
     absolute,
-    ceil,
     clip,
     differ,
     either,
     equal,
-    floor,
     maximum,
     minimum,
     not_equal,
     one_if,
+    placeholder,
     sqrt,
-    trunc,
     where,
 )
-from flowmx.ops.kernels.loops import functions as f
 from flowmx.ops.kernels.loops.elementwise import fused
+from flowmx.ops.kernels.loops.functions import expanded
 
 _PLAIN = 1 << 16
 """Where the plain forward is one of NumPy's fast functions, elements below which it is as fast."""
 
-SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
-
-
-def _softsign(x: Expr) -> Expr:
-    return x / (absolute(x) + 1.0)
-
-
-def relu(x: Expr) -> Expr:
-    """max(x, 0); NaN stays."""
-    return where(x < 0.0, 0.0, x)
-
-
-def _slope_of_relu(y: Expr) -> Expr:
-    """The slope of ReLU by its output, which is not negative; NaN stays."""
-    return where(y > 0.0, 1.0, y)
-
-
-def _sign(x: Expr) -> Expr:
-    return one_if(x > 0.0) - one_if(x < 0.0)
-
-
-def _rint(x: Expr) -> Expr:
-    """The nearest whole number, halves downwards, as in MXNet."""
-    below = floor(x)
-    return below + one_if(x - below > ceil(x) - x)
-
-
-# -- one operand -------------------------------------------------------------------------------------------
-
-_ONE: dict[str, Callable[[Expr], Expr]] = {
-    "rsqrt": f.rsqrt,
-    "expm1": f.expm1,
-    "log1p": f.log1p,
-    "tanh": f.tanh,
-    "sigmoid": f.sigmoid,
-    "softsign": _softsign,
-    "_softrelu": f.softplus,
-}
-_ONE_PLAIN: dict[str, Callable[[Expr], Expr]] = {
-    "negative": lambda x: -x,
-    "abs": absolute,
-    "sign": _sign,
-    "rint": _rint,
-    "ceil": ceil,
-    "floor": floor,
-    "trunc": trunc,
-    "fix": trunc,
-    "square": lambda x: x * x,
-    "sqrt": sqrt,
-    "exp": f.exp,
-    "log": f.log,
-    "reciprocal": lambda x: 1.0 / x,
-    "relu": relu,
-    "_slope_of_relu": _slope_of_relu,
-    "logical_not": lambda x: one_if(equal(x, 0.0)),
-    "_copy": lambda x: x,
-    "BlockGrad": lambda x: x,
-}
+_LEAST = {"erf": 512, **dict.fromkeys(("rsqrt", "expm1", "log1p", "tanh", "sigmoid", "softsign", "_softrelu"), 8192)}
+"""Elements below which the plain forward is as fast, where it is none of NumPy's fast functions."""
 
 
 def _of_one(function: Callable[[Expr], Expr]) -> Callable[..., Expr]:
     return lambda p, x: function(x)
 
 
-for _name, _function in _ONE.items():
-    fused(_name, _of_one(_function))
-for _name, _function in _ONE_PLAIN.items():
-    fused(_name, _of_one(_function), least=_PLAIN)
-fused("erf", _of_one(f.erf), least=512)  # NumPy has none: the plain forward goes through Python's
+for _row in TABLE:
+    if expanded([_row.formula(placeholder(0))]) is not None:
+        fused(_row.name, _of_one(_row.formula), least=_LEAST.get(_row.name, _PLAIN))
 
 # -- two operands ------------------------------------------------------------------------------------------
 
@@ -179,49 +121,22 @@ fused("where", lambda p, condition, x, y: where(not_equal(condition, 0.0), x, y)
 
 # -- activations -------------------------------------------------------------------------------------------
 
-_ACTIVATIONS: dict[str, tuple[Callable[[Expr], Expr], Callable[[Expr], Expr]]] = {
-    # The function of x, and its derivative, of its result.
-    "relu": (relu, _slope_of_relu),
-    "sigmoid": (f.sigmoid, lambda y: y * (1.0 - y)),
-    "tanh": (f.tanh, lambda y: 1.0 - y * y),
-    "softrelu": (f.softplus, lambda y: -f.expm1(-y)),
-    "softsign": (_softsign, lambda y: (1.0 - absolute(y)) * (1.0 - absolute(y))),
-}
-
 
 def _act_type(op: Any) -> Any:
     return op.act_type
 
 
-fused("Activation", lambda p, x: _ACTIVATIONS[p.op.act_type][0](x), variant=_act_type)
-fused("_backward_Activation", lambda p, head, y: head * _ACTIVATIONS[p.op.act_type][1](y), variant=_act_type)
-
-
 def _rectified(p: Parameters, x: Expr, gamma: Expr | None = None) -> Expr | None:
-    kind = p.op.act_type
-    if kind == "gelu":
-        return x * f.normal(x)
-    if kind == "leaky":
-        return where(x < 0.0, x * p.slope, x)
-    if kind == "elu":
-        return where(x < 0.0, f.expm1(x) * p.slope, x)
-    if kind == "selu":
-        return where(x < 0.0, f.expm1(x) * (SELU_SCALE * SELU_ALPHA), x * SELU_SCALE)
-    return None
+    found = RECTIFIERS.get(p.op.act_type)
+    return None if found is None else found.compute(p, x)
 
 
-def _rectified_backward(p: Parameters, head: Expr, x: Expr) -> Expr | None:
-    kind = p.op.act_type
-    if kind == "gelu":
-        return head * (f.normal(x) + x * f.normal_density(x))
-    if kind == "leaky":
-        return head * where(x > 0.0, 1.0, p.slope)
-    if kind == "elu":
-        return head * where(x > 0.0, 1.0, f.exp(x) * p.slope)
-    if kind == "selu":
-        return head * where(x > 0.0, SELU_SCALE, f.exp(x) * (SELU_SCALE * SELU_ALPHA))
-    return None
-
-
+fused("Activation", lambda p, x: ACTIVATIONS[p.op.act_type].compute(x), variant=_act_type)
+fused("_backward_Activation", lambda p, head, y: head * ACTIVATIONS[p.op.act_type].slope(y), variant=_act_type)
 fused("LeakyReLU", _rectified, variant=_act_type, least=2048)
-fused("_backward_LeakyReLU", _rectified_backward, variant=_act_type, least=2048)
+fused(
+    "_backward_LeakyReLU",
+    lambda p, head, x: head * RECTIFIERS[p.op.act_type].slope(p, x),
+    variant=_act_type,
+    least=2048,
+)

@@ -9,6 +9,7 @@ overflow come out as the function's own limits. Tests measure all of that.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 from flowmx.ops.formulas.expressions import (
     Expr,
@@ -19,13 +20,17 @@ from flowmx.ops.formulas.expressions import (
     equal,
     exponent,
     fma,
+    in_order,
+    make,
     mantissa,
     nearest,
+    one_if,
     polynomial,
     scale,
     sqrt,
     where,
 )
+from flowmx.ops.formulas.functions import NAMES
 
 INFINITY = math.inf
 _LOG2_E = 1.4426950408889634
@@ -169,3 +174,48 @@ def erf(x: Expr) -> Expr:
 def rsqrt(x: Operand) -> Expr:
     """1/√x."""
     return 1.0 / sqrt(x)
+
+
+def relu(x: Expr) -> Expr:
+    """max(x, 0); NaN stays."""
+    return where(x < 0.0, 0.0, x)
+
+
+def _sign(x: Expr) -> Expr:
+    return one_if(x > 0.0) - one_if(x < 0.0)
+
+
+EXPANSIONS: dict[str, Callable[[Expr], Expr]] = {
+    "copy": lambda x: x,
+    "square": lambda x: x * x,
+    "reciprocal": lambda x: 1.0 / x,
+    "rsqrt": rsqrt,
+    "exp": exp,
+    "expm1": expm1,
+    "log": log,
+    "log1p": log1p,
+    "tanh": tanh,
+    "sigmoid": sigmoid,
+    "softplus": softplus,
+    "erf": erf,
+    "normal": normal,
+    "normal_density": normal_density,
+    "relu": relu,
+    "slope_of_relu": lambda y: where(y > 0.0, 1.0, y),
+    "sign": _sign,
+}
+"""The functions of :mod:`flowmx.ops.formulas.functions` that loops compute, each by what it is made of; NaN stays."""
+
+
+def expanded(outputs: Sequence[Expr]) -> list[Expr] | None:
+    """Formulas with their functions replaced by what those are made of; None where loops have not all of them."""
+    made: dict[Expr, Expr] = {}
+    for expr in in_order(outputs, ()):
+        args = [made[arg] for arg in expr.args]
+        if expr.kind in EXPANSIONS:
+            made[expr] = EXPANSIONS[expr.kind](*args)
+        elif expr.kind in NAMES:
+            return None
+        else:
+            made[expr] = make(expr.kind, *args) if args else expr
+    return [made[output] for output in outputs]

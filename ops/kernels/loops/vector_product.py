@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from flowmx.ops.formulas.expressions import Expr, Parameters
-from flowmx.ops.kernels.loops.formulas import relu
+from flowmx.ops.kernels.loops.functions import relu
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.registry import Array
 
