@@ -15,6 +15,8 @@ import numpy as np
 
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType, is_floating
+from flowmx.ops.formulas.activations import smooth_l1
+from flowmx.ops.formulas.arrays import OnArrays
 from flowmx.ops.linear import InferredTypes
 from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
 
@@ -276,6 +278,9 @@ for _row in TABLE:
     _register(_row)
 
 
+_SMOOTH_L1 = OnArrays(smooth_l1)
+
+
 @operator("smooth_l1")
 class SmoothL1(Operator):
     """Elementwise smooth L1: (σx)²/2 where |x| < 1/σ², |x| - 1/(2σ²) elsewhere."""
@@ -283,9 +288,7 @@ class SmoothL1(Operator):
     scalar: float = option(1.0, "σ.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        xp, x, s2 = run.xp, inputs[0], self.scalar**2
-        size = xp.abs(x)
-        outputs[0][...] = xp.where(size < 1 / s2, 0.5 * s2 * x * x, size - 0.5 / s2)
+        _SMOOTH_L1.run(run.xp, _SMOOTH_L1.numbers(self, inputs[0].dtype), inputs, outputs)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         s2 = self.scalar**2

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType
-from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS
+from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS, hard_sigmoid
 from flowmx.ops.formulas.arrays import OnArrays
 from flowmx.ops.formulas.frontend import OnFrontend
 from flowmx.ops.nn_common import (
@@ -65,6 +65,9 @@ class BackwardActivation(Activation):
         ]
 
 
+_HARD_SIGMOID = OnArrays(hard_sigmoid)
+
+
 @operator("hard_sigmoid")
 class HardSigmoid(Operator):
     """Clip alpha·x + beta to 0 ... 1, elementwise."""
@@ -74,10 +77,7 @@ class HardSigmoid(Operator):
     beta: float = option(0.5, "Value at 0.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        out = outputs[0]
-        run.xp.multiply(inputs[0], self.alpha, out=out)
-        run.xp.add(out, self.beta, out=out)
-        run.xp.clip(out, 0, 1, out=out)
+        _HARD_SIGMOID.run(run.xp, _HARD_SIGMOID.numbers(self, inputs[0].dtype), inputs, outputs)
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         y = outputs[0]

@@ -51,7 +51,7 @@ def direction(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
     """The direction of the step, from the weight, the gradient, the mean and the variance (which are updated)."""
     form = updates.form_of_lamb(p)
     if form not in _made:
-        _made[form] = OnArrays(updates.lamb_direction, p, 4)
+        _made[form] = OnArrays(updates.lamb_direction, 4, p)
     numbers = _made[form].numbers(p, computing_dtype(out.dtype))
     for w, grad, mean, var, made in blocks(*inputs, out):
         _made[form].run(run.xp, numbers, (w, grad, mean, var), (made, mean, var))

@@ -93,7 +93,7 @@ _made: dict[Hashable, OnArrays] = {}
 def _on_arrays(rule: Rule, p: Any, count: int) -> OnArrays:
     key = (rule.name, updates.form(p))
     if key not in _made:
-        _made[key] = OnArrays(rule.formula, p, count)
+        _made[key] = OnArrays(rule.formula, count, p)
     return _made[key]
 
 

@@ -19,10 +19,11 @@ import flowmx as mx
 from flowmx import devices, settings
 from flowmx.ops.formulas import expressions
 from flowmx.ops.formulas.expressions import placeholder
-from flowmx.ops.kernels.loops import compiler, functions, gather, optimizers, softmax, team
+from flowmx.ops.kernels.loops import compiler, functions, gather, softmax, team
 from flowmx.ops.kernels.loops.code import DOUBLE, FLOAT, Code
 from flowmx.ops.kernels.loops.elementwise import Fused, Loop, in_memory_order
 from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.optimizer_ops import REGISTERED
 from flowmx.ops.registry import Run, kernel_for, lookup
 
 pytest.importorskip("llvmlite")
@@ -290,9 +291,7 @@ def states(name):
 
 
 UPDATES = [
-    (name, extra)
-    for name in optimizers._RULES
-    for extra in ({}, {"wd": 0.01}, {"wd": 0.01, "rescale_grad": 0.5, "clip": 0.4})
+    (name, extra) for name in REGISTERED for extra in ({}, {"wd": 0.01}, {"wd": 0.01, "rescale_grad": 0.5, "clip": 0.4})
 ]
 
 

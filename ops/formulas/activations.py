@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from flowmx.ops.formulas import functions as f
-from flowmx.ops.formulas.expressions import Expr, Operand, Parameters, absolute, minimum, number, where
+from flowmx.ops.formulas.expressions import Expr, Operand, Parameters, absolute, clip, minimum, number, where
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 
@@ -14,6 +14,17 @@ SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 def softsign(x: Expr) -> Expr:
     """x/(1 + |x|)."""
     return x / (absolute(x) + 1.0)
+
+
+def hard_sigmoid(p: Parameters, x: Expr) -> Expr:
+    """alpha·x + beta, within 0 and 1."""
+    return clip(x * p.alpha + p.beta, 0.0, 1.0)
+
+
+def smooth_l1(p: Parameters, x: Expr) -> Expr:
+    """(σx)²/2 where |x| < 1/σ², |x| - 1/(2σ²) elsewhere; ``scalar`` is σ."""
+    squared, size = p.scalar * p.scalar, absolute(x)
+    return where(size < 1.0 / squared, x * x * (0.5 * squared), size - 0.5 / squared)
 
 
 class Activation(NamedTuple):

@@ -6,11 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from flowmx.ops.elementwise import TABLE
-from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS
+from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS, hard_sigmoid, smooth_l1
 from flowmx.ops.formulas.expressions import (
     Expr,
     Parameters,
-    absolute,
     clip,
     differ,
     either,
@@ -99,14 +98,9 @@ def _power(p: Parameters, x: Expr) -> Expr | None:
 fused("_power_scalar", _power, variant=lambda op: op.scalar, least=_PLAIN)
 
 
-def _smooth_l1(p: Parameters, x: Expr) -> Expr:
-    squared, size = p.scalar * p.scalar, absolute(x)
-    return where(size < 1.0 / squared, x * x * (0.5 * squared), size - 0.5 / squared)
-
-
-fused("smooth_l1", _smooth_l1)
+fused("smooth_l1", smooth_l1)
 fused("clip", lambda p, x: clip(x, p.a_min, p.a_max), least=_PLAIN)
-fused("hard_sigmoid", lambda p, x: clip(x * p.alpha + p.beta, 0.0, 1.0))
+fused("hard_sigmoid", hard_sigmoid)
 
 
 def _sum(p: Parameters, *terms: Expr) -> Expr:
