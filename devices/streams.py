@@ -568,3 +568,20 @@ def _leave(op: Operation, token: Token) -> None:
     mark((), [each for each in op.writes if each.marks is not None], token)
     for observe in observers:
         observe(op, token)
+    # User code may have launched reads of its own on the same memory, and has waited for them.
+    with _marking:
+        for variable in op.reads:
+            if variable.marks is not None and variable not in op.writes:
+                variable.marks.reads[HOST] = _joined(variable.marks.reads.get(HOST), token)
+
+
+def _joined(earlier: Token | None, token: Token) -> Token:
+    """A token of the host that comes after two operations of the host."""
+    if earlier is None:
+        return token
+    joined = Token(HOST, 0, token.op_serial, (*earlier.sources, *token.sources))
+    joined.event = {
+        stream: max(each.get(stream, 0) for each in (earlier.event or {}, token.event or {}))
+        for stream in {**(earlier.event or {}), **(token.event or {})}
+    }
+    return joined

@@ -156,6 +156,24 @@ def test_a_race_names_both_operations_and_the_memory(monkeypatch):
         other.wait_to_read()
 
 
+def test_what_user_code_reads_of_its_arrays_comes_before_what_is_written_there_later():
+    class Squares(mx.operator.CustomOp):
+        def forward(self, is_train, req, in_data, out_data, aux):
+            self.assign(out_data[0], req[0], in_data[0] * in_data[0])
+
+    class Prop(mx.operator.CustomOpProp):
+        def create_operator(self, ctx, in_shapes, in_dtypes):
+            return Squares()
+
+    mx.operator.register("squares on streams")(Prop)
+    with simulated("a10", 1, streams=2):
+        a = mx.nd.full((2, 3), 3, ctx=mx.sim(0))
+        for number in range(30):
+            squared = mx.nd.Custom(a, op_type="squares on streams")
+            a[:] = number
+            assert (squared.asnumpy() == (9 if number == 0 else (number - 1) ** 2)).all()
+
+
 # -- out of memory ---------------------------------------------------------------------------------------------
 
 
