@@ -1,4 +1,4 @@
-"""Who is let in: how many requests, of how many bytes, a service answers at one time, and how many a second. Pure."""
+"""Admission control: limits on the requests and bytes in flight in a service, and on each peer's request rate. Pure."""
 
 from __future__ import annotations
 

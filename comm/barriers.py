@@ -17,7 +17,7 @@ MOST_NAMES = 4096
 
 
 class Barriers:
-    """Who waits where.
+    """The state of all barriers: rounds that have ended, and the nodes that wait for the next.
 
     Attributes:
         rounds: how many rounds of each barrier have ended.

@@ -63,7 +63,7 @@ class Peer:
 
     @property
     def is_local(self) -> bool:
-        """Whether tensors go by shared memory, which is known after the first call."""
+        """True when tensors go by shared memory; known after the first call."""
         return self._routes.is_local
 
     async def __aenter__(self) -> Peer:

@@ -1,4 +1,4 @@
-"""What can go wrong between peers. Each error says what was given, what is allowed, and by whom it was refused."""
+"""Errors between peers. Each message says what was given, what is allowed, and who refused."""
 
 from __future__ import annotations
 

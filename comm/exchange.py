@@ -32,7 +32,7 @@ LONGEST = 500
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls an operation.
+    """The caller of an operation.
 
     Attributes:
         operation: its name.
@@ -56,7 +56,7 @@ Place = Callable[[Caller, dict[str, Any]], Sequence["memoryview | None"]]
 
 
 class Operation(NamedTuple):
-    """What a service does under a name."""
+    """One operation of a service: its handler, and where it wants tensors received."""
 
     handler: Handler
     place: Place | None = None
@@ -187,7 +187,7 @@ class Exchange:
             raise self._explain(error) from None
 
     def _explain(self, error: Exception) -> CommError:
-        """What the caller is told of an exception of the service's code: never where it was raised."""
+        """Convert an exception of the service's code to the error that the caller gets, without its traceback."""
         if isinstance(error, CommError):
             return error
         text = str(error).partition("\n")[0][:LONGEST]
@@ -257,7 +257,7 @@ def _has_certificate(request: web.Request) -> bool:
 
 
 def _room(shared: list[Any], size: int) -> tuple[int, int]:
-    """Where in the segment the answer's tensors may go: its start and its size."""
+    """Parse the part of the segment that the answer's tensors may use: its start and its size, in bytes."""
     room = shared[3:]
     if not room:
         return 0, 0

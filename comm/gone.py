@@ -1,4 +1,4 @@
-"""What a node raises when the job, or a part of it that it needs, is gone."""
+"""Errors that a node raises when the job, or a part of it that it needs, has ended."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ ITEMSIZE: Mapping[str, int] = {
 
 
 class Spec(NamedTuple):
-    """What a header says of a tensor; `offset` where it lies in shared memory."""
+    """A tensor in a header: dtype, shape, size in bytes, and `offset` (bytes) where it lies in shared memory."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ def take(header: Mapping[str, Any], required: Mapping[str, Any], optional: Mappi
 
 
 COMMON: Mapping[str, Any] = {"id": str, "node": str, "incarnation": int}
-"""What any operation's header may have: see docs/wire.md."""
+"""Keys that the header of any operation may have, with their types: see docs/wire.md."""
 
 
 def check_common(header: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""How much a peer may ask of another: one table of limits, the same for clients and services."""
+"""Limits on the messages and connections of peers: one table, the same for clients and services."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class NotLocal(Refused):
 
 @cache
 def host_identity() -> str:
-    """What only processes of this user, on this machine, since it was started, have in common."""
+    """A hash that processes of one user on one machine share until the next boot, and no others."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return hashlib.sha256(f"flowmx {boot} {os.getuid()}".encode()).hexdigest()
 
@@ -66,7 +66,7 @@ class PeerProcess(NamedTuple):
 
 
 def peer_of(sock: Any) -> PeerProcess:
-    """Who connected a unix socket, or listened on it."""
+    """Read the process id and user id of a unix socket's other end."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return PeerProcess(pid, uid)
 
@@ -309,7 +309,7 @@ def lay_out(sizes: list[int], start: int = 0) -> tuple[list[int], int]:
 
 
 def described(tensors: list[Tensor], offsets: list[int]) -> list[list[Any]]:
-    """What a header says of tensors that lie in shared memory."""
+    """Describe tensors in shared memory for a header: ``[dtype, shape, offset in bytes]`` each."""
     return [[tensor.dtype, list(tensor.shape), offset] for tensor, offset in zip(tensors, offsets, strict=True)]
 
 

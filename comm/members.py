@@ -60,7 +60,7 @@ class Denied(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What a job consists of, and what happens when it loses a node.
+    """The size of a job, and its policy for lost nodes.
 
     Args:
         workers: places of workers, at least one.
@@ -89,7 +89,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a node says of itself when it registers.
+    """A node's description of itself in its registration.
 
     Args:
         id: its name for itself.
@@ -116,7 +116,7 @@ class Hello:
 
 @dataclass
 class Place:
-    """What the machine knows of the holder of one place.
+    """The machine's knowledge of the holder of one place.
 
     Attributes:
         member: the holder.
@@ -346,7 +346,7 @@ class Members:
             self._changed(now)
 
     def snapshot(self) -> dict[str, Any]:
-        """What a scheduler that starts anew wants to know, as values that msgpack can hold."""
+        """A snapshot for a scheduler that starts anew, of values that msgpack can hold; see :meth:`restore`."""
         return {"version": 1, "view": self.view.to_wire(), "rounds": self.barriers.to_wire()}
 
     def restore(self, now: float, found: object) -> None:

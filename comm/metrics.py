@@ -91,7 +91,7 @@ class Gauge(Counter):
 
 
 class Histogram(Metric):
-    """How often a value was at most each of some bounds.
+    """A histogram: counts of values by upper bound, cumulative where exported, as Prometheus defines it.
 
     Args:
         name: as for `Metric`.
@@ -116,7 +116,7 @@ class Histogram(Metric):
             self._sums[labels] = self._sums.get(labels, 0.0) + value
 
     def counts(self, *labels: str) -> list[int]:
-        """How many values were at most each bound and more than the one before; the last: more than all."""
+        """The number of values in each bucket, not cumulative; the last is above all bounds. Empty without values."""
         return list(self._counts.get(labels, ()))
 
     def lines(self) -> Iterator[str]:

@@ -39,7 +39,7 @@ LONGEST = 400  # characters of what a node says that it is doing
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a node waits for what.
+    """A node's intervals and timeouts, in seconds.
 
     Args:
         heartbeat: seconds between signs of life.
@@ -259,7 +259,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """What people call it: ``"worker 1"``."""
+        """The node's display name: ``"worker 1"``."""
         return f"{self.role} {self.rank}" if self.rank >= 0 else self.role
 
     @property
@@ -360,7 +360,7 @@ class Node:
 
     @property
     def activity(self) -> str:
-        """What this node says that it is doing."""
+        """The description of what this node is doing, for others to display."""
         text = next(reversed(self._during.values()), None) or self._doing()
         more = f" (and {len(self._during) - 1} more)" if len(self._during) > 1 else ""
         return text[: LONGEST - len(more)] + more
@@ -413,7 +413,7 @@ class Node:
             del self.awaited[name]
 
     def is_past(self, name: str) -> bool:
-        """Whether the others had passed a barrier when this node joined, which has not come there itself yet."""
+        """True where the other nodes passed a barrier before this one joined, and it has not reached it itself yet."""
         return name in self._rounds and name not in self._passed
 
     async def _within(self, seconds: float | None, wait: Callable[[], Awaitable[object]]) -> bool:

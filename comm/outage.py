@@ -1,4 +1,4 @@
-"""How long something has failed, but for time in which this process itself did not run."""
+"""The duration of an outage, without the time in which this process itself did not run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Outage:
         self._last: float | None = None
 
     def __bool__(self) -> bool:
-        """Whether it lasts."""
+        """True while the outage lasts."""
         return self._last is not None
 
     def failed(self, now: float, most: float) -> float:

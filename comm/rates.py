@@ -1,4 +1,4 @@
-"""How often somebody may ask: a token bucket for each peer. Pure: the time is told, not asked for."""
+"""Rate limits: a token bucket for each peer. Pure: the caller passes the time."""
 
 from __future__ import annotations
 

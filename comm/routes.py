@@ -35,7 +35,7 @@ class Routes:
 
     @property
     def is_local(self) -> bool:
-        """Whether the service is known to share memory with this process."""
+        """True once the service is known to share memory with this process."""
         return self._local is not None
 
     async def best(self) -> Route:

@@ -1,4 +1,4 @@
-"""Who may talk to whom: signatures with a shared secret, mutual TLS, and the rule for which addresses need them.
+"""Authentication of peers: signatures with a shared secret, mutual TLS, and the addresses that need them.
 
 A request is signed over its method, path, node, time, nonce and the digest of its body, so that it is known to be
 genuine before its body is read; the body must then have that digest. An answer is signed over the nonce of its request.
@@ -42,7 +42,7 @@ class InsecureAddress(CommError, ValueError):
 
 
 class Proof(NamedTuple):
-    """What the signature of a request vouches for.
+    """The facts that a request's signature proves.
 
     Attributes:
         node: who sent it.
@@ -91,7 +91,7 @@ class Tls:
 
 
 class Security:
-    """How a service knows its peers, and they know it.
+    """The credentials of a service and its peers: sign and verify requests and answers.
 
     Args:
         secret: what all nodes share, at least 16 bytes; text stands for its UTF-8.
@@ -205,7 +205,7 @@ class Security:
         return digest
 
     def metrics_token(self) -> str:
-        """What whoever reads `/metrics` sends as ``Authorization: Bearer ...``."""
+        """The bearer token for `/metrics`: sent as ``Authorization: Bearer ...``."""
         return self._sign("metrics")
 
     def check_metrics(self, headers: Mapping[str, str]) -> None:
@@ -268,7 +268,7 @@ def check_node(node: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address (or "localhost") is one that only this machine reaches."""
+    """Tell whether an address (or "localhost") is a loopback address."""
     host = host.strip("[]").partition("%")[0]
     if host.lower() == "localhost":
         return True

@@ -32,7 +32,7 @@ GRACE = 0.05  # seconds that requests under way have to end when a service stops
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a record is of more than a request that is no HTTP: those are answered, or strangers would fill logs."""
+    """Log filter: drop records of requests that are not HTTP, since strangers could fill the log with them."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 

@@ -1,4 +1,4 @@
-"""How bodies travel over aiohttp, in few copies and never slower than the limits say; the same for both sides."""
+"""Transfer of bodies over aiohttp, in few copies and never slower than the limits; the same for both sides."""
 
 from __future__ import annotations
 

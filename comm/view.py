@@ -1,4 +1,4 @@
-"""What a job looks like at one moment: its nodes, their ranks and states; and how that travels.
+"""The view of a job at one moment: its nodes, their ranks and states; and its encoding for the wire.
 
 A view is complete in itself: a scheduler that starts anew, with or without a file of its own, goes on from the newest
 view that any node kept.
@@ -56,7 +56,7 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What people call it: ``"worker 1"``."""
+        """The member's display name: ``"worker 1"``."""
         return f"{self.role} {self.rank}"
 
     @property
@@ -122,7 +122,7 @@ class View:
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended, well or badly."""
+        """True once the job has ended, finished or failed."""
         return self.phase in ("finished", "failed")
 
     @cached_property
@@ -140,7 +140,7 @@ class View:
         return tuple(member for member in self.members if member.role == role and member.state == "alive")
 
     def at(self, role: Role, rank: int) -> Member | None:
-        """Who holds a place, or held it last."""
+        """The member that holds a place, or held it last; None if nobody did."""
         return next((member for member in self.members if (member.role, member.rank) == (role, rank)), None)
 
     def find(self, node: str) -> Member | None:

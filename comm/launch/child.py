@@ -24,7 +24,7 @@ Output = Callable[[str, str], None]
 
 
 def describe(status: int) -> str:
-    """How a process ended, in words."""
+    """Describe an exit status as text; a negative one is the signal that killed the process."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -133,7 +133,7 @@ class Child:
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """The exit status as text, for messages."""
         return "it runs" if self.status is None else describe(self.status)
 
     def tell(self, line: str) -> None:
@@ -166,7 +166,7 @@ class Child:
         return self.status
 
     def _meaning(self, status: int) -> int:
-        """What a status of the process says."""
+        """Translate an exit status of the local process into that of the process which it stands for."""
         return status
 
     async def _read(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the processes of a job run: what a launcher needs of a host, this machine, and which host is taken."""
+"""Hosts of a job's processes: the interface that a launcher needs, this machine, and the choice of a host."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Process(Protocol):
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """The exit status as text, for messages."""
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and all that it started."""

@@ -129,7 +129,7 @@ class Launcher:
         return child
 
     def _place(self, name: str, role: str) -> Host:
-        """Where a process goes.
+        """Choose the host for a process.
 
         Raises:
             ValueError: there is no host for it.
@@ -199,7 +199,7 @@ class Launcher:
         return await self._start_again(child)
 
     async def _is_needless(self, child: Process) -> bool:
-        """Whether there is nothing for a process to come back to: others have done the work."""
+        """True when the process has nothing left to do, so that it need not be started again."""
         if child.name.startswith("worker"):
             return bool(self._done.intersection(self.plan.worker_names))
         await self._ask("view", {}, 2.0)
@@ -273,7 +273,7 @@ class Launcher:
 
     @property
     def _joined(self) -> bool:
-        """Whether the nodes have formed a job, whose end they are told of."""
+        """True once the nodes have formed a job, whose end they are told of."""
         return self._seen is not None and self._seen.phase != "forming"
 
     # The scheduler

@@ -56,7 +56,7 @@ def _where(config: settings.Settings) -> tuple[str, int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What ``scheduler`` takes.
+    """Build the argument parser of the command ``scheduler``.
 
     Raises:
         SettingError: a setting, which is a default here, has a wrong value.

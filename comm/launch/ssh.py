@@ -139,7 +139,7 @@ class Remote(Child):
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """The exit status as text, for messages."""
         if self.lost:
             return "ssh's connection ended, or there was none (exit status 255)"
         return "it runs" if self.status is None else describe(self.status)
