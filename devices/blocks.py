@@ -73,11 +73,11 @@ class Block:
         self.ticket.block = self
 
     def is_let_go(self) -> bool:
-        """Whether what held it is gone."""
+        """True once the object that held it has been freed."""
         return self.ticket is not None and self.ticket() is None
 
     def idle_for(self, stream: Stream | None) -> bool:
-        """Whether a stream (None: the host) may use it without a wait."""
+        """True where a stream (None: the host) may use it without waiting for another."""
         for user, token in self.uses.items():  # noqa: SIM110 - a loop is faster, and each small allocation comes here
             if user is not stream and not token.done():
                 return False
@@ -228,7 +228,7 @@ class BlockPool:
         self.returned.extend(early)
 
     def holders(self) -> list[tuple[str, int]]:
-        """Who holds memory, the largest first: what it was allocated for, and the bytes."""
+        """The holders of memory, the largest first: pairs (what it was allocated for, bytes)."""
         with self.lock:
             self.collect()
             counted: Counter[str] = Counter()
@@ -314,7 +314,7 @@ class BlockPool:
 
 
 def words(holder: tuple[str, Origin | None] | None) -> str:
-    """What a block was allocated for, in words."""
+    """Describe a block's holder as text, for messages."""
     if holder is None:
         return "arrays made outside of any operation"
     name, origin = holder

@@ -1,4 +1,4 @@
-"""What every device is: the interface that the CPU, GPUs and simulated devices implement.
+"""The interface of devices, which the CPU, GPUs and simulated devices implement.
 
 A device owns
 

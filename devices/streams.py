@@ -63,7 +63,7 @@ class Token:
         self.event: Any = None
 
     def done(self) -> bool:
-        """Whether the device has come past it, as far as the host knows. Never blocks."""
+        """True where the device has passed it, as far as the host knows. Never blocks."""
         return self.stream.is_done(self)
 
     def finish(self) -> Failure | None:
@@ -238,7 +238,7 @@ class Stream(ABC):
 
     @abstractmethod
     def is_done(self, token: Token) -> bool:
-        """Whether the device has come past one of its tokens."""
+        """True where the device has passed one of its tokens, as far as the host knows."""
 
     @abstractmethod
     def finish(self, token: Token) -> None:
@@ -269,7 +269,7 @@ _marking = threading.RLock()
 
 
 class Marks:
-    """What a variable carries: the token of its last write and, by stream, of the reads since."""
+    """The synchronisation state of a variable: the token of its last write and, by stream, those of the reads since."""
 
     __slots__ = ("note", "reads", "write")
 
@@ -279,7 +279,7 @@ class Marks:
         self.note: Any = None
 
     def before(self, writing: bool) -> list[Token]:
-        """What a read, or a write, must come after."""
+        """The tokens that a read, or a write, must come after."""
         found = list(self.reads.values()) if writing else []
         return found if self.write is None else [self.write, *found]
 
@@ -293,7 +293,7 @@ class Marks:
             token.finish()
 
     def done(self) -> bool:
-        """Whether the last write is done, as far as the host knows."""
+        """True where the last write is done, as far as the host knows."""
         return self.write is None or self.write.done()
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("flowmx.cuda")
 
 _COPY_NODES = 8
-"""What is asked of a graph: not all, since the names of kernels that CuPy has compiled make CUDA fail."""
+"""The flag of ``debug_dot_str`` for copy nodes. Not all: names of kernels that CuPy has compiled make CUDA fail."""
 _HOST_COPIES = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
 
 
@@ -31,7 +31,7 @@ class Kept:
 
 
 class CaptureMemory:
-    """Where memory comes from during a capture.
+    """The allocator of device memory during a capture.
 
     Args:
         device: the GPU.
@@ -155,7 +155,7 @@ def capture(device: CudaDevice, run: Any, steps: Sequence[Any], stream: CudaStre
 
 
 def copies_host_memory(graph: Any) -> bool:
-    """Whether a graph copies from or to the host, whose memory would be another's when it is launched again."""
+    """Tell whether a graph copies from or to the host, whose memory may be reused before the next launch."""
     # Pinned memory is refused in a capture, so that this only finds what passes plain memory of the host by itself.
     try:
         text = str(graph.debug_dot_str(_COPY_NODES))

@@ -26,7 +26,7 @@ def _here() -> CudaStream:
 
 
 def is_plain(array: Any) -> bool:
-    """Whether an array's bytes lie in order, without gaps."""
+    """Tell whether an array is C-contiguous."""
     return bool(array.flags.c_contiguous)
 
 

@@ -187,7 +187,7 @@ class CudaDevice(Accelerator):
     # -- errors ----------------------------------------------------------------------------------------
 
     def lose_by(self, error: Exception, stream: CudaStream, op: Operation) -> Failure | None:
-        """What an error that a launch raised says of the device: None where it is the launch's alone."""
+        """Lose the device if an error that a launch raised is fatal to it; None where only the launch has failed."""
         return self.lose(error, stream, op) if library.is_deadly(error) else None
 
     def lose(self, error: Exception, stream: CudaStream, op: Operation | None) -> Failure:

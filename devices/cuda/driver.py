@@ -1,4 +1,4 @@
-"""What GPUs there are, asked of the driver itself: without CuPy, and without a context, which takes hundreds of MB.
+"""The GPUs of this machine, from the driver's API: without CuPy, and without a context, which takes hundreds of MB.
 
 GPUs are numbered in the order of their PCI addresses, so that a number means the same card in every program of a
 machine; ``CUDA_DEVICE_ORDER`` and ``CUDA_VISIBLE_DEVICES`` are CUDA's own, and what the user has set there counts.

@@ -31,7 +31,7 @@ _LOSSES = 32
 _MOST = 128
 """Graphs of a device; the ones that ran longest ago go first."""
 Form = tuple[int, ...]
-"""What a graph holds for: see :meth:`Piece.form`."""
+"""The key of a captured graph: see :meth:`Piece.form`."""
 
 
 class Piece:
@@ -57,7 +57,7 @@ class Piece:
         self._new = 0
 
     def form(self, bits: Any) -> Form:
-        """What a graph of theirs holds for: all addresses, and the state of random numbers (a seed's own).
+        """The key under which a graph of theirs is valid: all addresses, and the random generator (one each seed).
 
         Of arrays that move, what counts is which of them are the same.
         """
@@ -68,7 +68,7 @@ class Piece:
         return tuple(found)
 
     def seen(self, form: Form) -> tuple[bool, Captured | None]:
-        """Whether they have had a form before, and its graph if there is one."""
+        """Look a form up, and note it: (True where it has occurred before, its graph if there is one)."""
         if form in self._forms:
             self._forms.move_to_end(form)
             return True, self._forms[form]
@@ -188,6 +188,6 @@ class Graphs:
 
 
 def _is_able(step: Any) -> bool:
-    """Whether a step does nothing but launch: no code of the user's, no loops of which values decide."""
+    """Tell whether a step can be captured: no user code, and no loop or branch that depends on values."""
     op = step[3].op
     return op is None or not (op.detached or op.subgraphs)

@@ -63,10 +63,10 @@ def check(index: int, found: tuple[driver.GPU, ...]) -> None:
 
 
 def errors(cp: Any) -> tuple[type[Exception], ...]:
-    """What CuPy raises for errors of CUDA."""
+    """The exception types that CuPy raises for errors of CUDA."""
     return (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError)
 
 
 def is_deadly(error: Exception) -> bool:
-    """Whether an error of CUDA is one of those that the device does not come back from."""
+    """Tell whether an error of CUDA is one from which the device does not recover."""
     return getattr(error, "status", None) in _DEADLY

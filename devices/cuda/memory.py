@@ -19,7 +19,7 @@ from flowmx.devices.streams import current_stream
 
 
 class Capturing(threading.local):
-    """What the calling thread captures: where its memory comes from meanwhile."""
+    """The allocator of the capture that the calling thread makes; None outside of captures."""
 
     memory: Any = None
 

@@ -37,7 +37,7 @@ class Slot(NamedTuple):
 
     @property
     def array(self) -> Any:
-        """What stands there now."""
+        """The array that is in this position now."""
         return self.arrays[self.position]
 
 
@@ -115,7 +115,7 @@ class Copies:
 
 
 def may_be_copied(slots: Sequence[Slot], moving: set[int]) -> bool:
-    """Whether moving arrays have no gaps, are little enough, and share no memory with what begins elsewhere."""
+    """True where moving arrays are contiguous, small enough to copy, and overlap no array that starts elsewhere."""
     arrays = [slots[number].array for number in moving]
     if not all(array.flags.c_contiguous for array in arrays) or sum(array.nbytes for array in arrays) > MOST_BYTES:
         return False

@@ -29,7 +29,7 @@ class PinnedBytes(np.ndarray[Any, Any]):
 
 
 def is_pinned(array: Any) -> bool:
-    """Whether an array lies in pinned memory."""
+    """Tell whether an array lies in pinned memory."""
     while array is not None and type(array) is not PinnedBytes:
         array = getattr(array, "base", None)
     return array is not None

@@ -31,7 +31,7 @@ books = threading.RLock()
 
 
 class _Thread(threading.local):
-    """What CuPy takes as the current stream of a thread.
+    """A thread's current stream, as CuPy sees it.
 
     Attributes:
         stream: the one of ours that was entered last; an actor's thread leaves it at that.
@@ -196,7 +196,7 @@ class CudaStream(Stream):
             self._passed = max(self._passed, serial)
 
     def _inherit(self, token: Token) -> None:
-        """What failed on another device fails here too; on this one, all that is left fails together."""
+        """Carry a failure of another device over to this token, and let its sources go."""
         for source in token.sources:
             if source.stream.device is not self.device and token.failure is None:
                 token.failure = source.finish()
@@ -208,7 +208,7 @@ class CudaStream(Stream):
             return [op for _, op in self._open if op is not None]
 
     def handles(self) -> list[Any]:
-        """What CUDA has given it."""
+        """The raw handles that it owns: the stream and all its events."""
         return [self.raw, *self._spare, *[token.event for token, _ in self._open]]
 
     def fail(self, failure: Any) -> None:

@@ -32,7 +32,7 @@ class Lease(NamedTuple):
     is_copy: bool
 
     def role(self) -> str:
-        """What it is used as, where nobody says so."""
+        """The role of this memory where none was assigned."""
         if self.holder is not None and self.holder[0].startswith(STORES):
             return STORES
         return COPIES if self.is_copy else OTHER
@@ -86,7 +86,7 @@ class Ledger:
         return dict(counted.most_common())
 
     def holders(self, count: int) -> list[tuple[str, int]]:
-        """Who held the most at the peak: what it was allocated for, in words, and the bytes."""
+        """The largest holders of memory at the peak: pairs (what it was allocated for, bytes)."""
         counted: Counter[str] = Counter()
         for number in self._at_peak():
             counted[words(self._leases[number].holder)] += self._leases[number].size

@@ -81,7 +81,7 @@ class RaceChecker:
 
 
 def clock_of(token: Token) -> Clock:
-    """What is certain to be done where a token is."""
+    """The vector clock of a token: the work that is certain to be done once it is."""
     if token.stream is HOST:
         merged: Clock = dict(token.event or {})
         for each in token.sources:

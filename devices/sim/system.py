@@ -32,7 +32,7 @@ _MOST_AHEAD = 3
 
 
 class Statistics(NamedTuple):
-    """What a simulated machine did, in its own time.
+    """Statistics of a simulated machine, in virtual time.
 
     Attributes:
         seconds: from the beginning until the last stream and the host are done.
@@ -72,7 +72,7 @@ def _fill(columns: list[float], start: float, end: float) -> None:
 
 
 class Work:
-    """What a launch does, as far as it has been told.
+    """The device work of one launch, as recorded so far.
 
     Attributes:
         parts: seconds on the device, by what they are bound by.
@@ -92,7 +92,7 @@ class Work:
 
 
 class _Point:
-    """What a token stands for: its event on the clock, and what is certain to be done there."""
+    """The event of a token on the clock, and its vector clock."""
 
     __slots__ = ("clock", "event")
 
@@ -102,7 +102,7 @@ class _Point:
 
 
 class _Task(NamedTuple):
-    """What stands in a stream's queue: work that ends with a token, or a wait for another stream's."""
+    """An entry of a stream's queue: work that ends with a token, or a wait for another stream's token."""
 
     token: Token | None
     waits_for: Token | None
@@ -111,7 +111,7 @@ class _Task(NamedTuple):
 
 
 class _Here(threading.local):
-    """What a thread is about, and what it has waited for."""
+    """State of the calling thread: whether it executes deferred work, and the work that it has waited for."""
 
     executing = False
 
@@ -153,7 +153,7 @@ class System:
 
     @property
     def executing(self) -> bool:
-        """Whether the calling thread carries out deferred work."""
+        """True while the calling thread carries out deferred work."""
         return self._here.executing
 
     # -- streams ---------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ class System:
             self._inherit(token)
 
     def is_done(self, token: Token) -> bool:
-        """Whether the host knows that a token is done."""
+        """True where the host knows that a token is done."""
         return self._passed.get(token.stream, 0) >= token.serial
 
     def finish(self, token: Token) -> None:
@@ -265,7 +265,7 @@ class System:
         return True
 
     def _is_pending(self, token: Token | None) -> bool:
-        """Whether work up to a token is still to be carried out."""
+        """True where work up to a token is still queued."""
         queue = self._queues.get(token.stream) if token is not None else None
         first = next((task.token for task in queue or () if task.token is not None), None)
         return first is not None and token is not None and first.serial <= token.serial
@@ -367,7 +367,7 @@ class System:
             device.close()
 
     def statistics(self) -> Statistics:
-        """What was done so far; waits for all that was pushed."""
+        """Wait for all that was pushed, and return the statistics so far."""
         engine.wait_all(throw=False)
         self.settle()
         clock = self.clock
@@ -409,4 +409,4 @@ def _host_waits(token: Token) -> Event:
 
 
 def _nothing() -> None:
-    """What a token that only marks a place does."""
+    """Do nothing: the work of a token that only marks a position in its stream."""
