@@ -1,4 +1,4 @@
-"""How the functions derived from the registry read their arguments, the same for arrays and symbols.
+"""Argument parsing for the functions derived from the registry, the same for arrays and symbols.
 
 The order of positional arguments is MXNet's: the inputs, the auxiliary states, then the parameters.
 """

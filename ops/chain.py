@@ -31,11 +31,11 @@ class Chain(Operator):
     hidden = True
     keeps_layout = True
     count: ClassVar[int] = 0
-    """How many inputs it has."""
+    """The number of inputs."""
     links: ClassVar[tuple[Link, ...]] = ()
     """The operators, in an order in which they can run."""
     results: ClassVar[tuple[int, ...]] = ()
-    """Which values are outputs."""
+    """Indices of the values that are outputs; values are the inputs, then the links' results."""
     done: ClassVar[tuple[tuple[int, ...], ...]] = ()
     """For each link, the values of links that nothing reads after it."""
 

@@ -24,7 +24,7 @@ class _Windows(Operator):
     pad: Shape = option((), "Padding with zeros on either side; 0 each by default.", low=0)
 
     def geometry(self) -> Geometry:
-        """How the windows lie."""
+        """The windows' geometry, with the defaults filled in."""
         count = len(self.kernel)
         return Geometry(
             self.kernel,
@@ -34,7 +34,7 @@ class _Windows(Operator):
         )
 
     def counts(self, size: Shape) -> Shape:
-        """How many windows there are on each axis.
+        """The number of windows on each axis.
 
         Raises:
             ShapeError: not even one fits.

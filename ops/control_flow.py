@@ -44,7 +44,7 @@ class _Replay(Run):
 
 
 class Flow(Operator):
-    """What loops and branches share; a subclass runs its bodies.
+    """The base of loops and branches; a subclass runs its bodies.
 
     Its ``subgraphs`` are the bodies.
     """
@@ -54,7 +54,7 @@ class Flow(Operator):
     hidden = True
     mode_matters = True
     count: ClassVar[int]
-    """How many bodies the operator has."""
+    """The number of bodies."""
     num_args: int
     num_outputs: int
 
@@ -141,7 +141,7 @@ class Flow(Operator):
         return [inputs[location] for location in self.locations()[body]]
 
     def holds(self, run: Run, seed: int, step: int, inputs: Sequence[Array]) -> bool:
-        """What the first body, a condition, says."""
+        """Run the first body, a condition, and return its value as a bool."""
         fed = self.feed(0, inputs)
         program = self.subgraphs[0].program(run, fed)
         shape, dtype = program.described[0]
@@ -262,7 +262,7 @@ class _Backward(Operator):
 
 
 class _Loop(Flow):
-    """What the two loops share: states that go from one iteration to the next."""
+    """The base of the two loops: states that go from one iteration to the next."""
 
     num_out_data: int
     body: ClassVar[int]
@@ -283,7 +283,7 @@ class _Loop(Flow):
         return tuple(f"state{index}" for index in range(len(self.carried())))
 
     def target(self, position: int, gradients: Sequence[Array | None], step: int) -> tuple[Array, bool]:
-        """Where the gradient of an input of the body that is no state belongs, and whether it is added there."""
+        """The array for the gradient of an input of the body that is no state, and True: it is added there."""
         return gradients[self.locations()[self.body][position]], True
 
     def sweep(

@@ -35,7 +35,7 @@ Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
 
 properties: dict[str, Callable[..., Any]] = {}
-"""What makes the property of each ``op_type``, from texts."""
+"""For each ``op_type``, the function that makes its property from keyword arguments, which are strings."""
 runner: Runner | None = None
 """Calls a user's method with arrays; set by ``flowmx.operator``. Returns what must be awaited, or None: it is done."""
 
@@ -67,7 +67,7 @@ def detach(work: Operation, coroutine: bool = False) -> None:
 
 
 class _Calls:
-    """What makes the object that computes, once, and keeps it for the backward pass."""
+    """The user's operator object: made once, and kept for the backward pass."""
 
     def __init__(self, prop: Any) -> None:
         self._prop = prop
@@ -86,7 +86,7 @@ class _Calls:
 
 
 class _UserOperator(Operator):
-    """What the forward and the backward pass share: how a method of the user's is run."""
+    """The base of forward and backward pass: run one of the user's methods."""
 
     detached = True
     heavy = True
@@ -206,7 +206,7 @@ class Custom(_UserOperator):
     # -- inference -------------------------------------------------------------------------------------
 
     def _ask(self, hook: str, given: list[Any], known: bool) -> list[list[Any]] | None:
-        """What a hook of the property says of arguments, outputs and states; None where it needs to know more."""
+        """Call an inference hook: lists for arguments, outputs and states; None where it needs to know more."""
         try:
             found = [list(each) for each in getattr(self.prop, hook)(list(given))]
         except Exception as raised:

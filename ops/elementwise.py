@@ -154,7 +154,7 @@ TABLE = [
 
 _WHOLE = {"negative", "abs", "sign", "round", "rint", "ceil", "floor", "trunc", "fix", "square", "relu", "logical_not",
           "_copy", "BlockGrad", "_contrib_round_ste", "_contrib_sign_ste"}  # fmt: skip
-"""What gives whole numbers for whole numbers; the others compute them as floating ones, and drop the fraction."""
+"""Operators that are exact on integers; the others compute them as float32 and drop the fraction."""
 
 
 def _register(row: Row) -> None:

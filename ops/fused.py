@@ -130,7 +130,7 @@ class BatchNormRelu(BatchNorm):
 
 @operator("_scale_and_shift")
 class ScaleAndShift(Operator):
-    """What BatchNorm does in prediction, as one number to multiply by and one to add for each channel.
+    """BatchNorm in prediction as two vectors (channels,): a factor and an addend for each channel.
 
     A bias is what was added before it.
     """

@@ -29,7 +29,7 @@ _FACING = {"NTC": (0, 2, 1, 3), "TNC": (1, 2, 0, 3)}
 
 @family
 class _Attention(Operator):
-    """What attention and its gradient share.
+    """The base of attention and its gradient.
 
     Inputs are (batch, length, heads, parts, size), or (length, batch, ...) of ``layout`` TNC. A bias is (batch or 1,
     heads or 1, query length, key length).
@@ -85,7 +85,7 @@ class _Attention(Operator):
         return found
 
     def scores(self, run: Run, inputs: Sequence[Array]) -> Array:
-        """What softmax is taken of."""
+        """The scaled products of queries and keys, with the bias: the input of softmax."""
         queries, keys, _ = self.views(inputs)
         made = wide(_product(run, queries * queries.dtype.type(self.scale), keys.swapaxes(-1, -2)))
         return made + wide(inputs[-1]) if self.biased else made

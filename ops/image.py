@@ -22,7 +22,7 @@ Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
 
 _GRAY = np.array([0.299, 0.587, 0.114], np.float32)
-"""How much red, green and blue count for the brightness."""
+"""The weights of red, green and blue in the luminance."""
 _LIGHTING = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]) * [
     55.46, 4.794, 1.148,
 ]  # fmt: skip

@@ -131,7 +131,7 @@ class _Split(Operator):
         raise NotImplementedError
 
     def bounds(self, length: int) -> list[int]:
-        """Where the parts start and end on an axis of that length."""
+        """The indices at which parts begin and end on an axis of that length."""
         raise NotImplementedError
 
     def outputs(self) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ class _Packed(Operator):
         raise NotImplementedError
 
     def packed(self, side: int) -> int:
-        """How many elements a matrix gives."""
+        """The number of elements that a matrix of this side has in packed form."""
         raise NotImplementedError
 
     def side(self, packed: int) -> int:

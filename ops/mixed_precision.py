@@ -1,4 +1,4 @@
-"""What training in mixed precision needs: casts of floating arrays, and checks that all numbers are finite."""
+"""Operators for mixed-precision training: casts of floating arrays, and checks that all elements are finite."""
 
 from __future__ import annotations
 

@@ -354,7 +354,7 @@ def refuse_length(op: Any) -> None:
 
 
 class _Softmax(Operator):
-    """What softmax, softmin and log_softmax share."""
+    """The base of softmax, softmin and log_softmax."""
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "length")
     axis: int
@@ -376,7 +376,7 @@ class _Softmax(Operator):
         return dtypes, [self.dtype or dtypes[0]]
 
     def scale(self) -> float:
-        """What the data is multiplied by."""
+        """The factor that the data is multiplied by: 1/temperature."""
         return 1 / (self.temperature or 1.0)
 
     def scaled(self, run: Run, inputs: Sequence[Array], out: Array) -> Array:
@@ -389,7 +389,7 @@ class _Softmax(Operator):
         return x
 
     def inside(self, xp: Any, x: Array, length: Array) -> Array:
-        """Where the position along the axis is below the length."""
+        """The mask, broadcastable to ``x``, of positions along the axis that are below the length."""
         axis = self.axis % x.ndim
         position = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - axis - 1))
         return position < xp.expand_dims(length, axis)

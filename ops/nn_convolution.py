@@ -102,7 +102,7 @@ class Convolution(Linear):
 
     @cached_property
     def geometry(self) -> Geometry:
-        """How the windows lie."""
+        """The windows' geometry, with the defaults filled in."""
         return _geometry(self)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
@@ -210,7 +210,7 @@ class Deconvolution(Linear):
 
     @cached_property
     def geometry(self) -> Geometry:
-        """How the windows lie, ``target_shape`` not considered."""
+        """The windows' geometry, with the defaults filled in and ``target_shape`` ignored."""
         return _geometry(self)
 
     def fitted(self, size: Shape) -> tuple[Geometry, Shape]:

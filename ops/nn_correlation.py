@@ -37,7 +37,7 @@ class Correlation(Operator):
         return 3
 
     def _length(self, length: int) -> int:
-        """How many patches lie along an axis."""
+        """The number of patches along an axis; -1 where its length is not known."""
         if length == -1:
             return -1
         free = length + 2 * self.pad_size - 2 * (self.max_displacement + self.kernel_size // 2)

@@ -20,7 +20,7 @@ from flowmx.ops.windows import Geometry
 
 
 class _Taps(NamedTuple):
-    """What the taps of one example see.
+    """The samples of one example at the kernel's taps.
 
     Attributes:
         around: the pixels around each tap's position.
@@ -61,7 +61,7 @@ class _Deformable(Operator):
 
     @cached_property
     def geometry(self) -> Geometry:
-        """How the windows lie before they are deformed."""
+        """The windows' geometry before they are deformed."""
         return Geometry(
             self.kernel, per_axis(self, "stride", self.stride, 1, 2), per_axis(self, "dilate", self.dilate, 1, 2),
             per_axis(self, "pad", self.pad, 0, 2), self.num_group,
@@ -112,7 +112,7 @@ class _Deformable(Operator):
         return weight.reshape(shape).astype(dtype, copy=False)
 
     def taps(self, run: Run, given: dict[str, Array], dtype: Any) -> Iterator[_Taps]:
-        """What the taps see, an example at a time."""
+        """Sample the data at the taps, an example at a time."""
         xp, data, offset = run.xp, given["data"], given["offset"]
         groups, (height, width) = self.num_deformable_group, data.shape[2:]
         lines = [

@@ -22,7 +22,7 @@ _PART = 1 << 16
 
 
 class _Frame(NamedTuple):
-    """How a normalisation sees its data."""
+    """The view of data in which a normalisation computes."""
 
     shape: Shape
     over: tuple[int, ...]
@@ -48,7 +48,7 @@ def _standardise(xp: Any, x: Array, over: tuple[int, ...], eps: float, out: Arra
 
 
 class _Normalization(Operator):
-    """What the four share; a subclass names its frame and the shapes of its statistics."""
+    """The base of the normalisations; a subclass defines its frame and the shapes of its statistics."""
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "gamma", "beta")
     inverse_std: ClassVar[bool] = False
@@ -57,7 +57,7 @@ class _Normalization(Operator):
     output_mean_var: bool
 
     def frame(self, shape: Shape) -> _Frame:
-        """How data of this shape is seen."""
+        """The frame for data of this shape."""
         raise NotImplementedError
 
     def scale_shape(self, shape: Shape) -> Shape:
@@ -133,7 +133,7 @@ class _BackwardNormalization(_Normalization):
         return dtypes, [dtypes[1], dtypes[2], dtypes[2]]
 
     def over_batch(self, inputs: Sequence[Array]) -> Any:
-        """Whether the statistics came from the data, so that they have gradients too; on a GPU an array of 1 or 0."""
+        """True where the statistics came from the data and so have gradients too; on a GPU an array of 1 or 0."""
         return True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -270,7 +270,7 @@ class BatchStatistics(_Normalization):
         outputs[3][...] = self._by_batch(run, inputs[0])
 
     def _by_batch(self, run: Run, data: Array) -> bool:
-        """Whether the batch's statistics are used; an empty batch has none."""
+        """True where the batch's statistics are used; an empty batch has none."""
         return run.train and not self.use_global_stats and data.size > 0
 
 
@@ -469,7 +469,7 @@ class LRN(Operator):
         return super().infer_shape(shapes)
 
     def norm(self, xp: Any, x: Array) -> Array:
-        """What is raised to the power: knorm + alpha/nsize · Σx²."""
+        """The base of the power: knorm + alpha/nsize · Σx²."""
         norm = xp.empty(x.shape, computing_dtype(x.dtype))
         _window_sum(xp, xp.square(x, dtype=norm.dtype), self.nsize, norm)
         norm *= self.alpha / self.nsize

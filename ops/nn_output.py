@@ -126,7 +126,7 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
             xp.multiply(out, inputs[2], out=out)
 
     def counted(self, xp: Any, label: Array, dtype: DType) -> Array:
-        """How many labels are valid, at least 1."""
+        """The number of valid labels, at least 1, as a 0-d array."""
         return xp.maximum((label != self.ignore_label).sum(), 1).astype(dtype)
 
     def _from_classes(self, xp: Any, y: Array, label: Array, out: Array) -> None:

@@ -20,7 +20,7 @@ _PART_BYTES = 1 << 20
 
 
 class _Axis(NamedTuple):
-    """How windows lie on one axis of the array."""
+    """The windows on one axis of the array."""
 
     axis: int
     kernel: int
@@ -46,7 +46,7 @@ class _Axis(NamedTuple):
         return bool(where[-1] == slice(0, self.windows))
 
     def counts(self, include_pad: bool) -> list[int]:
-        """How many elements each window averages over."""
+        """The number of elements that each window averages over."""
         low, high = (-self.pad, self.length + self.pad) if include_pad else (0, self.length)
         starts = [window * self.stride - self.pad for window in range(self.windows)]
         return [max(1, min(start + self.kernel, high) - max(start, low)) for start in starts]
@@ -143,7 +143,7 @@ class Pooling(Operator):
 
     @property
     def channels_last(self) -> bool:
-        """Whether the channels are the last axis, not axis 1."""
+        """True where the channels are the last axis, not axis 1."""
         return self.layout is not None and self.layout.endswith("C")
 
     def channels_first(self, array: Array) -> Array:
@@ -204,7 +204,7 @@ class Pooling(Operator):
         return [_Axis(i + 1, kernel[i], stride[i], pad[i], size[i], out[i]) for i in range(count)]
 
     def counts(self, xp: Any, lines: Sequence[_Axis], dtype: Any) -> Array:
-        """How many elements each window averages over, shaped (*out), or (*out, 1) with the channels behind."""
+        """The number of elements that each window averages over, (*out) or, channels-last, (*out, 1)."""
         total: Array = xp.ones((), dtype)
         for line in lines:
             total = total[..., None] * xp.asarray(line.counts(self.count_include_pad is not False), dtype)
@@ -346,7 +346,7 @@ def _root(xp: Any, p: int | None, total: Array) -> None:
 
 
 def lowest(dtype: DType) -> float:
-    """What the maximum of an empty window is, as in MXNet."""
+    """The maximum of an empty window: the dtype's lowest finite value, as in MXNet."""
     if dtype.kind in "iu":
         return float(np.iinfo(dtype).min)
     return float(np.finfo(dtype if dtype.kind == "f" else computing_dtype(dtype)).min)

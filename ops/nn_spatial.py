@@ -22,7 +22,7 @@ def _line(xp: Any, length: int, dtype: Any) -> Array:
 
 
 def _affine_base(xp: Any, size: Shape, dtype: Any) -> Array:
-    """What an affine transformation multiplies: (3, height·width), rows x, y and 1."""
+    """The homogeneous coordinates of an image's pixels, (3, height·width): rows x, y and 1."""
     height, width = size
     y, x = xp.meshgrid(_line(xp, height, dtype), _line(xp, width, dtype), indexing="ij")
     return xp.stack([x.ravel(), y.ravel(), xp.ones(height * width, dtype)])

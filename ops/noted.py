@@ -22,7 +22,7 @@ class _Noted(Operator):
     kernel: tuple[int, ...]
 
     def note_dtype(self) -> DType:
-        """What holds the number of an element of a window."""
+        """The dtype that can hold the index of an element of a window: uint8 where it suffices, else int32."""
         return np.dtype(np.uint8 if math.prod(self.kernel) < _BYTE else np.int32)
 
 

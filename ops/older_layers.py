@@ -29,7 +29,7 @@ class Crop(Linear):
                 raise ParameterError(f"{self.name}: {name} is {value}, expected 2 numbers")
 
     def corner(self, size: Shape, wanted: Shape) -> Shape:
-        """Where the part begins.
+        """The first index of the part on each axis.
 
         Raises:
             ShapeError: it does not lie in the image.

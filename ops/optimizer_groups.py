@@ -33,7 +33,7 @@ class Group(Operator):
     states: ClassVar[tuple[str, ...]] = ()
     mixed: ClassVar[bool] = False
     more: ClassVar[int] = 0
-    """How many inputs come after those of the weights."""
+    """The number of inputs after those of the weights."""
     each: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -53,7 +53,7 @@ class Group(Operator):
 
     @property
     def count(self) -> int:
-        """How many weights there are."""
+        """The number of weights."""
         number: int = getattr(self, self.variadic)
         return number
 

@@ -25,7 +25,7 @@ class Rule(NamedTuple):
     parameters: dict[str, float]
     """The rule's own parameters and their defaults."""
     decay: Literal["before clipping", "after clipping", "by the rule"]
-    """When wd · weight is added to the gradient."""
+    """The point at which wd · weight is added to the gradient."""
     step: Step
     """``step(xp, parameters, w, g, t, states, out)``; g (the gradient) and t are free to overwrite."""
     doc: str
@@ -252,7 +252,7 @@ def together(device_type: str) -> Callable[[M], M]:
 
 
 def updates_together(device_type: str) -> bool:
-    """Whether a device type has such a thing."""
+    """Tell whether a device type has a kernel that updates many weights at once."""
     return device_type in _together
 
 
@@ -291,7 +291,7 @@ def sum_of_squares(xp: Any, array: Array) -> float:
 
 
 class Update(Operator):
-    """What all rules share."""
+    """The base of all update rules."""
 
     rule: Rule
     mixed = False

@@ -27,7 +27,7 @@ MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
 
 
 class Declared(NamedTuple):
-    """What an operator's class body says of a parameter."""
+    """The declaration of a parameter in an operator's class body."""
 
     default: Any
     doc: str = ""

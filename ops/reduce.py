@@ -98,7 +98,7 @@ class Row(NamedTuple):
     doc: str
     aliases: tuple[str, ...] = ()
     searches: bool = False
-    """Whether the result is one of the elements, of which there must be some then."""
+    """True where the result is one of the elements, so that the reduced axes must not be empty."""
 
 
 TABLE = [

@@ -84,7 +84,7 @@ _kernels: dict[tuple[str, str], Callable[..., None]] = {}
 
 
 class Run:
-    """What a forward computation may ask for besides its arrays.
+    """The context of a forward computation, besides its arrays.
 
     Attributes:
         xp: the array namespace (numpy, or cupy).
@@ -110,7 +110,7 @@ class Run:
 
 
 class Laid(NamedTuple):
-    """How an array lies in memory: its strides are counted in elements."""
+    """The layout of an array in memory; strides are counted in elements."""
 
     shape: Shape
     strides: Shape
@@ -128,7 +128,7 @@ class TiedForward(Protocol):
 
 
 class Spec:
-    """What was inferred for one combination of input shapes and dtypes of an operator.
+    """The result of inference for one combination of input shapes and dtypes of an operator.
 
     Attributes:
         shapes: those of the outputs.
@@ -166,7 +166,7 @@ class Operator:
     variadic: ClassVar[str] = ""
     """For operators with any number of inputs: the parameter that counts them (``num_args``)."""
     inputs_counted: ClassVar[tuple[int, int]] = (1, 0)
-    """How many inputs of a variadic operator count as one, and how many come after those."""
+    """For a variadic operator: the number of inputs that count as one, and the number that come after those."""
     updates: ClassVar[tuple[int, ...]] = ()
     """Positions of inputs that the forward writes besides its outputs (an optimizer's states)."""
     uses_random: ClassVar[bool] = False
@@ -263,7 +263,7 @@ class Operator:
 
     @classmethod
     def takes(cls, name: str) -> bool:
-        """Whether it has a parameter of that name."""
+        """Tell whether it has a parameter of that name; True for any name if the operator is open-ended."""
         return cls.open_ended or name in cls.parameters
 
     def attributes(self) -> dict[str, str]:
@@ -293,19 +293,19 @@ class Operator:
         return ("output",)
 
     def counted_outputs(self) -> int:
-        """How many outputs MXNet counts in its JSON, where its implementation keeps other hidden ones."""
+        """The number of outputs in MXNet's JSON, which may differ where its implementation keeps other hidden ones."""
         return len(self.outputs())
 
     def visible_outputs(self) -> int:
-        """How many of the outputs the user sees; the rest serve the gradient."""
+        """The number of outputs that the user sees; the rest serve the gradient."""
         return len(self.outputs())
 
     def writes_more(self) -> bool:
-        """Whether the forward writes besides its outputs, so that it runs even where these have no elements."""
+        """True where the forward writes besides its outputs, so that it runs even where these have no elements."""
         return bool(self.updates or self.auxiliary)
 
     def draws(self, train: bool) -> bool:
-        """Whether the forward really draws random numbers in this mode; ``uses_random`` says that it may."""
+        """True where the forward really draws random numbers in this mode; ``uses_random`` says that it may."""
         return self.uses_random
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
@@ -438,7 +438,7 @@ class Operator:
 
 
 def _has_zero(given: dict[str, Any]) -> bool:
-    """Whether a parameter is a floating 0, of either sign."""
+    """True where a parameter is a floating 0, of either sign."""
     return any(isinstance(value, (float, np.floating)) and value == 0 for value in given.values())
 
 
@@ -492,7 +492,7 @@ def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Calla
 
 
 def workspace_of(device_type: str, op: Operator) -> Callable[[Any, Sequence[Laid], Sequence[Laid]], int] | None:
-    """What says how many bytes an operator's kernel needs besides its arrays; None where the kernel needs none."""
+    """The function that gives the bytes of workspace of an operator's kernel; None where the kernel needs none."""
     return getattr(kernel_for(device_type, op.name), "workspace", None)
 
 
@@ -562,7 +562,7 @@ def same_shape(op: Operator, shapes: Sequence[ShapeOrNone]) -> ShapeOrNone:
 
 
 def merge(one: ShapeOrNone, other: ShapeOrNone) -> Any:
-    """What two partly known shapes say together (None: nothing), or False where they contradict."""
+    """Merge two partly known shapes (None: unknown); False where they contradict."""
     if one is None or other is None:
         return one if other is None else other
     if one == other:

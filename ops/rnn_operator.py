@@ -181,7 +181,7 @@ class RNN(Operator):
         )
 
     def layer_input(self, run: Run, given: _Inputs, kept: Sequence[Kept], layer: int) -> Array:
-        """What a layer sees: the data, or the layer below with its dropout."""
+        """The input of a layer: the data, or the output of the layer below with its dropout."""
         if layer == 0:
             return given.data
         below, mask = kept[layer - 1].hidden, kept[layer].mask
@@ -209,7 +209,7 @@ class RNN(Operator):
             xp.multiply(kept[-1].hidden, given.running, out=outputs[0], casting="unsafe")
 
     def _bias(self, weights: Weights) -> Array:
-        """What every step adds to the gates; a GRU's new gate adds its recurrent bias by itself."""
+        """The bias (gates·units,) of every step; a GRU adds the recurrent bias of its new gate by itself."""
         total = weights.input_bias + weights.recurrent_bias
         if self.mode == "gru":
             total[-self.state_size :] = weights.input_bias[-self.state_size :]

@@ -18,7 +18,7 @@ from flowmx.ops.registry import Array
 from flowmx.ops.special import blockwise, horner, piecewise
 
 _FAR = 8
-"""Where Stirling's series begins."""
+"""The argument from which Stirling's series is used."""
 
 # Γ(2+u) = 1 + u·g(u) and log Γ(2+u) = u·l(u), for |u| ≤ 1/2.
 _GAMMA = (

@@ -127,7 +127,7 @@ class MultiSumSq(Operator):
 
 @operator("_histogram")
 class Histogram(Operator):
-    """How many numbers lie between neighbouring edges, the last one included, and the edges.
+    """The histogram of all elements: the counts of elements between neighbouring edges, and the edges.
 
     The edges are the second input, ascending; or ``bin_cnt`` bins of one width cover ``range``. Numbers outside
     are left out.

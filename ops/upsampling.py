@@ -82,7 +82,7 @@ class UpSampling(Operator):
 
     @cached_property
     def deconvolution(self) -> Deconvolution:
-        """What ``bilinear`` computes: each channel by itself."""
+        """The operator behind ``bilinear``: a deconvolution of each channel by itself."""
         made = Deconvolution.create(
             kernel=(2 * self.scale - self.scale % 2,) * 2, stride=(self.scale,) * 2, pad=(self.scale // 2,) * 2,
             num_filter=self.num_filter, num_group=self.num_filter,
@@ -137,7 +137,7 @@ class UpSampling(Operator):
 
     @staticmethod
     def _times(data: Any, out: Any) -> int:
-        """How many times larger an input becomes; both axes are enlarged alike."""
+        """The factor by which an input is enlarged; both axes have the same."""
         return int(out.shape[2]) // max(1, int(data.shape[2]))
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:

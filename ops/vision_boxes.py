@@ -162,7 +162,7 @@ class BoxNMS(Operator):
             left = now
 
     def _overlapping(self, xp: Any, boxes: Array) -> Array:
-        """Whether each box would drop each of those behind it (n, n)."""
+        """The matrix (n, n), bool, of which box suppresses which of those behind it."""
         places = boxes[:, self.coord_start : self.coord_start + 4]
         found = xp.zeros((len(boxes), len(boxes)), bool)
         for start in range(0, len(boxes), _ROWS):

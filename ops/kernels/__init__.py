@@ -39,7 +39,7 @@ def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> 
 
 
 def computes_attention(device_type: str, dtype: DType, size: int) -> bool:
-    """Whether a device computes attention in one go, on vectors of an element type and a length."""
+    """Tell whether a device has a fused attention kernel for vectors of this dtype and length."""
     from flowmx.ops.kernels import cuda
 
     return device_type == "gpu" and cuda.attention.takes(dtype, size)

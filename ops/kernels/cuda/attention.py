@@ -24,7 +24,7 @@ _BLOCKS = 1 << 16
 
 
 def takes(dtype: DType, size: int) -> bool:
-    """Whether cuDNN computes attention on vectors of a size, if it is there at all.
+    """Tell whether cuDNN is installed and computes attention on such vectors.
 
     Args:
         dtype: their element type.
@@ -80,7 +80,7 @@ def _compute(
 
 
 def _is_on_grid(array: Array) -> bool:
-    """Whether the last axis lies densely, and all rows begin at multiples of 16 bytes."""
+    """Tell whether the last axis is contiguous and every row starts at a multiple of 16 bytes."""
     *rows, last = array.strides
     if array.shape[-1] == 1:  # of statistics: one number a row
         return bool(array.flags.c_contiguous)

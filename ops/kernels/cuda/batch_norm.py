@@ -78,7 +78,7 @@ def _gradient(data: DType, small: DType, fixed: bool) -> Loop:
 
 
 def _seen(op: Any, *arrays: Array) -> Seen | None:
-    """How to see images of one shape; None where they do not lie alike and densely."""
+    """The view of images of one shape as (before, channels, after); None where layouts differ or have gaps."""
     shape = arrays[0].shape
     axis = op.axis % len(shape)
     before, channels, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])

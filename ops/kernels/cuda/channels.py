@@ -112,7 +112,7 @@ class Sums:
         return fields, f"{whole}q{len(self.uniforms)}d"
 
     def _begin(self, channel: str) -> list[str]:
-        """What a channel has: its vectors' elements, and the numbers of the call."""
+        """The declarations at the beginning of a channel: the vectors' elements, and the scalars of the call."""
         real = self._real
         lines = [f"const {real} n{at} = ({real})a.n{at};" for at in range(len(self.uniforms))]
         return lines + [

@@ -1,4 +1,4 @@
-"""How images lie: in C order, or with the channels (axis 1) innermost; and copies of those that lie otherwise."""
+"""Memory layouts of images: C order, or channels (axis 1) innermost; and copies of images in any other layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def strides_of(shape: Shape, form: Format) -> Shape:
 
 
 def lies(array: Array, form: Format) -> bool:
-    """Whether an array lies densely so."""
+    """Tell whether an array is dense in this layout."""
     size = array.itemsize
     wanted = strides_of(array.shape, form)
     given = zip(array.shape, array.strides, wanted, strict=True)
@@ -30,7 +30,7 @@ def lies(array: Array, form: Format) -> bool:
 
 
 def format_of(arrays: Sequence[Array]) -> Format:
-    """How to compute on these: channels-last where one of them lies so and in no other way."""
+    """The layout to compute in: channels-last if any of the arrays is dense in that layout alone, else C order."""
     return "channels last" if any(lies(a, "channels last") and not lies(a, "C") for a in arrays) else "C"
 
 
@@ -57,7 +57,7 @@ def planar(array: Array) -> Array:
 
 
 def tensor(array: Array, form: Format) -> Tensor:
-    """How cuDNN is told of an array that lies so."""
+    """The description of an array of this layout for cuDNN."""
     return Tensor(array.shape, strides_of(array.shape, form), array.dtype)
 
 

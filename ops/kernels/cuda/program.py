@@ -71,5 +71,5 @@ class Program:
 
 
 def blocks_for(units: int) -> int:
-    """How many blocks for so many units of work, one a thread; a thread goes on where there are more."""
+    """The number of blocks for so many units of work, one a thread; beyond the limit, threads loop."""
     return max(1, min(-(-units // THREADS), _MOST_BLOCKS))

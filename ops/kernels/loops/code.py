@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 DATA = object.__basicsize__
-"""Where NumPy's array object keeps the address of its data: right after the object's head."""
+"""The offset of the data pointer in NumPy's array object: right after the object's head."""
 
 INDEX = "i64"
 
@@ -34,7 +34,7 @@ class Kept(NamedTuple):
     suffix: str
     bits: int
     feature: str
-    """What a processor must be able to do for it; nothing where any can."""
+    """The processor feature that it needs, as LLVM names it; empty where none is."""
 
 
 class Real(NamedTuple):
@@ -81,7 +81,7 @@ class Value(NamedTuple):
 
     @property
     def is_vector(self) -> bool:
-        """Whether it holds a number a lane."""
+        """True for a vector, False for a scalar."""
         return self.type.startswith("<")
 
 
@@ -340,12 +340,12 @@ class Code:
 
     @property
     def _kept(self) -> tuple[str, str]:
-        """How elements lie in memory: LLVM's name, and the suffix of functions."""
+        """The element type in memory: LLVM's name, and the suffix of functions."""
         kept = self.real.kept or self.real
         return kept.name, kept.suffix
 
     def _widened(self, value: Value) -> Value:
-        """What was loaded, as the element type of registers; a vector or one element."""
+        """Convert a loaded value, a vector or one element, to the element type of registers."""
         if self.real.kept is None:
             return value
         wide, integers = (self.vector, self.integers) if value.is_vector else (self.real.name, self.real.integer)
@@ -355,7 +355,7 @@ class Code:
         return self.put(wide, f"bitcast {self._shifted('shl', bits)} to {wide}")
 
     def _narrowed(self, value: Value) -> Value:
-        """What is to be stored, rounded to the nearest of the element type of memory, even where two are as near."""
+        """Round a value to the element type of memory before it is stored: to nearest, ties to even."""
         if self.real.kept is None:
             return value
         kept = f"<{self.lanes} x {self.real.kept.name}>" if value.is_vector else self.real.kept.name

@@ -27,7 +27,7 @@ from flowmx.ops.kernels.loops.expressions import (
 )
 
 _PLAIN = 1 << 16
-"""Where the plain forward is one of NumPy's fast functions, elements below which it is as fast."""
+"""Elements below which the plain forward is as fast, for operators where it is one of NumPy's fast functions."""
 
 SELU_ALPHA, SELU_SCALE = 1.6732632423543772, 1.0507009873554805
 

@@ -122,7 +122,7 @@ class FullyConnect(Work):
 
 @cache
 def packed_matrix(rows: int, weight: Shape, ends: Ends) -> Desc | None:
-    """How a packed weight lies: said once and for all, since copies that lie so are kept."""
+    """The layout of a packed weight, chosen once for each key, since packed copies are kept."""
     units, width = weight
     if rows == 1 or rows * units * width < SMALL:
         return None

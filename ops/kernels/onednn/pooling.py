@@ -70,7 +70,7 @@ def _order(data: Geometry, out: Geometry) -> Order:
 
 
 class _Work(Work):
-    """What both directions share."""
+    """The base of both directions: the algorithm, and descriptors of data, output and windows."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, order: Order) -> None:
         super().__init__()
