@@ -10,7 +10,7 @@ from aiohttp import hdrs
 from yarl import URL
 
 from flowmx.comm import errors, local
-from flowmx.comm.beside import beside, copy
+from flowmx.comm.beside import copy, offload
 from flowmx.comm.errors import Busy, CommError, PeerGone, Refused, TooSlow, Unauthorized, WireError
 from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
 from flowmx.comm.headers import Spec
@@ -140,7 +140,7 @@ class Call:
         pairs = [
             (memory[at : at + tensor.data.nbytes], tensor.bytes()) for at, tensor in zip(offsets, tensors, strict=True)
         ]
-        await beside(end, copy, pairs)
+        await offload(end, copy, pairs)
         shared = [segment.descriptor, segment.inode, segment.size, start, segment.size - start]
         return pack({**self._message.header, "shared": shared, "tensors": local.described(tensors, offsets)})
 
@@ -211,7 +211,7 @@ class Call:
             return found
         targets = destinations(specs, self._into)
         total = sum(spec.nbytes for spec in specs)
-        await beside(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
+        await offload(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
         return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
 
     def _give_back(self) -> None:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Clock:
-    """The time, and sleep. A test's own clock goes where it is told to."""
+    """The time, and sleep. Tests have a clock that they set themselves."""
 
     def now(self) -> float:
         """Seconds since any point in the past; never goes back."""

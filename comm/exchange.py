@@ -13,7 +13,7 @@ from yarl import URL
 
 from flowmx.comm import errors, local
 from flowmx.comm.admission import Entry
-from flowmx.comm.beside import beside, copy
+from flowmx.comm.beside import copy, offload
 from flowmx.comm.errors import CommError, Failed, MediaTypeError, Refused, Unauthorized, WireError
 from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
 from flowmx.comm.headers import Spec, check_common
@@ -165,7 +165,7 @@ class Exchange:
         except Exception as error:
             raise self._explain(error) from None
         targets = destinations(specs, places)
-        await beside(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
+        await offload(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
         return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
 
     def _know(self, header: dict[str, Any]) -> None:
@@ -206,7 +206,7 @@ class Exchange:
         if self._memory is None or not tensors or end > start + size:
             return parts, tensors
         pairs = [(self._memory[at : at + len(data)], data) for at, data in zip(offsets, tensors, strict=True)]
-        await beside(end - start, copy, pairs)
+        await offload(end - start, copy, pairs)
         shared = {"shared": True, "tensors": local.described(message.tensors, offsets)}
         return [pack({**message.header, **shared})], []
 

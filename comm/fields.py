@@ -46,14 +46,14 @@ def choice(header: Mapping[str, Any], name: str, among: Sequence[str]) -> str:
 
 
 def whole(header: Mapping[str, Any], name: str, default: int = 0, most: int = MOST) -> int:
-    """The whole number of a field, not negative.
+    """The int of a field, not negative.
 
     Raises:
         ValueError: it is another kind of value, or outside the limits.
     """
     found = header.get(name, default)
     if type(found) is not int or not 0 <= found <= most:
-        raise _error(name, found, f"a whole number from 0 to {most}")
+        raise _error(name, found, f"an int from 0 to {most}")
     return found
 
 

@@ -150,7 +150,7 @@ def _spec(index: int, entry: Any, shared: bool) -> Spec:
         raise WireError(f"tensor {index} is described by {_short(entry)}, and must be {form}")
     dtype, shape, *rest = entry
     if not isinstance(shape, list) or not all(_is_size(size) for size in (*shape, *rest)):
-        raise WireError(f"tensor {index} is described by {_short(entry)}: sizes are whole numbers of at least 0")
+        raise WireError(f"tensor {index} is described by {_short(entry)}: sizes are ints of at least 0")
     return Spec(dtype, tuple(shape), count_bytes(dtype, shape, index), *rest)
 
 

@@ -27,7 +27,7 @@ class Limits:
         idle: seconds that a sender or a receiver may pause in the middle of a message.
         rate: bytes a second that a transfer must reach, on average, once it took longer than `idle`.
         connect: seconds that connecting may take.
-        timeout: seconds that a call may take where it is not told otherwise.
+        timeout: default seconds that a call may take.
 
     Raises:
         ValueError: a limit is not above zero.

@@ -206,7 +206,7 @@ class Mappings:
             WireError: this names no segment.
             NotLocal: it is not one that is safe to use, or can not be reached.
         """
-        descriptor, inode, size = _whole_numbers(shared)
+        descriptor, inode, size = _three_ints(shared)
         memory = self._mapped.get((peer.pid, inode))
         if memory is None:
             self._watch(peer.pid)
@@ -263,10 +263,10 @@ class Mappings:
         self._watched[pid] = stop
 
 
-def _whole_numbers(shared: Any) -> tuple[int, int, int]:
+def _three_ints(shared: Any) -> tuple[int, int, int]:
     found = shared[:3] if isinstance(shared, list) else []
     if len(found) < 3 or not all(type(number) is int and 0 <= number < 1 << 62 for number in found):
-        raise WireError("the header's 'shared' must be [descriptor, inode, size, ...] in whole numbers of at least 0")
+        raise WireError("the header's 'shared' must be [descriptor, inode, size, ...] in ints of at least 0")
     return found[0], found[1], found[2]
 
 

@@ -1,4 +1,4 @@
-"""Each signed request counts once: a window of the nonces that were seen. Pure: the time is told, not asked for."""
+"""Replay protection for signed requests: a window of recent nonces. Pure: the caller passes the time."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class Scheduler:
-    """Keeps a job together: who is in it, who is gone, and who waits for whom.
+    """The scheduler of a job: its membership, the detection of lost nodes, and its barriers.
 
     Args:
         job: what the job consists of.

@@ -30,7 +30,7 @@ class Stream(Protocol):
 
 
 class Digests:
-    """The SHA-256 of the head and of each tensor of a frame; those of large ones are made beside the loop."""
+    """The SHA-256 of the head and of each tensor of a frame; large ones are hashed in the thread pool."""
 
     def __init__(self) -> None:
         self._parts: list[bytes | asyncio.Future[bytes]] = []
