@@ -33,7 +33,7 @@ _LARGEST = 5
 
 
 class Ticket(weakref.ref[Any]):
-    """Comes back when what held a block is gone."""
+    """A weak reference to a block's holder, which returns the block when the holder is freed."""
 
     __slots__ = ("block",)
     block: Block
@@ -68,7 +68,7 @@ class Block:
         self.ticket: Ticket | None = None
 
     def lease(self, holder: Any, returned: deque[Ticket]) -> None:
-        """Be free again when an object is gone; that may happen in any thread, in the middle of anything."""
+        """Become free when an object is freed, which may happen in any thread, in the middle of anything."""
         self.ticket = Ticket(holder, returned.append)
         self.ticket.block = self
 
@@ -101,7 +101,7 @@ _ROUNDINGS: dict[str, Callable[[int], int]] = {"Naive": round_naive, "Round": ro
 
 
 told: list[Callable[[str], None]] = []
-"""Called with what an out-of-memory says, before it is raised."""
+"""Called with the message of an out-of-memory error, before it is raised."""
 
 
 class BlockPool:

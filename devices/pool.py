@@ -26,7 +26,7 @@ LEAST = 1 << 16
 
 _HUGE = 1 << 21
 _SPARE = 1 << 24
-"""Bytes that free blocks may take beside the most that was ever in use, before a new block is made."""
+"""Bytes that free blocks may take besides the peak in use, before a new block is made."""
 _PRIVATE = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 
 

@@ -88,9 +88,9 @@ class Token:
             failure.throw()
 
     async def passed(self) -> None:
-        """Await the device's coming past it, which a thread beside the event loop sees; errors stay here."""
+        """Wait until the device has passed it, in a thread, so that the event loop goes on; errors stay here."""
         if not self.done():
-            await _beside(self.finish)
+            await _in_thread(self.finish)
         self.finish()
 
     def __repr__(self) -> str:
@@ -321,7 +321,7 @@ class StreamActor(BatchActor):
     """Launches operations onto the streams of a device, from the device's own event loop.
 
     What the host must wait for before a launch is awaited, so that the other streams of the device go on. Code of the
-    user's that is pushed to the device may block, and runs on threads beside the loop.
+    user's that is pushed to the device may block, and runs on threads of its own.
 
     Args:
         name: as in messages and profiles.
@@ -332,7 +332,7 @@ class StreamActor(BatchActor):
 
     launches = True
     on_push: Callable[[Operation], None] | None = None
-    """Told of each operation at its push, on the thread that pushes it."""
+    """Called with each operation at its push, on the pushing thread."""
 
     def __init__(self, name: str, streams: Sequence[Stream], urgent: Stream | None = None, home: str = "") -> None:
         super().__init__(name)
@@ -340,7 +340,7 @@ class StreamActor(BatchActor):
         self.streams = tuple(streams)
         self.urgent = urgent
         self._first = engine.scheduler.serial  # so that the same program gets the same streams again
-        self._beside = _Beside(f"user code on {name}", _USER_THREADS)
+        self._user_threads = _UserThreads(f"user code on {name}", _USER_THREADS)
         self._later: set[asyncio.Task[None]] = set()
         _open.add(self)
         engine.use_watch(_prepare, "tokens")
@@ -348,7 +348,7 @@ class StreamActor(BatchActor):
     def close(self) -> None:
         """Nothing is pushed to it any more, and all that was is done; after the last, pushes cost what they did."""
         engine.retire(self)
-        engine.retire(self._beside)
+        engine.retire(self._user_threads)
         _open.discard(self)
         if not _open:
             engine.use_watch(None, "tokens")
@@ -359,17 +359,17 @@ class StreamActor(BatchActor):
 
     def accept(self, op: Operation) -> None:
         if op.runs_user_code:
-            if self._beside.engine is None:
-                engine.hosting.adopt(self._beside)
-            self._beside.accept(op)
+            if self._user_threads.engine is None:
+                engine.hosting.adopt(self._user_threads)
+            self._user_threads.accept(op)
         else:
             super().accept(op)
 
     def open_slot(self) -> None:
-        self._beside.open_slot()
+        self._user_threads.open_slot()
 
     def close_slot(self) -> None:
-        self._beside.close_slot()
+        self._user_threads.close_slot()
 
     def choose(self, op: Operation, before: Sequence[Token]) -> Stream:
         """The stream for an operation that comes after these tokens."""
@@ -474,8 +474,8 @@ class StreamActor(BatchActor):
         launch.stream.hold(token, tuple(host))
 
 
-async def _beside(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that blocks, on a thread beside the event loop."""
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a blocking function in a thread, so that the event loop goes on."""
     try:
         future = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
     except RuntimeError:  # the interpreter exits, and no thread can be started any more
@@ -483,8 +483,8 @@ async def _beside(function: Callable[..., T], *arguments: Any) -> T:
     return await future
 
 
-class _Beside(ThreadActor):
-    """Threads for the user's code on a device. No other thread lends itself: it could be waited for by that one."""
+class _UserThreads(ThreadActor):
+    """The threads of user code on a device. No other thread runs its operations, since that code may wait for it."""
 
     may_lend = False
 
@@ -502,7 +502,7 @@ def _tokens_before(op: Operation) -> tuple[list[Token], list[Token]]:
 # -- operations of the host --------------------------------------------------------------------------------
 
 observers: list[Callable[[Operation, Token], None]] = []
-"""Told of each operation of the host that touches variables with marks, when it has run."""
+"""Called as ``observe(op, token)`` after each host operation that touches variables with marks."""
 
 
 _open: set[StreamActor] = set()
@@ -536,7 +536,7 @@ def _on_host(op: Operation, proceed: Callable[[], Any]) -> Any:
 
 
 async def _on_host_async(op: Operation, proceed: Callable[[], Any]) -> Any:
-    token = await _beside(_arrive, op)
+    token = await _in_thread(_arrive, op)
     for each in token.sources:
         each.finish()  # done: so that what this thread pushes is known to come after it
     try:
