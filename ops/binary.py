@@ -53,7 +53,7 @@ def ufunc(name: str) -> Callable[..., Any]:
     return call
 
 
-# What keeps to the dtype of whole numbers too.
+# Operators that keep integer dtypes.
 _WHOLE = {"add", "subtract", "multiply", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal", "less",
           "less_equal"}  # fmt: skip
 
@@ -77,7 +77,7 @@ def _direct(row: Row, xp: Any, dtype: DType, number: float | None = None) -> tup
 def _divide(xp: Any, a: Any, b: Any, out: Array) -> None:
     if is_floating(out.dtype):
         xp.divide(a, b, out=out, casting="unsafe")
-    else:  # whole numbers: towards zero, and 0 where the divisor is 0
+    else:  # integers: towards zero, and 0 where the divisor is 0
         with_zero = xp.where(xp.equal(b, 0), 1, b)
         out[...] = xp.where(xp.equal(b, 0), 0, xp.trunc(xp.true_divide(a, with_zero)))
 
@@ -260,7 +260,7 @@ def _register(row: Row) -> None:
         if base is _Scalar:
             body["__annotations__"] = {"scalar": float, "is_int": bool}
             body["scalar"] = option(1.0, "The number.")
-            body["is_int"] = option(True, "Whether whole numbers stay whole; else they become float64.")
+            body["is_int"] = option(True, "Keep integer dtypes; otherwise integers become float64.")
         operator(names[0], *names[1:])(type(names[0], (base,), body))
 
     make(row.broadcast, _Broadcast, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient)

@@ -1,6 +1,6 @@
 """Operators that pick elements by index arrays, and put them back.
 
-Index arrays may have any dtype (MXNet's are float32); they are read as whole numbers.
+Index arrays may have any dtype (MXNet's are float32); they are truncated to integers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mode = Literal["clip", "wrap", "raise"]
 
 
 def whole(index: Array) -> Array:
-    """An index array as whole numbers that can count any axis: NumPy compares none with more than their type holds."""
+    """An index array in an integer dtype that holds any axis length: NumPy refuses comparisons beyond a dtype."""
     return index if index.dtype.kind in "iu" and index.dtype.itemsize >= 4 else index.astype(np.int64)
 
 

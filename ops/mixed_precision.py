@@ -15,7 +15,7 @@ from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, family, opera
 
 @operator("amp_cast")
 class AmpCast(Operator):
-    """A floating array as another element type; whole numbers stay what they are."""
+    """Cast a floating array to another floating dtype; integer arrays keep theirs."""
 
     dtype: DType = required("The wanted dtype.")
 
@@ -32,7 +32,7 @@ class AmpCast(Operator):
 
 @operator("amp_multicast")
 class AmpMulticast(Operator):
-    """Floating arrays all as the widest (or narrowest) of their element types; whole numbers stay what they are."""
+    """Cast floating arrays to the widest (or narrowest) of their dtypes; integer arrays keep theirs."""
 
     variadic = "num_outputs"
     num_outputs: int = required("Number of inputs and outputs.", low=1)

@@ -39,7 +39,7 @@ def scratch(run: Run, slot: str, shape: Sequence[int], dtype: Any) -> Array:
 
 
 def blocks(*arrays: Array) -> Iterator[Sequence[Array]]:
-    """The same stretch of each of several arrays of one shape, small enough that all stay in the cache.
+    """The same block of each of several arrays of one shape, small enough that all stay in the cache.
 
     Where one of them is not contiguous (or on a GPU), they come whole.
     """

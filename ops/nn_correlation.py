@@ -68,7 +68,7 @@ class Correlation(Operator):
         return xp.pad(data.astype(computing_dtype(data.dtype)), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
 
     def views(self, size: Shape) -> Iterator[tuple[Any, Any]]:
-        """For each displacement, the stretches of the two padded maps that are compared; ``size`` is the output's."""
+        """For each displacement, the regions of the two padded maps that are compared; ``size`` is the output's."""
         lengths = [(count - 1) * self.stride1 + self.kernel_size for count in size]
         radius = self.max_displacement // self.stride2
         start = self.max_displacement
@@ -82,7 +82,7 @@ class Correlation(Operator):
                 yield view(0, 0), view(y, x)
 
     def patches(self, array: Array, size: Shape) -> Iterator[Array]:
-        """For each offset in a patch, the view of a stretch (..., height, width) at that offset of all patches."""
+        """For each offset in a patch, the view of a region (..., height, width) at that offset of all patches."""
         reach = [(count - 1) * self.stride1 + 1 for count in size]
         for y in range(self.kernel_size):
             for x in range(self.kernel_size):

@@ -331,7 +331,7 @@ def _first_maxima(xp: Any, values: Array, data: Array, line: _Axis) -> tuple[Arr
 
 
 def _parts(planes: Array) -> Iterator[slice]:
-    """Stretches of planes that fit in a core's cache."""
+    """Slices of planes that fit in a core's cache."""
     step = max(1, _PART_BYTES // max(1, math.prod(planes.shape[1:]) * planes.dtype.itemsize))
     for start in range(0, len(planes), step):
         yield slice(start, start + step)

@@ -187,13 +187,13 @@ _CONVERT: dict[Any, Any] = {
     DType: as_dtype,
 }
 _WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "a truth value",
-    str: "text",
-    Shape: "whole numbers (a tuple)",
-    tuple[int | None, ...]: "whole numbers or None (a tuple)",
-    tuple[float, ...]: "numbers (a tuple)",
+    int: "an int",
+    float: "a float",
+    bool: "a bool",
+    str: "a str",
+    Shape: "a tuple of ints",
+    tuple[int | None, ...]: "a tuple of ints or Nones",
+    tuple[float, ...]: "a tuple of floats",
     DType: "a dtype",
 }
 

@@ -34,7 +34,7 @@ class _Hawkes(Operator):
         return [expect_shape(self, *each) for each in zip(_NAMES, shapes, expected, strict=True)]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
-        # The marks are whole numbers; all else has one dtype.
+        # The marks are int32; all else has one dtype.
         at = len(dtypes) - 3
         known = next((dtype for dtype in (*dtypes[:at], *dtypes[at + 1 :]) if dtype is not None), None)
         return [*[known] * at, dtypes[at], known, known], [known] * len(self.outputs())

@@ -182,7 +182,7 @@ class Operator:
     heavy: ClassVar[bool] = False
     """True when the work is more than proportional to the bytes touched (convolutions, products)."""
     makes_channels_last: ClassVar[bool] = False
-    """True when kernels are faster with the channels (axis 1) of inputs and outputs beside each other in memory."""
+    """True when kernels are faster with the channels (axis 1) of inputs and outputs contiguous in memory."""
     keeps_layout: ClassVar[bool] = False
     """True when the forward may write outputs that lie in memory as its inputs do, in whatever order of axes."""
     detached: ClassVar[bool] = False

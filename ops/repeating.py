@@ -1,4 +1,4 @@
-"""Operators that give elements more than once, or others beside them: tile, repeat, pad."""
+"""Operators that repeat elements or add others around them: tile, repeat, pad."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def resample(run: Run, matrices: Sequence[Array], data: Array, out: Array) -> No
 
 
 def _bands(xp: Any, matrix: Array) -> Iterator[tuple[slice, slice]]:
-    """Stretches of output lines, each with the input lines that it takes from."""
+    """Bands of output rows, as slices, each with the slice of input rows that it takes from."""
     for start in range(0, len(matrix), _BAND):
         lines = slice(start, start + _BAND)
         used = xp.flatnonzero(matrix[lines].any(axis=0))
@@ -100,7 +100,7 @@ def interpolation(made: int, length: int, align_corners: bool) -> Array:
 
 @lru_cache(256)
 def averaging(made: int, length: int) -> Array:
-    """The matrix (made, length) that averages over ``made`` stretches, as even as whole numbers allow."""
+    """The matrix (made, length) that averages over ``made`` ranges, as even as integer bounds allow."""
     place, lines = np.arange(made)[:, None], np.arange(length)
     inside = (lines >= place * length // made) & (lines < -(-(place + 1) * length // made))
     matrix: Array = inside / inside.sum(axis=1, keepdims=True)

@@ -68,7 +68,7 @@ def _sigmoid(xp: Any, x: Array) -> None:
 
 
 def _parts(steps: int, array: Array) -> Iterator[slice]:
-    """Stretches of steps from the last to the first, each small enough for the cache."""
+    """Slices of steps from the last to the first, each small enough for the cache."""
     count = max(1, _FACTOR_BYTES // max(1, array[:1].nbytes))
     for stop in range(steps, 0, -count):
         yield slice(max(0, stop - count), stop)

@@ -188,7 +188,7 @@ for _row in _DISTRIBUTIONS:
 
 @operator("_random_randint", "random_randint")
 class RandInt(Operator):
-    """Uniform whole numbers from low to high - 1."""
+    """Draw integers uniformly from low to high - 1."""
 
     arguments = ()
     uses_random = True

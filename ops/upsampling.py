@@ -1,4 +1,4 @@
-"""UpSampling: images enlarged by whole numbers."""
+"""UpSampling: images enlarged by integer factors."""
 
 from __future__ import annotations
 

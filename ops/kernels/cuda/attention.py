@@ -1,7 +1,7 @@
 """Attention by cuDNN: one kernel for the whole, in which the products of all pairs of positions stay on the chip.
 
 Queries, keys, values and their gradients are read and written where they lie, in whatever order of axes. Only a size
-whose elements do not lie beside each other, or an array off the grid of 16 bytes, is copied.
+whose elements are not contiguous, or an array off the grid of 16 bytes, is copied.
 """
 
 from __future__ import annotations

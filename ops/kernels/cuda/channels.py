@@ -21,7 +21,7 @@ from flowmx.ops.registry import Array
 _MOST_PARTS = 64
 _WANTED_BLOCKS = 1024
 _LANES = 32
-"""Channels beside each other that a block takes where they are innermost."""
+"""Adjacent channels that a block takes where they are innermost."""
 _ROWS = THREADS // _LANES
 
 

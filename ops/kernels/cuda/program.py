@@ -27,7 +27,7 @@ class Program:
 
     Args:
         fields: a line of ``Args`` each: C's type and the name.
-        layout: the same for :mod:`struct`: q for whole numbers and addresses, d for numbers.
+        layout: the same for :mod:`struct`: q for ints and addresses, d for floats.
         body: the source but for ``Args``: it defines ``kernel``.
     """
 

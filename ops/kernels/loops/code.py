@@ -38,7 +38,7 @@ class Kept(NamedTuple):
 
 
 class Real(NamedTuple):
-    """An element type in registers: LLVM's name, the whole numbers of its size, the lanes of a vector.
+    """An element type in registers: LLVM's name, the integer type of its size, the lanes of a vector.
 
     Elements that are ``kept`` in 16 bits are widened as they are loaded, and rounded as they are stored.
     """
@@ -153,7 +153,7 @@ class Code:
         return Value(type, name)
 
     def word(self) -> Value:
-        """The next word, a whole number."""
+        """The next word, an int64."""
         return self._load_word(INDEX)
 
     def counter(self) -> Value:
@@ -280,11 +280,11 @@ class Code:
             left = self.put(INDEX, f"sub nsw {stop}, {start.name}")
             body([start], self.first_lanes(left))
 
-    # -- whole numbers ---------------------------------------------------------------------------------
+    # -- integers --------------------------------------------------------------------------------------
 
     @staticmethod
     def index(value: int) -> Value:
-        """A whole number."""
+        """An integer constant."""
         return Value(INDEX, str(value))
 
     def plus(self, a: Value, b: Value | int) -> Value:
@@ -375,7 +375,7 @@ class Code:
         return self.put(bits.type, f"{direction} {bits}, {self._whole(16, bits.type)}")
 
     def _whole(self, value: int, type: str) -> str:
-        """A whole number of a type, without the type."""
+        """An integer constant of a type, as text without the type."""
         return self.whole(value).name if type == self.integers else str(value)
 
     def prefetch(self, address: Value, start: Value, count: Value) -> None:
@@ -411,7 +411,7 @@ class Code:
         return self._every(self.vector, f"{self.real.name} {literal}")
 
     def whole(self, value: int) -> Value:
-        """A whole number, of the elements' size, in every lane."""
+        """An integer constant, of the elements' size, in every lane."""
         return self._every(self.integers, f"{self.real.integer} {value}")
 
     def _every(self, type: str, one: str) -> Value:

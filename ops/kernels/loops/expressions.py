@@ -268,17 +268,17 @@ def sqrt(x: Operand) -> Expr:
 
 
 def nearest(x: Operand) -> Expr:
-    """The nearest whole number, halves to even."""
+    """The nearest integer, halves to even."""
     return make("rint", x)
 
 
 def floor(x: Operand) -> Expr:
-    """The largest whole number not above x."""
+    """The largest integer not above x."""
     return make("floor", x)
 
 
 def ceil(x: Operand) -> Expr:
-    """The smallest whole number not below x."""
+    """The smallest integer not below x."""
     return make("ceil", x)
 
 
@@ -298,7 +298,7 @@ def scale(x: Operand, exponent: Operand) -> Expr:
 
 
 def exponent(x: Operand) -> Expr:
-    """The whole number e of x = m · 2^e with √½ ≤ m < √2, for normal positive x."""
+    """The integer e of x = m · 2^e with √½ ≤ m < √2, for normal positive x."""
     return make("exponent", x)
 
 

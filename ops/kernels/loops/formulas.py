@@ -51,7 +51,7 @@ def _sign(x: Expr) -> Expr:
 
 
 def _rint(x: Expr) -> Expr:
-    """The nearest whole number, halves downwards, as in MXNet."""
+    """The nearest integer, halves downwards, as in MXNet."""
     below = floor(x)
     return below + one_if(x - below > ceil(x) - x)
 

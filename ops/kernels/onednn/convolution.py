@@ -1,6 +1,6 @@
 """Convolution and Deconvolution with their gradients, by oneDNN.
 
-The library is fastest where the channels lie beside each other in memory (channels-last). Bound graphs lay their
+The library is fastest where the channels are contiguous in memory (channels-last). Bound graphs lay their
 arrays out like that; arrays in C order are copied on the way in and out. Filters are always copied into the
 library's own order, which costs little beside the product, and scaled on the way where a fused convolution says so.
 

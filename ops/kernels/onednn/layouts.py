@@ -57,7 +57,7 @@ def plain(shape: Shape, dtype: DType = DType.F32) -> Desc:
 
 
 def channels_last(shape: Shape) -> Desc:
-    """(batch, channels, *size) with the channels beside each other in memory."""
+    """(batch, channels, *size) with the channels contiguous in memory."""
     return strided(shape, channels_last_strides(shape))
 
 

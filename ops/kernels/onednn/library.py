@@ -157,7 +157,7 @@ class Library:
         return made
 
     def own(self, owner: object, kind: str, handle: Handle) -> Handle:
-        """Destroy a handle (``dnnl_KIND_destroy``) once its owner is gone; returns it."""
+        """Destroy a handle (``dnnl_KIND_destroy``) once its owner is freed; returns it."""
         weakref.finalize(owner, self._dll[f"dnnl_{kind}_destroy"], handle).atexit = False
         return handle
 
