@@ -16,7 +16,7 @@ import numpy as np
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.linear import InferredTypes
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option
 
 _INT64: DType = np.dtype(np.int64)
 _FLOAT64: DType = np.dtype(np.float64)
@@ -175,11 +175,19 @@ class _Two(Operator):
 
 
 class _Broadcast(_Two):
+    input_docs = described(
+        lhs="any shape, any dtype",
+        rhs="a shape that broadcasts with that of lhs, the dtype of lhs",
+    )
+    output_doc = "The broadcast shape, the dtype of lhs"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [broadcast_shapes(self, shapes[0], shapes[1])]
 
 
 class _Scalar(Operator):
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape and dtype of data; int64 for bool, and float64 for integers with is_int=False"
     keeps_layout = True
     in_place = ((0, 0),)
     scalar: float

@@ -11,8 +11,9 @@ from typing import Any
 
 from flowmx.engine.origin import warn_user
 from flowmx.errors import ArgumentTypeError
+from flowmx.ops.documentation import documentation
 from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Operator, documentation
+from flowmx.ops.registry import Operator
 
 Inputs = dict[str, Any]
 
@@ -189,21 +190,22 @@ def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
     return inspect.Signature(made)
 
 
-def dress(function: Any, cls: type[Operator], name: str, module: str, extra: Sequence[str]) -> None:
+def dress(
+    function: Any, cls: type[Operator], name: str, module: str, extra: Sequence[str], *, is_method: bool = False
+) -> None:
     """Give a derived function its name, signature and docstring."""
     function.__name__ = function.__qualname__ = name
     function.__module__ = module
-    function.__doc__ = documentation(cls)
+    function.__doc__ = documentation(cls, is_method=is_method)
     function.__signature__ = signature(cls, extra)
 
 
 def dress_method(function: Any, cls: type[Operator], name: str, module: str, owner: str, extra: Sequence[str]) -> None:
     """Give a method its name, signature and docstring; the operator's first input is ``self``."""
-    dress(function, cls, name, module, extra)
-    first, *rest = function.__signature__.parameters.values()
+    dress(function, cls, name, module, extra, is_method=True)
+    _, *rest = function.__signature__.parameters.values()
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     function.__signature__ = function.__signature__.replace(parameters=[own, *rest])
-    function.__doc__ = function.__doc__.replace(f"    {first.name}: input.\n", "", 1)
     function.__qualname__ = f"{owner}.{name}"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from flowmx.errors import ParameterError
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.linear import Inferred, InferredTypes
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option, required
 from flowmx.ops.reshaping import axis_of
 
 _CTX = "Kept for MXNet's files."
@@ -27,6 +27,7 @@ class _Creation(Operator):
 
 @family
 class _Constant(_Creation):
+    output_doc = "`shape`, dtype `dtype`"
     shape: Shape = option((), _SHAPE, low=-1)
     ctx: str = option("", _CTX)
     dtype: DType = option(FLOAT32, _DTYPE)
@@ -69,6 +70,7 @@ class Full(_Constant):
 class Eye(_Creation):
     """Ones on a diagonal, zeros elsewhere."""
 
+    output_doc = "(N, M), or (N, N) where M is 0, dtype `dtype`"
     N: int = required("Number of rows.", low=1)
     M: int = option(0, "Number of columns; 0 for N.", low=0)
     k: int = option(0, "Which diagonal: above the main one from 1, below it from -1.")
@@ -86,6 +88,7 @@ class Eye(_Creation):
 class Arange(_Creation):
     """Numbers from ``start`` to before ``stop`` in steps of ``step``, each ``repeat`` times."""
 
+    output_doc = "(n,) with n = ceil((stop - start)/step)·repeat, dtype `dtype`"
     start: float = option(0.0, "The first number, or the end where stop is not given.")
     stop: float | None = option(None, "The end, not included.")
     step: float = option(1.0, "The distance between numbers.")
@@ -124,6 +127,7 @@ def _as_elements(out: Array, *numbers: float) -> tuple[float, ...]:
 class Linspace(_Creation):
     """``num`` evenly spaced numbers from ``start`` to ``stop``."""
 
+    output_doc = "(num,), dtype `dtype`"
     start: float = required("The first number.")
     stop: float = required("The last number, or the one after it.")
     num: int = required("How many.", low=0)
@@ -142,6 +146,8 @@ class Linspace(_Creation):
 class ArangeLike(Operator):
     """Numbers from ``start``, as many as the input has elements, or as its axis is long."""
 
+    input_docs = described(data="any shape, any dtype; only its shape and dtype are used")
+    output_doc = "The shape of data, or (length of the axis,); the dtype of data"
     no_gradient = True
     start: float = option(0.0, "The first number.")
     step: float = option(1.0, "The distance between numbers.")

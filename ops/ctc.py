@@ -15,7 +15,7 @@ from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.indexing import whole
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, unchecked
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option
 
 _NEVER = -1e30
 """The logarithm of no probability: finite, so that differences of two are a number."""
@@ -59,6 +59,13 @@ class CTCLoss(Operator):
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "label", "data_lengths", "label_lengths")
+    input_docs = described(
+        data="(time, batch, classes), float; before softmax",
+        label="(batch, labels), int or float; class indices",
+        data_lengths="(batch,), int or float; only with use_data_lengths",
+        label_lengths="(batch,), int or float; only with use_label_lengths",
+    )
+    output_doc = "(batch,), the dtype of data"
     skips = True
     use_data_lengths: bool = option(False, "Take the data's lengths from the input data_lengths (batch,).")
     use_label_lengths: bool = option(False, "Take the labels' lengths from the input label_lengths (batch,).")

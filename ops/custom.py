@@ -27,7 +27,7 @@ from flowmx.engine import Operation, ThreadActor, engine, runs_user_code
 from flowmx.errors import ParameterError, ShapeError, TypeInferenceError, also_mxnet, raised_as_mxnet
 from flowmx.ops.dtypes import DType, as_dtype
 from flowmx.ops.linear import shape_of
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, merge, operator, required
 
 Groups = Mapping[str, Sequence[Array | None]]
 Runner = Callable[[Callable[..., Any], Run, Groups, Mapping[str, Any]], Awaitable[None] | None]
@@ -154,6 +154,8 @@ class Custom(_UserOperator):
     """
 
     arguments = ()
+    input_docs = described(data="shapes and dtypes as the property's infer_shape and infer_type accept them")
+    output_doc = "Shapes and dtypes that the property's infer_shape and infer_type return"
     open_ended = True
     op_type: str = required("The name that the operator's property is registered under.")
 

@@ -239,6 +239,12 @@ class _DensityOperator(Operator):
         return grads
 
 
+def _input_docs(row: _Density) -> dict[str, str]:
+    last = ", classes" if row.vectors else ""
+    parameter = f"({'*shape' + last}), the dtype of sample"
+    return {"sample": f"(*shape, *samples{last}), float", **dict.fromkeys(row.parameters, parameter)}
+
+
 for _row in _DENSITIES:
     operator(f"_random_pdf_{_row.name}", f"random_pdf_{_row.name}")(
         type(
@@ -249,6 +255,8 @@ for _row in _DENSITIES:
                 "__doc__": f"The probability density of {_row.doc}, at each sample.\n\n"
                 "The sample's first axes are those of the parameters, which have one shape.",
                 "arguments": ("sample", *_row.parameters),
+                "input_docs": _input_docs(_row),
+                "output_doc": f"{'(*shape, *samples)' if _row.vectors else 'The shape of sample'}, its dtype",
                 "distribution": _row,
                 "is_log": option(False, "Give the logarithm of the density."),
                 "__annotations__": {"is_log": bool},

@@ -16,7 +16,7 @@ from flowmx.ops import image_resize
 from flowmx.ops.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.linear import Linear, linear
 from flowmx.ops.nn_common import computing_dtype
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
@@ -58,6 +58,9 @@ def _store(xp: Any, out: Array, values: Array) -> None:
 class ToTensor(Linear):
     """An image with values up to 255 as a float32 tensor with values up to 1, its channels in front."""
 
+    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    output_doc = "(channels, height, width) or (batch, channels, height, width), float32"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
         expect_image(self, shape)
@@ -79,6 +82,8 @@ class ToTensor(Linear):
 class Normalize(Operator):
     """(data - mean)/std for each channel of tensors of shape (..., channels, height, width)."""
 
+    input_docs = described(data="(channels, height, width) or (batch, channels, height, width), float")
+    output_doc = "The shape and dtype of data"
     in_place = ((0, 0),)
     mean: tuple[float, ...] = option((0.0,), "The mean of each channel, or of all.")
     std: tuple[float, ...] = option((1.0,), "The standard deviation of each channel, or of all.")
@@ -116,6 +121,8 @@ class Normalize(Operator):
 class Crop(Linear):
     """The part of images that begins at column x and row y and has this width and height."""
 
+    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    output_doc = "The axes of data with the new height and width, the dtype of data"
     x: int = required("The first column.", low=0)
     y: int = required("The first row.", low=0)
     width: int = required("How many columns.", low=1)
@@ -146,6 +153,8 @@ class Crop(Linear):
 class Resize(Operator):
     """Images of another size, as OpenCV computes them; there is no gradient."""
 
+    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    output_doc = "The axes of data with the new height and width, the dtype of data"
     size: Shape = option((), "(width, height), or one number for both.")
     keep_ratio: bool = option(False, "Where size is one number: the shorter side gets it, and the ratio stays.")
     interp: int = option(1, "0: nearest, 1: bilinear, 2: bicubic, 3: area, 4: Lanczos.", low=0, high=4)
@@ -184,6 +193,8 @@ class Resize(Operator):
 class _Augmentation(Operator):
     """Base of what changes one image into another of the same shape."""
 
+    input_docs = described(data="(height, width, channels) with 1 or 3 channels, any dtype")
+    output_doc = "The shape and dtype of data"
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

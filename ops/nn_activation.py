@@ -17,7 +17,18 @@ from flowmx.ops.nn_common import (
     scratch,
     unchecked,
 )
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required, same_shape
+from flowmx.ops.registry import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    operator,
+    option,
+    required,
+    same_shape,
+)
 from flowmx.ops.special import erf, sigmoid
 
 
@@ -162,6 +173,11 @@ class LeakyReLU(Operator):
     """
 
     arguments = ("data", "gamma")
+    input_docs = described(
+        data="(batch, channels, ...), float",
+        gamma="(channels,) or (1,), the dtype of data; only for act_type 'prelu'",
+    )
+    output_doc = "The shape and dtype of data"
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     act_type: Literal["elu", "gelu", "leaky", "prelu", "rrelu", "selu"] = option("leaky", "Which rectifier.")
     slope: float = option(0.25, "Slope below 0, of leaky and elu.")
@@ -357,6 +373,11 @@ class _Softmax(Operator):
     """The base of softmax, softmin and log_softmax."""
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "length")
+    input_docs = described(
+        data="any shape, float",
+        length="the shape of data without the axis, int; only with use_length",
+    )
+    output_doc = "The shape of data; dtype `dtype`, or that of data"
     axis: int
     temperature: float | None
     dtype: DType | None
@@ -522,6 +543,8 @@ def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> An
 class SoftmaxActivation(Operator):
     """Softmax along the last axis (``instance``), or over the channels, axis 1 (``channel``)."""
 
+    input_docs = described(data="(batch, channels, ...), float")
+    output_doc = "The shape and dtype of data"
     mode: Literal["channel", "instance"] = option("instance", "What sums to 1.")
 
     def axis(self) -> int:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.nn_common import Linear, LinearData, LinearWeight, expect_rank, expect_shape, product
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 from flowmx.ops.windows import Geometry, correlate, spread, weigh
 
 Tune = Literal["off", "limited_workspace", "fastest"]
@@ -84,6 +84,12 @@ class Convolution(Linear):
     out = (size + 2·pad - dilate·(kernel - 1) - 1)//stride + 1, in one to three spatial dimensions.
     """
 
+    input_docs = described(
+        data="(batch, channels, *size), float; 1 to 3 spatial axes",
+        weight="(num_filter, channels/num_group, *kernel), the dtype of data",
+        bias="(num_filter,), the dtype of data; not with no_bias",
+    )
+    output_doc = "(batch, num_filter, *out), the dtype of data"
     makes_channels_last = True
     kernel: Shape = required("Lengths of the window.", low=1)
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
@@ -185,6 +191,12 @@ class Deconvolution(Linear):
     and adj then follow.
     """
 
+    input_docs = described(
+        data="(batch, channels, *size), float; 1 to 3 spatial axes",
+        weight="(channels, num_filter/num_group, *kernel), the dtype of data",
+        bias="(num_filter,), the dtype of data; not with no_bias",
+    )
+    output_doc = "(batch, num_filter, *out), the dtype of data"
     makes_channels_last = True
     kernel: Shape = required("Lengths of the window.", low=1)
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, same_shape
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, same_shape
 
 
 @operator("Correlation")
@@ -21,6 +21,11 @@ class Correlation(Operator):
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data1", "data2")
+    input_docs = described(
+        data1="(batch, channels, height, width), float",
+        data2="the shape and dtype of data1",
+    )
+    output_doc = "(batch, displacements, out height, out width), the dtype of data1"
     heavy = True
     kernel_size: int = option(1, "Length of a patch; odd.", low=1)
     max_displacement: int = option(1, "The greatest displacement along either axis.", low=0)

@@ -15,7 +15,7 @@ from flowmx.ops.bilinear import Corners, corners, images_of, pixels_of
 from flowmx.ops.linear import Inferred
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, product
 from flowmx.ops.nn_convolution import check_layout, per_axis
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option, required
 from flowmx.ops.windows import Geometry
 
 
@@ -37,6 +37,14 @@ class _Taps(NamedTuple):
 
 @family
 class _Deformable(Operator):
+    input_docs = described(
+        data="(batch, channels, height, width), float",
+        offset="(batch, 2·groups·prod(kernel), out height, out width), the dtype of data",
+        mask="(batch, groups·prod(kernel), out height, out width), the dtype of data",
+        weight="(num_filter, channels/num_group, *kernel), the dtype of data",
+        bias="(num_filter,), the dtype of data; not with no_bias",
+    )
+    output_doc = "(batch, num_filter, out height, out width), the dtype of data"
     heavy = True
     modulated: ClassVar[bool] = False
     kernel: Shape = required("Lengths of the window.", low=1)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from flowmx.errors import ShapeError
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 
 
 @operator("Dropout")
@@ -17,6 +17,8 @@ class Dropout(Operator):
     ``mode="always"`` drops outside training too.
     """
 
+    input_docs = described(data="any shape, float")
+    output_doc = "The shape and dtype of data"
     uses_random = True
     mode_matters = True
     keeps_layout = True

@@ -15,7 +15,7 @@ import numpy as np
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, positive_axis, scratch
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 
 _PART = 1 << 16
 """Elements to work on at a time."""
@@ -51,6 +51,12 @@ class _Normalization(Operator):
     """The base of the normalisations; a subclass defines its frame and the shapes of its statistics."""
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "gamma", "beta")
+    input_docs = described(
+        data="(batch, channels, ...), float",
+        gamma="(channels,), float; float32 for data of 16 bits",
+        beta="(channels,), float; float32 for data of 16 bits",
+    )
+    output_doc = "The shape and dtype of data; with output_mean_var the statistics too"
     inverse_std: ClassVar[bool] = False
     """The second statistic is 1/√(var + eps), not √(var + eps)."""
     eps: float
@@ -219,6 +225,11 @@ class BatchStatistics(_Normalization):
     """Base of BatchNorm and what differs from it in its parameters alone."""
 
     auxiliary: ClassVar[tuple[str, ...]] = ("moving_mean", "moving_var")
+    input_docs = described(
+        moving_mean="(channels,), the dtype of gamma; a state, updated in training",
+        moving_var="(channels,), the dtype of gamma; a state, updated in training",
+    )
+    output_doc = "The shape and dtype of data; with output_mean_var also the mean and the second statistic, (channels,)"
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     mode_matters = True
     keeps_layout = True
@@ -323,6 +334,12 @@ class LayerNorm(_Normalization):
     ``output_mean_var``: mean and √(var + eps), with the axis 1 long.
     """
 
+    input_docs = described(
+        data="any shape, float",
+        gamma="(length of the axis,), float; float32 for data of 16 bits",
+        beta="(length of the axis,), float; float32 for data of 16 bits",
+    )
+    output_doc = "The shape and dtype of data; with output_mean_var also mean and √(var + eps), with the axis 1 long"
     axis: int = option(-1, "The axis to normalise along.")
     eps: float = option(1e-5, "Added to the variance.", low=0)
     output_mean_var: bool = option(False, "Give the statistics as further outputs.")
@@ -378,6 +395,11 @@ class GroupNorm(_Normalization):
     ``output_mean_var``: mean and √(var + eps), each (batch, num_groups).
     """
 
+    input_docs = described(
+        gamma="(num_groups,), float; float32 for data of 16 bits",
+        beta="(num_groups,), float; float32 for data of 16 bits",
+    )
+    output_doc = "The shape and dtype of data; with output_mean_var also mean and √(var + eps), (batch, num_groups)"
     num_groups: int = option(1, "Number of groups; divides the channels.", low=1)
     eps: float = option(1e-5, "Added to the variance.", low=0)
     output_mean_var: bool = option(False, "Give the statistics as further outputs.")
@@ -415,6 +437,8 @@ class L2Normalization(Operator):
     positions of each channel (``spatial``).
     """
 
+    input_docs = described(data="(batch, ...), float; at least 3 axes but for mode 'instance'")
+    output_doc = "The shape and dtype of data"
     eps: float = option(1e-10, "Added to the sum of squares.", low=0)
     mode: Literal["channel", "instance", "spatial"] = option("instance", "What the norm is taken over.")
 
@@ -451,6 +475,8 @@ class LRN(Operator):
     y = x/(knorm + alpha/nsize · Σx²)^beta, the sum over the ``nsize`` channels around each.
     """
 
+    input_docs = described(data="(batch, channels, height, width), float")
+    output_doc = "The shape and dtype of data"
     keeps_layout = True
     alpha: float = option(1e-4, "Weight of the sum of squares.")
     beta: float = option(0.75, "Exponent.")

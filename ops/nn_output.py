@@ -11,7 +11,7 @@ from flowmx.ops.dtypes import DType
 from flowmx.ops.indexing import positions
 from flowmx.ops.nn_activation import softmax_into
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, unchecked
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option
 from flowmx.ops.reshaping import expect_elements
 
 Normalization = Literal["null", "batch", "valid"]
@@ -57,6 +57,11 @@ class SoftmaxOutput(_Labelled):
     The gradient is multiplied by ``grad_scale`` and divided by what ``normalization`` says.
     """
 
+    input_docs = described(
+        data="(batch, classes), (batch, classes, *positions) or (..., classes), float",
+        label="the shape of data without the classes, int or float; or the shape of data, of probabilities",
+    )
+    output_doc = "The shape and dtype of data"
     is_loss = True
     grad_scale: float = option(1.0, "The gradient's factor.")
     ignore_label: float = option(-1.0, "With use_ignore: the label that gives no gradient.")
@@ -161,6 +166,12 @@ class SoftmaxCrossEntropy(_Labelled):
     Shapes: data (batch, classes), label (batch,) of class numbers, output (1,).
     """
 
+    input_docs = described(
+        data="(batch, classes), float",
+        label="(batch,), int or float; class indices",
+    )
+    output_doc = "(1,), the dtype of data"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data, label = shapes
         expect_rank(self, "data", data, 2, 2)
@@ -233,6 +244,11 @@ def _register(row: _Regression) -> None:
     class Output(_Labelled):
         __doc__ = row.doc + notes
 
+        input_docs = described(
+            data="(batch, ...), float",
+            label="the shape of data, or as many elements for each example, float",
+        )
+        output_doc = "The shape and dtype of data"
         is_loss = True
         grad_scale: float = option(1.0, "The gradient's factor.")
 
@@ -284,6 +300,11 @@ class SVMOutput(_Labelled):
     Shapes: data (batch, classes), label (batch,) of class numbers.
     """
 
+    input_docs = described(
+        data="(batch, classes), float",
+        label="(batch,), int or float; class indices",
+    )
+    output_doc = "The shape and dtype of data"
     is_loss = True
     margin: float = option(1.0, "The margin.")
     regularization_coefficient: float = option(1.0, "The gradient's factor.")

@@ -13,7 +13,7 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, scratch
 from flowmx.ops.nn_convolution import check_layout, per_axis
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 from flowmx.ops.reshaping import expect_elements
 
 _PART_BYTES = 1 << 20
@@ -110,6 +110,10 @@ class Pooling(Operator):
     with ceil, and with ``same`` (one spatial axis only) ceil((size + 2·pad)/stride).
     """
 
+    input_docs = described(
+        data="(batch, channels, *size), or with the channels last as `layout` says; 1 to 3 spatial axes, any dtype",
+    )
+    output_doc = "(batch, channels, *out), or with the channels last, the dtype of data"
     keeps_layout = True
     kernel: Shape = option((), "Lengths of the window; not needed with global_pool.", low=1)
     pool_type: Literal["max", "avg", "sum", "lp"] = option("max", "What a window becomes.")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flowmx.ops.optimizer_groups import CLIP, Group
-from flowmx.ops.optimizer_ops import Rule, average, update
+from flowmx.ops.optimizer_ops import Rule, Update, average, state_docs, update
 from flowmx.ops.registry import Array, Run, operator, option, required
 
 
@@ -37,6 +37,7 @@ RULE = Rule(
 
 class _AdamW(Group):
     more = 1
+    more_doc = "; then rescale_grad, (1,), float32"
     states = ("mean", "var")
 
     def rates(self) -> list[tuple[float, float, float]]:
@@ -57,6 +58,7 @@ class _AdamW(Group):
 
 class _One(_AdamW):
     count = 1  # it has no parameter that counts the weights
+    output_doc = "The new weight: the shape and dtype of weight"
     lr: float
     wd: float
     eta: float
@@ -114,6 +116,7 @@ def _register(base: type[Group], mixed: bool) -> None:
         "__annotations__": kinds,
         "arguments": () if many else ("weight", "grad", "mean", "var", *master, "rescale_grad"),
         "mixed": mixed,
+        "input_docs": {**Update.input_docs, **state_docs(_AdamW.states, mixed), "rescale_grad": "(1,), float32"},
         **fields,
     }
     operator(name)(type(name, (base,), body))

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.nn_common import blocks, expect_shape, scratch
 from flowmx.ops.optimizer_groups import CLIP, RESCALE, Group
-from flowmx.ops.optimizer_ops import average, sum_of_squares
+from flowmx.ops.optimizer_ops import Update, average, state_docs, sum_of_squares
 from flowmx.ops.registry import (
     Array,
     Operator,
@@ -86,6 +86,11 @@ def _step(xp: Any, p: Any, lr: float, w: Array, g: Array, norms: tuple[float, fl
 
 
 class _Phase1(Operator):
+    input_docs: ClassVar[dict[str, str]] = {
+        **Update.input_docs,
+        "weight32": "the shape of weight, float32; the master copy",
+    }
+    output_doc = "The direction: the shape of weight, its dtype, or float32 in mixed precision"
     updates = (2, 3)
     mixed: ClassVar[bool] = False
     t: int
@@ -104,6 +109,13 @@ class _Phase1(Operator):
 
 
 class _Phase2(Operator):
+    input_docs: ClassVar[dict[str, str]] = {
+        **Update.input_docs,
+        "g": "the shape of weight, its dtype, or float32 in mixed precision; the direction",
+        "r1": "(1,), the dtype of g; the norm of the weight",
+        "r2": "(1,), the dtype of g; the norm of the direction",
+    }
+    output_doc = "The new weight: the shape and dtype of weight"
     in_place = ((0, 0),)
     mixed: ClassVar[bool] = False
     lr: float
@@ -199,6 +211,8 @@ def _register(kind: str, mixed: bool) -> None:
         "mixed": mixed,
         **{key: field for key, (field, _) in fields.items()},
     }
+    if base is _Phase1:
+        body["input_docs"] = state_docs(("mean", "var"), mixed)
     if base is _Phase2 and mixed:
         body["updates"] = (4,)
     operator(name)(type(name, (base,), body))

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.nn_common import blocks, computing_dtype, scratch
-from flowmx.ops.registry import Array, Operator, Run, kernel_for, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, described, kernel_for, operator, option, required
 
 Step = Callable[..., None]
 
@@ -205,6 +205,12 @@ RULES = [
 ]  # fmt: skip
 
 
+def state_docs(states: Sequence[str], mixed: bool) -> dict[str, str]:
+    """The documentation of an update's states, which are float32 in mixed precision."""
+    dtype = "float32" if mixed else "its dtype"
+    return dict.fromkeys(states, f"the shape of weight, {dtype}; a state, updated in place")
+
+
 def update(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
     """Update one weight.
 
@@ -291,7 +297,14 @@ def sum_of_squares(xp: Any, array: Array) -> float:
 
 
 class Update(Operator):
-    """The base of all update rules."""
+    """The base of all update rules; its inputs have one shape."""
+
+    input_docs = described(
+        weight="any shape, float",
+        grad="the shape and dtype of weight",
+        weight32="the shape of weight, float32; the master copy, updated in place",
+    )
+    output_doc = "The new weight: the shape and dtype of weight"
 
     rule: Rule
     mixed = False
@@ -321,6 +334,7 @@ def register_rule(rule: Rule, mixed: bool = False, hidden: bool = False, base: t
         "mixed": mixed,
         "hidden": hidden,
         "arguments": ("weight", "grad", *(f"{name}_state" if name == "grad" else name for name in states)),
+        "input_docs": state_docs(rule.states, mixed),
         "updates": tuple(range(2, 2 + len(states))),
         "in_place": ((0, 0),),
         "__annotations__": {"lr": float},

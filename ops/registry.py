@@ -31,7 +31,6 @@ operator by name. It returns one gradient (or None) for each input, auxiliary st
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
 
@@ -54,6 +53,7 @@ __all__ = [
     "Shape",
     "ShapeError",
     "ShapeOrNone",
+    "described",
     "family",
     "kernel",
     "lookup",
@@ -163,6 +163,10 @@ class Operator:
     """True where positions count only the inputs that an instance takes, though others lie between them."""
     auxiliary: ClassVar[tuple[str, ...]] = ()
     """Names of the auxiliary states: further inputs that the forward updates in training mode."""
+    input_docs: ClassVar[dict[str, str]] = {}
+    """By input, its shape, dtype and meaning, beyond what the bases say; not needed where all have one of each."""
+    output_doc: ClassVar[str] = ""
+    """Shapes and dtypes of the outputs; not needed where they are those of the inputs."""
     variadic: ClassVar[str] = ""
     """For operators with any number of inputs: the parameter that counts them (``num_args``)."""
     inputs_counted: ClassVar[tuple[int, int]] = (1, 0)
@@ -474,6 +478,11 @@ def operator(name: str, *aliases: str) -> Callable[[C], C]:
     return register
 
 
+def described(**inputs: str) -> dict[str, str]:
+    """The documentation of an operator's inputs by name, for ``input_docs``: of each its shape, dtype and meaning."""
+    return inputs
+
+
 def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a faster forward ``function(operator, run, inputs, outputs)`` for one device type.
 
@@ -529,20 +538,6 @@ def lookup(name: str) -> type[Operator]:
 def registered() -> dict[str, type[Operator]]:
     """Every operator by every name."""
     return dict(_by_name)
-
-
-def documentation(cls: type[Operator]) -> str:
-    """The docstring of an operator's generated functions: its own, then inputs and parameters."""
-    text = [inspect.cleandoc(cls.__doc__ or cls.name), "", "Args:"]
-    if cls.variadic or cls.open_ended:
-        text.append("    *data: the inputs.")
-    else:
-        text += [f"    {name}: input." for name in (*cls.arguments, *cls.auxiliary)]
-    for parameter in cls.parameters.values():
-        default = "required" if parameter.required else f"default {parameter.default!r}"
-        doc = f" {parameter.doc}" if parameter.doc else ""
-        text.append(f"    {parameter.name}: {parameter.describe()}, {default}.{doc}")
-    return "\n".join(text)
 
 
 def same_shape(op: Operator, shapes: Sequence[ShapeOrNone]) -> ShapeOrNone:

@@ -17,7 +17,7 @@ import numpy as np
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.nn_common import computing_dtype, expect_rank, scratch
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 from flowmx.ops.reshaping import expect_elements
 
 _PART_BYTES = 1 << 20
@@ -120,6 +120,11 @@ class BilinearResize2D(Operator):
     """
 
     arguments = ("data", "like")
+    input_docs = described(
+        data="(batch, channels, height, width), float",
+        like="(batch, channels, out height, out width), the dtype of data; only for mode 'like'",
+    )
+    output_doc = "(batch, channels, out height, out width), the dtype of data"
     height: int = option(1, "Output height for the mode size.", low=1, high=10000)
     width: int = option(1, "Output width for the mode size.", low=1, high=10000)
     scale_height: float | None = option(None, "Output height as a multiple of the input's.")
@@ -210,6 +215,8 @@ class AdaptiveAvgPooling2D(Linear):
     Shapes: data (batch, channels, height, width), output (batch, channels, *output_size).
     """
 
+    input_docs = described(data="(batch, channels, height, width), float")
+    output_doc = "(batch, channels, *output_size), the dtype of data"
     output_size: Shape = option((), "Height and width, or one number for both; 1 by default.", low=1)
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from flowmx.ops.conversion import as_type, cast
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, product, scratch
 from flowmx.ops.products import matmul
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 from flowmx.ops.rnn_layout import KINDS, Kept, Layout, Weights
 from flowmx.ops.rnn_track import Track
 
@@ -54,6 +54,17 @@ class RNN(Operator):
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "parameters", "state", "state_cell", "sequence_length")
+    input_docs = described(
+        data="(time, batch, features), float",
+        parameters="(number of parameters,), the dtype of data; all weights, then all biases",
+        state="(layers·directions, batch, outputs), the dtype of data",
+        state_cell="(layers·directions, batch, units), the dtype of data; only for mode 'lstm'",
+        sequence_length="(batch,), int or float; only with use_sequence_length",
+    )
+    output_doc = (
+        "(time, batch, directions·outputs); with state_outputs also the last state, and an LSTM's last cell; the "
+        "dtype of data"
+    )
     skips = True
     uses_random = True
     mode_matters = True

@@ -10,7 +10,7 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.nn_common import computing_dtype, expect_rank
 from flowmx.ops.nn_convolution import Deconvolution
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option, required
 
 
 @linear("_repeat_pixels")
@@ -63,6 +63,10 @@ class UpSampling(Operator):
     variadic = "num_args"
     skips = True
     arguments = ("data", "weight")
+    input_docs = described(
+        data="images (batch, channels, height, width) of one dtype; for 'bilinear' one, then the weight"
+    )
+    output_doc = "(batch, channels, height·scale, width·scale), the dtype of the inputs"
     heavy = True
     scale: int = required("How many times larger.", low=1)
     num_filter: int = option(0, "Channels of the input, for bilinear.", low=0)

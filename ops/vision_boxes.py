@@ -15,7 +15,7 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.nn_common import computing_dtype, expect_rank
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option, required
 
 Format = Literal["corner", "center"]
 _FORMAT = "How boxes are written."
@@ -59,6 +59,11 @@ class BoxIoU(Operator):
     """
 
     arguments = ("lhs", "rhs")
+    input_docs = described(
+        lhs="(*left, 4), float",
+        rhs="(*right, 4), the dtype of lhs",
+    )
+    output_doc = "(*left, *right), the dtype of lhs"
     format: Format = option("corner", _FORMAT)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -93,6 +98,8 @@ class BoxNMS(Operator):
     gradient of a box that is left goes back to where it came from.
     """
 
+    input_docs = described(data="(..., boxes, numbers), float")
+    output_doc = "The shape and dtype of data"
     overlap_thresh: float = option(0.5, "Overlap above which the box with the lower score is dropped.")
     valid_thresh: float = option(0.0, "Boxes with a score up to this are dropped.")
     topk: int = option(-1, "How many of the best boxes to look at; below 0 all, 0 none (the output is the input).")
@@ -235,6 +242,8 @@ class BipartiteMatching(Operator):
     (..., columns), -1 where there is none. No gradient flows: it is 0, as in MXNet.
     """
 
+    input_docs = described(data="(..., rows, columns), float; scores")
+    output_doc = "Each row's column (..., rows) and each column's row (..., columns), the dtype of data"
     is_ascend: bool = option(False, "The smallest scores are the best.")
     threshold: float = required("Scores must be above it, or below with is_ascend.")
     topk: int = option(-1, "MXNet makes one match more than this; below 1 there is no limit.")

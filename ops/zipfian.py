@@ -44,6 +44,7 @@ class SampleUniqueZipfian(Operator):
     """
 
     arguments = ()
+    output_doc = "Samples `shape` and numbers of draws (rows,), int64"
     uses_random = True
     no_gradient = True
     range_max: int = required("How many classes there are.", low=1)
