@@ -447,7 +447,7 @@ class Members:
             self.phase, self.failure = phase, failure
 
     def _excuse(self, gap: float) -> None:
-        """Nobody was heard while the scheduler itself slept: that time does not count."""
+        """Leave out time in which the scheduler itself did not run, and so heard nobody."""
         for place in self.places.values():
             place.heard += gap
         if self._deserted is not None:

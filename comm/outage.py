@@ -20,7 +20,7 @@ class Outage:
         return self._last is not None
 
     def failed(self, now: float, most: float) -> float:
-        """It has failed (again); return the seconds that this has lasted.
+        """Note a failure; return the seconds that the outage has lasted.
 
         Args:
             now: the time.
@@ -32,5 +32,5 @@ class Outage:
         return self._seconds
 
     def over(self) -> None:
-        """It has worked."""
+        """Note a success, which ends the outage."""
         self._seconds, self._last = 0.0, None

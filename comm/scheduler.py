@@ -270,7 +270,7 @@ def _node(header: Mapping[str, Any]) -> str:
 
 
 def _subject(header: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Of whom a caller speaks: another node (whoever started it knows no incarnation), or itself."""
+    """The node that a request is about and its incarnation: another node (then None), or the caller itself."""
     if "who" in header:
         return fields.text(header, "who", 64, least=1), None
     return _node(header), fields.whole(header, "incarnation")

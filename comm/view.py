@@ -117,7 +117,7 @@ class View:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of two views the one with the greater order is newer."""
+        """The view's version, (term, epoch): of two views the one with the greater is newer."""
         return self.term, self.epoch
 
     @property

@@ -82,13 +82,13 @@ class Site(Protocol):
     ) -> None: ...
 
     def hosts(self) -> Sequence[Host]:
-        """Those that are there now."""
+        """The hosts that are available now."""
 
     def connect(self, scheduler: str) -> Line:
         """A connection to the job's scheduler."""
 
     def tell(self, line: str) -> None:
-        """Something that the launcher says."""
+        """Take a message of the launcher's."""
 
 
 class Here:
@@ -126,7 +126,7 @@ class Here:
         return peer(scheduler, self.secret)
 
     def tell(self, line: str) -> None:
-        """Nobody else hears it."""
+        """Do nothing: there is nobody else to tell."""
 
     async def start(self, order: Order, output: Output) -> Child:
         """Start a process on this machine."""

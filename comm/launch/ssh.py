@@ -235,4 +235,4 @@ class Ssh:
         return peer(scheduler, self.secret)
 
     def tell(self, line: str) -> None:
-        """Nobody else hears it."""
+        """Do nothing: there is nobody else to tell."""
