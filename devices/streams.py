@@ -346,7 +346,7 @@ class StreamActor(BatchActor):
         engine.use_watch(_prepare, "tokens")
 
     def close(self) -> None:
-        """Nothing is pushed to it any more, and all that was is done; after the last, pushes cost what they did."""
+        """Close it, after its last operation; once none is open, pushes cost no more than without any."""
         engine.retire(self)
         engine.retire(self._user_threads)
         _open.discard(self)

@@ -71,7 +71,7 @@ class CaptureMemory:
 
     @property
     def blocks(self) -> list[Block]:
-        """All that was allocated."""
+        """The blocks that were allocated."""
         return list(self._blocks.values())
 
 

@@ -44,10 +44,10 @@ class Blank(np.ndarray[Any, Any]):
         return func(*map(_plain, args), **{name: _plain(each) for name, each in kwargs.items()})
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Nothing is written."""
+        """Do nothing: a blank array is not written."""
 
     def fill(self, value: Any) -> None:
-        """Nothing is written."""
+        """Do nothing: a blank array is not written."""
 
 
 def blank(shape: tuple[int, ...], dtype: Any) -> Blank:

@@ -323,7 +323,7 @@ class System:
             raise found
 
     def check_host(self, op: Operation, token: Token) -> None:
-        """As :meth:`check`, for an operation of the host that has run; what its thread knows goes with its token."""
+        """Check an operation of the host that has run, and give its token what its thread has waited for."""
         if self.checker is None:
             return
         token.event = {**(token.event or {}), **self._here.clock}
