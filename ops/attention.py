@@ -61,7 +61,7 @@ class _Interleaved(Operator):
 
 
 class _Scores(_Interleaved):
-    """Of queries and keys: their products, divided by the root of the vectors' length."""
+    """The products of queries and keys, divided by the root of the vectors' length."""
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         size = inputs[0][2] // (self.heads * (3 if len(inputs) == 1 else 1))
@@ -80,7 +80,7 @@ class _Scores(_Interleaved):
 
 
 class _Weighted(_Interleaved):
-    """Of attention and values: the weighted sums."""
+    """The sums of values, weighted by attention."""
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         size = outputs[0][2] // self.heads

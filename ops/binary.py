@@ -35,7 +35,7 @@ class Row(NamedTuple):
     right: Derivative | None
     """The gradient of b."""
     needs: str
-    """Which of a, b and y the derivatives look at (the others may have been changed since)."""
+    """Those of a, b and y that the derivatives read (the others may have been changed since)."""
     doc: str
     broadcast: tuple[str, ...]
     elementwise: tuple[str, ...] = ()

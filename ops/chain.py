@@ -18,7 +18,7 @@ class Link(NamedTuple):
 
     op: Operator
     inputs: tuple[int, ...]
-    """Which values it reads: those of the chain's inputs come first, then those of the links, in order."""
+    """Indices of the values that it reads; values are the chain's inputs, then the links' results, in order."""
     name: str
     """The name of its node, for messages."""
 

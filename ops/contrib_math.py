@@ -37,7 +37,7 @@ class AllClose(Operator):
     no_gradient = True
     rtol: float = option(1e-5, "Relative tolerance.")
     atol: float = option(1e-8, "Absolute tolerance.")
-    equal_nan: bool = option(True, "Whether NaN is close to NaN.")
+    equal_nan: bool = option(True, "NaN is close to NaN.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return [same_shape(self, shapes)] * 2, [()]

@@ -133,7 +133,7 @@ class Flow(Operator):
         return [(1,)] if self.uses_random else []
 
     def seed_type(self) -> list[DType | None]:
-        """Its dtype."""
+        """The dtype of the seed, where there is one."""
         return [_INT64] if self.uses_random else []
 
     def feed(self, body: int, inputs: Sequence[Array]) -> list[Array]:
@@ -266,10 +266,10 @@ class _Loop(Flow):
 
     num_out_data: int
     body: ClassVar[int]
-    """Which of the bodies is run again and again."""
+    """The index of the body that is run again and again."""
 
     def carried(self) -> tuple[int, ...]:
-        """Which inputs of the body are the states."""
+        """Indices of the body's inputs that are states."""
         raise NotImplementedError
 
     def step_inputs(self, inputs: Sequence[Array], states: Sequence[Array], step: int) -> list[Array]:
@@ -326,10 +326,10 @@ class Foreach(_Loop):
     body = 0
     num_args: int = required("Number of inputs and subgraphs.", low=1)
     num_outputs: int = required("Number of outputs: stacked ones, then the last states.", low=0)
-    num_out_data: int = required("How many of them are stacked.", low=0)
-    in_state_locs: Shape = required("Which inputs of the subgraph are states.")
-    in_data_locs: Shape = required("Which inputs of the subgraph are slices of the data.")
-    remain_locs: Shape = required("Which inputs of the subgraph are the same each time.")
+    num_out_data: int = required("The number of outputs that are stacked.", low=0)
+    in_state_locs: Shape = required("Indices of the subgraph's inputs that are states.")
+    in_data_locs: Shape = required("Indices of the subgraph's inputs that are slices of the data.")
+    remain_locs: Shape = required("Indices of the subgraph's inputs that are the same each time.")
 
     def carried(self) -> tuple[int, ...]:
         return self.in_state_locs
@@ -416,11 +416,11 @@ class WhileLoop(_Loop):
     body = 1
     num_args: int = required("Number of inputs and subgraphs.", low=1)
     num_outputs: int = required("Number of outputs: stacked ones, then the last loop variables.", low=0)
-    num_out_data: int = required("How many of them are stacked.", low=0)
+    num_out_data: int = required("The number of outputs that are stacked.", low=0)
     max_iterations: int = required("The most iterations.", low=0)
-    cond_input_locs: Shape = required("Which inputs the condition reads.")
-    func_input_locs: Shape = required("Which inputs the body reads.")
-    func_var_locs: Shape = required("Which of the body's inputs are the loop variables.")
+    cond_input_locs: Shape = required("Indices of the inputs that the condition reads.")
+    func_input_locs: Shape = required("Indices of the inputs that the body reads.")
+    func_var_locs: Shape = required("Indices of the body's inputs that are loop variables.")
 
     def carried(self) -> tuple[int, ...]:
         return self.func_var_locs
@@ -495,9 +495,11 @@ class Cond(Flow):
     count = 3
     num_args: int = required("Number of inputs and subgraphs.", low=1)
     num_outputs: int = required("Number of outputs.", low=1)
-    cond_input_locs: Shape = required("Which inputs the condition reads.")
-    then_input_locs: Shape = required("Which inputs the branch reads that is taken when the condition holds.")
-    else_input_locs: Shape = required("Which inputs the other branch reads.")
+    cond_input_locs: Shape = required("Indices of the inputs that the condition reads.")
+    then_input_locs: Shape = required(
+        "Indices of the inputs that the branch reads which is taken where the condition holds."
+    )
+    else_input_locs: Shape = required("Indices of the inputs that the other branch reads.")
 
     def locations(self) -> list[tuple[int, ...]]:
         return [self.cond_input_locs, self.then_input_locs, self.else_input_locs]

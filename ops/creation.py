@@ -73,7 +73,7 @@ class Eye(_Creation):
     output_doc = "(N, M), or (N, N) where M is 0, dtype `dtype`"
     N: int = required("Number of rows.", low=1)
     M: int = option(0, "Number of columns; 0 for N.", low=0)
-    k: int = option(0, "Which diagonal: above the main one from 1, below it from -1.")
+    k: int = option(0, "The diagonal: 0 the main one, above it from 1, below it from -1.")
     ctx: str = option("", _CTX)
     dtype: DType = option(FLOAT32, _DTYPE)
 
@@ -92,8 +92,8 @@ class Arange(_Creation):
     start: float = option(0.0, "The first number, or the end where stop is not given.")
     stop: float | None = option(None, "The end, not included.")
     step: float = option(1.0, "The distance between numbers.")
-    repeat: int = option(1, "How often each number comes.", low=1)
-    infer_range: bool = option(False, "Where stop is not given: from start, as many as the output's use asks for.")
+    repeat: int = option(1, "The number of copies of each number.", low=1)
+    infer_range: bool = option(False, "Without stop: take the length from the output's use.")
     ctx: str = option("", _CTX)
     dtype: DType = option(FLOAT32, _DTYPE)
 
@@ -130,8 +130,8 @@ class Linspace(_Creation):
     output_doc = "(num,), dtype `dtype`"
     start: float = required("The first number.")
     stop: float = required("The last number, or the one after it.")
-    num: int = required("How many.", low=0)
-    endpoint: bool = option(True, "Whether stop is the last number.")
+    num: int = required("The number of elements.", low=0)
+    endpoint: bool = option(True, "Include stop as the last number.")
     ctx: str = option("", _CTX)
     dtype: DType = option(FLOAT32, _DTYPE)
 
@@ -151,7 +151,7 @@ class ArangeLike(Operator):
     no_gradient = True
     start: float = option(0.0, "The first number.")
     step: float = option(1.0, "The distance between numbers.")
-    repeat: int = option(1, "How often each number comes.", low=1)
+    repeat: int = option(1, "The number of copies of each number.", low=1)
     ctx: str = option("", _CTX)
     axis: int | None = option(None, "The axis; None for the input's whole shape.")
 

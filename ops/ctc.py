@@ -69,7 +69,7 @@ class CTCLoss(Operator):
     skips = True
     use_data_lengths: bool = option(False, "Take the data's lengths from the input data_lengths (batch,).")
     use_label_lengths: bool = option(False, "Take the labels' lengths from the input label_lengths (batch,).")
-    blank_label: Literal["first", "last"] = option("first", "Which class is the blank.")
+    blank_label: Literal["first", "last"] = option("first", "The class of the blank: the first or the last.")
 
     def inputs(self) -> tuple[str, ...]:
         taken = (True, True, self.use_data_lengths, self.use_label_lengths)

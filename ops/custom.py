@@ -44,7 +44,7 @@ inside: ContextVar[str] = ContextVar("flowmx_custom_operator", default="")
 """The name of the user's operator that pushes here."""
 
 when_called: Callable[[str, float, float], None] | None = None
-"""Told the name, and when its method ran (the profiler's)."""
+"""Called with an operator's name and the begin and end of its method's run; set by the profiler."""
 
 
 class _UserActor(ThreadActor):

@@ -26,7 +26,7 @@ class Row(NamedTuple):
     """Called as ``function(xp, x, out)``; returns nothing, or the ufunc's result."""
     derivative: Derivative | None
     needs: str
-    """Which of x and y the derivative looks at (the others may have been changed since)."""
+    """Those of x and y that the derivative reads (the others may have been changed since)."""
     doc: str
     aliases: tuple[str, ...] = ()
 
@@ -201,7 +201,7 @@ class Polygamma(Operator):
     """The derivatives of gammaln: the digamma function (order 0) and its own, order by order."""
 
     hidden = True
-    order: int = option(0, "How often digamma is differentiated.", low=0)
+    order: int = option(0, "The order of the derivative of digamma.", low=0)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         polygamma(self.order)(run.xp, inputs[0], outputs[0])

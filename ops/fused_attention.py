@@ -39,9 +39,9 @@ class _Attention(Operator):
     heavy = True
     skips = True
     arguments: ClassVar[tuple[str, ...]] = ("queries", "keys", "values", "bias")
-    layout: Literal["NTC", "TNC"] = option("NTC", "Whether the batch (N) or the length (T) comes first.")
-    parts: Shape = option((1, 1, 1), "How many of queries, keys and values lie in each input.")
-    scale: float = option(1.0, "What products are multiplied by.")
+    layout: Literal["NTC", "TNC"] = option("NTC", "The order of the batch (N), the length (T) and the channels (C).")
+    parts: Shape = option((1, 1, 1), "The numbers of queries, keys and values in each input.")
+    scale: float = option(1.0, "Factor of the products.")
     biased: bool = option(False, "There is a bias.")
 
     def __post_init__(self) -> None:

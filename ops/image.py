@@ -125,8 +125,8 @@ class Crop(Linear):
     output_doc = "The axes of data with the new height and width, the dtype of data"
     x: int = required("The first column.", low=0)
     y: int = required("The first row.", low=0)
-    width: int = required("How many columns.", low=1)
-    height: int = required("How many rows.", low=1)
+    width: int = required("The number of columns.", low=1)
+    height: int = required("The number of rows.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
@@ -156,7 +156,7 @@ class Resize(Operator):
     input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
     output_doc = "The axes of data with the new height and width, the dtype of data"
     size: Shape = option((), "(width, height), or one number for both.")
-    keep_ratio: bool = option(False, "Where size is one number: the shorter side gets it, and the ratio stays.")
+    keep_ratio: bool = option(False, "With a size of one number: set the shorter side, and keep the ratio.")
     interp: int = option(1, "0: nearest, 1: bilinear, 2: bicubic, 3: area, 4: Lanczos.", low=0, high=4)
 
     def __post_init__(self) -> None:
@@ -369,7 +369,7 @@ def _light(xp: Any, image: Array, out: Array, alpha: Any) -> None:
 class AdjustLighting(_Augmentation):
     """The image with the principal components of its colours shifted, as AlexNet's were in training."""
 
-    alpha: tuple[float, ...] = required("How far, for each of the three components.")
+    alpha: tuple[float, ...] = required("The shift along each of the three components.")
 
     def __post_init__(self) -> None:
         if len(self.alpha) != 3:

@@ -22,7 +22,7 @@ class Taps(NamedTuple):
     """The interpolation of one axis."""
 
     index: Any
-    """Which old pixels each new one is made of, (new length, taps)."""
+    """Indices of the old pixels that each new one is made of, int64 (new length, taps)."""
     weight: Any
     """Their weights, likewise, in float64."""
 

@@ -69,7 +69,7 @@ class Take(_Indexed):
     )
     output_doc = "(*a.shape[:axis], *indices.shape, *a.shape[axis + 1:]), the dtype of a"
     axis: int = option(0, "The axis.")
-    mode: Mode = option("clip", "What becomes of indices outside: the nearest, around, or an error.")
+    mode: Mode = option("clip", "For indices outside: clip them, wrap them around, or raise an error.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a, indices = shapes
@@ -189,7 +189,7 @@ class Pick(_Indexed):
     output_doc = "The shape of data without the axis, or with length 1 there (keepdims), the dtype of data"
     axis: int | None = option(-1, "The axis to pick along; None for the flattened array.")
     keepdims: bool = option(False, "Keep the axis, with length 1.")
-    mode: Literal["clip", "wrap"] = option("clip", "What becomes of indices outside: the nearest, or around.")
+    mode: Literal["clip", "wrap"] = option("clip", "For indices outside: clip them, or wrap them around.")
 
     def _kept(self, shape: Shape) -> Shape:
         """The index's shape with the axis of length 1 in it."""

@@ -221,7 +221,7 @@ class SliceChannel(_Split):
 class SplitV2(_Split):
     """The input split along an axis at the given indices, or into ``sections`` equal parts."""
 
-    indices: Shape = option((), "Where the parts start (MXNet's JSON puts a 0 first).")
+    indices: Shape = option((), "The first index of each part (MXNet's JSON puts a 0 first).")
     axis: int = option(1, "The axis to split.")
     squeeze_axis: bool = option(False, _SQUEEZE)
     sections: int = option(0, "Number of equal parts, or 0 to go by the indices.", low=0)

@@ -109,7 +109,7 @@ class _Make(_Packed):
 
 @family
 class _Diagonal(_Packed):
-    offset: int = option(0, "Which diagonal: above the main one from 1, below it from -1.")
+    offset: int = option(0, "The diagonal: 0 the main one, above it from 1, below it from -1.")
 
     def places(self, side: int) -> tuple[Array, Array]:
         steps = np.arange(side - abs(self.offset))

@@ -82,7 +82,7 @@ class _Finite(Operator):
             out[0] = all(all_finite(run.xp, each) for each in inputs)
 
 
-_AFRESH = "Whether only these arrays count; else the answer joins what the array given as out holds."
+_AFRESH = "Test these arrays alone; otherwise the result is ANDed with the array given as out."
 
 
 @operator("all_finite")

@@ -99,7 +99,7 @@ class Activation(Operator):
 
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     keeps_layout = True
-    act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("Which activation.")
+    act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("The activation.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _ACTIVATIONS[self.act_type].compute(run.xp, inputs[0], outputs[0])
@@ -179,7 +179,7 @@ class LeakyReLU(Operator):
     )
     output_doc = "The shape and dtype of data"
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
-    act_type: Literal["elu", "gelu", "leaky", "prelu", "rrelu", "selu"] = option("leaky", "Which rectifier.")
+    act_type: Literal["elu", "gelu", "leaky", "prelu", "rrelu", "selu"] = option("leaky", "The rectifier.")
     slope: float = option(0.25, "Slope below 0, of leaky and elu.")
     lower_bound: float = option(0.125, "Lowest slope of rrelu.")
     upper_bound: float = option(0.334, "Highest slope of rrelu.")
@@ -545,7 +545,9 @@ class SoftmaxActivation(Operator):
 
     input_docs = described(data="(batch, channels, ...), float")
     output_doc = "The shape and dtype of data"
-    mode: Literal["channel", "instance"] = option("instance", "What sums to 1.")
+    mode: Literal["channel", "instance"] = option(
+        "instance", "The axis that sums to 1: the last, or the channels, axis 1."
+    )
 
     def axis(self) -> int:
         """The axis that sums to 1."""

@@ -23,7 +23,7 @@ class Dropout(Operator):
     mode_matters = True
     keeps_layout = True
     p: float = option(0.5, "Probability of dropping.", low=0, high=1)
-    mode: Literal["always", "training"] = option("training", "When to drop.")
+    mode: Literal["always", "training"] = option("training", "Drop in training alone, or always.")
     axes: Shape = option((), "Axes that share one decision.")
     cudnn_off: bool | None = option(False, "Ignored.")
 

@@ -298,7 +298,7 @@ class BatchNorm(BatchStatistics):
     """
 
     eps: float = option(1e-3, "Added to the variance.", low=0)
-    momentum: float = option(0.9, "How much of the moving statistics stays.")
+    momentum: float = option(0.9, "The part of the moving statistics that is kept at each step.")
     fix_gamma: bool = option(True, "Take gamma as 1.")
     use_global_stats: bool = option(False, "Use the moving statistics in training too.")
     output_mean_var: bool = option(False, "Give the statistics as further outputs.")
@@ -440,7 +440,7 @@ class L2Normalization(Operator):
     input_docs = described(data="(batch, ...), float; at least 3 axes but for mode 'instance'")
     output_doc = "The shape and dtype of data"
     eps: float = option(1e-10, "Added to the sum of squares.", low=0)
-    mode: Literal["channel", "instance", "spatial"] = option("instance", "What the norm is taken over.")
+    mode: Literal["channel", "instance", "spatial"] = option("instance", "The elements that the norm is taken over.")
 
     def counted_outputs(self) -> int:
         return 2
@@ -481,7 +481,7 @@ class LRN(Operator):
     alpha: float = option(1e-4, "Weight of the sum of squares.")
     beta: float = option(0.75, "Exponent.")
     knorm: float = option(2.0, "Added to the sum.")
-    nsize: int = required("How many channels; odd.", low=1)
+    nsize: int = required("The number of channels in the window; odd.", low=1)
 
     def __post_init__(self) -> None:
         if self.nsize % 2 == 0:

@@ -349,7 +349,7 @@ class MakeLoss(Operator):
 
     is_loss = True
     grad_scale: float = option(1.0, "The gradient.")
-    valid_thresh: float = option(0.0, "What counts as valid lies above.")
+    valid_thresh: float = option(0.0, "Elements above it are valid.")
     normalization: Normalization = option("null", "Divide by 1, the batch or the valid elements.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -116,14 +116,14 @@ class Pooling(Operator):
     output_doc = "(batch, channels, *out), or with the channels last, the dtype of data"
     keeps_layout = True
     kernel: Shape = option((), "Lengths of the window; not needed with global_pool.", low=1)
-    pool_type: Literal["max", "avg", "sum", "lp"] = option("max", "What a window becomes.")
+    pool_type: Literal["max", "avg", "sum", "lp"] = option("max", "The reduction of a window.")
     global_pool: bool = option(False, "One window over all of each spatial axis.")
     cudnn_off: bool = option(False, "Ignored.")
-    pooling_convention: Literal["valid", "full", "same"] = option("valid", "How the output's size is rounded.")
+    pooling_convention: Literal["valid", "full", "same"] = option("valid", "The rounding of the output's size.")
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
     pad: Shape = option((), "Padding on either side; 0 each by default.", low=0)
     p_value: Literal[1, 2, 3] | None = option(None, "The p of lp pooling.")
-    count_include_pad: bool | None = option(None, "Whether avg counts the padding (it does by default).")
+    count_include_pad: bool | None = option(None, "Count the padding in avg (True by default).")
     layout: str | None = option(None, "NCW, NCHW, NCDHW (by default), or NWC, NHWC, NDHWC.")
 
     def __post_init__(self) -> None:

@@ -43,7 +43,7 @@ class GridGenerator(Operator):
 
     input_docs = described(data="(batch, 6) for 'affine', (batch, 2, height, width) for 'warp', float")
     output_doc = "(batch, 2, *target_shape) for 'affine', the shape of data for 'warp'; the dtype of data"
-    transform_type: Literal["affine", "warp"] = required("What the data is.")
+    transform_type: Literal["affine", "warp"] = required("The kind of the data.")
     target_shape: Shape = option((0, 0), "Height and width of the grid, for affine.", low=0)
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ class Crop(Linear):
     output_doc = "(batch, channels, height, width) of the part, the dtype of data"
     shape_only = True
     num_args: int = required("1, or 2 with an input of the wanted height and width.", low=1)
-    offset: Shape = option((0, 0), "Where the part begins: (y, x).", low=0)
+    offset: Shape = option((0, 0), "The first row and column of the part.", low=0)
     h_w: Shape = option((0, 0), "Its height and width, where there is one input.", low=0)
     center_crop: bool = option(False, "Take the middle, and ignore the offset.")
 
@@ -88,7 +88,7 @@ class IdentityAttachKLSparseReg(Operator):
     in_place = ((0, 0),)
     sparseness_target: float = option(0.1, "The wanted mean activation.", 0, 1)
     penalty: float = option(0.001, "Factor of the penalty's gradient.")
-    momentum: float = option(0.9, "What stays of the running average at each batch.", 0, 1)
+    momentum: float = option(0.9, "The part of the running average that is kept at each batch.", 0, 1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, average = shapes

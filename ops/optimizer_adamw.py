@@ -97,7 +97,7 @@ def _register(base: type[Group], mixed: bool) -> None:
         fields = {
             "lrs": required("Learning rates."), **_OWN, "wds": required("Weight decays."),
             "etas": required("Factors of the whole step."), "clip_gradient": CLIP,
-            "num_weights": option(1, "How many weights there are.", low=1),
+            "num_weights": option(1, "The number of weights.", low=1),
         }  # fmt: skip
     else:
         fields = {

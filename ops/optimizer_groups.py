@@ -158,7 +158,7 @@ def _register(rule: Rule, mixed: bool, preloaded: bool) -> None:
         **own,
         "rescale_grad": RESCALE,
         "clip_gradient": CLIP,
-        "num_weights": option(1, "How many weights there are.", low=1),
+        "num_weights": option(1, "The number of weights.", low=1),
     }
     kinds = {key: tuple[float, ...] if key in rates else int if key == "num_weights" else float for key in fields}
     last = "; the last two inputs are the learning rates and the weight decays" if preloaded else ""

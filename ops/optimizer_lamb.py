@@ -64,7 +64,7 @@ def direction(run: Run, p: Any, t: int, wd: float, inputs: Sequence[Array], out:
 
 
 def direction_fast(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
-    """As :func:`direction`, by the kernel where there is one; ``p`` knows t and wd too."""
+    """Do the same as :func:`direction`, by the kernel where there is one; ``p`` has t and wd too."""
     compute = getattr(kernel_for(run.device.kernels, "lamb_update_phase1"), "compute", None)
     if compute is None or not compute(run.xp, p, inputs, (out,)):
         direction(run, p, p.t, p.wd, inputs, out)
@@ -194,7 +194,7 @@ _KINDS: dict[str, tuple[type[Operator], tuple[str, ...], dict[str, tuple[Any, An
          "wds": (required("Weight decays."), tuple[float, ...]), "rescale_grad": _COMMON["rescale_grad"], **_LIMITS,
          "clip_gradient": _COMMON["clip_gradient"], "bias_correction": (_CORRECTION, bool),
          "step_count": (required("Numbers of the updates, from 1.", low=1), Shape),
-         "num_tensors": (option(1, "How many weights there are.", low=1), int)},
+         "num_tensors": (option(1, "The number of weights.", low=1), int)},
         "LAMB for many weights: both phases at once",
     ),
 }  # fmt: skip

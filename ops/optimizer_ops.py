@@ -272,7 +272,7 @@ def update_many(run: Run, ones: Sequence[One]) -> None:
 
 
 def update_fast(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
-    """As :func:`update`, by the rule's kernel where there is one; ``p`` knows the rule too."""
+    """Do the same as :func:`update`, by the rule's kernel where there is one; ``p`` has the rule too."""
     update_many(run, [One(rule, p, mixed, inputs, out)])
 
 

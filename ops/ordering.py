@@ -123,8 +123,8 @@ class TopK(_Ordered):
         "The shape of data with k elements along the axis (a mask: the whole shape); values and masks in the dtype "
         "of data, indices in dtype `dtype`"
     )
-    k: int = option(1, "How many; below 1 for all.")
-    ret_typ: Literal["indices", "value", "mask", "both"] = option("indices", "What to return.")
+    k: int = option(1, "The number of elements; below 1 for all.")
+    ret_typ: Literal["indices", "value", "mask", "both"] = option("indices", "The result.")
     is_ascend: bool = option(False, "The smallest instead of the largest.")
     dtype: DType = option(FLOAT32, "The dtype of positions.")
 

@@ -4,7 +4,7 @@ A parameter is a class attribute of its operator, its annotation is the type::
 
     num_hidden: int = required("Number of hidden nodes.", low=1)
     kernel: Shape = ()
-    act_type: Literal["relu", "sigmoid"] = required("Which function.")
+    act_type: Literal["relu", "sigmoid"] = required("The function.")
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Parameter(NamedTuple):
         return typing.get_args(self.kind) if typing.get_origin(self.kind) is Literal else ()
 
     def describe(self) -> str:
-        """Its type in words, for messages and docs."""
+        """The parameter's type and range as text, for messages and documentation."""
         if self.choices:
             text = "one of " + ", ".join(repr(choice) for choice in self.choices)
         else:

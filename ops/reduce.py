@@ -152,7 +152,7 @@ class Norm(Operator):
     output_doc = (
         "The shape of data without the axes, or with length 1 there (keepdims); dtype `out_dtype`, or that of data"
     )
-    ord: Literal[1, 2] = option(2, "Which norm.")
+    ord: Literal[1, 2] = option(2, "The order of the norm.")
     axis: Shape | None = option(None, "The axes to reduce over; None for all.")
     out_dtype: DType | None = option(None, "The output's dtype (default: the input's).")
     keepdims: bool = option(False, "Keep the reduced axes, with length 1.")

@@ -19,7 +19,7 @@ class Tile(Linear):
 
     input_docs = described(data="any shape, any dtype")
     output_doc = "The shape of data times `reps`, axis by axis, the dtype of data"
-    reps: Shape = required("How often, for each axis; matched from the right.", low=0)
+    reps: Shape = required("The number of copies along each axis; matched from the right.", low=0)
 
     def _pairs(self, shape: Shape) -> list[tuple[int, int]]:
         ndim = max(len(shape), len(self.reps))
@@ -48,7 +48,7 @@ class Repeat(Linear):
     output_doc = (
         "The shape of data with the axis `repeats` times as long, or flat where axis is None; the dtype of data"
     )
-    repeats: int = required("How often.", low=0)
+    repeats: int = required("The number of copies of each element.", low=0)
     axis: int | None = option(None, "The axis; None for the flattened input.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -75,8 +75,8 @@ class Pad(Linear):
 
     input_docs = described(data="any shape, any dtype")
     output_doc = "The shape of data plus `pad_width`, axis by axis, the dtype of data"
-    mode: Literal["constant", "edge", "reflect"] = required("What to add.")
-    pad_width: Shape = required("How many, before and after on each axis in turn.", low=0)
+    mode: Literal["constant", "edge", "reflect"] = required("The kind of the added elements.")
+    pad_width: Shape = required("The numbers of elements before and after, for each axis in turn.", low=0)
     constant_value: float = option(0.0, "The constant.")
 
     def _pairs(self, ndim: int) -> list[tuple[int, int]]:

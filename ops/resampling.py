@@ -130,7 +130,7 @@ class BilinearResize2D(Operator):
     scale_height: float | None = option(None, "Output height as a multiple of the input's.")
     scale_width: float | None = option(None, "Output width as a multiple of the input's.")
     mode: Literal["size", "odd_scale", "like", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up"] = option(
-        "size", "What says the output's size."
+        "size", "The rule for the output's size."
     )
     align_corners: bool = option(True, "Lay the corners' centres on each other, not their outer edges.")
 

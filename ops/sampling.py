@@ -97,7 +97,7 @@ _DISTRIBUTIONS = [
     _Distribution("poisson", {"lam": 1.0}, ("lam",), ("lam",), _poisson,
                   "Poisson numbers of mean lam.", ("poisson",)),
     _Distribution("negative_binomial", {"k": 1, "p": 1.0}, ("k", "p"), ("k", "p"), _negative_binomial,
-                  "How often fails what succeeds with probability p, until the k-th success.", ("negative_binomial",)),
+                  "Numbers of failures before the k-th success of probability p.", ("negative_binomial",)),
     _Distribution("generalized_negative_binomial", {"mu": 1.0, "alpha": 1.0}, ("mu", "alpha"), ("mu", "alpha"),
                   _generalized_negative_binomial, "Poisson numbers of mean mu and dispersion alpha.",
                   ("generalized_negative_binomial",)),

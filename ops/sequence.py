@@ -79,7 +79,7 @@ class SequenceMask(_Sequence):
     """The sequences with ``value`` from their end on."""
 
     use_sequence_length: bool = option(False, _LENGTHS)
-    value: float = option(0.0, "What stands behind the end.")
+    value: float = option(0.0, "The value behind the end.")
     axis: int = option(0, _AXIS, low=0, high=1)
 
     def checked(self, lengths: Array, longest: int) -> Array:

@@ -135,7 +135,7 @@ class Diag(Linear):
     output_doc = (
         "(n, n) for a vector, else the shape of data without the two axes, then the diagonal; the dtype of data"
     )
-    k: int = option(0, "Which diagonal: above the main one from 1, below it from -1.")
+    k: int = option(0, "The diagonal: 0 the main one, above it from 1, below it from -1.")
     axis1: int = option(0, "First axis of the planes.")
     axis2: int = option(1, "Second axis of the planes.")
 

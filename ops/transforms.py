@@ -156,7 +156,7 @@ class BackwardKhatriRao(Operator):
     hidden = True
     variadic = "num_args"
     num_args: int = required("Number of inputs, the head first.", low=2)
-    position: int = required("Which input.", low=0)
+    position: int = required("The index of the input.", low=0)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[self.position + 1]]

@@ -18,7 +18,7 @@ class RepeatPixels(Linear):
     """Each pixel ``scale`` times along both of the last two axes."""
 
     hidden = True
-    scale: int = option(1, "How often.", low=1)
+    scale: int = option(1, "The number of copies of each pixel on either axis.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
@@ -68,9 +68,9 @@ class UpSampling(Operator):
     )
     output_doc = "(batch, channels, height·scale, width·scale), the dtype of the inputs"
     heavy = True
-    scale: int = required("How many times larger.", low=1)
+    scale: int = required("The factor by which to enlarge.", low=1)
     num_filter: int = option(0, "Channels of the input, for bilinear.", low=0)
-    sample_type: Literal["nearest", "bilinear"] = required("How to enlarge.")
+    sample_type: Literal["nearest", "bilinear"] = required("The way to enlarge.")
     multi_input_mode: Literal["concat", "sum"] = option("concat", "Join the inputs' channels, or add them up.")
     num_args: int = option(1, "Number of inputs.", low=1)
     workspace: int = option(512, "Ignored.", low=0)

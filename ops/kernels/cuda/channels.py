@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Those of a channel."""
+        """The number of elements of a channel."""
         return self.before * self.after
 
 

@@ -77,7 +77,7 @@ class Form(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Those of a block."""
+        """The number of threads of a block."""
         return max(THREADS, self.lanes)
 
     @property

@@ -86,7 +86,7 @@ class Rows(RowSource):
 
 
 def _form(length: int, width: int) -> Form:
-    """Which threads take rows of this length."""
+    """The division of rows of this length among threads."""
     units = length // width
     if units <= _WARP:
         return Form(_power_of_two(units), 1, width)

@@ -257,7 +257,7 @@ class Code:
         self.unrolled(start, stop, lambda index, mask, slot: body(index, mask), 1)
 
     def unrolled(self, start: Value, stop: Value, body: Callable[[Value, Value | None, int], None], slots: int) -> None:
-        """As :meth:`strips`, several vectors a round: ``body(index, mask, slot)``, where neighbours differ in slot."""
+        """Do the same as :meth:`strips`, several vectors a round: ``body(index, mask, slot)``, a slot for each."""
 
         def each(indices: Sequence[Value], mask: Value | None) -> None:
             for slot, index in enumerate(indices):
@@ -268,7 +268,7 @@ class Code:
     def side_by_side(
         self, start: Value, stop: Value, body: Callable[[Sequence[Value], Value | None], None], count: int
     ) -> None:  # fmt: skip
-        """As :meth:`strips`, so many vectors (a power of 2) at a time, at the end one: ``body(indices, mask)``."""
+        """Do the same as :meth:`strips`, ``count`` vectors (a power of 2) a round: ``body(indices, mask)``."""
         for each in (count, 1) if count > 1 else (1,):
             step = each * self.lanes
             length = self.put(INDEX, f"sub nsw {stop}, {start.name}")

@@ -29,7 +29,7 @@ _DIGEST = hashlib.sha256
 _DIGEST_SIZE = _DIGEST().digest_size
 
 _GENERATION = 1
-"""To be raised when :func:`_generate` makes other code of the same text."""
+"""Part of the cache key; increase it when :func:`_generate` makes other code of the same text."""
 
 _lock = threading.RLock()
 _loaded: dict[str, Compiled] = {}

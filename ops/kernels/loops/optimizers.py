@@ -144,7 +144,7 @@ _RULES: dict[str, Rule] = {
 
 
 def _shape(op: Any) -> Hashable:
-    """Which steps an update takes at all."""
+    """The steps of an update that its parameters enable: clipping, decay, clipping of weights."""
     return op.clip_gradient > 0, bool(op.wd), getattr(op, "clip_weights", -1.0) > 0
 
 

@@ -14,11 +14,11 @@ _ACTIVATIONS = {
     "sigmoid": Alg.ELTWISE_LOGISTIC,
     "tanh": Alg.ELTWISE_TANH,
 }
-"""Those of oneDNN that are exact to rounding (its softrelu, elu and gelu are not, near 0 and far below it)."""
+"""The activations of oneDNN that are exact to rounding (its softrelu, elu and gelu are not, near and far below 0)."""
 
 
 class Ends(NamedTuple):
-    """Which of them."""
+    """The parts of an epilogue."""
 
     bias: bool = False
     scaled: bool = False

@@ -100,7 +100,7 @@ class Kernel:
         """By operator and how its arrays lie; with the operator, so that no other one has its identity."""
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Those of the inputs, or of the outputs, that must be float32: all."""
+        """The inputs, or the outputs, that must be float32: all of them."""
         return arrays
 
     def work(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Work | None:
