@@ -35,7 +35,7 @@ class Entry:
 
 
 class Admission:
-    """Counts what is under way.
+    """The counts of requests and bytes in flight, held to the limits.
 
     Args:
         limits: what is allowed.
@@ -51,7 +51,7 @@ class Admission:
 
     @property
     def requests(self) -> int:
-        """Requests under way."""
+        """The number of requests in flight."""
         return self._requests.total()
 
     @contextmanager

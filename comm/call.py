@@ -26,7 +26,7 @@ WORTH_SHARING = 32 << 10
 
 
 class Who(NamedTuple):
-    """The two ends of calls, and what is between.
+    """The settings of a client's calls: the two ends, security, limits.
 
     Attributes:
         address: of the service, as messages call it.
@@ -44,7 +44,7 @@ class Who(NamedTuple):
 
 
 class Route:
-    """A way to a service.
+    """A connection to a service: by TCP, or by unix socket with shared memory.
 
     Args:
         session: its connections.
@@ -126,7 +126,7 @@ class Call:
         return PeerGone(f"{self._who.address} is gone ({self._operation}): {why}")
 
     def _room(self) -> int:
-        """Bytes that the answer's tensors will take: of the memory given for them, or else what they took last time."""
+        """The expected bytes of the answer's tensors: of the memory given for them, or else of the last answer."""
         if self._into is None:
             return self._rooms.get(self._operation, 0)
         return local.lay_out([len(target) for target in self._into])[1]
@@ -215,7 +215,7 @@ class Call:
         return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
 
     def _give_back(self) -> None:
-        """The segment may be used again: the service has answered.
+        """Return the segment for reuse, once the service has answered.
 
         Where it has not, it may write there still; and what it refuses in part it may go on reading.
         """

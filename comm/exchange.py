@@ -64,7 +64,7 @@ class Operation(NamedTuple):
 
 
 class Exchange:
-    """Takes a request in, has it handled, and sends the answer.
+    """One request: receive it, call its handler, send the answer.
 
     Args:
         service: that was asked.
@@ -98,7 +98,7 @@ class Exchange:
             return await self._run(operation, message)
 
     def _admit(self) -> None:
-        """Refuse, before the body is read, who may not call."""
+        """Refuse callers that are not allowed, before the body is read."""
         request, security = self._request, self._service.security
         if request.content_type != CONTENT_TYPE or hdrs.CONTENT_ENCODING in request.headers:
             raise MediaTypeError(f"a body must be {CONTENT_TYPE}, in no further encoding")
@@ -169,7 +169,7 @@ class Exchange:
         return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
 
     def _know(self, header: dict[str, Any]) -> None:
-        """Complete the caller by what the header says."""
+        """Complete the caller from the header."""
         check_common(header)
         node = header.get("node", self._caller.node)
         if self._proof is not None and node != self._proof.node:

@@ -1,4 +1,4 @@
-"""Reads the fields of a header that a peer sent: each has a type and a limit, and what breaks them is a ValueError."""
+"""Readers of a peer's header fields: each checks a type and a limit, and raises ValueError."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def whole(header: Mapping[str, Any], name: str, default: int = 0, most: int = MO
 
 
 def flag(header: Mapping[str, Any], name: str) -> bool:
-    """The truth of a field; False where it is missing.
+    """The bool of a field; False where it is missing.
 
     Raises:
         ValueError: it is neither true nor false.

@@ -122,7 +122,7 @@ def pack(header: Mapping[str, Any]) -> bytes:
 
 
 class Parser:
-    """Takes a frame in, chunk by chunk, and puts the bytes of tensors where they belong.
+    """An incremental parser of frames, which writes the bytes of tensors to their destinations.
 
     Args:
         limits: what is allowed.
@@ -224,7 +224,7 @@ class Parser:
 
 
 def decode(frame: Iterable[bytes | memoryview], limits: Limits | None = None, place: Place | None = None) -> Message:
-    """The message of a frame whose parts are all there.
+    """Decode a complete frame.
 
     Raises:
         WireError: as in `Parser`.

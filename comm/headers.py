@@ -1,4 +1,4 @@
-"""Headers: what a frame's header may hold, and what it says of the tensors. Pure."""
+"""Headers of frames: the allowed content, and the description of tensors. Pure."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _no_extension(code: int, data: bytes) -> Any:
 
 
 def _check_plain(value: Any, depth: int) -> None:
-    """Refuse what nests too deeply, keys that are no text, and msgpack's timestamps."""
+    """Refuse values that nest too deeply, keys that are no text, and msgpack's timestamps."""
     if isinstance(value, dict | list):
         if not depth:
             raise WireError(f"the header is nested more than {MAX_DEPTH} deep")
@@ -175,7 +175,7 @@ def count_bytes(dtype: Any, shape: Sequence[int], index: int) -> int:
 
 
 def check_size(size: int, most: int, what: str, name: str) -> None:
-    """Hold a size against the limit of a name.
+    """Check a size against the limit of a name.
 
     Raises:
         TooLarge: it is above.

@@ -46,7 +46,7 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 class NotLocal(Refused):
-    """The peer's memory can not be reached from here."""
+    """A peer whose memory can not be mapped by this process."""
 
     kind = "not_local"
 
@@ -59,7 +59,7 @@ def host_identity() -> str:
 
 
 class PeerProcess(NamedTuple):
-    """The process at the other end of a unix socket, by the kernel's word."""
+    """The process at the other end of a unix socket, as the kernel reports it."""
 
     pid: int
     uid: int
@@ -93,7 +93,7 @@ def listen(name: str) -> socket.socket:
 
 
 class Connector(aiohttp.UnixConnector):
-    """Connects to an abstract unix socket, which uvloop alone does not, if a process of this user listens on it."""
+    """A connector to an abstract unix socket, which uvloop lacks; it demands that a process of this user listens."""
 
     async def _create_connection(self, req: Any, *_: Any) -> Any:
         loop: Any = asyncio.get_running_loop()
@@ -143,7 +143,7 @@ class Segment:
 
 
 class Segments:
-    """The segments of a client, used again: their pages need not be touched for the first time twice.
+    """A client's segments, which are reused: the first touch of fresh pages is expensive.
 
     Args:
         most: bytes of free segments that are kept.
@@ -158,15 +158,15 @@ class Segments:
         return self._pool.take(size) or Segment(size)
 
     def give(self, segment: Segment) -> None:
-        """Take a segment back that no peer writes into any more."""
+        """Return a segment that no peer writes into any more."""
         self._pool.give(segment.size, segment)
 
     def lease(self, segment: Segment) -> memoryview:
-        """The bytes of a segment, which comes back when the last view of them is gone."""
+        """The bytes of a segment, which is returned when the last view of them is freed."""
         return leased(segment.array, lambda: self.give(segment))
 
     def clear(self) -> None:
-        """Let go of the free ones, and of the others when they come back."""
+        """Free the segments that are not in use, and the others once they are returned."""
         self._pool.most = 0
         self._pool.clear()
 
@@ -222,20 +222,20 @@ class Mappings:
         return memory
 
     def sweep(self) -> None:
-        """Let go of what was not used since the last sweep, and come again later."""
+        """Unmap segments that were not used since the last sweep, and schedule the next."""
         self._mapped = {key: memory for key, memory in self._mapped.items() if key in self._used}
         self._used.clear()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self.seconds, self.sweep) if self._mapped else None
 
     def drop(self, pid: int) -> None:
-        """Let go of the segments of a process."""
+        """Unmap the segments of a process."""
         self._mapped = {key: memory for key, memory in self._mapped.items() if key[0] != pid}
         if (stop := self._watched.pop(pid, None)) is not None:
             stop()
 
     def clear(self) -> None:
-        """Let go of all segments."""
+        """Unmap all segments."""
         for pid in list(self._watched):
             self.drop(pid)
         if self._timer is not None:
@@ -288,7 +288,7 @@ def _map(peer: PeerProcess, descriptor: int, inode: int, size: int) -> memoryvie
 
 
 def _check_segment(descriptor: int, inode: int, size: int) -> None:
-    """Only sealed shared memory in pages of the usual size can not be taken away from under a reader."""
+    """Refuse all but sealed shared memory in pages of the usual size, which nobody can shrink under a reader."""
     found = os.fstat(descriptor)
     if found.st_ino != inode or found.st_size != size or not size:
         raise NotLocal(f"the shared memory is file {found.st_ino} of {found.st_size} bytes, not {inode} of {size}")

@@ -46,7 +46,7 @@ PAST = 4096  # nodes without a place of which we still know that they had one
 
 
 class Denied(Exception):
-    """An event that the machine refuses.
+    """An event that the state machine refuses.
 
     Attributes:
         code: ``unregistered``: register (again); ``stale``: this incarnation has no place any more; ``full``: no place
@@ -116,7 +116,7 @@ class Hello:
 
 @dataclass
 class Place:
-    """The machine's knowledge of the holder of one place.
+    """The state machine's knowledge of the holder of one place.
 
     Attributes:
         member: the holder.
@@ -175,7 +175,7 @@ class Members:
 
     @property
     def view(self) -> View:
-        """The job as it is now."""
+        """The current view of the job."""
         if self._view is None:
             order = sorted(self.places, key=lambda key: (ROLES.index(key[0]), key[1]))
             self._view = View(
@@ -190,7 +190,7 @@ class Members:
         return self._view
 
     def join(self, now: float, hello: Hello) -> Member:
-        """A node registers, for the first time or again; return it with its rank.
+        """Register a node, for the first time or again; return it with its rank.
 
         Raises:
             Denied: it cannot be a member.
@@ -218,7 +218,7 @@ class Members:
         return member
 
     def heartbeat(self, now: float, node: str, incarnation: int, beat: int, term: int, doing: str = "") -> None:
-        """A node gives a sign of life.
+        """Note a heartbeat of a node.
 
         Raises:
             Denied: it must register first, or has no place any more.
@@ -229,7 +229,7 @@ class Members:
             place.doing = doing
 
     def leave(self, now: float, node: str, incarnation: int | None = None) -> None:
-        """A node says goodbye (or whoever started it says so, and names no incarnation).
+        """Note that a node has left, by its own word, or by its launcher's, which names no incarnation.
 
         Raises:
             Denied: it is unknown, or gone.
@@ -243,7 +243,7 @@ class Members:
         self._changed(now)
 
     def fail(self, now: float, node: str, incarnation: int | None = None, why: str = "") -> None:
-        """A node has failed: it says so itself, or whoever started it.
+        """Note that a node has failed, by its own word or by its launcher's.
 
         Raises:
             Denied: it is unknown, or gone already.
@@ -256,7 +256,7 @@ class Members:
         self, now: float, node: str, incarnation: int, term: int, name: str, after: int = 0, first: bool = False,
         meet: bool = False,
     ) -> int | None:  # fmt: skip
-        """A worker comes to a barrier; return the round that it has passed, or None: it waits.
+        """Enter a worker at a barrier; return the round that it has passed, or None: it waits.
 
         Call it again with the same arguments when ``version`` has changed.
 
@@ -293,7 +293,7 @@ class Members:
         return passed
 
     def _met(self, place: Place, name: str, after: int) -> int:
-        """A worker comes to a meeting; return the round after which it really comes."""
+        """Note that a worker comes to a meeting; return the round after which it really comes."""
         if len(self.barriers.meetings) >= MOST_NAMES and name not in self.barriers.meetings:
             raise Denied("wrong", f"at most {MOST_NAMES} meetings can be waited for at once")
         self.barriers.meetings.add(name)
@@ -312,7 +312,7 @@ class Members:
         ]
 
     def withdraw(self, node: str, incarnation: int, name: str) -> None:
-        """A worker gives up waiting for a barrier.
+        """Withdraw a worker from a barrier.
 
         Raises:
             Denied: it is no member of this job.
@@ -330,7 +330,7 @@ class Members:
         ]
 
     def tick(self, now: float) -> None:
-        """Time has passed. Call it several times within ``timeout``: a longer gap means that the scheduler slept."""
+        """Advance to the time ``now``. Call it several times within ``timeout``: longer gaps are our own."""
         gap = now - self.ticked
         self.ticked = now
         if gap > self.job.timeout / 2:
@@ -424,7 +424,7 @@ class Members:
         return place.member.state != "alive" and (self.job.policy == "elastic" or self.phase == "forming")
 
     def _remember(self, key: Key) -> None:
-        """The holder of a place gives it up to another."""
+        """Remember the former holder of a place that another takes."""
         if key in self.places:
             member = self.places[key].member
             _put(self.past, member.id, member)
@@ -460,7 +460,7 @@ class Members:
         self._settle(now)
 
     def _settle(self, now: float) -> None:
-        """Draw what conclusions there are: has the job formed, or finished; has a barrier ended?"""
+        """Apply the rules: form or finish the job, and end complete barriers."""
         before = self.phase
         workers = [place.member.id for place in self._living("worker")]
         here = sum(place.confirmed for place in self._living())

@@ -45,7 +45,7 @@ class Metric:
 
 
 class Counter(Metric):
-    """A number that only grows."""
+    """A counter: a value that only grows."""
 
     kind = "counter"
 
@@ -68,7 +68,7 @@ class Counter(Metric):
 
 
 class Gauge(Counter):
-    """A number that goes up and down; or one that is asked for when it is shown."""
+    """A gauge: a value that goes up and down, set or read when the metrics are exported."""
 
     kind = "gauge"
 
@@ -135,7 +135,7 @@ M = TypeVar("M", bound=Metric)
 
 
 class Metrics:
-    """The metrics of one process or service, which any number of parts add theirs to.
+    """The metrics of one process or service.
 
     Example:
         >>> metrics = Metrics()
@@ -147,21 +147,21 @@ class Metrics:
         self._metrics: dict[str, Metric] = {}
 
     def counter(self, name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
-        """The counter of a name, which is made where there is none."""
+        """The counter of a name, made at its first use."""
         return self._get(Counter(name, doc, labels))
 
     def gauge(self, name: str, doc: str, labels: Sequence[str] = ()) -> Gauge:
-        """The gauge of a name, which is made where there is none."""
+        """The gauge of a name, made at its first use."""
         return self._get(Gauge(name, doc, labels))
 
     def histogram(
         self, name: str, doc: str, labels: Sequence[str] = (), bounds: Sequence[float] = SECONDS
     ) -> Histogram:
-        """The histogram of a name, which is made where there is none."""
+        """The histogram of a name, made at its first use."""
         return self._get(Histogram(name, doc, labels, bounds))
 
     def text(self) -> str:
-        """All of them, as `/metrics` shows them."""
+        """All metrics in Prometheus' text format."""
         lines = []
         for metric in list(self._metrics.values()):
             lines += [f"# HELP {metric.name} {_escape(metric.doc)}", f"# TYPE {metric.name} {metric.kind}"]

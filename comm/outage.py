@@ -6,7 +6,7 @@ __all__ = ["Outage"]
 
 
 class Outage:
-    """Adds up the time between failures.
+    """The time of an outage: the sum of the times between failures.
 
     A machine that stood still, or a process that was stopped, must not take that time for the others' silence.
     """

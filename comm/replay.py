@@ -14,7 +14,7 @@ SLACK = 0.2
 
 
 class Window:
-    """Refuses what is too old, from the future, or here for the second time.
+    """The window of accepted nonces: requests that are too old, from the future, or repeated are refused.
 
     Args:
         skew: seconds by which the clocks of two machines, and the way between them, may differ.

@@ -206,7 +206,7 @@ class Scheduler:
         return wait
 
     def _look(self) -> None:
-        """Wake who waits, and tell the log, where something has changed."""
+        """Wake the waiting requests, and log, where something has changed."""
         if self.members.version != self._seen:
             self._seen = self.members.version
             self._tell()
@@ -277,7 +277,7 @@ def _subject(header: Mapping[str, Any]) -> tuple[str, int | None]:
 
 
 def _try_replace(path: Path, content: bytes) -> None:
-    """A snapshot that can not be written is no reason to end the job: its nodes know what the file would say."""
+    """Replace a file; a failure is logged and does not end the job, whose nodes know what the file would say."""
     try:
         _replace(path, content)
     except OSError as error:

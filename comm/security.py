@@ -247,7 +247,7 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 
 def check_digest(wanted: str, found: str) -> None:
-    """Hold a body's digest against the one that was signed.
+    """Check a body's digest against the signed one.
 
     Raises:
         Unauthorized: they differ.

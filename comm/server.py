@@ -203,7 +203,7 @@ class Service:
         metrics.gauge("flowmx_mapped_bytes", "Bytes of shared memory mapped.").follow(lambda: self.mappings.nbytes)
 
     async def _answer_local(self, caller: Caller, message: Message) -> Message:
-        """Tell processes of this machine and user where the unix socket is; and through it, that memory is shared."""
+        """Answer processes of this machine and user with the unix socket's name; through it, that memory is shared."""
         header = take(message.header, {}, {"host": str})
         if caller.local:
             return Message({"shared_memory": True}, [])
@@ -257,7 +257,7 @@ async def _run(application: web.Application) -> web.AppRunner:
 
 
 class _Closed(asyncio.Protocol):
-    """For a connection too many."""
+    """The protocol of a connection above the limit: it is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)

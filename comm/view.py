@@ -61,7 +61,7 @@ class Member:
 
     @property
     def obituary(self) -> str:
-        """One sentence on a node that is gone: who, where, why, and what it was last known to do."""
+        """A sentence about a lost node, for messages: its name and host, the reason, and its last known activity."""
         where = f" on {self.host}" if self.host else ""
         doing = f"; it was last known to do: {self.doing}" if self.doing else ""
         return f"{self.name}{where} (node {self.id[:12]}) is gone: {self.why or 'no reason is known'}{doing}"
@@ -72,7 +72,7 @@ class Member:
 
     @classmethod
     def from_wire(cls, found: object) -> Member:
-        """The member that :meth:`to_wire` gave.
+        """Decode the member that :meth:`to_wire` encoded.
 
         Raises:
             ValueError: it is none.
@@ -161,7 +161,7 @@ class View:
 
     @classmethod
     def from_wire(cls, found: object) -> View:
-        """The view that :meth:`to_wire` gave.
+        """Decode the view that :meth:`to_wire` encoded.
 
         Raises:
             ValueError: it is none.

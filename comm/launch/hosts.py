@@ -23,7 +23,7 @@ __all__ = ["Here", "Host", "Process", "Site", "choose"]
 
 
 class Process(Protocol):
-    """A process that a launcher had started.
+    """A process of a launcher.
 
     Attributes:
         name: such as ``"worker 0"``.
@@ -48,7 +48,7 @@ class Process(Protocol):
 
 
 class Host(Protocol):
-    """Starts processes.
+    """A host, on which processes can be started.
 
     Attributes:
         name: what people call it; empty for this machine.
@@ -63,7 +63,7 @@ class Host(Protocol):
     scratch: str
 
     async def start(self, order: Order, output: Output) -> Process:
-        """Start a process; a program that is not there says so and ends with status 127."""
+        """Start a process; a program that does not exist prints so and ends with status 127."""
 
 
 class Site(Protocol):
@@ -92,7 +92,7 @@ class Site(Protocol):
 
 
 class Here:
-    """This machine, and nothing else.
+    """The site of one host, this machine.
 
     Args:
         plan: what is to be launched.
@@ -118,7 +118,7 @@ class Here:
         await asyncio.to_thread(self._guard.__exit__, kind, error, trace)
 
     def hosts(self) -> Sequence[Host]:
-        """This one."""
+        """The one host."""
         return [self]
 
     def connect(self, scheduler: str) -> Line:

@@ -33,7 +33,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Launcher:
-    """Runs one plan. Belongs to the event loop that it was made on.
+    """The launcher of one plan. Belongs to the event loop that it was made on.
 
     Args:
         plan: what is to be launched.
@@ -154,7 +154,7 @@ class Launcher:
         self._output("launch", text)
 
     def _fail(self, why: str, culprit: Process) -> int:
-        """The job has failed; return its status."""
+        """End the job as failed; return its status."""
         self.failure = why
         self._say(why)
         return _status(culprit.status or 1)
@@ -177,7 +177,7 @@ class Launcher:
         return 0
 
     async def _ended(self, child: Process) -> int | None:
-        """A process has ended; return the job's status, if that ends the job."""
+        """Handle the end of a process; return the job's status, if that ends the job."""
         assert child.status is not None
         if child.status == 0:  # a server and the scheduler may hear of the job's end before the last worker has ended
             self._done.add(child.name)

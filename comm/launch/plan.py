@@ -131,7 +131,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Order:
-    """One process, as whoever starts it must know it.
+    """The order to start one process.
 
     Args:
         name: such as ``"worker 0"``.
@@ -164,7 +164,7 @@ class Order:
 
     @classmethod
     def from_json(cls, line: str) -> Order:
-        """The order that :meth:`to_json` gave.
+        """Parse an order from the text of :meth:`to_json`.
 
         Raises:
             ValueError: it is none.

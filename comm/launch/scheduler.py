@@ -40,7 +40,7 @@ async def serve(scheduler: Scheduler, host: str, port: int) -> int:
 
 
 def _where(config: settings.Settings) -> tuple[str, int]:
-    """Host and port of a scheduler that nobody tells more than the environment does: where the nodes look for it.
+    """The scheduler's host and port by the environment, which is where the nodes look for it.
 
     Raises:
         SettingError: the address is none.

@@ -37,7 +37,7 @@ _HOST = re.compile(r"[A-Za-z0-9._@:\[\]%-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Named:
-    """A host as people write it.
+    """A host as given on the command line or in a hostfile.
 
     Args:
         name: what ssh calls it, ``user@`` included.
@@ -164,7 +164,7 @@ class Reached:
         self.used = False
 
     async def start(self, order: Order, output: Output) -> Remote:
-        """Start a process there."""
+        """Start a process on this host."""
         self.used = True
         order = replace(order, folder=self._site.folder)
         child = await Remote.start(
@@ -227,7 +227,7 @@ class Ssh:
         await asyncio.to_thread(self.guard.__exit__, kind, error, trace)
 
     def hosts(self) -> Sequence[Host]:
-        """All of them."""
+        """All hosts."""
         return self._hosts
 
     def connect(self, scheduler: str) -> Line:
