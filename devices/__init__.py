@@ -63,7 +63,7 @@ _lock = threading.RLock()
 
 
 def register_device_type(device_type: str, make: Callable[[Context], Device]) -> None:
-    """Say how devices of a type are made (what a CUDA or simulated device does when it is imported)."""
+    """Register the factory of a device type (the CUDA and simulated devices do so when they are imported)."""
     _types[device_type] = make
 
 
@@ -144,7 +144,7 @@ def _real_gpus() -> int:
 
 
 def _after_fork() -> None:
-    """In the child of a fork, no thread is left that could be making a device."""
+    """Replace the lock in the child of a fork, where no thread is left that could be making a device."""
     global _lock
     _lock = threading.RLock()
 

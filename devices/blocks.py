@@ -85,12 +85,12 @@ class Block:
 
 
 def round_naive(nbytes: int) -> int:
-    """Whole pages."""
+    """Round bytes up to whole pages."""
     return max(1, -(-nbytes // PAGE)) * PAGE
 
 
 def round_up(nbytes: int) -> int:
-    """Powers of two up to the cutoff's, its multiples above."""
+    """Round bytes up to powers of two, above the cutoff to its multiples."""
     step = 1 << settings.get().gpu_mem_pool_round_linear_cutoff
     if nbytes > step:
         return -(-nbytes // step) * step
@@ -205,7 +205,7 @@ class BlockPool:
             self._drop_free()
 
     def collect(self) -> None:
-        """Sort in what has been returned (locked), but for what another thread's launch has let go of half-way."""
+        """Take in returned blocks (locked), but for those that another thread's launch has released half-way."""
         early: list[Ticket] = []
         while self.returned:
             ticket = self.returned.popleft()
@@ -259,7 +259,7 @@ class BlockPool:
         return block
 
     def wait_for_uses(self, block: Block, stream: Stream | None) -> None:
-        """Make a stream, or the host, wait for what used a block."""
+        """Make a stream, or the host, wait for the uses of a block."""
         for token in block.uses.values():
             if stream is None:
                 token.finish()

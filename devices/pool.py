@@ -35,7 +35,7 @@ class _Lease(np.ndarray[Any, Any]):
 
 
 class _Ticket(weakref.ref[_Lease]):
-    """Comes back when its lease has ended, with the block that is free then."""
+    """A weak reference to a lease, which returns the block when the lease is freed."""
 
     __slots__ = ("block",)
     block: mmap.mmap
@@ -112,7 +112,7 @@ class Pool:
         return block
 
     def _collect(self) -> None:
-        """Sort in what has been returned."""
+        """Take in returned blocks."""
         while self._returned:
             try:
                 ticket = self._returned.popleft()

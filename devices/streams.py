@@ -41,7 +41,7 @@ _USER_THREADS = 16
 
 
 class Token:
-    """A place in a stream: what was launched there up to it.
+    """A point in a stream, which stands for all that was launched there before it.
 
     Attributes:
         stream: the stream.
@@ -129,7 +129,7 @@ class Launch:
         self.work: Any = None
 
     def call(self) -> Any:
-        """Do it."""
+        """Call the operation's function."""
         op = self.op
         if not op.layers or op.runs_user_code:  # around user code they are already
             return self.function(*self.arguments)
@@ -219,7 +219,7 @@ class Stream(ABC):
         self._held.clear()
 
     def finished(self, token: Token) -> None:
-        """The calling thread knows that one of its tokens is done (for devices that keep account of it)."""
+        """Note that the calling thread knows that one of its tokens is done (for devices that keep account of it)."""
 
     def __enter__(self) -> Stream:
         here.streams.append(self)
@@ -242,14 +242,14 @@ class Stream(ABC):
 
     @abstractmethod
     def finish(self, token: Token) -> None:
-        """Block until it has."""
+        """Block until the device has passed a token."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
 
 class HostStream(Stream):
-    """Stands for the host: its operations are done when they return."""
+    """The stream of the host, whose operations are done when they return."""
 
     def _wait(self, token: Token) -> None:
         token.finish()
@@ -304,7 +304,7 @@ def _carried_before(variables: Iterable[Variable], writing: bool) -> Iterator[To
 
 
 def mark(reads: Iterable[Variable], writes: Iterable[Variable], token: Token) -> None:
-    """Say on variables that an operation which ends with a token reads and writes them."""
+    """Mark variables as read and written by an operation that ends with a token."""
     with _marking:
         for variable in reads:
             if variable.marks is None:
@@ -506,11 +506,11 @@ observers: list[Callable[[Operation, Token], None]] = []
 
 
 _open: set[StreamActor] = set()
-"""While there are any, operations of the host's actors are seen to wait for the devices."""
+"""Open actors; while there are any, operations of the host's actors are made to wait for the devices."""
 
 
 def _prepare(op: Operation) -> None:
-    """Before a push: variables that a stream will touch get marks; what the host runs waits for marks."""
+    """Prepare a push: give marks to variables that a stream will use, and make host operations wait for marks."""
     if isinstance(op.actor, StreamActor):
         for variable in (*op.reads, *op.writes):
             if variable.marks is None:

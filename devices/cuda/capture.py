@@ -1,4 +1,4 @@
-"""One capture: what steps launch on a stream becomes a graph, and the memory that they take meanwhile belongs to it.
+"""Captures: the launches of steps on a stream become a graph, which owns the memory that they take meanwhile.
 
 A graph writes into that memory at every launch. So it comes from, and goes back to, a store of the capture's own.
 """
@@ -27,7 +27,7 @@ _HOST_COPIES = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
 
 
 class Kept:
-    """Keeps a block that nothing else holds from the pool."""
+    """A holder that keeps a block from the pool which nothing else holds."""
 
 
 class CaptureMemory:

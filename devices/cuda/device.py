@@ -227,7 +227,7 @@ class CudaDevice(Accelerator):
             stream.synchronize()
 
     def left_behind(self) -> None:
-        """In the child of a fork: CUDA does not work there."""
+        """Disable the device in the child of a fork, where CUDA does not work."""
         error = DeviceError(
             f"{self} was used before this process was forked, and CUDA does not work in the child: start processes "
             "with multiprocessing's 'spawn', or use the GPU only after the fork"
@@ -244,7 +244,7 @@ _all: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 
 
 def _nothing() -> None:
-    """Stands for what is not known."""
+    """Do nothing: the function of a placeholder for unknown operations."""
 
 
 def _after_fork() -> None:

@@ -58,7 +58,7 @@ def _load() -> Any:
 
 
 def list_gpus(library: Any) -> tuple[GPU, ...]:
-    """The GPUs that a driver library tells of; none where it can not start.
+    """The GPUs that a driver library lists; none where it can not start.
 
     Args:
         library: ``libcuda``, loaded.

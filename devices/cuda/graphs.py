@@ -83,7 +83,7 @@ class Piece:
         return False, None
 
     def _expect_moves(self, form: Form) -> None:
-        """There are too many forms: from now on copy what differs between them, if it can be."""
+        """After too many forms, copy the arrays that differ between them, if they can be copied."""
         for known in (*self._forms, form):
             self.moving |= {at - 1 for at in range(1, len(form)) if known[at] != self._first[at]}
         self._forms.clear()
@@ -111,7 +111,7 @@ class Piece:
 
 
 def pieces_of(steps: Sequence[Any]) -> list[Piece]:
-    """Steps in as few pieces as can be: those that may be captured in a row, and those that may not."""
+    """Group steps into as few pieces as possible: runs that may be captured, and those that may not."""
     return [Piece(list(row)) for _, row in itertools.groupby(steps, _is_able)]
 
 
@@ -132,7 +132,7 @@ class Graphs:
         self.captures = self.replays = self.refused = 0
 
     def run(self, run: Any, steps: Sequence[Any]) -> Iterator[Any]:
-        """Launch what can be launched as graphs; yields, where its turn is, each step that is to be run by itself.
+        """Launch pieces as graphs where possible; yield, in its turn, each step that is to be run by itself.
 
         Args:
             run: theirs, whose memo keeps the graphs as long as the bound graph lives.

@@ -1,4 +1,4 @@
-"""CuPy, imported when the first GPU is used, and what its errors mean."""
+"""CuPy, imported when the first GPU is used, and the classification of its errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def usable() -> tuple[driver.GPU, ...]:
 
 
 def check(index: int, found: tuple[driver.GPU, ...]) -> None:
-    """See that there is a GPU of a number.
+    """Check that there is a GPU of a number.
 
     Raises:
         DeviceError: there is none; the message lists those that there are.

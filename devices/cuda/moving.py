@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 28
 
 
 class Slot(NamedTuple):
-    """A place of a step where an array stands.
+    """A position of an array in a step's arguments.
 
     Attributes:
         arrays, position: the list of the step's arrays, and where in it.
@@ -42,7 +42,7 @@ class Slot(NamedTuple):
 
 
 def slots_of(steps: Sequence[Any]) -> list[Slot]:
-    """All places of steps, in the order in which they are touched."""
+    """All slots of steps, in the order in which they are accessed."""
     found: list[Slot] = []
     for _, inputs, outputs, node in steps:
         changed = _changed_inputs(node, len(inputs))

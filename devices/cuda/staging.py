@@ -54,7 +54,7 @@ class Staging:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> PinnedBytes:
-        """At least so many bytes, which nothing uses."""
+        """Take a block of at least so many bytes, which nothing uses."""
         size = max(_LEAST, 1 << math.ceil(math.log2(nbytes)))
         with self._lock:
             free = self._blocks.setdefault(size, deque())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flowmx.devices.cuda.device import CudaDevice
 
 _LOOK_EVERY = 64
-"""Tokens after which a stream looks which are done, where nobody asks."""
+"""Tokens after which a stream checks which are done, where nobody asks."""
 
 _NOT_READY = 600
 
@@ -179,7 +179,7 @@ class CudaStream(Stream):
         self._pass(token.serial)
 
     def _look(self) -> None:
-        """See how far the stream has come: the newest token, else the one in the middle, is asked."""
+        """Query how far the stream has come: the newest token, else the one in the middle."""
         with books:
             asked = [self._open[index][0] for index in (-1, len(self._open) // 2)] if self._open else []
         any(self.is_done(token) for token in asked)

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Blank(np.ndarray[Any, Any]):
-    """An array whose numbers are of no interest; views of it are such arrays too."""
+    """An array without values; views of it are such arrays too."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
         """Results that are given stay as they are; new ones have their shape and dtype, and no memory."""

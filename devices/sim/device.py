@@ -1,4 +1,4 @@
-"""A simulated GPU: NumPy computes, or nobody does; streams, memory and time are those of the described device."""
+"""A simulated GPU: NumPy computes, or nothing does; streams, memory and time are those of the described device."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ class SimDevice(Accelerator):
         self.system.operators[name] += seconds
 
     def replay(self, launch: Launch) -> None:
-        """Let what a bound graph launches be one launch, where its like was captured before.
+        """Count the launches of a bound graph as one, where the same were captured before.
 
         Its function says by ``captured_by(*arguments)`` what object stands for it, for shapes and all, and which part
         of it this is.
@@ -196,10 +196,10 @@ def _block_of(array: Any) -> Block | None:
 
 
 def _map(size: int) -> tuple[Any, int]:
-    """Memory that takes none of the machine's before it is touched."""
+    """Map memory that takes no pages of the machine before it is touched."""
     memory = mmap.mmap(-1, size, flags=_MAPPING) if _MAPPING else bytearray(size)
     return memory, int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
 def _unmap(memory: Any) -> None:
-    """Freed when nobody looks at it any more."""
+    """Do nothing: memory is unmapped when its last view is freed."""

@@ -159,7 +159,7 @@ class System:
     # -- streams ---------------------------------------------------------------------------------------
 
     def wait(self, stream: Stream, token: Token) -> None:
-        """A stream waits for a token."""
+        """Make a stream wait for a token."""
         with self.lock:
             if self.checker is not None:
                 self.checker.join(stream, token)
@@ -167,7 +167,7 @@ class System:
                 self._queues.setdefault(stream, deque()).append(_Task(None, token, _nothing, None))
 
     def record(self, token: Token, launch: Launch | None, engine_name: str) -> None:
-        """A token is recorded: give it its place on the clock, and queue what was launched where it is deferred."""
+        """Record a token: give it its place on the clock, and queue deferred work."""
         work: Work = launch.work if launch is not None and launch.work is not None else Work()
         waited = launch.waited if launch is not None else []
         device: Any = token.stream.device
@@ -196,7 +196,7 @@ class System:
         return self._passed.get(token.stream, 0) >= token.serial
 
     def finish(self, token: Token) -> None:
-        """The host waits for a token."""
+        """Make the host wait for a token."""
         with self.lock:
             if self.rng is not None:
                 self._run_until(token)
@@ -204,7 +204,7 @@ class System:
             merge(self._passed, token.event.clock)
 
     def read(self, stream: Any, seconds: float) -> None:
-        """The host copies something to itself, and waits for that."""
+        """Make the host wait for a copy to itself."""
         if self.executing:
             return
         serial = engine.scheduler.serial
@@ -213,7 +213,7 @@ class System:
         self.clock.add(Event(serial, "", "", "", {}, 0.0, [copied]))
 
     def finished(self, token: Token) -> None:
-        """The calling thread knows that a token is done."""
+        """Note that the calling thread knows that a token is done."""
         if self._here.clock.get(token.stream, 0) >= token.serial:
             return
         known = dict(self._here.clock)  # a new one: operations that were pushed keep the old one
@@ -221,7 +221,7 @@ class System:
         self._here.clock = known
 
     def pushed(self, op: Operation) -> None:
-        """An operation is pushed: it comes after what this thread has waited for."""
+        """Note the push of an operation, which comes after what this thread has waited for."""
         op.after_wait = self._here.clock  # type: ignore[attr-defined]
 
     def settle(self) -> float:
@@ -295,13 +295,13 @@ class System:
     # -- looking ---------------------------------------------------------------------------------------
 
     def warn_of_zeros(self, device: Any) -> None:
-        """Say, the first time, that values are asked for which nobody has computed."""
+        """Warn, once, that values are read which nobody has computed."""
         if not self._has_warned:
             self._has_warned = True
             warn_user(f"{device} is simulated without numerics: every value that is asked for is 0", set())
 
     def check(self, launch: Launch) -> None:
-        """See that what an operation uses is certain to be done with.
+        """Check that all conflicting uses of an operation's memory are certain to be done.
 
         Raises:
             RaceError: something is not.
