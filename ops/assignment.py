@@ -87,7 +87,7 @@ class SliceAssignScalar(_OfSlice, _Scalar):
 
 
 class _Indexed(Operator):
-    """Index arrays keep their dtype; the other inputs have one."""
+    """The base of operators with an index array, which keeps its dtype; the other inputs have one dtype."""
 
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     index = 1

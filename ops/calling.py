@@ -114,7 +114,7 @@ def _split_variadic(
 def _split_open(
     cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool]
 ) -> tuple[Inputs, dict[str, Any]]:
-    """For an operator whose parameters say how its inputs are called."""
+    """Sort the arguments of an operator whose parameters determine the names of its inputs."""
     inputs = {name: parameters.pop(name) for name in list(parameters) if is_input(parameters[name])}
     parameters = {name: value for name, value in parameters.items() if value is not None}
     op = cls.create(**parameters)
@@ -133,7 +133,7 @@ def _split_open(
 
 
 def settle(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Inputs in the place of one that the operator leaves out, under the name of the next that it takes.
+    """Rename inputs that stand in the position of one that the operator leaves out, to the next that it takes.
 
     So MXNet reads ``RNN(data, parameters, state, lengths, mode="gru", use_sequence_length=True)``.
     """

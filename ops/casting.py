@@ -1,4 +1,4 @@
-"""Other dtypes, and what only the shape of an input decides: casts, zeros_like, shape_array."""
+"""Casts, and operators that depend on an input's shape alone: zeros_like, shape_array."""
 
 from __future__ import annotations
 

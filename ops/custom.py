@@ -37,7 +37,7 @@ InferredTypes = tuple[list[DType | None], list[DType | None]]
 properties: dict[str, Callable[..., Any]] = {}
 """For each ``op_type``, the function that makes its property from keyword arguments, which are strings."""
 runner: Runner | None = None
-"""Calls a user's method with arrays; set by ``flowmx.operator``. Returns what must be awaited, or None: it is done."""
+"""Called with a user's method and arrays; returns an awaitable, or None once done. Set by ``flowmx.operator``."""
 
 
 inside: ContextVar[str] = ContextVar("flowmx_custom_operator", default="")
@@ -48,7 +48,7 @@ when_called: Callable[[str, float, float], None] | None = None
 
 
 class _UserActor(ThreadActor):
-    """Threads for user code. No other thread lends itself: what it had begun could wait for what stands below."""
+    """The threads of user code. No other thread runs its operations: what that has begun could wait for them."""
 
     may_lend = False
 
@@ -105,7 +105,7 @@ class _UserOperator(Operator):
         raise NotImplementedError
 
     def begin(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> Awaitable[None] | None:
-        """Call the method; returns what must be awaited, or None where it is done."""
+        """Call the method; returns an awaitable, or None where it is done."""
         assert runner is not None
         extra = self.extra(run)
         token, start = inside.set(self.called), perf_counter()

@@ -109,12 +109,12 @@ def scaled_weight(weight: Array, *scale: Array) -> Array:
 
 @operator("_fused_Convolution")
 class FusedConvolution(Fused, Convolution):
-    """Convolution, and what follows it."""
+    """Convolution with the operators that follow it: scale, addition, activation."""
 
 
 @operator("_fused_FullyConnected")
 class FusedFullyConnected(Fused, FullyConnected):
-    """FullyConnected, and what follows it."""
+    """FullyConnected with the operators that follow it: scale, addition, activation."""
 
 
 @operator("_relu_BatchNorm")

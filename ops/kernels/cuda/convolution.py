@@ -55,7 +55,7 @@ _METHODS = {
 
 
 def convolve(run: Run, kind: str, op: Any, g: Geometry, one: Array, other: Array, out: Array) -> bool:
-    """One of the three; False, and nothing is done, where cuDNN cannot.
+    """Run one of the three convolutions; False, and nothing is done, where cuDNN cannot.
 
     Args:
         run: what a forward may ask for.

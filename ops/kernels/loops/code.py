@@ -244,7 +244,7 @@ class Code:
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """Only where the condition holds."""
+        """Emit a block that runs where the condition holds."""
         inside, done = self._label(), self._label()
         self.do(f"br i1 {condition.name}, label %{inside}, label %{done}")
         self._body.append(f"{inside}:")
@@ -379,7 +379,7 @@ class Code:
         return self.whole(value).name if type == self.integers else str(value)
 
     def prefetch(self, address: Value, start: Value, count: Value) -> None:
-        """Ask the memory for the first elements from one on, as many as there are, up to some cache lines."""
+        """Prefetch the first elements from one on, as many as there are, up to some cache lines."""
         with self.loop(self.index(0), self.least(count, self.index(8 * self.lanes)), self.lanes) as at:
             place = self.at(address, self.plus(start, at))
             flags = [Value("i32", number) for number in ("0", "3", "1")]
@@ -418,7 +418,7 @@ class Code:
         return Value(type, f"<{', '.join([one] * self.lanes)}>")
 
     def spread(self, one: Value) -> Value:
-        """One number in every lane."""
+        """A vector with one number in every lane."""
         vector = f"<{self.lanes} x {one.type}>"
         first = self.put(vector, f"insertelement {vector} poison, {one}, i64 0")
         zeros = f"<{self.lanes} x i32> zeroinitializer"
@@ -434,7 +434,7 @@ class Code:
         return self.put(self.mask, f"icmp sgt {self.spread(count)}, <{numbers}>")
 
     def choose(self, condition: Value, yes: Value, no: Value) -> Value:
-        """Lane by lane one of two."""
+        """Select, lane by lane, one of two vectors."""
         return self.put(yes.type, f"select {condition}, {yes}, {no}")
 
     def binary(self, name: str, a: Value, b: Value) -> Value:

@@ -36,7 +36,7 @@ _loaded: dict[str, Compiled] = {}
 
 
 class Unavailable(Exception):
-    """There is no compiler here."""
+    """Raised where llvmlite is missing or does not work."""
 
 
 class Compiled(NamedTuple):
@@ -153,7 +153,7 @@ def _load(host: _Host, key: str, machine_code: bytes) -> Compiled:
 
 
 def keep(thing: Any) -> None:
-    """Never let it go: a thread may be in the midst of its code, or look at it, while the interpreter ends."""
+    """Keep it for ever: a thread may run its code, or look at it, while the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

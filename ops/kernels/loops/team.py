@@ -231,7 +231,7 @@ def run(function: compiler.Compiled, words: bytes, threads: int) -> None:
 
 
 def _after_fork() -> None:
-    """In the child of a fork there are no helpers."""
+    """Replace the team in the child of a fork, which has no helper threads."""
     global _team
     _team = Team()
 
