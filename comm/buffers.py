@@ -1,6 +1,6 @@
 """Receive buffers, which are reused: the first touch of fresh pages costs many times the copy.
 
-A block goes back to the pool when nothing refers to the memory that was handed out: not when somebody says so.
+A block returns to the pool when nothing refers to its memory any more, without an explicit release.
 """
 
 from __future__ import annotations

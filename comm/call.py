@@ -198,7 +198,7 @@ class Call:
         except Unauthorized:
             if response.status == 200:
                 raise
-            return None  # a service that does not know us can not sign for us; what it says is no more than a refusal
+            return None  # a service that does not know us can not sign for us; its answer can only be a refusal
 
     def _place(self, header: dict[str, Any], specs: Sequence[Spec]) -> Sequence[memoryview | None]:
         return self._into if self._into is not None and "error" not in header else ()

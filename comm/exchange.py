@@ -36,7 +36,7 @@ class Caller:
 
     Attributes:
         operation: its name.
-        node: the caller's node: proven where requests are signed, and otherwise what the caller says.
+        node: the caller's node: proven where requests are signed, and otherwise as the caller states it.
         remote: its address.
         local: whether it is a process of this user on this machine, connected by unix socket.
         id: of the call: a call that is made again has the same.

@@ -1,10 +1,10 @@
 """Peers on one machine: a unix socket instead of TCP, and shared memory instead of bytes.
 
-The client owns the memory. It makes *segments*: anonymous files (memfd) of a fixed size, sealed so that nobody can
+The client owns the memory. It makes *segments*: anonymous files (memfd) of a fixed size, sealed so that no process can
 shrink them under a reader. A request says which of its descriptors is the segment; the service opens it through
-``/proc/<pid>/fd``, where the process and the user behind the connection are what the kernel says, not what the peer
-says. The request's tensors lie in the segment, and so does room for those of the answer. There are no names that could
-leak, and the memory is gone when both processes are.
+``/proc/<pid>/fd``, where the process and the user behind the connection are what the kernel reports, not what the peer
+claims. The request's tensors lie in the segment, and so does room for those of the answer. There are no names that
+could leak, and the memory is freed when both processes have ended.
 
 Sockets are abstract: no file is left behind by a process that is killed. Who is allowed to connect is checked by uid.
 """
@@ -122,7 +122,7 @@ class Segment:
     Attributes:
         array: the bytes.
         descriptor: of the file, for as long as the segment lives.
-        inode: of the file, by which a descriptor that was used again is told apart.
+        inode: of the file, by which a reused descriptor is recognised.
     """
 
     def __init__(self, size: int) -> None:

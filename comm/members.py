@@ -2,7 +2,7 @@
 
 Events go in with the time at which they happen (:meth:`Members.join`, ``heartbeat``, ``leave``, ``fail``, ``barrier``,
 ``tick``); what follows from them is read off: ``epoch`` grows when the :class:`~flowmx.comm.view.View` changes,
-``version`` when anything changes that somebody may wait for. There is no clock, no loop and no I/O in this module, so
+``version`` when anything changes that a request may wait for. There is no clock, no loop and no I/O in this module, so
 that tests drive it through any order of joins, losses, delays, duplicates and restarts.
 
 How it works
@@ -15,7 +15,7 @@ failed, for good. Under ``"elastic"`` it goes on, and a new node may take the pl
 Every start of a node has a greater *incarnation*. What an older one says is refused, as is what a node says after it
 was declared gone: such a zombie must join anew.
 
-Every start of the scheduler has a greater *term*. A node that speaks to a new term is told so and registers again with
+Every start of the scheduler has a greater *term*. A node that calls a new term is refused, and registers again with
 the newest view that it has (and a file, if there is one, holds another). The newest view of all wins: what it says of a
 place is believed until the holder is heard of, or has been silent for ``timeout``.
 """
@@ -39,7 +39,7 @@ Code = Literal["unregistered", "stale", "full", "over", "other", "wrong"]
 Key = tuple[Role, int]
 T = TypeVar("T")
 
-REMEMBERED = 32  # nodes lost lately that a view tells of
+REMEMBERED = 32  # nodes lost lately that a view contains
 LAST = 1 << 62  # of terms, epochs and rounds, all of which must be able to grow
 MOST_ROUNDS = 1 << 62
 PAST = 4096  # nodes without a place of which we still know that they had one
@@ -126,7 +126,7 @@ class Place:
         late: whether it joined a running job.
         since: of each meeting that it has come to, if it was late, the rounds that had ended when it came first.
         beat: the newest sign of life.
-        doing: what it said it was doing.
+        doing: its last known activity.
     """
 
     member: Member
@@ -267,7 +267,7 @@ class Members:
             term: the scheduler that it is registered with.
             name: the barrier's name. ``"name 3"`` belongs to round 3 of the meeting ``"name"``: who came to that
                 later is not waited for here either.
-            after: the last round of this name that the worker knows of.
+            after: the last round of this name that the worker knows.
             first: whether this process comes here for the first time.
             meet: whether this is a meeting: who joined late is not waited for until it comes by itself, and is not
                 excused from its first.
@@ -366,7 +366,7 @@ class Members:
     def _adopt(self, now: float, known: View | None, rounds: Mapping[str, int]) -> None:
         if known is None:
             return
-        if max(known.order) > LAST:  # later ones could not be told from it any more
+        if max(known.order) > LAST:  # later ones could not be distinguished from it
             raise Denied("wrong", f"a view of term {known.term} and epoch {known.epoch}; no job comes beyond {LAST}")
         self._refuse_other(known)
         self.version += self.barriers.learn(rounds)
@@ -390,7 +390,7 @@ class Members:
         self._changed(now)
 
     def _reconsider(self, key: Key, known: View) -> None:
-        """Drop what an older view said of a place, unless the newer one says the same."""
+        """Drop an older view's entry of a place, unless the newer one has the same."""
         member, there = self.places[key].member, known.at(*key)
         same = there and (there.id, there.incarnation, there.state) == (member.id, member.incarnation, member.state)
         if not same:
@@ -498,7 +498,7 @@ class Members:
             raise Denied("unregistered", f"node {node[:12]} is not registered")
         member = place.member
         if incarnation is None and not place.confirmed and member.state == "alive":
-            return place  # whoever started it knows, though it was not heard of in this term
+            return place  # its launcher knows, though it was not heard of in this term
         if incarnation is None:
             incarnation = member.incarnation
         if incarnation < member.incarnation or (incarnation == member.incarnation and member.state != "alive"):

@@ -18,7 +18,7 @@ class Metric:
     """One metric: a value for each combination of labels.
 
     Args:
-        name: as Prometheus wants it: letters, digits, underscores.
+        name: of letters, digits and underscores, as Prometheus requires.
         doc: a sentence.
         labels: the names of the labels.
     """

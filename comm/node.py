@@ -34,7 +34,7 @@ log = logging.getLogger("flowmx.comm")
 T = TypeVar("T")
 
 UNREACHED = (PeerGone, TimeoutError, Busy)  # what trying again may help against
-LONGEST = 400  # characters of what a node says that it is doing
+LONGEST = 400  # characters of a node's description of its activity
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class Node:
         rank: its number among those of its role.
         incarnation: which start of the node this is.
         draining: whether SIGTERM came.
-        awaited: the barriers at which this node waits, and who had not come when the scheduler last said so.
+        awaited: the barriers at which this node waits, and the workers missing there by the scheduler's last answer.
 
     Example:
         >>> async with Node("worker", "127.0.0.1:9091") as node:
@@ -155,7 +155,7 @@ class Node:
         self._locks: dict[str, asyncio.Lock] = {}
         self._doing: Callable[[], str] = str
         self._during: dict[object, str] = {}
-        self._told: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
         self._on_gone: list[Callable[[Member], object]] = []
         self._on_change: list[Callable[[View], object]] = []
         self._beating: asyncio.Task[None] | None = None
@@ -430,7 +430,7 @@ class Node:
                 answer = (await self._call("barrier", {**asked, "term": self.view.term})).header
             except Refused as refused:
                 if refused.kind != "unregistered" and not isinstance(refused, Busy):
-                    failed = refused.kind == "over"  # said here before the news of it has come
+                    failed = refused.kind == "over"  # refused before the new view has come
                     found = NodeGone(f"the job has failed: {refused}", self.view.gone) if failed else refused
                     raise self._error or found from None
                 await self._clock.sleep(self.timing.heartbeat / 4)  # the heartbeat registers again
@@ -587,8 +587,8 @@ class Node:
 
     def _mourn(self, view: View) -> None:
         for member in view.gone:
-            if (member.id, member.incarnation) not in self._told:
-                self._told.add((member.id, member.incarnation))
+            if (member.id, member.incarnation) not in self._reported:
+                self._reported.add((member.id, member.incarnation))
                 log.error("%s hears that %s", self.name, member.obituary)
                 for callback in self._on_gone:
                     callback(member)

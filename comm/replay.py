@@ -19,7 +19,7 @@ class Window:
     Args:
         skew: seconds by which the clocks of two machines, and the way between them, may differ.
         most: how many nonces are kept; all of them are of requests that were signed with the secret.
-        start: since when nonces are kept: of earlier ones nobody knows whether they were here before.
+        start: the time since which nonces are kept; earlier ones can not be checked, and are refused.
     """
 
     def __init__(self, skew: float, most: int, start: float = -math.inf) -> None:

@@ -47,7 +47,7 @@ class Scheduler:
 
     Args:
         job: what the job consists of.
-        snapshot: a file from which it goes on when it starts anew; it is written after every change.
+        snapshot: a file from which it resumes when it starts anew; it is written after every change.
         interval: most seconds that an answer is held back while nothing changes.
         security: who may take part.
         clock: the time.
@@ -96,7 +96,7 @@ class Scheduler:
         return address
 
     def watch(self) -> None:
-        """Begin to watch over the nodes: :meth:`start` does it, and whoever mounts the service calls it."""
+        """Start the tasks that watch the nodes: :meth:`start` calls it, and code that mounts the service must."""
         self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._write())]
 
     async def stop(self) -> None:

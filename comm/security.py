@@ -95,7 +95,7 @@ class Security:
 
     Args:
         secret: what all nodes share, at least 16 bytes; text stands for its UTF-8.
-        tls: certificates, in place of a secret or beside one.
+        tls: certificates, in place of a secret or in addition to one.
         skew: seconds by which clocks may differ.
         nonces: how many requests are remembered, so that none counts twice.
         clock: the time in seconds since 1970.
@@ -209,7 +209,7 @@ class Security:
         return self._sign("metrics")
 
     def check_metrics(self, headers: Mapping[str, str]) -> None:
-        """Check that whoever asks for metrics may have them.
+        """Check the bearer token of a request for metrics.
 
         Raises:
             Unauthorized: the token is missing or wrong.
@@ -284,7 +284,7 @@ def check_address(host: str, security: Security | None) -> None:
     """Check that a service may be served on an address.
 
     Raises:
-        InsecureAddress: other machines reach it, and nothing says who may talk to it.
+        InsecureAddress: other machines reach it, and there is neither a secret nor mutual TLS.
     """
     if security is None and not is_loopback(host):
         raise InsecureAddress(

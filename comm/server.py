@@ -1,4 +1,4 @@
-"""A service: an aiohttp application that answers operations, on its own or mounted in somebody's application."""
+"""A service: an aiohttp application that answers operations, on its own or mounted in another application."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ class Service:
             port: 0 takes a free one.
 
         Raises:
-            InsecureAddress: others reach it, and nothing says who may call.
+            InsecureAddress: other machines reach it, and there is neither a secret nor mutual TLS.
             OSError: the address is taken, or not of this machine.
             RuntimeError: the service was started before.
         """

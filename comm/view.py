@@ -39,7 +39,7 @@ class Member:
         incarnation: which start of this node it is: a later start has a higher number.
         state: ``"alive"``, ``"gone"`` (it fell silent, or failed) or ``"left"`` (it said goodbye).
         epoch: the view in which it became what it is.
-        doing: what it was last known to do; told of nodes that are gone.
+        doing: its last known activity; only of nodes that are gone.
         why: why it is gone.
     """
 

@@ -126,7 +126,7 @@ class Here:
         return peer(scheduler, self.secret)
 
     def tell(self, line: str) -> None:
-        """Do nothing: there is nobody else to tell."""
+        """Do nothing: there is no other process to tell."""
 
     async def start(self, order: Order, output: Output) -> Child:
         """Start a process on this machine."""

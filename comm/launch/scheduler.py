@@ -19,7 +19,7 @@ __all__ = ["ANNOUNCEMENT", "main", "serve"]
 
 log = logging.getLogger("flowmx.comm")
 
-ANNOUNCEMENT = "flowmx scheduler at "  # begins the line that tells the address
+ANNOUNCEMENT = "flowmx scheduler at "  # begins the line with the address
 
 
 async def serve(scheduler: Scheduler, host: str, port: int) -> int:

@@ -70,7 +70,7 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Named]:
 
     Raises:
         OSError: it can not be read.
-        ValueError: a line is none of these; the message says which.
+        ValueError: a line is none of these; the message names it.
     """
     found = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
@@ -235,4 +235,4 @@ class Ssh:
         return peer(scheduler, self.secret)
 
     def tell(self, line: str) -> None:
-        """Do nothing: there is nobody else to tell."""
+        """Do nothing: there is no other process to tell."""
