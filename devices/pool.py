@@ -1,4 +1,4 @@
-"""A pool of CPU memory: big blocks that arrays have let go of are given to new ones.
+"""A pool of CPU memory: big blocks that arrays have released are given to new ones.
 
 Memory fresh from the system costs a page fault for every few KiB that are touched first, more than most
 operators take for the same bytes. A block is an anonymous mapping. What an array gets is a :class:`_Lease` on

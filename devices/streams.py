@@ -69,7 +69,7 @@ class Token:
     def finish(self) -> Failure | None:
         """Block this thread until the device has come past it; returns what went wrong there."""
         if not self.stream.is_done(self):
-            if here.launch is not None:  # nobody else is to launch here meanwhile
+            if here.launch is not None:  # no other operation is to launch here meanwhile
                 self.stream.finish(self)
             else:
                 with engine.standing_aside():

@@ -58,7 +58,7 @@ class CaptureMemory:
             self._free.setdefault(block.size, []).append(block)
 
     def keep(self) -> list[Any]:
-        """End of the capture: what holds the blocks from now on, beside arrays that outlive it."""
+        """End the capture; returns what holds the blocks from now on, besides arrays that outlive it."""
         self._collect()
         free = {id(block) for blocks in self._free.values() for block in blocks}
         held: list[Any] = []
@@ -106,7 +106,7 @@ class NotCaptured(Exception):
     """A capture that failed.
 
     Attributes:
-        culprit: the step that it failed at; None: nobody knows.
+        culprit: the step that it failed at; None where it is not known.
     """
 
     def __init__(self, why: object, culprit: int | None) -> None:

@@ -194,7 +194,7 @@ class CudaDevice(Accelerator):
         """Give the device up: what is not known to be done fails, and so does all that comes.
 
         Args:
-            error: what CUDA said.
+            error: CUDA's error.
             stream: where it was found.
             op: what was being launched, if anything.
         """

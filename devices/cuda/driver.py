@@ -36,7 +36,7 @@ class GPU(NamedTuple):
 
 
 def prefer_pci_order() -> None:
-    """Number GPUs by their PCI addresses, unless the user has said otherwise; to be called before CUDA starts."""
+    """Number GPUs by their PCI addresses, unless the user has set another order; to be called before CUDA starts."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 

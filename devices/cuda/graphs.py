@@ -179,7 +179,7 @@ class Graphs:
         return True
 
     def _added(self, piece: Piece, form: Form) -> None:
-        """Count a new graph in, and let go of the oldest where there are too many."""
+        """Add a new graph, and drop the oldest where there are too many."""
         with self._lock:
             self._all.append((piece, form))
             oldest = self._all.popleft() if len(self._all) > _MOST else None

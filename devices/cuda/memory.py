@@ -1,6 +1,6 @@
 """Memory of a GPU: blocks of a pool as CuPy sees them, for arrays and for what CuPy itself needs meanwhile.
 
-A :class:`Lease` is CuPy's own kind of memory, so that every view of an array holds on to it; when nobody does, the
+A :class:`Lease` is CuPy's own kind of memory, so that every view of an array holds on to it; when none is left, the
 block is free. CuPy asks for its temporaries through an allocator that is set once: what is asked for on one of our
 streams comes from the device's pool, is counted, and is kept from other streams by tokens; anything else goes on to
 the allocator that was there.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flowmx.devices.cuda.device import CudaDevice
 
 _LOOK_EVERY = 64
-"""Tokens after which a stream checks which are done, where nobody asks."""
+"""Tokens after which a stream checks which are done, where nothing else makes it."""
 
 _NOT_READY = 600
 

@@ -1,4 +1,4 @@
-"""Arrays of simulated devices without numerics: they have a shape, a dtype and memory that nobody touches.
+"""Arrays of simulated devices without numerics: they have a shape, a dtype and memory that is never touched.
 
 Operators are not called on such a device. What else works on its arrays by itself (assignments, sums of stores, update
 rules, copies) meets :class:`Blank`, for which writing does nothing and reading gives zeros: memory of the system that

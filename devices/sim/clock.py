@@ -150,7 +150,7 @@ def _latest(moments: Sequence[tuple[float, Path]]) -> tuple[float, Path]:
 
 
 def _longer(path: Path, parts: Path) -> Path:
-    """A path that goes on with these parts."""
+    """The path extended by these parts."""
     if not parts:
         return path
     longer = dict(path)

@@ -151,8 +151,8 @@ class SimDevice(Accelerator):
     def replay(self, launch: Launch) -> None:
         """Count the launches of a bound graph as one, where the same were captured before.
 
-        Its function says by ``captured_by(*arguments)`` what object stands for it, for shapes and all, and which part
-        of it this is.
+        Its function's ``captured_by(*arguments)`` returns the object that identifies the capture, with its shapes, and
+        the part of it that this is.
         """
         captured_by = getattr(launch.function, "captured_by", None)
         if self._captured is None or captured_by is None:
@@ -164,18 +164,18 @@ class SimDevice(Accelerator):
         parts.add(part)
 
     def account_for_launch(self, launch: Launch) -> None:
-        """The work of a launch whose operators have not told it.
+        """Account for the work of a launch whose operators have not reported it.
 
-        Its function may say by ``moves(*arguments)`` how many bytes each of its launches moves, ``here`` or from or to
-        ``there``; None says nothing. Otherwise it copies what it writes, or moves all bytes once.
+        Its function's ``moves(*arguments)``, if there is one, returns the bytes that each of its launches moves,
+        ``here`` or from or to ``there``, or None. Otherwise it copies what it writes, or moves all bytes once.
         """
         kind = self._copies.get(launch.op.actor)
         moves = getattr(launch.function, "moves", None)
-        told = None if moves is None else moves(*launch.arguments)
-        if told is None:
+        reported = None if moves is None else moves(*launch.arguments)
+        if reported is None:
             written, touched = sum(map(_nbytes, launch.writes)), {*launch.reads, *launch.writes}
-            told = [("here", sum(map(_nbytes, touched)))] if kind is None else [("there", written)]
-        for where, nbytes in told:
+            reported = [("here", sum(map(_nbytes, touched)))] if kind is None else [("there", written)]
+        for where, nbytes in reported:
             if where == "here":
                 self.account(launch, launch.op.name, 0, nbytes)
             else:

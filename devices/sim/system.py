@@ -128,7 +128,7 @@ class System:
 
     Attributes:
         clock: the virtual time.
-        checker: knows the streams' clocks; None where races are not checked.
+        checker: the race checker, with the streams' clocks; None where races are not checked.
         devices: by number.
         operators: seconds of kernels by operator.
     """
