@@ -1,7 +1,7 @@
 """Loops and branches as operators: ``_foreach``, ``_while_loop``, ``_cond``.
 
 Their bodies are graphs (:class:`flowmx.graph.subgraph.Body`); which of the operator's inputs feeds which variable
-of a body is said by lists of positions, as in MXNet's JSON. Hidden outputs keep what each iteration began with:
+of a body is given by lists of positions, as in MXNet's JSON. Hidden outputs keep what each iteration began with:
 the gradient goes back over the iterations and computes each body anew, from there, together with its gradient,
 so that the memory of one iteration is enough. Random numbers repeat, since each iteration draws from a
 generator of its own that was seeded by the forward pass.
@@ -98,7 +98,7 @@ class Flow(Operator):
         seed = ("seed",) if self.uses_random else ()
         return (*(f"output{index}" for index in range(self.num_outputs)), *self.kept(), *seed)
 
-    # -- what a subclass says --------------------------------------------------------------------------
+    # -- for subclasses to define ----------------------------------------------------------------------
 
     def locations(self) -> list[tuple[int, ...]]:
         """For each body, which input of the operator each of its variables reads."""
@@ -490,7 +490,7 @@ class WhileLoop(_Loop):
 
 @operator("_cond")
 class Cond(Flow):
-    """Run one of two branches, as a condition says."""
+    """Run one of two branches, chosen by a condition."""
 
     count = 3
     num_args: int = required("Number of inputs and subgraphs.", low=1)

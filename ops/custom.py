@@ -298,7 +298,7 @@ class Custom(_UserOperator):
 
 @operator("_backward_Custom")
 class BackwardCustom(_UserOperator):
-    """The gradient of Custom: what its ``backward`` says, of those arrays that it declared to need."""
+    """The gradient of Custom: its ``backward``, of those arrays that it declared to need."""
 
     arguments = ()
     hidden = True

@@ -32,7 +32,7 @@ class _Density(NamedTuple):
     """``log(xp, x, *parameters)``, which broadcast against each other: the logarithm of the density."""
     slopes: tuple[Slope | None, ...]
     """``slope(F, S, x, *parameters)``: the logarithm's derivative by the sample and by each parameter, in the
-    sample's shape, into which ``S`` brings a parameter. None where MXNet says 0: samples that are integers."""
+    sample's shape, into which ``S`` brings a parameter. None where MXNet's gradient is 0: samples that are integers."""
     doc: str
     vectors: bool = False
     """True where a sample is a vector along the last axis."""

@@ -106,8 +106,8 @@ def _product(run: Run, a: Array, b: Array) -> Array:
 class FusedAttention(_Attention):
     """Attention: values, weighted by softmax of the products of queries and keys.
 
-    The output is (batch, length, heads, size), or as ``layout`` says. ``differentiable`` keeps a second, hidden one:
-    the logarithm of Σ eˣ over the products x of each query, (batch, heads, length, 1) in float32.
+    The output is (batch, length, heads, size), or its axes in the order of ``layout``. ``differentiable`` keeps a
+    second, hidden one: the logarithm of Σ eˣ over the products x of each query, (batch, heads, length, 1) in float32.
     """
 
     differentiable: bool = option(False, "Keep what the gradient needs.")

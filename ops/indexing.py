@@ -179,7 +179,7 @@ class BatchTake(_Indexed):
 
 @linear("pick", "choose_element_0index")
 class Pick(_Indexed):
-    """One element along an axis for each position of the other axes, as ``index`` says."""
+    """One element along an axis for each position of the other axes, at ``index``."""
 
     arguments = ("data", "index")
     input_docs = described(

@@ -164,7 +164,7 @@ def _normal(xp: Any, x: Array) -> Array:
 
 @operator("LeakyReLU")
 class LeakyReLU(Operator):
-    """Rectifiers with a slope below zero; ``act_type`` says which.
+    """Rectifiers with a slope below zero, chosen by ``act_type``.
 
     ``leaky`` y = slope·x below 0; ``prelu`` with a learned slope gamma, one for all or one for each channel
     (He et al., 2015); ``elu`` slope·(eˣ - 1) below 0 (Clevert et al., 2016); ``selu`` (Klambauer et al.,
@@ -191,7 +191,7 @@ class LeakyReLU(Operator):
 
     @property
     def mode_matters(self) -> bool:  # type: ignore[override]
-        """Only rrelu asks."""
+        """True for rrelu alone."""
         return self.act_type == "rrelu"
 
     def draws(self, train: bool) -> bool:

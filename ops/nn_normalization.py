@@ -240,7 +240,7 @@ class BatchStatistics(_Normalization):
     use_global_stats: bool
 
     def outputs(self) -> tuple[str, ...]:
-        # The last says whether the batch's statistics were used, for the gradient.
+        # The last is 1 where the batch's statistics were used, for the gradient.
         return ("output", "mean", "var", "batch")
 
     def counted_outputs(self) -> int:

@@ -54,7 +54,7 @@ class SoftmaxOutput(_Labelled):
     Shapes: data (batch, classes) and label (batch,) of class numbers; with ``multi_output`` data
     (batch, classes, *positions) and label (batch, *positions); with ``preserve_shape`` data (..., classes)
     and label (...). A label of the data's shape holds probabilities: the gradient is output - label.
-    The gradient is multiplied by ``grad_scale`` and divided by what ``normalization`` says.
+    The gradient is multiplied by ``grad_scale`` and divided by the number that ``normalization`` names.
     """
 
     input_docs = described(

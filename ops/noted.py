@@ -1,6 +1,6 @@
 """Max pooling that notes where the maxima were, for its gradient: made by the pass in ``graph/passes/notes.py``.
 
-What a note says is the kernel's affair. The plain forwards make none, and find the maxima again.
+The content of a note is the kernel's own. The plain forwards make none, and find the maxima again.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ RESCALE = option(1.0, "The gradient's factor.")
 
 
 class Group(Operator):
-    """Base of updates of many weights; a subclass says what belongs to one, and how that is updated.
+    """Base of updates of many weights; a subclass defines the inputs of one, and its update.
 
     Parameters that hold a number for each weight are named in ``each``.
     """

@@ -1,4 +1,4 @@
-"""LAMB: Adam's direction, with a step as long as the weight's norm says (You et al., 2019).
+"""LAMB: Adam's direction, with a step in proportion to the weight's norm (You et al., 2019).
 
 In two phases, between which the norms are taken, or for many weights at once.
 """

@@ -263,7 +263,7 @@ def updates_together(device_type: str) -> bool:
 
 
 def update_many(run: Run, ones: Sequence[One]) -> None:
-    """Update weights, all at once where the device can; ``p`` knows the rule too."""
+    """Update weights, all at once where the device can."""
     many = _together.get(run.device.kernels)
     for rule, p, mixed, inputs, out in ones if many is None else many(run, ones):
         compute = None if mixed else getattr(kernel_for(run.device.kernels, rule.name), "compute", None)

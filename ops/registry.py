@@ -194,7 +194,7 @@ class Operator:
     once: ClassVar[bool] = False
     """True when a bound graph is to keep the result from run to run, for as long as what it reads stays as it is."""
     open_ended: ClassVar[bool] = False
-    """True when inputs and parameters have names that only the instance knows (Custom)."""
+    """True when the names of inputs and parameters depend on the instance (Custom)."""
     dynamic: ClassVar[bool] = False
     """True where the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned."""
     hidden: ClassVar[bool] = False
@@ -309,7 +309,7 @@ class Operator:
         return bool(self.updates or self.auxiliary)
 
     def draws(self, train: bool) -> bool:
-        """True where the forward really draws random numbers in this mode; ``uses_random`` says that it may."""
+        """True where the forward really draws random numbers in this mode; ``uses_random`` is that it may."""
         return self.uses_random
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
@@ -431,7 +431,7 @@ class Operator:
         return made
 
     def _is_quick(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
-        """True where the arithmetic on these shapes takes microseconds, as far as the operator says."""
+        """True where the arithmetic on these shapes takes microseconds, by the operator's cost."""
         if not self.heavy:
             return True
         return type(self).cost is not Operator.cost and self.cost(inputs, outputs)[0] <= _LIGHT_FLOPS
@@ -486,11 +486,11 @@ def described(**inputs: str) -> dict[str, str]:
 def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a faster forward ``function(operator, run, inputs, outputs)`` for one device type.
 
-    It may be an object with more to it: ``workspace(operator, inputs, outputs)`` says, of arrays that are
+    It may be an object with more to it: ``workspace(operator, inputs, outputs)`` gives, for arrays that are
     :class:`Laid` so, how many bytes it needs besides them; ``tie(operator)`` gives a forward ``function(run, inputs,
-    outputs)`` for one step of a bound graph, whose method ``use(memory)`` is told where those bytes are;
-    ``packed_size(operator, data_shape)`` says how many elements a copy of a layer's weight has in the order that it
-    wants, or None.
+    outputs)`` for one step of a bound graph, whose method ``use(memory)`` receives those bytes;
+    ``packed_size(operator, data_shape)`` gives the number of elements of a packed copy of a layer's weight in its
+    layout, or None.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:

@@ -1,7 +1,7 @@
 """Resampling of images along their two axes: BilinearResize2D, AdaptiveAvgPooling2D.
 
-Both are linear along each axis: a matrix with a row for every output line says what part it takes of
-which input lines. Both axes are then two products (:func:`resample`), and the gradient is the same with the
+Both are linear along each axis: a matrix with a row for every output line holds the weights of
+the input lines. Both axes are then two products (:func:`resample`), and the gradient is the same with the
 matrices transposed.
 """
 

@@ -45,7 +45,7 @@ class Kept(NamedTuple):
 
     Attributes:
         hidden: the outputs of all directions side by side (time, batch, directions·outputs); behind the end of
-            a sequence the last one goes on.
+            a sequence the last one is repeated.
         mask: what dropout multiplied the layer's input with, or None.
         gates: for each direction the activations of the gates (time, batch, gates·units).
         more: for each direction (kept, time, batch, units): an LSTM's cells and their tanh; what the recurrence

@@ -45,7 +45,7 @@ class RNN(Operator):
     (time, batch, directions·units). With ``state_outputs`` the last state, and an LSTM's last cell, are further
     outputs. With ``projection_size`` an LSTM's outputs and states (not its cells) have that length.
 
-    With ``use_sequence_length`` sequence_length (batch,) says where each sequence ends: outputs behind it are
+    With ``use_sequence_length`` sequence_length (batch,) holds the length of each sequence: outputs behind it are
     0, the last state is that at the end, and the backward direction begins there. This and the clipping of cells
     MXNet has on GPUs only.
 

@@ -41,7 +41,7 @@ class Asked(NamedTuple):
 
     Attributes:
         build: called as ``build(graph, tensors)``; adds the operation and gives its results.
-        key: tells it from others.
+        key: its cache key.
         inputs, outputs: what goes in and comes out.
         limit: bytes of workspace, at most.
         tune: whether to time all plans.
@@ -63,7 +63,7 @@ def is_there() -> bool:
 
 @cache
 def library() -> Any:
-    """The frontend's module; None where it is missing, which is said once."""
+    """The frontend's module; None where it is missing, which is logged once."""
     try:
         return importlib.import_module("cudnn")
     except Exception as error:
@@ -107,7 +107,7 @@ _MOST_PLANS = 2048
 
 
 def run(xp: Any, asked: Asked, arrays: Sequence[Array]) -> bool:
-    """Compute a graph on arrays that lie as it says; False, and nothing is done, where cuDNN cannot.
+    """Compute a graph on arrays of its layouts; False, and nothing is done, where cuDNN cannot.
 
     Args:
         xp: cupy.

@@ -35,7 +35,7 @@ def format_of(arrays: Sequence[Array]) -> Format:
 
 
 def empty(xp: Any, shape: Shape, dtype: Any, form: Format) -> Array:
-    """A new array that lies so."""
+    """A new array of this layout."""
     if form == "C":
         return xp.empty(shape, dtype)
     rank = len(shape)
@@ -43,7 +43,7 @@ def empty(xp: Any, shape: Shape, dtype: Any, form: Format) -> Array:
 
 
 def laid(xp: Any, array: Array, form: Format) -> Array:
-    """The array, or a copy that lies so."""
+    """The array, or a copy of this layout."""
     if lies(array, form):
         return array
     made = empty(xp, array.shape, array.dtype, form)

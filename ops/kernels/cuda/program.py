@@ -64,7 +64,7 @@ class Program:
     def _compiled(self, xp: Any) -> Any:
         try:
             return xp.RawModule(code=self.source, options=OPTIONS).get_function("kernel")
-        except Exception as error:  # its frames hold arrays, so that it is told and not kept
+        except Exception as error:  # its frames hold arrays, so that it is logged and not kept
             text = f"{type(error).__name__}: {error}"
             _log.error("a kernel could not be compiled for the GPU; the plain forward runs instead: %s", text)
             return None

@@ -204,7 +204,7 @@ class RowSource:
         return [*_along(form, lines), *(["if (live && !lane) {", *made, *results, "}"] if results else [])]
 
     def _elements(self, walk: _Walk, form: Form, use: Callable[[Sequence[str]], Iterator[str]]) -> list[str]:
-        """Go through the elements of a unit: ``use(values)`` says what to do with what the walk computes."""
+        """Write the loop over the elements of a unit; ``use(values)`` gives the lines that use the walk's values."""
         held, given, width = self._held(form), self._given(), form.width
         loads, reads = list[str](), list[str]()
         for at in walk.reads:

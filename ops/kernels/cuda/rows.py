@@ -52,7 +52,7 @@ class Rows(RowSource):
             xp: cupy.
             p: what has the parameters of the formula.
             length: how many elements a row has.
-            inputs: as the kind says; those that do not lie in C order are copied. A single of one element serves for
+            inputs: as the kind defines; those that do not lie in C order are copied. A single of one element serves for
                 all rows.
             outputs: likewise, in C order.
         """

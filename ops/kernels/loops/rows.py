@@ -145,7 +145,7 @@ class Rows:
         Args:
             op: the operator, for the parameters.
             shape: (outer, length, inner).
-            inputs: as the kind says.
+            inputs: as the kind defines.
             outputs: likewise; totals need an inner of 1.
             parts: how many parts each row has; arrays are then of shape (parts, outer, length), and inner is 1.
         """

@@ -40,7 +40,7 @@ SMALL_BY_VECTOR = 1 << 15
 class Product(Work):
     """C = A B, and what follows it; all with equal batch axes, vectors along the last axis.
 
-    B may be left to the primitive (None), which then says how it is to lie.
+    B's layout may be left to the primitive (None).
     """
 
     def __init__(self, a: Geometry, b: Geometry | None, c: Geometry, ends: Ends = PLAIN) -> None:

@@ -75,7 +75,7 @@ class Work:
 
 
 class Operand:
-    """An argument that may lie otherwise in memory than the primitive wants it: then a copy stands in for it."""
+    """An argument whose layout may differ from the primitive's: then a copy takes its place."""
 
     def __init__(
         self, room: Room, given: Desc, wanted: Desc, is_output: bool = False, scale: tuple[int, Desc] | None = None
