@@ -2,7 +2,7 @@
 
 The labels of an example with blanks before, between and behind them are 2·labels + 1 states. A path stays in its
 state, goes on to the next one, or over a blank between two different labels. ``alpha[t]`` is the logarithm of
-the probability of all paths' beginnings up to step t by the state that they are in; ``beta[t]`` that of their
+the probability of all paths' prefixes up to step t by the state that they are in; ``beta[t]`` that of their
 ends behind it. Each step is done for the whole batch at once.
 """
 

@@ -241,7 +241,7 @@ class Launcher:
         why = first.obituary if first else how
         self._fail(f"the job has failed because of {self._where(culprit)}: {why}", culprit)
         if self._joined:
-            await self._gone_within(self.plan.grace / 2)  # the nodes are told, and end by themselves
+            await self._gone_within(self.plan.grace / 2)  # the nodes are informed, and end by themselves
         return _status(culprit.status or child.status or 1)
 
     def _forward(self, number: int) -> None:
