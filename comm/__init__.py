@@ -1,1 +1,1 @@
-"""The wire: HTTP peers that exchange tensors. It knows arrays of bytes and no training code."""
+"""The wire: HTTP peers that exchange tensors. It handles arrays of bytes and depends on no training code."""

@@ -1,4 +1,4 @@
-"""Who is let in: how many requests, of how many bytes, a service answers at one time, and how many a second. Pure."""
+"""Admission control: limits on the requests and bytes in flight in a service, and on each peer's request rate. Pure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Entry:
 
 
 class Admission:
-    """Counts what is under way.
+    """The counts of requests and bytes in flight, held to the limits.
 
     Args:
         limits: what is allowed.
@@ -51,7 +51,7 @@ class Admission:
 
     @property
     def requests(self) -> int:
-        """Requests under way."""
+        """The number of requests in flight."""
         return self._requests.total()
 
     @contextmanager

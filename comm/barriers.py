@@ -17,7 +17,7 @@ MOST_NAMES = 4096
 
 
 class Barriers:
-    """Who waits where.
+    """The state of all barriers: rounds that have ended, and the nodes that wait for the next.
 
     Attributes:
         rounds: how many rounds of each barrier have ended.
@@ -31,7 +31,7 @@ class Barriers:
         self.meetings: set[str] = set()
 
     def enter(self, node: str, name: str, after: int, excused: bool) -> int | None:
-        """A worker comes to a barrier; return the round that it has passed, or None: it waits.
+        """Enter a worker at a barrier; return the round that it has passed, or None: it waits.
 
         Args:
             node: the worker's id.
@@ -52,22 +52,22 @@ class Barriers:
         return None
 
     def withdraw(self, node: str, name: str) -> None:
-        """A worker waits no longer at one barrier."""
+        """Withdraw a worker from one barrier."""
         self._drop(name, node)
 
     def forget(self, node: str) -> None:
-        """A worker waits nowhere any more."""
+        """Withdraw a worker from all barriers."""
         for name in list(self.waiting):
             self._drop(name, node)
 
     def keep(self, nodes: Iterable[str]) -> None:
-        """Only these workers wait on."""
+        """Withdraw all workers but these from all barriers."""
         kept = set(nodes)
         for node in set().union(*self.waiting.values()) - kept:
             self.forget(node)
 
     def learn(self, rounds: Mapping[str, int]) -> bool:
-        """Take over rounds that others know of; return whether any was news.
+        """Take over rounds that others know of; return True if any was new.
 
         Whoever waits for a round that has ended has passed it.
         """
@@ -95,7 +95,7 @@ class Barriers:
         return complete
 
     def to_wire(self) -> dict[str, Any]:
-        """The rounds, which are all that outlives a scheduler."""
+        """The rounds, for a snapshot: nothing else outlives a scheduler."""
         return dict(self.rounds)
 
     def _end(self, name: str, number: int) -> None:

@@ -1,4 +1,4 @@
-"""A bell: many tasks wait until something has changed, and then look again themselves."""
+"""An event without a state, for tasks that wait until something has changed and then check it themselves."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Bell"]
 
 
 class Bell:
-    """Wakes all that wait, each time it rings. Belongs to one event loop."""
+    """A wake-up for many tasks: each ring wakes all that wait. Belongs to one event loop."""
 
     def __init__(self) -> None:
         self._waiting: set[asyncio.Future[None]] = set()
@@ -21,7 +21,7 @@ class Bell:
         self._waiting.clear()
 
     def heard(self) -> asyncio.Future[None]:
-        """The next ring from now on, to be awaited: one that comes before that is not missed."""
+        """A future of the next ring from now on; a ring before it is awaited is not missed."""
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(future)
         future.add_done_callback(self._waiting.discard)

@@ -1,4 +1,4 @@
-"""Work that would hold up the event loop: copies and hashes of many bytes, on a few threads of their own."""
+"""Offloading of work that would block the event loop, copies and hashes of many bytes, to a thread pool."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["LARGE", "beside", "copy", "submit"]
+__all__ = ["LARGE", "copy", "offload", "submit"]
 
 LARGE = 256 << 10
-"""Bytes from which work is done beside the loop: about the time that a hop to a thread and back takes."""
+"""Bytes from which work is offloaded: about the time that a hop to a thread and back takes."""
 
 T = TypeVar("T")
 _executor: ThreadPoolExecutor | None = None
@@ -29,17 +29,17 @@ if hasattr(os, "register_at_fork"):
 
 
 def submit(work: Callable[..., T], *arguments: Any) -> asyncio.Future[T]:
-    """Start `work` in one of the threads."""
+    """Run ``work(*arguments)`` in the thread pool; returns its future."""
     global _executor
     if _executor is None:
         _executor = ThreadPoolExecutor(min(os.cpu_count() or 1, 8), "flowmx-comm")
     return asyncio.get_running_loop().run_in_executor(_executor, work, *arguments)
 
 
-async def beside(nbytes: int, work: Callable[..., T], *arguments: Any) -> T:
-    """Do `work` that handles so many bytes, in a thread where they are many.
+async def offload(nbytes: int, work: Callable[..., T], *arguments: Any) -> T:
+    """Run ``work(*arguments)``, which handles `nbytes` bytes: in the thread pool if they are at least `LARGE`.
 
-    Where the caller is cancelled, the work is done first: its memory may be somebody else's afterwards.
+    If the caller is cancelled, the work is finished first, since its memory may be reused afterwards.
     """
     if nbytes < LARGE:
         return work(*arguments)
@@ -63,7 +63,7 @@ async def _settle(future: asyncio.Future[Any]) -> None:
 
 
 def copy(pairs: list[tuple[memoryview, memoryview]]) -> None:
-    """Copy the second bytes of each pair over the first; NumPy lets other threads run meanwhile."""
+    """Copy each pair's second buffer into its first; NumPy releases the interpreter lock meanwhile."""
     for target, source in pairs:
         if source.nbytes:
             np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

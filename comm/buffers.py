@@ -1,6 +1,6 @@
-"""Memory for what is received. The first touch of fresh pages costs many times the copy, so blocks are used again.
+"""Receive buffers, which are reused: the first touch of fresh pages costs many times the copy.
 
-A block goes back to the pool when nothing refers to the memory that was handed out: not when somebody says so.
+A block returns to the pool when nothing refers to its memory any more, without an explicit release.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 __all__ = ["Pool", "fresh", "leased", "round_up"]
 
 SMALL = 64 << 10
-"""Bytes below which memory is not worth keeping."""
+"""Bytes below which a block is not kept for reuse."""
 
 B = TypeVar("B")
 
 
 def round_up(size: int) -> int:
-    """The size of the block that `size` bytes go into: one of four between powers of two, so that sizes meet again."""
+    """The size of the block for `size` bytes: one of four classes between powers of two, so that blocks are reused."""
     step = max(1 << max(size.bit_length() - 3, 0), 4096)
     return -(-size // step) * step
 
 
 def leased(array: Any, back: Callable[[], object]) -> memoryview:
-    """The bytes of a block; `back` is called when the last view of them is gone."""
+    """The bytes of a block; `back` is called when the last view of them is freed."""
     lease = np.frombuffer(array, np.uint8)
     weakref.finalize(lease, back).atexit = False
     return lease.data
 
 
 class Pool(Generic[B]):
-    """Blocks that are free, by size, at most so many bytes of them.
+    """Free blocks by size, up to a limit of bytes.
 
     Finalizers give blocks back in whatever thread they run, and in the middle of anything: deques need no lock.
     """

@@ -10,7 +10,7 @@ from aiohttp import hdrs
 from yarl import URL
 
 from flowmx.comm import errors, local
-from flowmx.comm.beside import beside, copy
+from flowmx.comm.beside import copy, offload
 from flowmx.comm.errors import Busy, CommError, PeerGone, Refused, TooSlow, Unauthorized, WireError
 from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
 from flowmx.comm.headers import Spec
@@ -26,7 +26,7 @@ WORTH_SHARING = 32 << 10
 
 
 class Who(NamedTuple):
-    """The two ends of calls, and what is between.
+    """The settings of a client's calls: the two ends, security, limits.
 
     Attributes:
         address: of the service, as messages call it.
@@ -44,7 +44,7 @@ class Who(NamedTuple):
 
 
 class Route:
-    """A way to a service.
+    """A connection to a service: by TCP, or by unix socket with shared memory.
 
     Args:
         session: its connections.
@@ -126,7 +126,7 @@ class Call:
         return PeerGone(f"{self._who.address} is gone ({self._operation}): {why}")
 
     def _room(self) -> int:
-        """Bytes that the answer's tensors will take: of the memory given for them, or else what they took last time."""
+        """The expected bytes of the answer's tensors: of the memory given for them, or else of the last answer."""
         if self._into is None:
             return self._rooms.get(self._operation, 0)
         return local.lay_out([len(target) for target in self._into])[1]
@@ -140,7 +140,7 @@ class Call:
         pairs = [
             (memory[at : at + tensor.data.nbytes], tensor.bytes()) for at, tensor in zip(offsets, tensors, strict=True)
         ]
-        await beside(end, copy, pairs)
+        await offload(end, copy, pairs)
         shared = [segment.descriptor, segment.inode, segment.size, start, segment.size - start]
         return pack({**self._message.header, "shared": shared, "tensors": local.described(tensors, offsets)})
 
@@ -198,7 +198,7 @@ class Call:
         except Unauthorized:
             if response.status == 200:
                 raise
-            return None  # a service that does not know us can not sign for us; what it says is no more than a refusal
+            return None  # a service that does not know us can not sign for us; its answer can only be a refusal
 
     def _place(self, header: dict[str, Any], specs: Sequence[Spec]) -> Sequence[memoryview | None]:
         return self._into if self._into is not None and "error" not in header else ()
@@ -211,11 +211,11 @@ class Call:
             return found
         targets = destinations(specs, self._into)
         total = sum(spec.nbytes for spec in specs)
-        await beside(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
+        await offload(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
         return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
 
     def _give_back(self) -> None:
-        """The segment may be used again: the service has answered.
+        """Return the segment for reuse, once the service has answered.
 
         Where it has not, it may write there still; and what it refuses in part it may go on reading.
         """

@@ -63,7 +63,7 @@ class Peer:
 
     @property
     def is_local(self) -> bool:
-        """Whether tensors go by shared memory, which is known after the first call."""
+        """True when tensors go by shared memory; known after the first call."""
         return self._routes.is_local
 
     async def __aenter__(self) -> Peer:
@@ -89,7 +89,7 @@ class Peer:
 
         Args:
             operation: its name.
-            header: what it takes; with "id", "node" and "incarnation" where it wants them.
+            header: what it takes; with "id", "node" and "incarnation" where it requires them.
             tensors: what it takes; they must stay as they are until it is over.
             into: memory for each tensor of the answer, whose tensors are these then. Where the call fails it may have
                 been written in part.
@@ -98,7 +98,7 @@ class Peer:
 
         Raises:
             PeerGone: there is no connection, or it broke: perhaps the operation was done, perhaps not.
-            Refused: the service said no; `Unauthorized` and others say it more exactly.
+            Refused: by the service; `Unauthorized` and others are more specific.
             WireError: the message, or the answer, is none that is allowed.
             TimeoutError: it took too long: perhaps the operation was done, perhaps not.
         """

@@ -1,4 +1,4 @@
-"""Time for what waits: a clock that tests can replace."""
+"""The clock that waits go by, which tests replace."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ T = TypeVar("T")
 
 
 class Clock:
-    """The time, and sleep. A test's own clock goes where it is told to."""
+    """The time, and sleep. Tests have a clock that they set themselves."""
 
     def now(self) -> float:
-        """Seconds since any point in the past; never goes back."""
+        """Seconds since an arbitrary point in the past; monotonic."""
         return time.monotonic()
 
     async def sleep(self, seconds: float) -> None:
@@ -25,7 +25,7 @@ class Clock:
 
 
 async def within(clock: Clock, seconds: float, wait: Callable[[], Awaitable[T]]) -> bool:
-    """Wait for something, for at most so many seconds of a clock; return whether it came.
+    """Wait for at most so many seconds of a clock; return True if the wait succeeded.
 
     What `wait` raises is raised here.
     """

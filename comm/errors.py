@@ -1,4 +1,4 @@
-"""What can go wrong between peers. Each error says what was given, what is allowed, and by whom it was refused."""
+"""Errors between peers. Each message says what was given, what is allowed, and who refused."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class CommError(MXNetError):
 
 
 class PeerGone(CommError, ConnectionError):
-    """The peer can not be reached, or the connection broke: nobody knows whether it did what was asked."""
+    """A peer that can not be reached, or a broken connection: the request may or may not have been carried out."""
 
     kind = "gone"
     status = 502
 
 
 class Refused(CommError):
-    """The peer was asked and said no; the text is the peer's.
+    """A refusal of the peer's; the text is the peer's.
 
     Args:
         text: why.
@@ -46,42 +46,42 @@ class Refused(CommError):
 
 
 class Failed(Refused):
-    """The peer took the request, and its handler raised something that is no refusal."""
+    """A failure of the peer's handler: it raised an exception that is no refusal."""
 
     kind = "failed"
     status = 500
 
 
 class Unknown(Refused):
-    """The peer has no such operation."""
+    """An operation that the peer does not have."""
 
     kind = "unknown"
     status = 404
 
 
 class Busy(Refused):
-    """The peer answers as many requests as it may; later it may have room again."""
+    """A peer at its limit of requests; a later call may succeed."""
 
     kind = "busy"
     status = 503
 
 
 class TooSlow(Refused):
-    """The sender paused for longer than allowed, or sent less in a second than it must."""
+    """A transfer that paused for longer than allowed, or that was slower than the limit."""
 
     kind = "slow"
     status = 408
 
 
 class Unauthorized(Refused, PermissionError):
-    """A request or an answer is not signed as it must be, or comes from where it must not."""
+    """A request or an answer without a valid signature, or from an address that is not allowed."""
 
     kind = "unauthorized"
     status = 401
 
 
 class WireError(CommError, ValueError):
-    """Bytes that are no message, or no message that is allowed."""
+    """A malformed message, or one that is not allowed."""
 
     kind = "malformed"
     status = 400
@@ -95,7 +95,7 @@ class TooLarge(WireError):
 
 
 class MediaTypeError(WireError):
-    """A body that does not say that it is a frame."""
+    """A body of another media type than a frame's."""
 
     kind = "media_type"
     status = 415

@@ -13,7 +13,7 @@ from yarl import URL
 
 from flowmx.comm import errors, local
 from flowmx.comm.admission import Entry
-from flowmx.comm.beside import beside, copy
+from flowmx.comm.beside import copy, offload
 from flowmx.comm.errors import CommError, Failed, MediaTypeError, Refused, Unauthorized, WireError
 from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
 from flowmx.comm.headers import Spec, check_common
@@ -32,11 +32,11 @@ LONGEST = 500
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls an operation.
+    """The caller of an operation.
 
     Attributes:
         operation: its name.
-        node: the caller's node: proven where requests are signed, and otherwise what the caller says.
+        node: the caller's node: proven where requests are signed, and otherwise as the caller states it.
         remote: its address.
         local: whether it is a process of this user on this machine, connected by unix socket.
         id: of the call: a call that is made again has the same.
@@ -56,7 +56,7 @@ Place = Callable[[Caller, dict[str, Any]], Sequence["memoryview | None"]]
 
 
 class Operation(NamedTuple):
-    """What a service does under a name."""
+    """One operation of a service: its handler, and where it wants tensors received."""
 
     handler: Handler
     place: Place | None = None
@@ -64,7 +64,7 @@ class Operation(NamedTuple):
 
 
 class Exchange:
-    """Takes a request in, has it handled, and sends the answer.
+    """One request: receive it, call its handler, send the answer.
 
     Args:
         service: that was asked.
@@ -98,7 +98,7 @@ class Exchange:
             return await self._run(operation, message)
 
     def _admit(self) -> None:
-        """Refuse, before the body is read, who may not call."""
+        """Refuse callers that are not allowed, before the body is read."""
         request, security = self._request, self._service.security
         if request.content_type != CONTENT_TYPE or hdrs.CONTENT_ENCODING in request.headers:
             raise MediaTypeError(f"a body must be {CONTENT_TYPE}, in no further encoding")
@@ -165,11 +165,11 @@ class Exchange:
         except Exception as error:
             raise self._explain(error) from None
         targets = destinations(specs, places)
-        await beside(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
+        await offload(total, copy, [(target, tensor.data) for target, tensor in zip(targets, found, strict=True)])
         return [tensor._replace(data=target) for target, tensor in zip(targets, found, strict=True)]
 
     def _know(self, header: dict[str, Any]) -> None:
-        """Complete the caller by what the header says."""
+        """Complete the caller from the header."""
         check_common(header)
         node = header.get("node", self._caller.node)
         if self._proof is not None and node != self._proof.node:
@@ -187,7 +187,7 @@ class Exchange:
             raise self._explain(error) from None
 
     def _explain(self, error: Exception) -> CommError:
-        """What the caller is told of an exception of the service's code: never where it was raised."""
+        """Convert an exception of the service's code to the error that the caller gets, without its traceback."""
         if isinstance(error, CommError):
             return error
         text = str(error).partition("\n")[0][:LONGEST]
@@ -206,7 +206,7 @@ class Exchange:
         if self._memory is None or not tensors or end > start + size:
             return parts, tensors
         pairs = [(self._memory[at : at + len(data)], data) for at, data in zip(offsets, tensors, strict=True)]
-        await beside(end - start, copy, pairs)
+        await offload(end - start, copy, pairs)
         shared = {"shared": True, "tensors": local.described(message.tensors, offsets)}
         return [pack({**message.header, **shared})], []
 
@@ -257,7 +257,7 @@ def _has_certificate(request: web.Request) -> bool:
 
 
 def _room(shared: list[Any], size: int) -> tuple[int, int]:
-    """Where in the segment the answer's tensors may go: its start and its size."""
+    """Parse the part of the segment that the answer's tensors may use: its start and its size, in bytes."""
     room = shared[3:]
     if not room:
         return 0, 0

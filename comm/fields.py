@@ -1,4 +1,4 @@
-"""Reads the fields of a header that a peer sent: each has a type and a limit, and what breaks them is a ValueError."""
+"""Readers of a peer's header fields: each checks a type and a limit, and raises ValueError."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ def choice(header: Mapping[str, Any], name: str, among: Sequence[str]) -> str:
 
 
 def whole(header: Mapping[str, Any], name: str, default: int = 0, most: int = MOST) -> int:
-    """The whole number of a field, not negative.
+    """The int of a field, not negative.
 
     Raises:
         ValueError: it is another kind of value, or outside the limits.
     """
     found = header.get(name, default)
     if type(found) is not int or not 0 <= found <= most:
-        raise _error(name, found, f"a whole number from 0 to {most}")
+        raise _error(name, found, f"an int from 0 to {most}")
     return found
 
 
 def flag(header: Mapping[str, Any], name: str) -> bool:
-    """The truth of a field; False where it is missing.
+    """The bool of a field; False where it is missing.
 
     Raises:
         ValueError: it is neither true nor false.

@@ -122,7 +122,7 @@ def pack(header: Mapping[str, Any]) -> bytes:
 
 
 class Parser:
-    """Takes a frame in, chunk by chunk, and puts the bytes of tensors where they belong.
+    """An incremental parser of frames, which writes the bytes of tensors to their destinations.
 
     Args:
         limits: what is allowed.
@@ -163,7 +163,7 @@ class Parser:
     def finish(self) -> Message:
         """The message, when there are no more bytes.
 
-        Tensors in shared memory are left out: who knows that memory adds them.
+        Tensors in shared memory are left out: the caller, which has that memory, adds them.
 
         Raises:
             WireError: the frame is not complete.
@@ -224,7 +224,7 @@ class Parser:
 
 
 def decode(frame: Iterable[bytes | memoryview], limits: Limits | None = None, place: Place | None = None) -> Message:
-    """The message of a frame whose parts are all there.
+    """Decode a complete frame.
 
     Raises:
         WireError: as in `Parser`.
@@ -236,7 +236,7 @@ def decode(frame: Iterable[bytes | memoryview], limits: Limits | None = None, pl
 
 
 def destinations(specs: Sequence[Spec], places: Sequence[memoryview | None]) -> list[memoryview]:
-    """Bytes to write each tensor into: where it was told, or else fresh memory.
+    """Bytes to write each tensor into: the memory that was given for it, or else fresh memory.
 
     Raises:
         WireError: there are more or fewer places than tensors, or one is read-only, in pieces or of another size.

@@ -1,4 +1,4 @@
-"""What a node raises when the job, or a part of it that it needs, is gone."""
+"""Errors that a node raises when the job, or a part of it that it needs, has ended."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["NodeGone", "SchedulerGone"]
 
 
 class NodeGone(PeerGone):
-    """A node of the job is gone, and what was asked can not be done without it.
+    """A lost node of the job, without which the operation can not be done.
 
     Attributes:
         members: the nodes that are gone, each with what it was last known to do and why it is gone.
@@ -23,4 +23,4 @@ class NodeGone(PeerGone):
 
 
 class SchedulerGone(NodeGone):
-    """The scheduler could not be reached for as long as nodes look for it."""
+    """A scheduler that could not be reached within the nodes' reconnect time."""

@@ -1,4 +1,4 @@
-"""Headers: what a frame's header may hold, and what it says of the tensors. Pure."""
+"""Headers of frames: the allowed content, and the description of tensors. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ITEMSIZE: Mapping[str, int] = {
 
 
 class Spec(NamedTuple):
-    """What a header says of a tensor; `offset` where it lies in shared memory."""
+    """A tensor in a header: dtype, shape, size in bytes, and `offset` (bytes) where it lies in shared memory."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -54,7 +54,7 @@ def take(header: Mapping[str, Any], required: Mapping[str, Any], optional: Mappi
 
 
 COMMON: Mapping[str, Any] = {"id": str, "node": str, "incarnation": int}
-"""What any operation's header may have: see docs/wire.md."""
+"""Keys that the header of any operation may have, with their types: see docs/wire.md."""
 
 
 def check_common(header: Mapping[str, Any]) -> None:
@@ -110,7 +110,7 @@ def _no_extension(code: int, data: bytes) -> Any:
 
 
 def _check_plain(value: Any, depth: int) -> None:
-    """Refuse what nests too deeply, keys that are no text, and msgpack's timestamps."""
+    """Refuse values that nest too deeply, keys that are no text, and msgpack's timestamps."""
     if isinstance(value, dict | list):
         if not depth:
             raise WireError(f"the header is nested more than {MAX_DEPTH} deep")
@@ -150,7 +150,7 @@ def _spec(index: int, entry: Any, shared: bool) -> Spec:
         raise WireError(f"tensor {index} is described by {_short(entry)}, and must be {form}")
     dtype, shape, *rest = entry
     if not isinstance(shape, list) or not all(_is_size(size) for size in (*shape, *rest)):
-        raise WireError(f"tensor {index} is described by {_short(entry)}: sizes are whole numbers of at least 0")
+        raise WireError(f"tensor {index} is described by {_short(entry)}: sizes are ints of at least 0")
     return Spec(dtype, tuple(shape), count_bytes(dtype, shape, index), *rest)
 
 
@@ -175,7 +175,7 @@ def count_bytes(dtype: Any, shape: Sequence[int], index: int) -> int:
 
 
 def check_size(size: int, most: int, what: str, name: str) -> None:
-    """Hold a size against the limit of a name.
+    """Check a size against the limit of a name.
 
     Raises:
         TooLarge: it is above.

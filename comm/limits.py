@@ -1,4 +1,4 @@
-"""How much a peer may ask of another: one table of limits, the same for clients and services."""
+"""Limits on the messages and connections of peers: one table, the same for clients and services."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Limits:
         idle: seconds that a sender or a receiver may pause in the middle of a message.
         rate: bytes a second that a transfer must reach, on average, once it took longer than `idle`.
         connect: seconds that connecting may take.
-        timeout: seconds that a call may take where it is not told otherwise.
+        timeout: default seconds that a call may take.
 
     Raises:
         ValueError: a limit is not above zero.

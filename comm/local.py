@@ -1,10 +1,10 @@
 """Peers on one machine: a unix socket instead of TCP, and shared memory instead of bytes.
 
-The client owns the memory. It makes *segments*: anonymous files (memfd) of a fixed size, sealed so that nobody can
+The client owns the memory. It makes *segments*: anonymous files (memfd) of a fixed size, sealed so that no process can
 shrink them under a reader. A request says which of its descriptors is the segment; the service opens it through
-``/proc/<pid>/fd``, where the process and the user behind the connection are what the kernel says, not what the peer
-says. The request's tensors lie in the segment, and so does room for those of the answer. There are no names that could
-leak, and the memory is gone when both processes are.
+``/proc/<pid>/fd``, where the process and the user behind the connection are what the kernel reports, not what the peer
+claims. The request's tensors lie in the segment, and so does room for those of the answer. There are no names that
+could leak, and the memory is freed when both processes have ended.
 
 Sockets are abstract: no file is left behind by a process that is killed. Who is allowed to connect is checked by uid.
 """
@@ -46,27 +46,27 @@ _CREDENTIALS = struct.Struct("iII")
 
 
 class NotLocal(Refused):
-    """The peer's memory can not be reached from here."""
+    """A peer whose memory can not be mapped by this process."""
 
     kind = "not_local"
 
 
 @cache
 def host_identity() -> str:
-    """What only processes of this user, on this machine, since it was started, have in common."""
+    """A hash that processes of one user on one machine share until the next boot, and no others."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return hashlib.sha256(f"flowmx {boot} {os.getuid()}".encode()).hexdigest()
 
 
 class PeerProcess(NamedTuple):
-    """The process at the other end of a unix socket, by the kernel's word."""
+    """The process at the other end of a unix socket, as the kernel reports it."""
 
     pid: int
     uid: int
 
 
 def peer_of(sock: Any) -> PeerProcess:
-    """Who connected a unix socket, or listened on it."""
+    """Read the process id and user id of a unix socket's other end."""
     pid, uid, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return PeerProcess(pid, uid)
 
@@ -93,7 +93,7 @@ def listen(name: str) -> socket.socket:
 
 
 class Connector(aiohttp.UnixConnector):
-    """Connects to an abstract unix socket, which uvloop alone does not, if a process of this user listens on it."""
+    """A connector to an abstract unix socket, which uvloop lacks; it demands that a process of this user listens."""
 
     async def _create_connection(self, req: Any, *_: Any) -> Any:
         loop: Any = asyncio.get_running_loop()
@@ -122,7 +122,7 @@ class Segment:
     Attributes:
         array: the bytes.
         descriptor: of the file, for as long as the segment lives.
-        inode: of the file, by which a descriptor that was used again is told apart.
+        inode: of the file, by which a reused descriptor is recognised.
     """
 
     def __init__(self, size: int) -> None:
@@ -143,7 +143,7 @@ class Segment:
 
 
 class Segments:
-    """The segments of a client, used again: their pages need not be touched for the first time twice.
+    """A client's segments, which are reused: the first touch of fresh pages is expensive.
 
     Args:
         most: bytes of free segments that are kept.
@@ -158,15 +158,15 @@ class Segments:
         return self._pool.take(size) or Segment(size)
 
     def give(self, segment: Segment) -> None:
-        """Take a segment back that no peer writes into any more."""
+        """Return a segment that no peer writes into any more."""
         self._pool.give(segment.size, segment)
 
     def lease(self, segment: Segment) -> memoryview:
-        """The bytes of a segment, which comes back when the last view of them is gone."""
+        """The bytes of a segment, which is returned when the last view of them is freed."""
         return leased(segment.array, lambda: self.give(segment))
 
     def clear(self) -> None:
-        """Let go of the free ones, and of the others when they come back."""
+        """Free the segments that are not in use, and the others once they are returned."""
         self._pool.most = 0
         self._pool.clear()
 
@@ -206,7 +206,7 @@ class Mappings:
             WireError: this names no segment.
             NotLocal: it is not one that is safe to use, or can not be reached.
         """
-        descriptor, inode, size = _whole_numbers(shared)
+        descriptor, inode, size = _three_ints(shared)
         memory = self._mapped.get((peer.pid, inode))
         if memory is None:
             self._watch(peer.pid)
@@ -222,20 +222,20 @@ class Mappings:
         return memory
 
     def sweep(self) -> None:
-        """Let go of what was not used since the last sweep, and come again later."""
+        """Unmap segments that were not used since the last sweep, and schedule the next."""
         self._mapped = {key: memory for key, memory in self._mapped.items() if key in self._used}
         self._used.clear()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_later(self.seconds, self.sweep) if self._mapped else None
 
     def drop(self, pid: int) -> None:
-        """Let go of the segments of a process."""
+        """Unmap the segments of a process."""
         self._mapped = {key: memory for key, memory in self._mapped.items() if key[0] != pid}
         if (stop := self._watched.pop(pid, None)) is not None:
             stop()
 
     def clear(self) -> None:
-        """Let go of all segments."""
+        """Unmap all segments."""
         for pid in list(self._watched):
             self.drop(pid)
         if self._timer is not None:
@@ -263,10 +263,10 @@ class Mappings:
         self._watched[pid] = stop
 
 
-def _whole_numbers(shared: Any) -> tuple[int, int, int]:
+def _three_ints(shared: Any) -> tuple[int, int, int]:
     found = shared[:3] if isinstance(shared, list) else []
     if len(found) < 3 or not all(type(number) is int and 0 <= number < 1 << 62 for number in found):
-        raise WireError("the header's 'shared' must be [descriptor, inode, size, ...] in whole numbers of at least 0")
+        raise WireError("the header's 'shared' must be [descriptor, inode, size, ...] in ints of at least 0")
     return found[0], found[1], found[2]
 
 
@@ -288,7 +288,7 @@ def _map(peer: PeerProcess, descriptor: int, inode: int, size: int) -> memoryvie
 
 
 def _check_segment(descriptor: int, inode: int, size: int) -> None:
-    """Only sealed shared memory in pages of the usual size can not be taken away from under a reader."""
+    """Refuse all but sealed shared memory in pages of the usual size, which nobody can shrink under a reader."""
     found = os.fstat(descriptor)
     if found.st_ino != inode or found.st_size != size or not size:
         raise NotLocal(f"the shared memory is file {found.st_ino} of {found.st_size} bytes, not {inode} of {size}")
@@ -309,7 +309,7 @@ def lay_out(sizes: list[int], start: int = 0) -> tuple[list[int], int]:
 
 
 def described(tensors: list[Tensor], offsets: list[int]) -> list[list[Any]]:
-    """What a header says of tensors that lie in shared memory."""
+    """Describe tensors in shared memory for a header: ``[dtype, shape, offset in bytes]`` each."""
     return [[tensor.dtype, list(tensor.shape), offset] for tensor, offset in zip(tensors, offsets, strict=True)]
 
 

@@ -2,7 +2,7 @@
 
 Events go in with the time at which they happen (:meth:`Members.join`, ``heartbeat``, ``leave``, ``fail``, ``barrier``,
 ``tick``); what follows from them is read off: ``epoch`` grows when the :class:`~flowmx.comm.view.View` changes,
-``version`` when anything changes that somebody may wait for. There is no clock, no loop and no I/O in this module, so
+``version`` when anything changes that a request may wait for. There is no clock, no loop and no I/O in this module, so
 that tests drive it through any order of joins, losses, delays, duplicates and restarts.
 
 How it works
@@ -15,7 +15,7 @@ failed, for good. Under ``"elastic"`` it goes on, and a new node may take the pl
 Every start of a node has a greater *incarnation*. What an older one says is refused, as is what a node says after it
 was declared gone: such a zombie must join anew.
 
-Every start of the scheduler has a greater *term*. A node that speaks to a new term is told so and registers again with
+Every start of the scheduler has a greater *term*. A node that calls a new term is refused, and registers again with
 the newest view that it has (and a file, if there is one, holds another). The newest view of all wins: what it says of a
 place is believed until the holder is heard of, or has been silent for ``timeout``.
 """
@@ -39,14 +39,14 @@ Code = Literal["unregistered", "stale", "full", "over", "other", "wrong"]
 Key = tuple[Role, int]
 T = TypeVar("T")
 
-REMEMBERED = 32  # nodes lost lately that a view tells of
+REMEMBERED = 32  # nodes lost lately that a view contains
 LAST = 1 << 62  # of terms, epochs and rounds, all of which must be able to grow
 MOST_ROUNDS = 1 << 62
 PAST = 4096  # nodes without a place of which we still know that they had one
 
 
 class Denied(Exception):
-    """An event that the machine refuses.
+    """An event that the state machine refuses.
 
     Attributes:
         code: ``unregistered``: register (again); ``stale``: this incarnation has no place any more; ``full``: no place
@@ -60,7 +60,7 @@ class Denied(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What a job consists of, and what happens when it loses a node.
+    """The size of a job, and its policy for lost nodes.
 
     Args:
         workers: places of workers, at least one.
@@ -89,7 +89,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Hello:
-    """What a node says of itself when it registers.
+    """A node's description of itself in its registration.
 
     Args:
         id: its name for itself.
@@ -116,7 +116,7 @@ class Hello:
 
 @dataclass
 class Place:
-    """What the machine knows of the holder of one place.
+    """The state machine's knowledge of the holder of one place.
 
     Attributes:
         member: the holder.
@@ -126,7 +126,7 @@ class Place:
         late: whether it joined a running job.
         since: of each meeting that it has come to, if it was late, the rounds that had ended when it came first.
         beat: the newest sign of life.
-        doing: what it said it was doing.
+        doing: its last known activity.
     """
 
     member: Member
@@ -175,7 +175,7 @@ class Members:
 
     @property
     def view(self) -> View:
-        """The job as it is now."""
+        """The current view of the job."""
         if self._view is None:
             order = sorted(self.places, key=lambda key: (ROLES.index(key[0]), key[1]))
             self._view = View(
@@ -190,7 +190,7 @@ class Members:
         return self._view
 
     def join(self, now: float, hello: Hello) -> Member:
-        """A node registers, for the first time or again; return it with its rank.
+        """Register a node, for the first time or again; return it with its rank.
 
         Raises:
             Denied: it cannot be a member.
@@ -218,7 +218,7 @@ class Members:
         return member
 
     def heartbeat(self, now: float, node: str, incarnation: int, beat: int, term: int, doing: str = "") -> None:
-        """A node gives a sign of life.
+        """Note a heartbeat of a node.
 
         Raises:
             Denied: it must register first, or has no place any more.
@@ -229,7 +229,7 @@ class Members:
             place.doing = doing
 
     def leave(self, now: float, node: str, incarnation: int | None = None) -> None:
-        """A node says goodbye (or whoever started it says so, and names no incarnation).
+        """Note that a node has left, by its own word, or by its launcher's, which names no incarnation.
 
         Raises:
             Denied: it is unknown, or gone.
@@ -243,7 +243,7 @@ class Members:
         self._changed(now)
 
     def fail(self, now: float, node: str, incarnation: int | None = None, why: str = "") -> None:
-        """A node has failed: it says so itself, or whoever started it.
+        """Note that a node has failed, by its own word or by its launcher's.
 
         Raises:
             Denied: it is unknown, or gone already.
@@ -256,7 +256,7 @@ class Members:
         self, now: float, node: str, incarnation: int, term: int, name: str, after: int = 0, first: bool = False,
         meet: bool = False,
     ) -> int | None:  # fmt: skip
-        """A worker comes to a barrier; return the round that it has passed, or None: it waits.
+        """Enter a worker at a barrier; return the round that it has passed, or None: it waits.
 
         Call it again with the same arguments when ``version`` has changed.
 
@@ -267,7 +267,7 @@ class Members:
             term: the scheduler that it is registered with.
             name: the barrier's name. ``"name 3"`` belongs to round 3 of the meeting ``"name"``: who came to that
                 later is not waited for here either.
-            after: the last round of this name that the worker knows of.
+            after: the last round of this name that the worker knows.
             first: whether this process comes here for the first time.
             meet: whether this is a meeting: who joined late is not waited for until it comes by itself, and is not
                 excused from its first.
@@ -293,7 +293,7 @@ class Members:
         return passed
 
     def _met(self, place: Place, name: str, after: int) -> int:
-        """A worker comes to a meeting; return the round after which it really comes."""
+        """Note that a worker comes to a meeting; return the round after which it really comes."""
         if len(self.barriers.meetings) >= MOST_NAMES and name not in self.barriers.meetings:
             raise Denied("wrong", f"at most {MOST_NAMES} meetings can be waited for at once")
         self.barriers.meetings.add(name)
@@ -312,7 +312,7 @@ class Members:
         ]
 
     def withdraw(self, node: str, incarnation: int, name: str) -> None:
-        """A worker gives up waiting for a barrier.
+        """Withdraw a worker from a barrier.
 
         Raises:
             Denied: it is no member of this job.
@@ -330,7 +330,7 @@ class Members:
         ]
 
     def tick(self, now: float) -> None:
-        """Time has passed. Call it several times within ``timeout``: a longer gap means that the scheduler slept."""
+        """Advance to the time ``now``. Call it several times within ``timeout``: longer gaps are our own."""
         gap = now - self.ticked
         self.ticked = now
         if gap > self.job.timeout / 2:
@@ -346,7 +346,7 @@ class Members:
             self._changed(now)
 
     def snapshot(self) -> dict[str, Any]:
-        """What a scheduler that starts anew wants to know, as values that msgpack can hold."""
+        """A snapshot for a scheduler that starts anew, of values that msgpack can hold; see :meth:`restore`."""
         return {"version": 1, "view": self.view.to_wire(), "rounds": self.barriers.to_wire()}
 
     def restore(self, now: float, found: object) -> None:
@@ -366,7 +366,7 @@ class Members:
     def _adopt(self, now: float, known: View | None, rounds: Mapping[str, int]) -> None:
         if known is None:
             return
-        if max(known.order) > LAST:  # later ones could not be told from it any more
+        if max(known.order) > LAST:  # later ones could not be distinguished from it
             raise Denied("wrong", f"a view of term {known.term} and epoch {known.epoch}; no job comes beyond {LAST}")
         self._refuse_other(known)
         self.version += self.barriers.learn(rounds)
@@ -390,7 +390,7 @@ class Members:
         self._changed(now)
 
     def _reconsider(self, key: Key, known: View) -> None:
-        """Drop what an older view said of a place, unless the newer one says the same."""
+        """Drop an older view's entry of a place, unless the newer one has the same."""
         member, there = self.places[key].member, known.at(*key)
         same = there and (there.id, there.incarnation, there.state) == (member.id, member.incarnation, member.state)
         if not same:
@@ -424,7 +424,7 @@ class Members:
         return place.member.state != "alive" and (self.job.policy == "elastic" or self.phase == "forming")
 
     def _remember(self, key: Key) -> None:
-        """The holder of a place gives it up to another."""
+        """Remember the former holder of a place that another takes."""
         if key in self.places:
             member = self.places[key].member
             _put(self.past, member.id, member)
@@ -447,7 +447,7 @@ class Members:
             self.phase, self.failure = phase, failure
 
     def _excuse(self, gap: float) -> None:
-        """Nobody was heard while the scheduler itself slept: that time does not count."""
+        """Leave out time in which the scheduler itself did not run, and so heard nobody."""
         for place in self.places.values():
             place.heard += gap
         if self._deserted is not None:
@@ -460,7 +460,7 @@ class Members:
         self._settle(now)
 
     def _settle(self, now: float) -> None:
-        """Draw what conclusions there are: has the job formed, or finished; has a barrier ended?"""
+        """Apply the rules: form or finish the job, and end complete barriers."""
         before = self.phase
         workers = [place.member.id for place in self._living("worker")]
         here = sum(place.confirmed for place in self._living())
@@ -498,7 +498,7 @@ class Members:
             raise Denied("unregistered", f"node {node[:12]} is not registered")
         member = place.member
         if incarnation is None and not place.confirmed and member.state == "alive":
-            return place  # whoever started it knows, though it was not heard of in this term
+            return place  # its launcher knows, though it was not heard of in this term
         if incarnation is None:
             incarnation = member.incarnation
         if incarnation < member.incarnation or (incarnation == member.incarnation and member.state != "alive"):

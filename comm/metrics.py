@@ -18,7 +18,7 @@ class Metric:
     """One metric: a value for each combination of labels.
 
     Args:
-        name: as Prometheus wants it: letters, digits, underscores.
+        name: of letters, digits and underscores, as Prometheus requires.
         doc: a sentence.
         labels: the names of the labels.
     """
@@ -45,7 +45,7 @@ class Metric:
 
 
 class Counter(Metric):
-    """A number that only grows."""
+    """A counter: a value that only grows."""
 
     kind = "counter"
 
@@ -68,7 +68,7 @@ class Counter(Metric):
 
 
 class Gauge(Counter):
-    """A number that goes up and down; or one that is asked for when it is shown."""
+    """A gauge: a value that goes up and down, set or read when the metrics are exported."""
 
     kind = "gauge"
 
@@ -91,7 +91,7 @@ class Gauge(Counter):
 
 
 class Histogram(Metric):
-    """How often a value was at most each of some bounds.
+    """A histogram: counts of values by upper bound, cumulative where exported, as Prometheus defines it.
 
     Args:
         name: as for `Metric`.
@@ -116,7 +116,7 @@ class Histogram(Metric):
             self._sums[labels] = self._sums.get(labels, 0.0) + value
 
     def counts(self, *labels: str) -> list[int]:
-        """How many values were at most each bound and more than the one before; the last: more than all."""
+        """The number of values in each bucket, not cumulative; the last is above all bounds. Empty without values."""
         return list(self._counts.get(labels, ()))
 
     def lines(self) -> Iterator[str]:
@@ -135,7 +135,7 @@ M = TypeVar("M", bound=Metric)
 
 
 class Metrics:
-    """The metrics of one process or service, which any number of parts add theirs to.
+    """The metrics of one process or service.
 
     Example:
         >>> metrics = Metrics()
@@ -147,21 +147,21 @@ class Metrics:
         self._metrics: dict[str, Metric] = {}
 
     def counter(self, name: str, doc: str, labels: Sequence[str] = ()) -> Counter:
-        """The counter of a name, which is made where there is none."""
+        """The counter of a name, made at its first use."""
         return self._get(Counter(name, doc, labels))
 
     def gauge(self, name: str, doc: str, labels: Sequence[str] = ()) -> Gauge:
-        """The gauge of a name, which is made where there is none."""
+        """The gauge of a name, made at its first use."""
         return self._get(Gauge(name, doc, labels))
 
     def histogram(
         self, name: str, doc: str, labels: Sequence[str] = (), bounds: Sequence[float] = SECONDS
     ) -> Histogram:
-        """The histogram of a name, which is made where there is none."""
+        """The histogram of a name, made at its first use."""
         return self._get(Histogram(name, doc, labels, bounds))
 
     def text(self) -> str:
-        """All of them, as `/metrics` shows them."""
+        """All metrics in Prometheus' text format."""
         lines = []
         for metric in list(self._metrics.values()):
             lines += [f"# HELP {metric.name} {_escape(metric.doc)}", f"# TYPE {metric.name} {metric.kind}"]

@@ -1,4 +1,4 @@
-"""A node of a job: joins, gives signs of life, sees the others come and go, and says goodbye."""
+"""A node of a job: it joins, sends heartbeats, follows the view of the job, and leaves."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ log = logging.getLogger("flowmx.comm")
 T = TypeVar("T")
 
 UNREACHED = (PeerGone, TimeoutError, Busy)  # what trying again may help against
-LONGEST = 400  # characters of what a node says that it is doing
+LONGEST = 400  # characters of a node's description of its activity
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a node waits for what.
+    """A node's intervals and timeouts, in seconds.
 
     Args:
         heartbeat: seconds between signs of life.
@@ -69,7 +69,7 @@ class Timing:
 
 
 class Line(Protocol):
-    """A connection to the scheduler: what a node needs of a :class:`Peer`."""
+    """The interface of a connection to the scheduler, the part of :class:`Peer` that a node needs."""
 
     async def call(
         self,
@@ -105,7 +105,7 @@ class Node:
         rank: its number among those of its role.
         incarnation: which start of the node this is.
         draining: whether SIGTERM came.
-        awaited: the barriers at which this node waits, and who had not come when the scheduler last said so.
+        awaited: the barriers at which this node waits, and the workers missing there by the scheduler's last answer.
 
     Example:
         >>> async with Node("worker", "127.0.0.1:9091") as node:
@@ -155,7 +155,7 @@ class Node:
         self._locks: dict[str, asyncio.Lock] = {}
         self._doing: Callable[[], str] = str
         self._during: dict[object, str] = {}
-        self._told: set[tuple[str, int]] = set()
+        self._reported: set[tuple[str, int]] = set()
         self._on_gone: list[Callable[[Member], object]] = []
         self._on_change: list[Callable[[View], object]] = []
         self._beating: asyncio.Task[None] | None = None
@@ -219,7 +219,7 @@ class Node:
         return drained
 
     async def _end(self, error: BaseException | None) -> None:
-        """Say goodbye, or what went wrong, and close the connection."""
+        """Leave the job, or report the failure, and close the connection."""
         assert self._line is not None
         if self._beating is not None:
             self._beating.cancel()
@@ -259,7 +259,7 @@ class Node:
 
     @property
     def name(self) -> str:
-        """What people call it: ``"worker 1"``."""
+        """The node's display name: ``"worker 1"``."""
         return f"{self.role} {self.rank}" if self.rank >= 0 else self.role
 
     @property
@@ -274,7 +274,7 @@ class Node:
         return self._view
 
     def check(self) -> None:
-        """Raise what ended this node's part in the job, if anything did.
+        """Raise the error that ended this node's part in the job, if there is one.
 
         Raises:
             NodeGone: the job has failed, or this node is out of it.
@@ -296,7 +296,7 @@ class Node:
         return self.view
 
     def on_gone(self, callback: Callable[[Member], object]) -> None:
-        """Have a function called with each node that is gone from now on."""
+        """Have a function called with each node that is lost from now on."""
         self._on_gone.append(callback)
 
     def on_change(self, callback: Callable[[View], object]) -> None:
@@ -304,7 +304,7 @@ class Node:
         self._on_change.append(callback)
 
     async def unless_gone(self, awaitable: Awaitable[T], *peers: Member) -> T:
-        """Await something that needs the job, and these members of it; return its result.
+        """Await something that needs the job and these members of it; return its result.
 
         Raises:
             NodeGone: the job failed, or one of `peers` is gone (or was started anew); what was awaited is cancelled.
@@ -322,7 +322,7 @@ class Node:
             await asyncio.gather(work, watch, return_exceptions=True)
 
     async def _doom(self, peers: tuple[Member, ...]) -> None:
-        """Wait until the job has failed or a peer is gone; raises."""
+        """Wait until the job has failed or a peer is lost, and raise."""
         while True:
             self.check()
             for peer in peers:
@@ -336,7 +336,7 @@ class Node:
             await self._bell.heard()
 
     async def accuse(self, member: Member, why: str) -> None:
-        """Tell the scheduler that a node is of no use any more; it is then gone for all."""
+        """Report a node as lost to the scheduler, which then drops it for all nodes."""
         try:
             await self._call("fail", {"who": member.id, "why": why[:1000]})
         except (Refused, *UNREACHED) as error:
@@ -345,12 +345,12 @@ class Node:
     # What this node is doing
 
     def doing(self, text: str | Callable[[], str]) -> None:
-        """Say what this node is doing, or how to find out: the others are told, should it be gone."""
+        """Set the description of this node's activity, or a function that returns it; others show it in errors."""
         self._doing = (lambda: text) if isinstance(text, str) else text
 
     @contextmanager
     def during(self, text: str) -> Iterator[None]:
-        """Say what this node is doing while the context lasts; of several at once the newest is told."""
+        """Describe this node's activity while the context lasts; of several at once the newest is shown."""
         token = object()
         self._during[token] = text
         try:
@@ -360,7 +360,7 @@ class Node:
 
     @property
     def activity(self) -> str:
-        """What this node says that it is doing."""
+        """The description of what this node is doing, for others to display."""
         text = next(reversed(self._during.values()), None) or self._doing()
         more = f" (and {len(self._during) - 1} more)" if len(self._during) > 1 else ""
         return text[: LONGEST - len(more)] + more
@@ -413,7 +413,7 @@ class Node:
             del self.awaited[name]
 
     def is_past(self, name: str) -> bool:
-        """Whether the others had passed a barrier when this node joined, which has not come there itself yet."""
+        """True where the other nodes passed a barrier before this one joined, and it has not reached it itself yet."""
         return name in self._rounds and name not in self._passed
 
     async def _within(self, seconds: float | None, wait: Callable[[], Awaitable[object]]) -> bool:
@@ -430,7 +430,7 @@ class Node:
                 answer = (await self._call("barrier", {**asked, "term": self.view.term})).header
             except Refused as refused:
                 if refused.kind != "unregistered" and not isinstance(refused, Busy):
-                    failed = refused.kind == "over"  # said here before the news of it has come
+                    failed = refused.kind == "over"  # refused before the new view has come
                     found = NodeGone(f"the job has failed: {refused}", self.view.gone) if failed else refused
                     raise self._error or found from None
                 await self._clock.sleep(self.timing.heartbeat / 4)  # the heartbeat registers again
@@ -468,7 +468,7 @@ class Node:
             raise
 
     async def _register(self) -> None:
-        """Join, or join again a scheduler that has started anew; try until there is no hope.
+        """Join, or join again a scheduler that has started anew; retry until the reconnect time is over.
 
         Raises:
             SchedulerGone: it was not there for as long as nodes wait.
@@ -522,7 +522,7 @@ class Node:
         return self._beats
 
     async def _beat(self) -> None:
-        """Give signs of life, and learn of changes, until this node is out of the job."""
+        """Send heartbeats, and receive changes of the view, until this node is out of the job."""
         while self._error is None:
             try:
                 self._take((await self._call("heartbeat", self._sign())).header)
@@ -587,8 +587,8 @@ class Node:
 
     def _mourn(self, view: View) -> None:
         for member in view.gone:
-            if (member.id, member.incarnation) not in self._told:
-                self._told.add((member.id, member.incarnation))
+            if (member.id, member.incarnation) not in self._reported:
+                self._reported.add((member.id, member.incarnation))
                 log.error("%s hears that %s", self.name, member.obituary)
                 for callback in self._on_gone:
                     callback(member)

@@ -1,4 +1,4 @@
-"""How long something has failed, but for time in which this process itself did not run."""
+"""The duration of an outage, without the time in which this process itself did not run."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["Outage"]
 
 
 class Outage:
-    """Adds up the time between failures.
+    """The time of an outage: the sum of the times between failures.
 
     A machine that stood still, or a process that was stopped, must not take that time for the others' silence.
     """
@@ -16,11 +16,11 @@ class Outage:
         self._last: float | None = None
 
     def __bool__(self) -> bool:
-        """Whether it lasts."""
+        """True while the outage lasts."""
         return self._last is not None
 
     def failed(self, now: float, most: float) -> float:
-        """It has failed (again); return the seconds that this has lasted.
+        """Note a failure; return the seconds that the outage has lasted.
 
         Args:
             now: the time.
@@ -32,5 +32,5 @@ class Outage:
         return self._seconds
 
     def over(self) -> None:
-        """It has worked."""
+        """Note a success, which ends the outage."""
         self._seconds, self._last = 0.0, None

@@ -1,4 +1,4 @@
-"""How often somebody may ask: a token bucket for each peer. Pure: the time is told, not asked for."""
+"""Rate limits: a token bucket for each peer. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["Buckets"]
 
 
 class Buckets:
-    """One bucket of tokens for each name. It fills at `rate` a second, and holds those of one second.
+    """Token buckets by name, each filled at `rate` a second up to one second's tokens.
 
     Args:
         rate: tokens a second.

@@ -1,4 +1,4 @@
-"""Each signed request counts once: a window of the nonces that were seen. Pure: the time is told, not asked for."""
+"""Replay protection for signed requests: a window of recent nonces. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ SLACK = 0.2
 
 
 class Window:
-    """Refuses what is too old, from the future, or here for the second time.
+    """The window of accepted nonces: requests that are too old, from the future, or repeated are refused.
 
     Args:
         skew: seconds by which the clocks of two machines, and the way between them, may differ.
         most: how many nonces are kept; all of them are of requests that were signed with the secret.
-        start: since when nonces are kept: of earlier ones nobody knows whether they were here before.
+        start: the time since which nonces are kept; earlier ones can not be checked, and are refused.
     """
 
     def __init__(self, skew: float, most: int, start: float = -math.inf) -> None:

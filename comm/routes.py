@@ -1,4 +1,4 @@
-"""The ways to a service: TCP; or a unix socket and shared memory where it is on this machine."""
+"""Routes to a service: TCP, or a unix socket and shared memory where it is on this machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEEP = 15.0  # seconds that idle connections are kept: less than the service kee
 
 
 class Routes:
-    """The ways to a service: TCP always, and the local one once it is known whether there is one."""
+    """The routes to a service: TCP always, and a local one where one was found."""
 
     def __init__(self, who: Who, wanted: bool) -> None:
         self._who = who
@@ -35,11 +35,11 @@ class Routes:
 
     @property
     def is_local(self) -> bool:
-        """Whether the service is known to share memory with this process."""
+        """True once the service is known to share memory with this process."""
         return self._local is not None
 
     async def best(self) -> Route:
-        """The fastest way there is."""
+        """The fastest route that is available."""
         if self._undecided:
             async with self._deciding:
                 if self._undecided:
@@ -48,7 +48,7 @@ class Routes:
         return self._local or self.tcp()
 
     def tcp(self) -> Route:
-        """The way by TCP."""
+        """The route by TCP."""
         if self._tcp is None:
             security = self._who.security
             tls = security.tls.client() if security is not None and security.tls is not None else True
@@ -56,7 +56,7 @@ class Routes:
         return self._tcp
 
     def forget(self, route: Route) -> None:
-        """A way broke: look for a local one again before the next call, since the service may have started anew."""
+        """Forget the local route after a failure; the next call looks for one, as the service may have restarted."""
         if route is self._local and route is not None:
             self._local, self._undecided = None, True
             _close_soon(route)

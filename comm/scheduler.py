@@ -43,11 +43,11 @@ Handler = Callable[[Mapping[str, Any]], Awaitable[dict[str, Any]]]
 
 
 class Scheduler:
-    """Keeps a job together: who is in it, who is gone, and who waits for whom.
+    """The scheduler of a job: its membership, the detection of lost nodes, and its barriers.
 
     Args:
         job: what the job consists of.
-        snapshot: a file from which it goes on when it starts anew; it is written after every change.
+        snapshot: a file from which it resumes when it starts anew; it is written after every change.
         interval: most seconds that an answer is held back while nothing changes.
         security: who may take part.
         clock: the time.
@@ -96,7 +96,7 @@ class Scheduler:
         return address
 
     def watch(self) -> None:
-        """Begin to watch over the nodes: :meth:`start` does it, and whoever mounts the service calls it."""
+        """Start the tasks that watch the nodes: :meth:`start` calls it, and code that mounts the service must."""
         self._tasks = [asyncio.create_task(self._tick()), asyncio.create_task(self._write())]
 
     async def stop(self) -> None:
@@ -206,7 +206,7 @@ class Scheduler:
         return wait
 
     def _look(self) -> None:
-        """Wake who waits, and tell the log, where something has changed."""
+        """Wake the waiting requests, and log, where something has changed."""
         if self.members.version != self._seen:
             self._seen = self.members.version
             self._tell()
@@ -270,14 +270,14 @@ def _node(header: Mapping[str, Any]) -> str:
 
 
 def _subject(header: Mapping[str, Any]) -> tuple[str, int | None]:
-    """Of whom a caller speaks: another node (whoever started it knows no incarnation), or itself."""
+    """The node that a request is about and its incarnation: another node (then None), or the caller itself."""
     if "who" in header:
         return fields.text(header, "who", 64, least=1), None
     return _node(header), fields.whole(header, "incarnation")
 
 
 def _try_replace(path: Path, content: bytes) -> None:
-    """A snapshot that can not be written is no reason to end the job: its nodes know what the file would say."""
+    """Replace a file; a failure is logged and does not end the job, whose nodes know what the file would say."""
     try:
         _replace(path, content)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Who may talk to whom: signatures with a shared secret, mutual TLS, and the rule for which addresses need them.
+"""Authentication of peers: signatures with a shared secret, mutual TLS, and the addresses that need them.
 
 A request is signed over its method, path, node, time, nonce and the digest of its body, so that it is known to be
 genuine before its body is read; the body must then have that digest. An answer is signed over the nonce of its request.
@@ -42,7 +42,7 @@ class InsecureAddress(CommError, ValueError):
 
 
 class Proof(NamedTuple):
-    """What the signature of a request vouches for.
+    """The facts that a request's signature proves.
 
     Attributes:
         node: who sent it.
@@ -91,11 +91,11 @@ class Tls:
 
 
 class Security:
-    """How a service knows its peers, and they know it.
+    """The credentials of a service and its peers: sign and verify requests and answers.
 
     Args:
         secret: what all nodes share, at least 16 bytes; text stands for its UTF-8.
-        tls: certificates, in place of a secret or beside one.
+        tls: certificates, in place of a secret or in addition to one.
         skew: seconds by which clocks may differ.
         nonces: how many requests are remembered, so that none counts twice.
         clock: the time in seconds since 1970.
@@ -205,11 +205,11 @@ class Security:
         return digest
 
     def metrics_token(self) -> str:
-        """What whoever reads `/metrics` sends as ``Authorization: Bearer ...``."""
+        """The bearer token for `/metrics`: sent as ``Authorization: Bearer ...``."""
         return self._sign("metrics")
 
     def check_metrics(self, headers: Mapping[str, str]) -> None:
-        """Check that whoever asks for metrics may have them.
+        """Check the bearer token of a request for metrics.
 
         Raises:
             Unauthorized: the token is missing or wrong.
@@ -247,7 +247,7 @@ def digest_of(parts: Iterable[bytes]) -> str:
 
 
 def check_digest(wanted: str, found: str) -> None:
-    """Hold a body's digest against the one that was signed.
+    """Check a body's digest against the signed one.
 
     Raises:
         Unauthorized: they differ.
@@ -268,7 +268,7 @@ def check_node(node: str) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address (or "localhost") is one that only this machine reaches."""
+    """Tell whether an address (or "localhost") is a loopback address."""
     host = host.strip("[]").partition("%")[0]
     if host.lower() == "localhost":
         return True
@@ -284,7 +284,7 @@ def check_address(host: str, security: Security | None) -> None:
     """Check that a service may be served on an address.
 
     Raises:
-        InsecureAddress: other machines reach it, and nothing says who may talk to it.
+        InsecureAddress: other machines reach it, and there is neither a secret nor mutual TLS.
     """
     if security is None and not is_loopback(host):
         raise InsecureAddress(

@@ -1,4 +1,4 @@
-"""A service: an aiohttp application that answers operations, on its own or mounted in somebody's application."""
+"""A service: an aiohttp application that answers operations, on its own or mounted in another application."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ GRACE = 0.05  # seconds that requests under way have to end when a service stops
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a record is of more than a request that is no HTTP: those are answered, or strangers would fill logs."""
+    """Log filter: drop records of requests that are not HTTP, since strangers could fill the log with them."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -133,7 +133,7 @@ class Service:
             port: 0 takes a free one.
 
         Raises:
-            InsecureAddress: others reach it, and nothing says who may call.
+            InsecureAddress: other machines reach it, and there is neither a secret nor mutual TLS.
             OSError: the address is taken, or not of this machine.
             RuntimeError: the service was started before.
         """
@@ -203,7 +203,7 @@ class Service:
         metrics.gauge("flowmx_mapped_bytes", "Bytes of shared memory mapped.").follow(lambda: self.mappings.nbytes)
 
     async def _answer_local(self, caller: Caller, message: Message) -> Message:
-        """Tell processes of this machine and user where the unix socket is; and through it, that memory is shared."""
+        """Answer processes of this machine and user with the unix socket's name; through it, that memory is shared."""
         header = take(message.header, {}, {"host": str})
         if caller.local:
             return Message({"shared_memory": True}, [])
@@ -257,7 +257,7 @@ async def _run(application: web.Application) -> web.AppRunner:
 
 
 class _Closed(asyncio.Protocol):
-    """For a connection too many."""
+    """The protocol of a connection above the limit: it is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)

@@ -1,4 +1,4 @@
-"""How bodies travel over aiohttp, in few copies and never slower than the limits say; the same for both sides."""
+"""Transfer of bodies over aiohttp, in few copies and never slower than the limits; the same for both sides."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOGETHER = 64 << 10
 
 
 class Stream(Protocol):
-    """The part of aiohttp's StreamReader that gives what came in, as it came in: the others join it first."""
+    """The part of aiohttp's StreamReader that gives chunks as they came in; its other methods join them first."""
 
     async def readchunk(self) -> tuple[bytes, bool]: ...
 
@@ -30,7 +30,7 @@ class Stream(Protocol):
 
 
 class Digests:
-    """The SHA-256 of the head and of each tensor of a frame; those of large ones are made beside the loop."""
+    """The SHA-256 of the head and of each tensor of a frame; large ones are hashed in the thread pool."""
 
     def __init__(self) -> None:
         self._parts: list[bytes | asyncio.Future[bytes]] = []
@@ -61,7 +61,7 @@ async def digest(head: bytes, tensors: Sequence[memoryview]) -> str:
 
 
 class Pace:
-    """Cuts off a transfer that pauses, or that is slower than it may be.
+    """A watchdog of transfers: it ends those that pause, or that are slower than the limit.
 
     Use as ``async with``; call `moved` whenever bytes did.
     """
@@ -131,7 +131,7 @@ async def receive(content: Stream, parser: Parser, limits: Limits, signed: str |
 
 
 def _follow(digests: Digests, parser: Parser) -> None:
-    """Hash what is complete since the last time, while the rest comes in."""
+    """Hash the parts that are complete since the last time, while the rest comes in."""
     if parser.header is None:
         return
     if not digests:

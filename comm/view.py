@@ -1,4 +1,4 @@
-"""What a job looks like at one moment: its nodes, their ranks and states; and how that travels.
+"""The view of a job at one moment: its nodes, their ranks and states; and its encoding for the wire.
 
 A view is complete in itself: a scheduler that starts anew, with or without a file of its own, goes on from the newest
 view that any node kept.
@@ -39,7 +39,7 @@ class Member:
         incarnation: which start of this node it is: a later start has a higher number.
         state: ``"alive"``, ``"gone"`` (it fell silent, or failed) or ``"left"`` (it said goodbye).
         epoch: the view in which it became what it is.
-        doing: what it was last known to do; told of nodes that are gone.
+        doing: its last known activity; only of nodes that are gone.
         why: why it is gone.
     """
 
@@ -56,12 +56,12 @@ class Member:
 
     @property
     def name(self) -> str:
-        """What people call it: ``"worker 1"``."""
+        """The member's display name: ``"worker 1"``."""
         return f"{self.role} {self.rank}"
 
     @property
     def obituary(self) -> str:
-        """One sentence on a node that is gone: who, where, why, and what it was last known to do."""
+        """A sentence about a lost node, for messages: its name and host, the reason, and its last known activity."""
         where = f" on {self.host}" if self.host else ""
         doing = f"; it was last known to do: {self.doing}" if self.doing else ""
         return f"{self.name}{where} (node {self.id[:12]}) is gone: {self.why or 'no reason is known'}{doing}"
@@ -72,7 +72,7 @@ class Member:
 
     @classmethod
     def from_wire(cls, found: object) -> Member:
-        """The member that :meth:`to_wire` gave.
+        """Decode the member that :meth:`to_wire` encoded.
 
         Raises:
             ValueError: it is none.
@@ -117,12 +117,12 @@ class View:
 
     @property
     def order(self) -> tuple[int, int]:
-        """Of two views the one with the greater order is newer."""
+        """The view's version, (term, epoch): of two views the one with the greater is newer."""
         return self.term, self.epoch
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended, well or badly."""
+        """True once the job has ended, finished or failed."""
         return self.phase in ("finished", "failed")
 
     @cached_property
@@ -140,7 +140,7 @@ class View:
         return tuple(member for member in self.members if member.role == role and member.state == "alive")
 
     def at(self, role: Role, rank: int) -> Member | None:
-        """Who holds a place, or held it last."""
+        """The member that holds a place, or held it last; None if nobody did."""
         return next((member for member in self.members if (member.role, member.rank) == (role, rank)), None)
 
     def find(self, node: str) -> Member | None:
@@ -161,7 +161,7 @@ class View:
 
     @classmethod
     def from_wire(cls, found: object) -> View:
-        """The view that :meth:`to_wire` gave.
+        """Decode the view that :meth:`to_wire` encoded.
 
         Raises:
             ValueError: it is none.

@@ -63,7 +63,7 @@ _lock = threading.RLock()
 
 
 def register_device_type(device_type: str, make: Callable[[Context], Device]) -> None:
-    """Say how devices of a type are made (what a CUDA or simulated device does when it is imported)."""
+    """Register the factory of a device type (the CUDA and simulated devices do so when they are imported)."""
     _types[device_type] = make
 
 
@@ -116,7 +116,7 @@ def memory_in_use() -> dict[str, int]:
 
 
 def num_gpus() -> int:
-    """How many GPUs can be used: ``mx.gpu(0)`` and so on; where simulated ones stand in for them, these are counted."""
+    """The number of usable GPUs (``mx.gpu(0)`` and so on); simulated ones are counted where they stand in for GPUs."""
     return len(_gpus()) or _real_gpus()
 
 
@@ -129,7 +129,7 @@ def kernels_of(context: Context) -> str:
 
 
 def have_numerics(contexts: Iterable[Context]) -> bool:
-    """Whether any of these devices computes: others have no use for values."""
+    """True where any of these devices computes values; simulated ones without numerics do not."""
     return any(get(context).has_numerics for context in contexts)
 
 
@@ -144,7 +144,7 @@ def _real_gpus() -> int:
 
 
 def _after_fork() -> None:
-    """In the child of a fork, no thread is left that could be making a device."""
+    """Replace the lock in the child of a fork, where no thread is left that could be making a device."""
     global _lock
     _lock = threading.RLock()
 
@@ -167,7 +167,7 @@ def _actor_of(device: Any) -> Actor:
 
 
 def _guard() -> AbstractContextManager[None]:
-    """What a thread needs that runs operations."""
+    """Set thread counts for a thread that runs operations, and return a context that silences NumPy's warnings."""
     threads.apply_here()
     # Floating-point warnings are NumPy's habit, not MXNet's: infinities and NaNs are values like others.
     return np.errstate(all="ignore")

@@ -1,4 +1,4 @@
-"""What GPUs and simulated devices share: actors that launch onto streams, copies beside computing, a pool of memory."""
+"""The common base of GPUs and simulated devices: actors that launch onto streams, copy streams, a memory pool."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
 
 COMPUTE, FROM_HOST, TO_HOST, FROM_PEERS = "compute", "copies from the host", "copies to the host", "copies of peers"
-"""What streams are for."""
+"""Names of an accelerator's streams, by purpose."""
 
 
 class Accelerator(Device):

@@ -33,7 +33,7 @@ _LARGEST = 5
 
 
 class Ticket(weakref.ref[Any]):
-    """Comes back when what held a block is gone."""
+    """A weak reference to a block's holder, which returns the block when the holder is freed."""
 
     __slots__ = ("block",)
     block: Block
@@ -68,16 +68,16 @@ class Block:
         self.ticket: Ticket | None = None
 
     def lease(self, holder: Any, returned: deque[Ticket]) -> None:
-        """Be free again when an object is gone; that may happen in any thread, in the middle of anything."""
+        """Become free when an object is freed, which may happen in any thread, in the middle of anything."""
         self.ticket = Ticket(holder, returned.append)
         self.ticket.block = self
 
     def is_let_go(self) -> bool:
-        """Whether what held it is gone."""
+        """True once the object that held it has been freed."""
         return self.ticket is not None and self.ticket() is None
 
     def idle_for(self, stream: Stream | None) -> bool:
-        """Whether a stream (None: the host) may use it without a wait."""
+        """True where a stream (None: the host) may use it without waiting for another."""
         for user, token in self.uses.items():  # noqa: SIM110 - a loop is faster, and each small allocation comes here
             if user is not stream and not token.done():
                 return False
@@ -85,12 +85,12 @@ class Block:
 
 
 def round_naive(nbytes: int) -> int:
-    """Whole pages."""
+    """Round bytes up to whole pages."""
     return max(1, -(-nbytes // PAGE)) * PAGE
 
 
 def round_up(nbytes: int) -> int:
-    """Powers of two up to the cutoff's, its multiples above."""
+    """Round bytes up to powers of two, above the cutoff to its multiples."""
     step = 1 << settings.get().gpu_mem_pool_round_linear_cutoff
     if nbytes > step:
         return -(-nbytes // step) * step
@@ -101,7 +101,7 @@ _ROUNDINGS: dict[str, Callable[[int], int]] = {"Naive": round_naive, "Round": ro
 
 
 told: list[Callable[[str], None]] = []
-"""Called with what an out-of-memory says, before it is raised."""
+"""Called with the message of an out-of-memory error, before it is raised."""
 
 
 class BlockPool:
@@ -205,7 +205,7 @@ class BlockPool:
             self._drop_free()
 
     def collect(self) -> None:
-        """Sort in what has been returned (locked), but for what another thread's launch has let go of half-way."""
+        """Take in returned blocks (locked), but for those that another thread's launch has released half-way."""
         early: list[Ticket] = []
         while self.returned:
             ticket = self.returned.popleft()
@@ -228,7 +228,7 @@ class BlockPool:
         self.returned.extend(early)
 
     def holders(self) -> list[tuple[str, int]]:
-        """Who holds memory, the largest first: what it was allocated for, and the bytes."""
+        """The holders of memory, the largest first: pairs (what it was allocated for, bytes)."""
         with self.lock:
             self.collect()
             counted: Counter[str] = Counter()
@@ -259,7 +259,7 @@ class BlockPool:
         return block
 
     def wait_for_uses(self, block: Block, stream: Stream | None) -> None:
-        """Make a stream, or the host, wait for what used a block."""
+        """Make a stream, or the host, wait for the uses of a block."""
         for token in block.uses.values():
             if stream is None:
                 token.finish()
@@ -314,7 +314,7 @@ class BlockPool:
 
 
 def words(holder: tuple[str, Origin | None] | None) -> str:
-    """What a block was allocated for, in words."""
+    """Describe a block's holder as text, for messages."""
     if holder is None:
         return "arrays made outside of any operation"
     name, origin = holder

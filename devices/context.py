@@ -45,7 +45,7 @@ class Context(metaclass=ClassProperties):
             if device_type not in cls.devstr2type:
                 raise UnknownDevice(f"device type is {device_type!r}, expected one of {sorted(cls.devstr2type)}")
             if type(device_id) is not int or device_id < 0:
-                raise DeviceError(f"device id is {device_id!r}, expected a whole number from 0")
+                raise DeviceError(f"device id is {device_id!r}, expected an int of at least 0")
             known = super().__new__(cls)
             known.device_type, known.device_id = device_type, device_id
             known = cls._known.setdefault(key, known)

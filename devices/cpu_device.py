@@ -17,7 +17,7 @@ from flowmx.engine.workers import ThreadActor
 
 
 class CopyActor(ThreadActor):
-    """Brings bytes to one device; beside the compute actor, so that copies and operators overlap."""
+    """The actor of copies to one device, apart from the compute actor, so that copies and operators overlap."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name, slots=1)

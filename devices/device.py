@@ -1,4 +1,4 @@
-"""What every device is: the interface that the CPU, GPUs and simulated devices implement.
+"""The interface of devices, which the CPU, GPUs and simulated devices implement.
 
 A device owns
 
@@ -96,14 +96,14 @@ class Device(ABC):
         """Free and total bytes."""
 
     def empty_cache(self) -> None:
-        """Give memory that is kept for new arrays back to the system."""
+        """Return cached memory to the system."""
 
     def copy_actor_out(self) -> Actor:
         """The actor that brings bytes from an asynchronous device to the host."""
         return self.compute
 
     def used(self, variable: Variable, token: Token) -> None:
-        """Note that what ends with a token uses a variable's memory here."""
+        """Note that work which ends with a token uses a variable's memory on this device."""
 
     def finish_work_of_host(self) -> None:
         """Wait for what the calling thread has launched outside of the device's actors, in an operation of the host."""

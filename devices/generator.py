@@ -28,7 +28,7 @@ def seed_new(seed: int | None) -> None:
 
 
 def seeding() -> tuple[int, int | None]:
-    """How often all was seeded, and with what the last time: for streams of their own that follow the seed."""
+    """The number of times that all generators were seeded, and the last seed, for generators that follow it."""
     return _seedings, _new_seed
 
 
@@ -36,7 +36,7 @@ class Generator(Variable):
     """A device's random generator (NumPy's SFC64, seeded from the seed and the device's number)."""
 
     goes_back = True
-    """Whether its state can be read, and set to what it was."""
+    """True where its state can be read and restored."""
 
     def __init__(self, name: str, seed: int | None = None) -> None:
         super().__init__(f"generator {name}")
@@ -54,7 +54,7 @@ class Generator(Variable):
 
     @property
     def state(self) -> Any:
-        """Where in its stream it is; set it to draw the same numbers again."""
+        """The bit generator's state, a dict; assign it to draw the same numbers again."""
         return self.bits.bit_generator.state
 
     @state.setter

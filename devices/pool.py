@@ -1,4 +1,4 @@
-"""A pool of CPU memory: big blocks that arrays have let go of are given to new ones.
+"""A pool of CPU memory: big blocks that arrays have released are given to new ones.
 
 Memory fresh from the system costs a page fault for every few KiB that are touched first, more than most
 operators take for the same bytes. A block is an anonymous mapping. What an array gets is a :class:`_Lease` on
@@ -26,7 +26,7 @@ LEAST = 1 << 16
 
 _HUGE = 1 << 21
 _SPARE = 1 << 24
-"""Bytes that free blocks may take beside the most that was ever in use, before a new block is made."""
+"""Bytes that free blocks may take besides the peak in use, before a new block is made."""
 _PRIVATE = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0)
 
 
@@ -35,7 +35,7 @@ class _Lease(np.ndarray[Any, Any]):
 
 
 class _Ticket(weakref.ref[_Lease]):
-    """Comes back when its lease has ended, with the block that is free then."""
+    """A weak reference to a lease, which returns the block when the lease is freed."""
 
     __slots__ = ("block",)
     block: mmap.mmap
@@ -112,7 +112,7 @@ class Pool:
         return block
 
     def _collect(self) -> None:
-        """Sort in what has been returned."""
+        """Take in returned blocks."""
         while self._returned:
             try:
                 ticket = self._returned.popleft()

@@ -41,7 +41,7 @@ _USER_THREADS = 16
 
 
 class Token:
-    """A place in a stream: what was launched there up to it.
+    """A point in a stream, which stands for all that was launched there before it.
 
     Attributes:
         stream: the stream.
@@ -63,13 +63,13 @@ class Token:
         self.event: Any = None
 
     def done(self) -> bool:
-        """Whether the device has come past it, as far as the host knows. Never blocks."""
+        """True where the device has passed it, as far as the host knows. Never blocks."""
         return self.stream.is_done(self)
 
     def finish(self) -> Failure | None:
         """Block this thread until the device has come past it; returns what went wrong there."""
         if not self.stream.is_done(self):
-            if here.launch is not None:  # nobody else is to launch here meanwhile
+            if here.launch is not None:  # no other operation is to launch here meanwhile
                 self.stream.finish(self)
             else:
                 with engine.standing_aside():
@@ -88,9 +88,9 @@ class Token:
             failure.throw()
 
     async def passed(self) -> None:
-        """Await the device's coming past it, which a thread beside the event loop sees; errors stay here."""
+        """Wait until the device has passed it, in a thread, so that the event loop goes on; errors stay here."""
         if not self.done():
-            await _beside(self.finish)
+            await _in_thread(self.finish)
         self.finish()
 
     def __repr__(self) -> str:
@@ -129,7 +129,7 @@ class Launch:
         self.work: Any = None
 
     def call(self) -> Any:
-        """Do it."""
+        """Call the operation's function."""
         op = self.op
         if not op.layers or op.runs_user_code:  # around user code they are already
             return self.function(*self.arguments)
@@ -219,7 +219,7 @@ class Stream(ABC):
         self._held.clear()
 
     def finished(self, token: Token) -> None:
-        """The calling thread knows that one of its tokens is done (for devices that keep account of it)."""
+        """Note that the calling thread knows that one of its tokens is done (for devices that keep account of it)."""
 
     def __enter__(self) -> Stream:
         here.streams.append(self)
@@ -238,18 +238,18 @@ class Stream(ABC):
 
     @abstractmethod
     def is_done(self, token: Token) -> bool:
-        """Whether the device has come past one of its tokens."""
+        """True where the device has passed one of its tokens, as far as the host knows."""
 
     @abstractmethod
     def finish(self, token: Token) -> None:
-        """Block until it has."""
+        """Block until the device has passed a token."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.name}>"
 
 
 class HostStream(Stream):
-    """Stands for the host: its operations are done when they return."""
+    """The stream of the host, whose operations are done when they return."""
 
     def _wait(self, token: Token) -> None:
         token.finish()
@@ -269,7 +269,7 @@ _marking = threading.RLock()
 
 
 class Marks:
-    """What a variable carries: the token of its last write and, by stream, of the reads since."""
+    """The synchronisation state of a variable: the token of its last write and, by stream, those of the reads since."""
 
     __slots__ = ("note", "reads", "write")
 
@@ -279,7 +279,7 @@ class Marks:
         self.note: Any = None
 
     def before(self, writing: bool) -> list[Token]:
-        """What a read, or a write, must come after."""
+        """The tokens that a read, or a write, must come after."""
         found = list(self.reads.values()) if writing else []
         return found if self.write is None else [self.write, *found]
 
@@ -293,7 +293,7 @@ class Marks:
             token.finish()
 
     def done(self) -> bool:
-        """Whether the last write is done, as far as the host knows."""
+        """True where the last write is done, as far as the host knows."""
         return self.write is None or self.write.done()
 
 
@@ -304,7 +304,7 @@ def _carried_before(variables: Iterable[Variable], writing: bool) -> Iterator[To
 
 
 def mark(reads: Iterable[Variable], writes: Iterable[Variable], token: Token) -> None:
-    """Say on variables that an operation which ends with a token reads and writes them."""
+    """Mark variables as read and written by an operation that ends with a token."""
     with _marking:
         for variable in reads:
             if variable.marks is None:
@@ -321,7 +321,7 @@ class StreamActor(BatchActor):
     """Launches operations onto the streams of a device, from the device's own event loop.
 
     What the host must wait for before a launch is awaited, so that the other streams of the device go on. Code of the
-    user's that is pushed to the device may block, and runs on threads beside the loop.
+    user's that is pushed to the device may block, and runs on threads of its own.
 
     Args:
         name: as in messages and profiles.
@@ -332,7 +332,7 @@ class StreamActor(BatchActor):
 
     launches = True
     on_push: Callable[[Operation], None] | None = None
-    """Told of each operation at its push, on the thread that pushes it."""
+    """Called with each operation at its push, on the pushing thread."""
 
     def __init__(self, name: str, streams: Sequence[Stream], urgent: Stream | None = None, home: str = "") -> None:
         super().__init__(name)
@@ -340,15 +340,15 @@ class StreamActor(BatchActor):
         self.streams = tuple(streams)
         self.urgent = urgent
         self._first = engine.scheduler.serial  # so that the same program gets the same streams again
-        self._beside = _Beside(f"user code on {name}", _USER_THREADS)
+        self._user_threads = _UserThreads(f"user code on {name}", _USER_THREADS)
         self._later: set[asyncio.Task[None]] = set()
         _open.add(self)
         engine.use_watch(_prepare, "tokens")
 
     def close(self) -> None:
-        """Nothing is pushed to it any more, and all that was is done; after the last, pushes cost what they did."""
+        """Close it, after its last operation; once none is open, pushes cost no more than without any."""
         engine.retire(self)
-        engine.retire(self._beside)
+        engine.retire(self._user_threads)
         _open.discard(self)
         if not _open:
             engine.use_watch(None, "tokens")
@@ -359,17 +359,17 @@ class StreamActor(BatchActor):
 
     def accept(self, op: Operation) -> None:
         if op.runs_user_code:
-            if self._beside.engine is None:
-                engine.hosting.adopt(self._beside)
-            self._beside.accept(op)
+            if self._user_threads.engine is None:
+                engine.hosting.adopt(self._user_threads)
+            self._user_threads.accept(op)
         else:
             super().accept(op)
 
     def open_slot(self) -> None:
-        self._beside.open_slot()
+        self._user_threads.open_slot()
 
     def close_slot(self) -> None:
-        self._beside.close_slot()
+        self._user_threads.close_slot()
 
     def choose(self, op: Operation, before: Sequence[Token]) -> Stream:
         """The stream for an operation that comes after these tokens."""
@@ -474,8 +474,8 @@ class StreamActor(BatchActor):
         launch.stream.hold(token, tuple(host))
 
 
-async def _beside(function: Callable[..., T], *arguments: Any) -> T:
-    """Call a function that blocks, on a thread beside the event loop."""
+async def _in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Call a blocking function in a thread, so that the event loop goes on."""
     try:
         future = asyncio.get_running_loop().run_in_executor(None, function, *arguments)
     except RuntimeError:  # the interpreter exits, and no thread can be started any more
@@ -483,8 +483,8 @@ async def _beside(function: Callable[..., T], *arguments: Any) -> T:
     return await future
 
 
-class _Beside(ThreadActor):
-    """Threads for the user's code on a device. No other thread lends itself: it could be waited for by that one."""
+class _UserThreads(ThreadActor):
+    """The threads of user code on a device. No other thread runs its operations, since that code may wait for it."""
 
     may_lend = False
 
@@ -502,15 +502,15 @@ def _tokens_before(op: Operation) -> tuple[list[Token], list[Token]]:
 # -- operations of the host --------------------------------------------------------------------------------
 
 observers: list[Callable[[Operation, Token], None]] = []
-"""Told of each operation of the host that touches variables with marks, when it has run."""
+"""Called as ``observe(op, token)`` after each host operation that touches variables with marks."""
 
 
 _open: set[StreamActor] = set()
-"""While there are any, operations of the host's actors are seen to wait for the devices."""
+"""Open actors; while there are any, operations of the host's actors are made to wait for the devices."""
 
 
 def _prepare(op: Operation) -> None:
-    """Before a push: variables that a stream will touch get marks; what the host runs waits for marks."""
+    """Prepare a push: give marks to variables that a stream will use, and make host operations wait for marks."""
     if isinstance(op.actor, StreamActor):
         for variable in (*op.reads, *op.writes):
             if variable.marks is None:
@@ -536,7 +536,7 @@ def _on_host(op: Operation, proceed: Callable[[], Any]) -> Any:
 
 
 async def _on_host_async(op: Operation, proceed: Callable[[], Any]) -> Any:
-    token = await _beside(_arrive, op)
+    token = await _in_thread(_arrive, op)
     for each in token.sources:
         each.finish()  # done: so that what this thread pushes is known to come after it
     try:

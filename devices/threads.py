@@ -24,12 +24,12 @@ _openmp: ctypes.CDLL | None = None
 
 
 def cores() -> int:
-    """How many cores this process may use."""
+    """The number of CPU cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def kernel_threads(config: Settings) -> int:
-    """How many threads one kernel may use."""
+    """The number of threads that one kernel may use."""
     return config.cpu_kernel_nthreads or max(1, cores() // max(1, config.cpu_worker_nthreads))
 
 

@@ -11,7 +11,7 @@ from flowmx.ops.dtypes import DType
 from flowmx.ops.indexing import nd_rows, nd_shape, positions, whole
 from flowmx.ops.linear import Inferred, InferredTypes, bound
 from flowmx.ops.nn_common import expect_rank, expect_shape
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option, required
 from flowmx.ops.slicing import Slice, Slices
 
 _BEGIN = "First index on each axis; None for the start."
@@ -43,6 +43,11 @@ class SliceAssign(_OfSlice):
     """``lhs`` with a slice of it replaced by ``rhs``."""
 
     arguments = ("lhs", "rhs")
+    input_docs = described(
+        lhs="any shape, any dtype",
+        rhs="the shape of the slice, the dtype of lhs",
+    )
+    output_doc = "The shape and dtype of lhs"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         lhs, rhs = shapes
@@ -66,6 +71,9 @@ class _Scalar(Operator):
 class SliceAssignScalar(_OfSlice, _Scalar):
     """``data`` with a slice of it replaced by a number."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape and dtype of data"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         self.slice().infer_shape(shapes)
         return shapes, list(shapes)
@@ -79,7 +87,7 @@ class SliceAssignScalar(_OfSlice, _Scalar):
 
 
 class _Indexed(Operator):
-    """Index arrays keep their dtype; the other inputs have one."""
+    """The base of operators with an index array, which keeps its dtype; the other inputs have one dtype."""
 
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     index = 1
@@ -96,6 +104,12 @@ class ScatterSetND(_Indexed):
     """``lhs`` with the places that ``indices`` (m, ...) name replaced by the elements of ``rhs``."""
 
     arguments = ("lhs", "rhs", "indices")
+    input_docs = described(
+        lhs="`shape`, any dtype",
+        rhs="(*indices.shape[1:], *shape[m:]), the dtype of lhs",
+        indices="(m, ...), int or float; coordinates along the first m axes",
+    )
+    output_doc = "The shape and dtype of lhs"
     index = 2
     shape: Shape = required("The shape of lhs.")
 
@@ -125,6 +139,12 @@ class IndexCopy(_Indexed):
     """``old_tensor`` with the rows that ``index_vector`` names replaced by the rows of ``new_tensor``."""
 
     arguments = ("old_tensor", "index_vector", "new_tensor")
+    input_docs = described(
+        old_tensor="(n, ...), any dtype",
+        index_vector="(k,), int or float; row indices",
+        new_tensor="(k, ...), the dtype of old_tensor",
+    )
+    output_doc = "The shape and dtype of old_tensor"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         old, index, new = shapes
@@ -176,6 +196,12 @@ class FillElement(_Indexed):
     """A matrix with one element of each row replaced: ``lhs[i, rhs[i]] = mhs[i]`` (MXNet's older form)."""
 
     arguments = ("lhs", "mhs", "rhs")
+    input_docs = described(
+        lhs="(n, m), any dtype",
+        mhs="(n,), the dtype of lhs",
+        rhs="(n,), int or float; column indices",
+    )
+    output_doc = "The shape and dtype of lhs"
     index = 2
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -199,6 +225,11 @@ class OnehotEncode(_Indexed):
     """Rows of ``rhs``'s shape (n, depth) with a 1 at each index of ``lhs`` (n,), else 0 (MXNet's older form)."""
 
     arguments = ("lhs", "rhs")
+    input_docs = described(
+        lhs="(n,), int or float; column indices",
+        rhs="(n, depth), any dtype; only its shape and dtype are used",
+    )
+    output_doc = "The shape and dtype of rhs"
     index = 0
     in_place = ((1, 0),)
     no_gradient = True

@@ -15,7 +15,7 @@ from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred
 from flowmx.ops.nn_common import expect_rank, expect_shape
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, required
 from flowmx.ops.reshaping import times
 
 
@@ -61,7 +61,7 @@ class _Interleaved(Operator):
 
 
 class _Scores(_Interleaved):
-    """Of queries and keys: their products, divided by the root of the vectors' length."""
+    """The products of queries and keys, divided by the root of the vectors' length."""
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         size = inputs[0][2] // (self.heads * (3 if len(inputs) == 1 else 1))
@@ -80,7 +80,7 @@ class _Scores(_Interleaved):
 
 
 class _Weighted(_Interleaved):
-    """Of attention and values: the weighted sums."""
+    """The sums of values, weighted by attention."""
 
     def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
         size = outputs[0][2] // self.heads
@@ -109,6 +109,12 @@ class SelfAttentionScores(_Scores):
     """Products of queries and keys of self-attention, divided by √size: (batch · heads, length, length)."""
 
     arguments = ("queries_keys_values",)
+    input_docs = described(
+        queries_keys_values=(
+            "(length, batch, heads·3·size), float; for each head its queries, keys and values, interleaved"
+        ),
+    )
+    output_doc = "(batch·heads, length, length), the dtype of queries_keys_values"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         given = shapes[0]
@@ -132,6 +138,13 @@ class SelfAttentionSums(_Weighted):
     """Sums of the values of self-attention, weighted by attention: (length, batch, heads · size)."""
 
     arguments = ("queries_keys_values", "attention")
+    input_docs = described(
+        queries_keys_values=(
+            "(length, batch, heads·3·size), float; for each head its queries, keys and values, interleaved"
+        ),
+        attention="(batch·heads, length, length), the dtype of queries_keys_values",
+    )
+    output_doc = "(length, batch, heads·size), the dtype of queries_keys_values"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         given, attention = shapes
@@ -154,6 +167,13 @@ class EncoderDecoderScores(_Scores):
     """Products of a decoder's queries and an encoder's keys, divided by √size."""
 
     arguments = ("queries", "keys_values")
+    input_docs = described(
+        queries="(query length, batch, heads·size), float",
+        keys_values=(
+            "(length, batch, heads·2·size), the dtype of queries; for each head its keys and values, interleaved"
+        ),
+    )
+    output_doc = "(batch·heads, query length, length), the dtype of queries"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         queries, pairs = shapes
@@ -182,6 +202,11 @@ class EncoderDecoderSums(_Weighted):
     """Sums of an encoder's values, weighted by a decoder's attention: (query length, batch, heads · size)."""
 
     arguments = ("keys_values", "attention")
+    input_docs = described(
+        keys_values="(length, batch, heads·2·size), float; for each head its keys and values, interleaved",
+        attention="(batch·heads, query length, length), the dtype of keys_values",
+    )
+    output_doc = "(query length, batch, heads·size), the dtype of keys_values"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         pairs, attention = shapes

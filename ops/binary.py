@@ -18,7 +18,7 @@ from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.formulas.activations import smooth_l1
 from flowmx.ops.formulas.arrays import OnArrays
 from flowmx.ops.linear import InferredTypes
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option
 
 _INT64: DType = np.dtype(np.int64)
 _FLOAT64: DType = np.dtype(np.float64)
@@ -37,7 +37,7 @@ class Row(NamedTuple):
     right: Derivative | None
     """The gradient of b."""
     needs: str
-    """Which of a, b and y the derivatives look at (the others may have been changed since)."""
+    """Those of a, b and y that the derivatives read (the others may have been changed since)."""
     doc: str
     broadcast: tuple[str, ...]
     elementwise: tuple[str, ...] = ()
@@ -55,7 +55,7 @@ def ufunc(name: str) -> Callable[..., Any]:
     return call
 
 
-# What keeps to the dtype of whole numbers too.
+# Operators that keep integer dtypes.
 _WHOLE = {"add", "subtract", "multiply", "maximum", "minimum", "equal", "not_equal", "greater", "greater_equal", "less",
           "less_equal"}  # fmt: skip
 
@@ -79,7 +79,7 @@ def _direct(row: Row, xp: Any, dtype: DType, number: float | None = None) -> tup
 def _divide(xp: Any, a: Any, b: Any, out: Array) -> None:
     if is_floating(out.dtype):
         xp.divide(a, b, out=out, casting="unsafe")
-    else:  # whole numbers: towards zero, and 0 where the divisor is 0
+    else:  # integers: towards zero, and 0 where the divisor is 0
         with_zero = xp.where(xp.equal(b, 0), 1, b)
         out[...] = xp.where(xp.equal(b, 0), 0, xp.trunc(xp.true_divide(a, with_zero)))
 
@@ -177,11 +177,19 @@ class _Two(Operator):
 
 
 class _Broadcast(_Two):
+    input_docs = described(
+        lhs="any shape, any dtype",
+        rhs="a shape that broadcasts with that of lhs, the dtype of lhs",
+    )
+    output_doc = "The broadcast shape, the dtype of lhs"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [broadcast_shapes(self, shapes[0], shapes[1])]
 
 
 class _Scalar(Operator):
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape and dtype of data; int64 for bool, and float64 for integers with is_int=False"
     keeps_layout = True
     in_place = ((0, 0),)
     scalar: float
@@ -262,7 +270,7 @@ def _register(row: Row) -> None:
         if base is _Scalar:
             body["__annotations__"] = {"scalar": float, "is_int": bool}
             body["scalar"] = option(1.0, "The number.")
-            body["is_int"] = option(True, "Whether whole numbers stay whole; else they become float64.")
+            body["is_int"] = option(True, "Keep integer dtypes; otherwise integers become float64.")
         operator(names[0], *names[1:])(type(names[0], (base,), body))
 
     make(row.broadcast, _Broadcast, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient)

@@ -1,4 +1,4 @@
-"""How the functions derived from the registry read their arguments, the same for arrays and symbols.
+"""Argument parsing for the functions derived from the registry, the same for arrays and symbols.
 
 The order of positional arguments is MXNet's: the inputs, the auxiliary states, then the parameters.
 """
@@ -11,8 +11,9 @@ from typing import Any
 
 from flowmx.engine.origin import warn_user
 from flowmx.errors import ArgumentTypeError
+from flowmx.ops.documentation import documentation
 from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Operator, documentation
+from flowmx.ops.registry import Operator
 
 Inputs = dict[str, Any]
 
@@ -113,7 +114,7 @@ def _split_variadic(
 def _split_open(
     cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool]
 ) -> tuple[Inputs, dict[str, Any]]:
-    """For an operator whose parameters say how its inputs are called."""
+    """Sort the arguments of an operator whose parameters determine the names of its inputs."""
     inputs = {name: parameters.pop(name) for name in list(parameters) if is_input(parameters[name])}
     parameters = {name: value for name, value in parameters.items() if value is not None}
     op = cls.create(**parameters)
@@ -132,7 +133,7 @@ def _split_open(
 
 
 def settle(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Inputs in the place of one that the operator leaves out, under the name of the next that it takes.
+    """Rename inputs that stand in the position of one that the operator leaves out, to the next that it takes.
 
     So MXNet reads ``RNN(data, parameters, state, lengths, mode="gru", use_sequence_length=True)``.
     """
@@ -189,21 +190,22 @@ def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
     return inspect.Signature(made)
 
 
-def dress(function: Any, cls: type[Operator], name: str, module: str, extra: Sequence[str]) -> None:
+def dress(
+    function: Any, cls: type[Operator], name: str, module: str, extra: Sequence[str], *, is_method: bool = False
+) -> None:
     """Give a derived function its name, signature and docstring."""
     function.__name__ = function.__qualname__ = name
     function.__module__ = module
-    function.__doc__ = documentation(cls)
+    function.__doc__ = documentation(cls, is_method=is_method)
     function.__signature__ = signature(cls, extra)
 
 
 def dress_method(function: Any, cls: type[Operator], name: str, module: str, owner: str, extra: Sequence[str]) -> None:
     """Give a method its name, signature and docstring; the operator's first input is ``self``."""
-    dress(function, cls, name, module, extra)
-    first, *rest = function.__signature__.parameters.values()
+    dress(function, cls, name, module, extra, is_method=True)
+    _, *rest = function.__signature__.parameters.values()
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     function.__signature__ = function.__signature__.replace(parameters=[own, *rest])
-    function.__doc__ = function.__doc__.replace(f"    {first.name}: input.\n", "", 1)
     function.__qualname__ = f"{owner}.{name}"
 
 

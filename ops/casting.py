@@ -1,4 +1,4 @@
-"""Other dtypes, and what only the shape of an input decides: casts, zeros_like, shape_array."""
+"""Casts, and operators that depend on an input's shape alone: zeros_like, shape_array."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from flowmx.ops.dtypes import DType
 from flowmx.ops.linear import Inferred, InferredTypes, shape_of
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, required
 
 
 class _Fill(Operator):
@@ -45,6 +45,9 @@ class _Shape(Operator):
 class ShapeArray(_Shape):
     """The input's shape, as an int64 vector."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "(number of axes,), int64"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [(-1,) if shapes[0] is None else (len(shapes[0]),)]
 
@@ -55,6 +58,9 @@ class ShapeArray(_Shape):
 @operator("size_array")
 class SizeArray(_Shape):
     """The input's number of elements, as an int64 vector of length 1."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "(1,), int64"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [(1,)]
@@ -67,6 +73,8 @@ class SizeArray(_Shape):
 class Cast(Operator):
     """The input as another element type."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data, dtype `dtype`"
     dtype: DType = required("The wanted dtype.")
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:

@@ -18,7 +18,7 @@ class Link(NamedTuple):
 
     op: Operator
     inputs: tuple[int, ...]
-    """Which values it reads: those of the chain's inputs come first, then those of the links, in order."""
+    """Indices of the values that it reads; values are the chain's inputs, then the links' results, in order."""
     name: str
     """The name of its node, for messages."""
 
@@ -31,11 +31,11 @@ class Chain(Operator):
     hidden = True
     keeps_layout = True
     count: ClassVar[int] = 0
-    """How many inputs it has."""
+    """The number of inputs."""
     links: ClassVar[tuple[Link, ...]] = ()
     """The operators, in an order in which they can run."""
     results: ClassVar[tuple[int, ...]] = ()
-    """Which values are outputs."""
+    """Indices of the values that are outputs; values are the inputs, then the links' results."""
     done: ClassVar[tuple[tuple[int, ...], ...]] = ()
     """For each link, the values of links that nothing reads after it."""
 

@@ -11,7 +11,7 @@ from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred, Linear, bound, linear
 from flowmx.ops.nn_common import expect_rank, product
 from flowmx.ops.nn_convolution import per_axis
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option, required
 from flowmx.ops.windows import Geometry
 
 
@@ -24,7 +24,7 @@ class _Windows(Operator):
     pad: Shape = option((), "Padding with zeros on either side; 0 each by default.", low=0)
 
     def geometry(self) -> Geometry:
-        """How the windows lie."""
+        """The windows' geometry, with the defaults filled in."""
         count = len(self.kernel)
         return Geometry(
             self.kernel,
@@ -34,7 +34,7 @@ class _Windows(Operator):
         )
 
     def counts(self, size: Shape) -> Shape:
-        """How many windows there are on each axis.
+        """The number of windows on each axis.
 
         Raises:
             ShapeError: not even one fits.
@@ -84,6 +84,9 @@ class _Windows(Operator):
 class Im2Col(_Windows, Linear):
     """The windows of images as columns: (N, C, *size) gives (N, C·kernel, windows), the last axis of size fastest."""
 
+    input_docs = described(data="(batch, channels, *size), any dtype")
+    output_doc = "(batch, channels·prod(kernel), windows), the dtype of data"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
         if data is None:
@@ -113,6 +116,9 @@ class _Sized(Operator):
 @operator("col2im")
 class Col2Im(_Windows, _Sized):
     """Images from columns: the reverse of im2col, but elements of several windows are added up."""
+
+    input_docs = described(data="(batch, channels·prod(kernel), windows), any dtype")
+    output_doc = "(batch, channels, *output_size), the dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]

@@ -15,7 +15,7 @@ class Constant(Operator):
     """An array that was computed when the graph was compiled.
 
     Args:
-        value: a NumPy array, which nobody may write from now on.
+        value: a NumPy array, which must not be written from now on.
     """
 
     arguments = ()

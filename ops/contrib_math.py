@@ -9,7 +9,18 @@ from typing import Any
 from flowmx.ops.dtypes import BY_NAME, DType
 from flowmx.ops.linear import Inferred, InferredTypes, bound
 from flowmx.ops.nn_common import expect_rank
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, same_shape
+from flowmx.ops.registry import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    family,
+    operator,
+    option,
+    same_shape,
+)
 from flowmx.ops.reshaping import axes_of
 
 
@@ -18,10 +29,15 @@ class AllClose(Operator):
     """1 where |a - b| ≤ atol + rtol·|b| for all elements, else 0: uint8, of shape ()."""
 
     arguments = ("a", "b")
+    input_docs = described(
+        a="any shape, any dtype",
+        b="the shape and dtype of a",
+    )
+    output_doc = "(), uint8"
     no_gradient = True
     rtol: float = option(1e-5, "Relative tolerance.")
     atol: float = option(1e-8, "Absolute tolerance.")
-    equal_nan: bool = option(True, "Whether NaN is close to NaN.")
+    equal_nan: bool = option(True, "NaN is close to NaN.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return [same_shape(self, shapes)] * 2, [()]
@@ -37,6 +53,8 @@ class AllClose(Operator):
 class IndexArray(Operator):
     """The coordinates of each element, on a new last axis: int64 (*shape, axes)."""
 
+    input_docs = described(data="any shape, any dtype; only its shape is used")
+    output_doc = "(*shape, number of chosen axes), int64"
     no_gradient = True
     axes: Shape | None = option(None, "The axes whose coordinates to give; None for all.")
 
@@ -64,6 +82,8 @@ class IndexArray(Operator):
 class DivSqrtDim(Operator):
     """The input divided by the root of the length of its last axis."""
 
+    input_docs = described(data="(..., size), float")
+    output_doc = "The shape and dtype of data"
     in_place = ((0, 0),)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

@@ -1,7 +1,7 @@
 """Loops and branches as operators: ``_foreach``, ``_while_loop``, ``_cond``.
 
 Their bodies are graphs (:class:`flowmx.graph.subgraph.Body`); which of the operator's inputs feeds which variable
-of a body is said by lists of positions, as in MXNet's JSON. Hidden outputs keep what each iteration began with:
+of a body is given by lists of positions, as in MXNet's JSON. Hidden outputs keep what each iteration began with:
 the gradient goes back over the iterations and computes each body anew, from there, together with its gradient,
 so that the memory of one iteration is enough. Random numbers repeat, since each iteration draws from a
 generator of its own that was seeded by the forward pass.
@@ -44,7 +44,7 @@ class _Replay(Run):
 
 
 class Flow(Operator):
-    """What loops and branches share; a subclass runs its bodies.
+    """The base of loops and branches; a subclass runs its bodies.
 
     Its ``subgraphs`` are the bodies.
     """
@@ -54,7 +54,7 @@ class Flow(Operator):
     hidden = True
     mode_matters = True
     count: ClassVar[int]
-    """How many bodies the operator has."""
+    """The number of bodies."""
     num_args: int
     num_outputs: int
 
@@ -98,7 +98,7 @@ class Flow(Operator):
         seed = ("seed",) if self.uses_random else ()
         return (*(f"output{index}" for index in range(self.num_outputs)), *self.kept(), *seed)
 
-    # -- what a subclass says --------------------------------------------------------------------------
+    # -- for subclasses to define ----------------------------------------------------------------------
 
     def locations(self) -> list[tuple[int, ...]]:
         """For each body, which input of the operator each of its variables reads."""
@@ -133,7 +133,7 @@ class Flow(Operator):
         return [(1,)] if self.uses_random else []
 
     def seed_type(self) -> list[DType | None]:
-        """Its dtype."""
+        """The dtype of the seed, where there is one."""
         return [_INT64] if self.uses_random else []
 
     def feed(self, body: int, inputs: Sequence[Array]) -> list[Array]:
@@ -141,7 +141,7 @@ class Flow(Operator):
         return [inputs[location] for location in self.locations()[body]]
 
     def holds(self, run: Run, seed: int, step: int, inputs: Sequence[Array]) -> bool:
-        """What the first body, a condition, says."""
+        """Run the first body, a condition, and return its value as a bool."""
         fed = self.feed(0, inputs)
         program = self.subgraphs[0].program(run, fed)
         shape, dtype = program.described[0]
@@ -262,14 +262,14 @@ class _Backward(Operator):
 
 
 class _Loop(Flow):
-    """What the two loops share: states that go from one iteration to the next."""
+    """The base of the two loops: states that go from one iteration to the next."""
 
     num_out_data: int
     body: ClassVar[int]
-    """Which of the bodies is run again and again."""
+    """The index of the body that is run again and again."""
 
     def carried(self) -> tuple[int, ...]:
-        """Which inputs of the body are the states."""
+        """Indices of the body's inputs that are states."""
         raise NotImplementedError
 
     def step_inputs(self, inputs: Sequence[Array], states: Sequence[Array], step: int) -> list[Array]:
@@ -283,7 +283,7 @@ class _Loop(Flow):
         return tuple(f"state{index}" for index in range(len(self.carried())))
 
     def target(self, position: int, gradients: Sequence[Array | None], step: int) -> tuple[Array, bool]:
-        """Where the gradient of an input of the body that is no state belongs, and whether it is added there."""
+        """The array for the gradient of an input of the body that is no state, and True: it is added there."""
         return gradients[self.locations()[self.body][position]], True
 
     def sweep(
@@ -326,10 +326,10 @@ class Foreach(_Loop):
     body = 0
     num_args: int = required("Number of inputs and subgraphs.", low=1)
     num_outputs: int = required("Number of outputs: stacked ones, then the last states.", low=0)
-    num_out_data: int = required("How many of them are stacked.", low=0)
-    in_state_locs: Shape = required("Which inputs of the subgraph are states.")
-    in_data_locs: Shape = required("Which inputs of the subgraph are slices of the data.")
-    remain_locs: Shape = required("Which inputs of the subgraph are the same each time.")
+    num_out_data: int = required("The number of outputs that are stacked.", low=0)
+    in_state_locs: Shape = required("Indices of the subgraph's inputs that are states.")
+    in_data_locs: Shape = required("Indices of the subgraph's inputs that are slices of the data.")
+    remain_locs: Shape = required("Indices of the subgraph's inputs that are the same each time.")
 
     def carried(self) -> tuple[int, ...]:
         return self.in_state_locs
@@ -416,11 +416,11 @@ class WhileLoop(_Loop):
     body = 1
     num_args: int = required("Number of inputs and subgraphs.", low=1)
     num_outputs: int = required("Number of outputs: stacked ones, then the last loop variables.", low=0)
-    num_out_data: int = required("How many of them are stacked.", low=0)
+    num_out_data: int = required("The number of outputs that are stacked.", low=0)
     max_iterations: int = required("The most iterations.", low=0)
-    cond_input_locs: Shape = required("Which inputs the condition reads.")
-    func_input_locs: Shape = required("Which inputs the body reads.")
-    func_var_locs: Shape = required("Which of the body's inputs are the loop variables.")
+    cond_input_locs: Shape = required("Indices of the inputs that the condition reads.")
+    func_input_locs: Shape = required("Indices of the inputs that the body reads.")
+    func_var_locs: Shape = required("Indices of the body's inputs that are loop variables.")
 
     def carried(self) -> tuple[int, ...]:
         return self.func_var_locs
@@ -490,14 +490,16 @@ class WhileLoop(_Loop):
 
 @operator("_cond")
 class Cond(Flow):
-    """Run one of two branches, as a condition says."""
+    """Run one of two branches, chosen by a condition."""
 
     count = 3
     num_args: int = required("Number of inputs and subgraphs.", low=1)
     num_outputs: int = required("Number of outputs.", low=1)
-    cond_input_locs: Shape = required("Which inputs the condition reads.")
-    then_input_locs: Shape = required("Which inputs the branch reads that is taken when the condition holds.")
-    else_input_locs: Shape = required("Which inputs the other branch reads.")
+    cond_input_locs: Shape = required("Indices of the inputs that the condition reads.")
+    then_input_locs: Shape = required(
+        "Indices of the inputs that the branch reads which is taken where the condition holds."
+    )
+    else_input_locs: Shape = required("Indices of the inputs that the other branch reads.")
 
     def locations(self) -> list[tuple[int, ...]]:
         return [self.cond_input_locs, self.then_input_locs, self.else_input_locs]

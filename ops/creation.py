@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from flowmx.errors import ParameterError
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.linear import Inferred, InferredTypes
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option, required
 from flowmx.ops.reshaping import axis_of
 
 _CTX = "Kept for MXNet's files."
@@ -27,6 +27,7 @@ class _Creation(Operator):
 
 @family
 class _Constant(_Creation):
+    output_doc = "`shape`, dtype `dtype`"
     shape: Shape = option((), _SHAPE, low=-1)
     ctx: str = option("", _CTX)
     dtype: DType = option(FLOAT32, _DTYPE)
@@ -69,9 +70,10 @@ class Full(_Constant):
 class Eye(_Creation):
     """Ones on a diagonal, zeros elsewhere."""
 
+    output_doc = "(N, M), or (N, N) where M is 0, dtype `dtype`"
     N: int = required("Number of rows.", low=1)
     M: int = option(0, "Number of columns; 0 for N.", low=0)
-    k: int = option(0, "Which diagonal: above the main one from 1, below it from -1.")
+    k: int = option(0, "The diagonal: 0 the main one, above it from 1, below it from -1.")
     ctx: str = option("", _CTX)
     dtype: DType = option(FLOAT32, _DTYPE)
 
@@ -86,11 +88,12 @@ class Eye(_Creation):
 class Arange(_Creation):
     """Numbers from ``start`` to before ``stop`` in steps of ``step``, each ``repeat`` times."""
 
+    output_doc = "(n,) with n = ceil((stop - start)/step)·repeat, dtype `dtype`"
     start: float = option(0.0, "The first number, or the end where stop is not given.")
     stop: float | None = option(None, "The end, not included.")
     step: float = option(1.0, "The distance between numbers.")
-    repeat: int = option(1, "How often each number comes.", low=1)
-    infer_range: bool = option(False, "Where stop is not given: from start, as many as the output's use asks for.")
+    repeat: int = option(1, "The number of copies of each number.", low=1)
+    infer_range: bool = option(False, "Without stop: take the length from the output's use.")
     ctx: str = option("", _CTX)
     dtype: DType = option(FLOAT32, _DTYPE)
 
@@ -124,10 +127,11 @@ def _as_elements(out: Array, *numbers: float) -> tuple[float, ...]:
 class Linspace(_Creation):
     """``num`` evenly spaced numbers from ``start`` to ``stop``."""
 
+    output_doc = "(num,), dtype `dtype`"
     start: float = required("The first number.")
     stop: float = required("The last number, or the one after it.")
-    num: int = required("How many.", low=0)
-    endpoint: bool = option(True, "Whether stop is the last number.")
+    num: int = required("The number of elements.", low=0)
+    endpoint: bool = option(True, "Include stop as the last number.")
     ctx: str = option("", _CTX)
     dtype: DType = option(FLOAT32, _DTYPE)
 
@@ -142,10 +146,12 @@ class Linspace(_Creation):
 class ArangeLike(Operator):
     """Numbers from ``start``, as many as the input has elements, or as its axis is long."""
 
+    input_docs = described(data="any shape, any dtype; only its shape and dtype are used")
+    output_doc = "The shape of data, or (length of the axis,); the dtype of data"
     no_gradient = True
     start: float = option(0.0, "The first number.")
     step: float = option(1.0, "The distance between numbers.")
-    repeat: int = option(1, "How often each number comes.", low=1)
+    repeat: int = option(1, "The number of copies of each number.", low=1)
     ctx: str = option("", _CTX)
     axis: int | None = option(None, "The axis; None for the input's whole shape.")
 

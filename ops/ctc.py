@@ -2,7 +2,7 @@
 
 The labels of an example with blanks before, between and behind them are 2·labels + 1 states. A path stays in its
 state, goes on to the next one, or over a blank between two different labels. ``alpha[t]`` is the logarithm of
-the probability of all paths' beginnings up to step t by the state that they are in; ``beta[t]`` that of their
+the probability of all paths' prefixes up to step t by the state that they are in; ``beta[t]`` that of their
 ends behind it. Each step is done for the whole batch at once.
 """
 
@@ -15,7 +15,7 @@ from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.indexing import whole
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, unchecked
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option
 
 _NEVER = -1e30
 """The logarithm of no probability: finite, so that differences of two are a number."""
@@ -59,10 +59,17 @@ class CTCLoss(Operator):
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "label", "data_lengths", "label_lengths")
+    input_docs = described(
+        data="(time, batch, classes), float; before softmax",
+        label="(batch, labels), int or float; class indices",
+        data_lengths="(batch,), int or float; only with use_data_lengths",
+        label_lengths="(batch,), int or float; only with use_label_lengths",
+    )
+    output_doc = "(batch,), the dtype of data"
     skips = True
     use_data_lengths: bool = option(False, "Take the data's lengths from the input data_lengths (batch,).")
     use_label_lengths: bool = option(False, "Take the labels' lengths from the input label_lengths (batch,).")
-    blank_label: Literal["first", "last"] = option("first", "Which class is the blank.")
+    blank_label: Literal["first", "last"] = option("first", "The class of the blank: the first or the last.")
 
     def inputs(self) -> tuple[str, ...]:
         taken = (True, True, self.use_data_lengths, self.use_label_lengths)

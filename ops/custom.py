@@ -27,7 +27,7 @@ from flowmx.engine import Operation, ThreadActor, engine, runs_user_code
 from flowmx.errors import ParameterError, ShapeError, TypeInferenceError, also_mxnet, raised_as_mxnet
 from flowmx.ops.dtypes import DType, as_dtype
 from flowmx.ops.linear import shape_of
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, merge, operator, required
 
 Groups = Mapping[str, Sequence[Array | None]]
 Runner = Callable[[Callable[..., Any], Run, Groups, Mapping[str, Any]], Awaitable[None] | None]
@@ -35,20 +35,20 @@ Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
 
 properties: dict[str, Callable[..., Any]] = {}
-"""What makes the property of each ``op_type``, from texts."""
+"""For each ``op_type``, the function that makes its property from keyword arguments, which are strings."""
 runner: Runner | None = None
-"""Calls a user's method with arrays; set by ``flowmx.operator``. Returns what must be awaited, or None: it is done."""
+"""Called with a user's method and arrays; returns an awaitable, or None once done. Set by ``flowmx.operator``."""
 
 
 inside: ContextVar[str] = ContextVar("flowmx_custom_operator", default="")
 """The name of the user's operator that pushes here."""
 
 when_called: Callable[[str, float, float], None] | None = None
-"""Told the name, and when its method ran (the profiler's)."""
+"""Called with an operator's name and the begin and end of its method's run; set by the profiler."""
 
 
 class _UserActor(ThreadActor):
-    """Threads for user code. No other thread lends itself: what it had begun could wait for what stands below."""
+    """The threads of user code. No other thread runs its operations: what that has begun could wait for them."""
 
     may_lend = False
 
@@ -67,7 +67,7 @@ def detach(work: Operation, coroutine: bool = False) -> None:
 
 
 class _Calls:
-    """What makes the object that computes, once, and keeps it for the backward pass."""
+    """The user's operator object: made once, and kept for the backward pass."""
 
     def __init__(self, prop: Any) -> None:
         self._prop = prop
@@ -86,7 +86,7 @@ class _Calls:
 
 
 class _UserOperator(Operator):
-    """What the forward and the backward pass share: how a method of the user's is run."""
+    """The base of forward and backward pass: run one of the user's methods."""
 
     detached = True
     heavy = True
@@ -105,7 +105,7 @@ class _UserOperator(Operator):
         raise NotImplementedError
 
     def begin(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> Awaitable[None] | None:
-        """Call the method; returns what must be awaited, or None where it is done."""
+        """Call the method; returns an awaitable, or None where it is done."""
         assert runner is not None
         extra = self.extra(run)
         token, start = inside.set(self.called), perf_counter()
@@ -154,6 +154,8 @@ class Custom(_UserOperator):
     """
 
     arguments = ()
+    input_docs = described(data="shapes and dtypes as the property's infer_shape and infer_type accept them")
+    output_doc = "Shapes and dtypes that the property's infer_shape and infer_type return"
     open_ended = True
     op_type: str = required("The name that the operator's property is registered under.")
 
@@ -206,7 +208,7 @@ class Custom(_UserOperator):
     # -- inference -------------------------------------------------------------------------------------
 
     def _ask(self, hook: str, given: list[Any], known: bool) -> list[list[Any]] | None:
-        """What a hook of the property says of arguments, outputs and states; None where it needs to know more."""
+        """Call an inference hook: lists for arguments, outputs and states; None where it needs to know more."""
         try:
             found = [list(each) for each in getattr(self.prop, hook)(list(given))]
         except Exception as raised:
@@ -296,7 +298,7 @@ class Custom(_UserOperator):
 
 @operator("_backward_Custom")
 class BackwardCustom(_UserOperator):
-    """The gradient of Custom: what its ``backward`` says, of those arrays that it declared to need."""
+    """The gradient of Custom: its ``backward``, of those arrays that it declared to need."""
 
     arguments = ()
     hidden = True

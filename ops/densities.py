@@ -32,7 +32,7 @@ class _Density(NamedTuple):
     """``log(xp, x, *parameters)``, which broadcast against each other: the logarithm of the density."""
     slopes: tuple[Slope | None, ...]
     """``slope(F, S, x, *parameters)``: the logarithm's derivative by the sample and by each parameter, in the
-    sample's shape, into which ``S`` brings a parameter. None where MXNet says 0: samples that are whole numbers."""
+    sample's shape, into which ``S`` brings a parameter. None where MXNet's gradient is 0: samples that are integers."""
     doc: str
     vectors: bool = False
     """True where a sample is a vector along the last axis."""
@@ -142,10 +142,10 @@ _DENSITIES = [
 ]  # fmt: skip
 
 
-# -- parameters beside their samples -----------------------------------------------------------------------
+# -- parameters aligned with their samples --------------------------------------------------------------------
 
 
-def _beside(parameter: Array, rank: int, vectors: bool) -> Array:
+def _aligned(parameter: Array, rank: int, vectors: bool) -> Array:
     """A parameter as a view of that many axes, which broadcasts against its samples."""
     lead = parameter.ndim - vectors
     return parameter.reshape((*parameter.shape[:lead], *(1,) * (rank - parameter.ndim), *parameter.shape[lead:]))
@@ -164,10 +164,10 @@ class SpreadParameter(Linear):
         return shapes, [shapes[1]]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        outputs[0][...] = _beside(inputs[0], outputs[0].ndim, self.vectors)
+        outputs[0][...] = _aligned(inputs[0], outputs[0].ndim, self.vectors)
 
     def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
-        kept = _beside(out, head.ndim, self.vectors).shape
+        kept = _aligned(out, head.ndim, self.vectors).shape
         axes = tuple(axis for axis in range(head.ndim) if kept[axis] == 1 != head.shape[axis])
         out[...] = head.sum(axis=axes, dtype=computing_dtype(head.dtype)).reshape(out.shape)
 
@@ -197,8 +197,8 @@ class _DensityOperator(Operator):
                     f"that {self.arguments[1]} of shape {parameter} has"
                 )
             lead = len(parameter) - vectors
-            beside = (*sample[:lead], *sample[len(sample) - vectors :])
-            parameter = expect_shape(self, self.arguments[1], parameter, beside)
+            aligned = (*sample[:lead], *sample[len(sample) - vectors :])
+            parameter = expect_shape(self, self.arguments[1], parameter, aligned)
         # A single vector has a density of shape (1,) in MXNet.
         density = (sample[:-1] or (1,)) if vectors else sample
         return [sample, *[parameter] * len(rest)], [density]
@@ -212,7 +212,7 @@ class _DensityOperator(Operator):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         # In float64, since the logarithms of gamma functions are large and cancel.
         sample, *rest = (each.astype(np.float64, copy=False) for each in inputs)
-        rest = [_beside(each, sample.ndim, self.distribution.vectors) for each in rest]
+        rest = [_aligned(each, sample.ndim, self.distribution.vectors) for each in rest]
         log = self.distribution.log(run.xp, sample, *rest)
         outputs[0][...] = log if self.is_log else run.xp.exp(log)
 
@@ -239,6 +239,12 @@ class _DensityOperator(Operator):
         return grads
 
 
+def _input_docs(row: _Density) -> dict[str, str]:
+    last = ", classes" if row.vectors else ""
+    parameter = f"({'*shape' + last}), the dtype of sample"
+    return {"sample": f"(*shape, *samples{last}), float", **dict.fromkeys(row.parameters, parameter)}
+
+
 for _row in _DENSITIES:
     operator(f"_random_pdf_{_row.name}", f"random_pdf_{_row.name}")(
         type(
@@ -249,6 +255,8 @@ for _row in _DENSITIES:
                 "__doc__": f"The probability density of {_row.doc}, at each sample.\n\n"
                 "The sample's first axes are those of the parameters, which have one shape.",
                 "arguments": ("sample", *_row.parameters),
+                "input_docs": _input_docs(_row),
+                "output_doc": f"{'(*shape, *samples)' if _row.vectors else 'The shape of sample'}, its dtype",
                 "distribution": _row,
                 "is_log": option(False, "Give the logarithm of the density."),
                 "__annotations__": {"is_log": bool},

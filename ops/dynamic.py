@@ -1,4 +1,4 @@
-"""Operators whose outputs have shapes that only the content of their inputs tells.
+"""Operators whose output shapes depend on the content of their inputs.
 
 Graphs of them are not planned: a hybridized block computes them operator by operator, as its arrays come.
 """

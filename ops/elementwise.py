@@ -63,11 +63,11 @@ TABLE = [
     Row("negative", lambda x: -x, lambda x, y, g: -g, "Elementwise -x.", ("_np_negative",)),
     Row("abs", absolute, lambda x, y, g: g * f.sign(x), "Elementwise absolute value."),
     Row("sign", f.sign, lambda x, y, g: number(0.0), "Elementwise sign: -1, 0 or 1."),
-    Row("round", _round, lambda x, y, g: number(0.0), "Nearest whole number, halves away from zero."),
-    Row("rint", _rint, lambda x, y, g: number(0.0), "Nearest whole number, halves downwards."),
-    Row("ceil", ceil, lambda x, y, g: number(0.0), "Smallest whole number not below x."),
-    Row("floor", floor, lambda x, y, g: number(0.0), "Largest whole number not above x."),
-    Row("trunc", trunc, lambda x, y, g: number(0.0), "x without its fraction."),
+    Row("round", _round, lambda x, y, g: number(0.0), "The nearest integer, halves away from zero."),
+    Row("rint", _rint, lambda x, y, g: number(0.0), "The nearest integer, halves downwards."),
+    Row("ceil", ceil, lambda x, y, g: number(0.0), "The smallest integer not below x."),
+    Row("floor", floor, lambda x, y, g: number(0.0), "The largest integer not above x."),
+    Row("trunc", trunc, lambda x, y, g: number(0.0), "x without its fractional part."),
     Row("fix", trunc, lambda x, y, g: number(0.0), "x rounded towards zero."),
     Row("square", f.square, lambda x, y, g: g * x * 2.0, "Elementwise x²."),
     Row("sqrt", sqrt, lambda x, y, g: g * 0.5 / y, "Elementwise square root."),
@@ -107,7 +107,7 @@ TABLE = [
     Row("gammaln", f.gammaln, lambda x, y, g: g * f.digamma(x),
         "The logarithm of the absolute gamma function."),
     Row("_contrib_round_ste", _round, lambda x, y, g: g,
-        "Nearest whole number, halves away from zero; the gradient passes through."),
+        "The nearest integer, halves away from zero; the gradient passes through."),
     Row("_contrib_sign_ste", f.sign, lambda x, y, g: g,
         "Elementwise sign: -1, 0 or 1; the gradient passes through."),
     Row("logical_not", _logical_not, lambda x, y, g: number(0.0), "1 where x is 0, else 0."),
@@ -118,9 +118,9 @@ TABLE = [
 
 
 _WHOLE = {"negative", "abs", "sign", "square", "relu", "logical_not", "_copy", "BlockGrad", "_contrib_sign_ste"}
-"""What gives integers for integers; the others compute them as floating numbers, and drop the fraction."""
+"""Operators that are exact on integers; the others compute them as float32 and drop the fraction."""
 _ROUNDS = {"round", "rint", "ceil", "floor", "trunc", "fix", "_contrib_round_ste"}
-"""What leaves integers as they are."""
+"""Operators that leave integers as they are."""
 
 
 def _register(row: Row) -> None:
@@ -176,7 +176,7 @@ class Polygamma(Operator):
     """The derivatives of gammaln: the digamma function (order 0) and its own, order by order."""
 
     hidden = True
-    order: int = option(0, "How often digamma is differentiated.", low=0)
+    order: int = option(0, "The order of the derivative of digamma.", low=0)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         polygamma(self.order)(run.xp, inputs[0], outputs[0])

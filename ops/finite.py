@@ -1,4 +1,4 @@
-"""Whether numbers are finite: a test of whole arrays that reads each element once."""
+"""Tests for NaN and infinities, which read each element of an array once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NO_SIGN = 0x7FFF
 
 
 def all_finite(xp: Any, array: Array) -> bool:
-    """Whether no element is NaN or infinite; true of whole numbers."""
+    """Tell whether no element is NaN or infinite; True for integer arrays."""
     if not is_floating(array.dtype):
         return True
     exponent = _EXPONENTS.get(NAMES[array.dtype])
@@ -27,6 +27,6 @@ def all_finite(xp: Any, array: Array) -> bool:
 
 
 def count(xp: Any, array: Array) -> tuple[int, int]:
-    """How many elements are NaN, and how many infinite."""
+    """Count the elements that are NaN, and those that are infinite."""
     wide = array.astype(np.float32) if array.dtype.itemsize == 2 else array
     return int(xp.isnan(wide).sum()), int(xp.isinf(wide).sum())

@@ -109,12 +109,12 @@ def scaled_weight(weight: Array, *scale: Array) -> Array:
 
 @operator("_fused_Convolution")
 class FusedConvolution(Fused, Convolution):
-    """Convolution, and what follows it."""
+    """Convolution with the operators that follow it: scale, addition, activation."""
 
 
 @operator("_fused_FullyConnected")
 class FusedFullyConnected(Fused, FullyConnected):
-    """FullyConnected, and what follows it."""
+    """FullyConnected with the operators that follow it: scale, addition, activation."""
 
 
 @operator("_relu_BatchNorm")
@@ -130,7 +130,7 @@ class BatchNormRelu(BatchNorm):
 
 @operator("_scale_and_shift")
 class ScaleAndShift(Operator):
-    """What BatchNorm does in prediction, as one number to multiply by and one to add for each channel.
+    """BatchNorm in prediction as two vectors (channels,): a factor and an addend for each channel.
 
     A bias is what was added before it.
     """

@@ -29,7 +29,7 @@ _FACING = {"NTC": (0, 2, 1, 3), "TNC": (1, 2, 0, 3)}
 
 @family
 class _Attention(Operator):
-    """What attention and its gradient share.
+    """The base of attention and its gradient.
 
     Inputs are (batch, length, heads, parts, size), or (length, batch, ...) of ``layout`` TNC. A bias is (batch or 1,
     heads or 1, query length, key length).
@@ -39,9 +39,9 @@ class _Attention(Operator):
     heavy = True
     skips = True
     arguments: ClassVar[tuple[str, ...]] = ("queries", "keys", "values", "bias")
-    layout: Literal["NTC", "TNC"] = option("NTC", "Whether the batch (N) or the length (T) comes first.")
-    parts: Shape = option((1, 1, 1), "How many of queries, keys and values lie in each input.")
-    scale: float = option(1.0, "What products are multiplied by.")
+    layout: Literal["NTC", "TNC"] = option("NTC", "The order of the batch (N), the length (T) and the channels (C).")
+    parts: Shape = option((1, 1, 1), "The numbers of queries, keys and values in each input.")
+    scale: float = option(1.0, "Factor of the products.")
     biased: bool = option(False, "There is a bias.")
 
     def __post_init__(self) -> None:
@@ -85,7 +85,7 @@ class _Attention(Operator):
         return found
 
     def scores(self, run: Run, inputs: Sequence[Array]) -> Array:
-        """What softmax is taken of."""
+        """The scaled products of queries and keys, with the bias: the input of softmax."""
         queries, keys, _ = self.views(inputs)
         made = wide(_product(run, queries * queries.dtype.type(self.scale), keys.swapaxes(-1, -2)))
         return made + wide(inputs[-1]) if self.biased else made
@@ -106,8 +106,8 @@ def _product(run: Run, a: Array, b: Array) -> Array:
 class FusedAttention(_Attention):
     """Attention: values, weighted by softmax of the products of queries and keys.
 
-    The output is (batch, length, heads, size), or as ``layout`` says. ``differentiable`` keeps a second, hidden one:
-    the logarithm of Σ eˣ over the products x of each query, (batch, heads, length, 1) in float32.
+    The output is (batch, length, heads, size), or its axes in the order of ``layout``. ``differentiable`` keeps a
+    second, hidden one: the logarithm of Σ eˣ over the products x of each query, (batch, heads, length, 1) in float32.
     """
 
     differentiable: bool = option(False, "Keep what the gradient needs.")

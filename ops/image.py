@@ -16,13 +16,13 @@ from flowmx.ops import image_resize
 from flowmx.ops.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.linear import Linear, linear
 from flowmx.ops.nn_common import computing_dtype
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
 
 _GRAY = np.array([0.299, 0.587, 0.114], np.float32)
-"""How much red, green and blue count for the brightness."""
+"""The weights of red, green and blue in the luminance."""
 _LIGHTING = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]) * [
     55.46, 4.794, 1.148,
 ]  # fmt: skip
@@ -58,6 +58,9 @@ def _store(xp: Any, out: Array, values: Array) -> None:
 class ToTensor(Linear):
     """An image with values up to 255 as a float32 tensor with values up to 1, its channels in front."""
 
+    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    output_doc = "(channels, height, width) or (batch, channels, height, width), float32"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
         expect_image(self, shape)
@@ -79,6 +82,8 @@ class ToTensor(Linear):
 class Normalize(Operator):
     """(data - mean)/std for each channel of tensors of shape (..., channels, height, width)."""
 
+    input_docs = described(data="(channels, height, width) or (batch, channels, height, width), float")
+    output_doc = "The shape and dtype of data"
     in_place = ((0, 0),)
     mean: tuple[float, ...] = option((0.0,), "The mean of each channel, or of all.")
     std: tuple[float, ...] = option((1.0,), "The standard deviation of each channel, or of all.")
@@ -116,10 +121,12 @@ class Normalize(Operator):
 class Crop(Linear):
     """The part of images that begins at column x and row y and has this width and height."""
 
+    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    output_doc = "The axes of data with the new height and width, the dtype of data"
     x: int = required("The first column.", low=0)
     y: int = required("The first row.", low=0)
-    width: int = required("How many columns.", low=1)
-    height: int = required("How many rows.", low=1)
+    width: int = required("The number of columns.", low=1)
+    height: int = required("The number of rows.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
@@ -146,8 +153,10 @@ class Crop(Linear):
 class Resize(Operator):
     """Images of another size, as OpenCV computes them; there is no gradient."""
 
+    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    output_doc = "The axes of data with the new height and width, the dtype of data"
     size: Shape = option((), "(width, height), or one number for both.")
-    keep_ratio: bool = option(False, "Where size is one number: the shorter side gets it, and the ratio stays.")
+    keep_ratio: bool = option(False, "With a size of one number: set the shorter side, and keep the ratio.")
     interp: int = option(1, "0: nearest, 1: bilinear, 2: bicubic, 3: area, 4: Lanczos.", low=0, high=4)
 
     def __post_init__(self) -> None:
@@ -184,6 +193,8 @@ class Resize(Operator):
 class _Augmentation(Operator):
     """Base of what changes one image into another of the same shape."""
 
+    input_docs = described(data="(height, width, channels) with 1 or 3 channels, any dtype")
+    output_doc = "The shape and dtype of data"
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -358,7 +369,7 @@ def _light(xp: Any, image: Array, out: Array, alpha: Any) -> None:
 class AdjustLighting(_Augmentation):
     """The image with the principal components of its colours shifted, as AlexNet's were in training."""
 
-    alpha: tuple[float, ...] = required("How far, for each of the three components.")
+    alpha: tuple[float, ...] = required("The shift along each of the three components.")
 
     def __post_init__(self) -> None:
         if len(self.alpha) != 3:

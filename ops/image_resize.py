@@ -19,16 +19,16 @@ _SCALE = 1 << _BITS
 
 
 class Taps(NamedTuple):
-    """How one axis is resized."""
+    """The interpolation of one axis."""
 
     index: Any
-    """Which old pixels each new one is made of, (new length, taps)."""
+    """Indices of the old pixels that each new one is made of, int64 (new length, taps)."""
     weight: Any
     """Their weights, likewise, in float64."""
 
 
 def _centres(old: int, new: int) -> tuple[Any, Any]:
-    """Where the new pixels' centres lie in the old image: whole part and fraction."""
+    """The positions of the new pixels' centres in the old image: integer part (int64) and fraction (float64)."""
     position = ((np.arange(new) + 0.5) * (old / new) - 0.5).astype(np.float32)
     whole = np.floor(position).astype(np.int64)
     return whole, (position - whole).astype(np.float32).astype(np.float64)
@@ -65,7 +65,7 @@ def _area(old: int, new: int) -> Taps:
 
 
 def _enlarged_area(old: int, new: int) -> Taps:
-    """What "area" means where an image grows: linear between pixels' corners, flat inside them."""
+    """The taps of "area" for enlarging: linear between pixels' corners, flat inside them."""
     whole = np.floor(np.arange(new) * (old / new)).astype(np.int64)
     fraction = np.arange(1, new + 1) - (whole + 1) * (new / old)
     return _linear(whole, np.where(fraction <= 0, 0.0, fraction - np.floor(fraction)), old)

@@ -1,6 +1,6 @@
 """Operators that pick elements by index arrays, and put them back.
 
-Index arrays may have any dtype (MXNet's are float32); they are read as whole numbers.
+Index arrays may have any dtype (MXNet's are float32); they are truncated to integers.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear, shape_of
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, merge, operator, option, required
 from flowmx.ops.reshaping import axis_of, expect_elements, rebuild
 
 Mode = Literal["clip", "wrap", "raise"]
 
 
 def whole(index: Array) -> Array:
-    """An index array as whole numbers that can count any axis: NumPy compares none with more than their type holds."""
+    """An index array in an integer dtype that holds any axis length: NumPy refuses comparisons beyond a dtype."""
     return index if index.dtype.kind in "iu" and index.dtype.itemsize >= 4 else index.astype(np.int64)
 
 
@@ -63,8 +63,13 @@ class Take(_Indexed):
     """Slices of ``a`` along an axis, at the given indices: shape a[:axis] + indices + a[axis+1:]."""
 
     arguments = ("a", "indices")
+    input_docs = described(
+        a="any shape, any dtype",
+        indices="any shape, int or float",
+    )
+    output_doc = "(*a.shape[:axis], *indices.shape, *a.shape[axis + 1:]), the dtype of a"
     axis: int = option(0, "The axis.")
-    mode: Mode = option("clip", "What becomes of indices outside: the nearest, around, or an error.")
+    mode: Mode = option("clip", "For indices outside: clip them, wrap them around, or raise an error.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a, indices = shapes
@@ -108,6 +113,11 @@ class Embedding(Operator):
     """
 
     arguments = ("data", "weight")
+    input_docs = described(
+        data="any shape, int or float; row indices",
+        weight="(input_dim, output_dim), dtype `dtype`",
+    )
+    output_doc = "(*data.shape, output_dim), the dtype of weight"
     input_dim: int = required("Number of rows.", low=1)
     output_dim: int = required("Length of a row.", low=1)
     dtype: DType = option(FLOAT32, "The weight's dtype, where it does not follow from the array.")
@@ -139,6 +149,11 @@ class BatchTake(_Indexed):
     """One element of each row of a matrix: ``out[i] = a[i, indices[i]]``."""
 
     arguments = ("a", "indices")
+    input_docs = described(
+        a="(n, m), any dtype",
+        indices="(n,), int or float; column indices",
+    )
+    output_doc = "(n,), the dtype of a"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a, indices = shapes
@@ -164,12 +179,17 @@ class BatchTake(_Indexed):
 
 @linear("pick", "choose_element_0index")
 class Pick(_Indexed):
-    """One element along an axis for each position of the other axes, as ``index`` says."""
+    """One element along an axis for each position of the other axes, at ``index``."""
 
     arguments = ("data", "index")
+    input_docs = described(
+        data="any shape, any dtype",
+        index="the shape of data without the axis, or with length 1 there, int or float",
+    )
+    output_doc = "The shape of data without the axis, or with length 1 there (keepdims), the dtype of data"
     axis: int | None = option(-1, "The axis to pick along; None for the flattened array.")
     keepdims: bool = option(False, "Keep the axis, with length 1.")
-    mode: Literal["clip", "wrap"] = option("clip", "What becomes of indices outside: the nearest, or around.")
+    mode: Literal["clip", "wrap"] = option("clip", "For indices outside: clip them, or wrap them around.")
 
     def _kept(self, shape: Shape) -> Shape:
         """The index's shape with the axis of length 1 in it."""
@@ -227,6 +247,8 @@ class OneHot(Operator):
     """A new last axis with ``on_value`` at each index, ``off_value`` elsewhere (indices outside: nowhere)."""
 
     arguments = ("indices",)
+    input_docs = described(indices="any shape, int or float")
+    output_doc = "(*indices.shape, depth), dtype `dtype`"
     no_gradient = True
     depth: int = required("Length of the new axis.", low=0)
     on_value: float = option(1.0, "The value at the index.")
@@ -284,6 +306,11 @@ class GatherND(_Indexed):
     """The slices of ``data`` that ``indices`` (m, ...) name by their first m coordinates."""
 
     arguments = ("data", "indices")
+    input_docs = described(
+        data="any shape, any dtype",
+        indices="(m, ...), int or float; coordinates along the first m axes of data",
+    )
+    output_doc = "(*indices.shape[1:], *data.shape[m:]), the dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, indices = shapes
@@ -311,6 +338,11 @@ class ScatterND(_Indexed):
     """
 
     arguments = ("data", "indices")
+    input_docs = described(
+        data="(*indices.shape[1:], *shape[m:]), any dtype",
+        indices="(m, ...), int or float; coordinates along the first m axes of the output",
+    )
+    output_doc = "`shape`, the dtype of data"
     shape: Shape = required("The output's shape.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -364,6 +396,8 @@ class _Coordinates(Operator):
 class RavelMultiIndex(_Coordinates):
     """Coordinates (m, ...) in an array of the given shape as positions in its flattened form."""
 
+    input_docs = described(data="(number of axes, ...), int or float; coordinates")
+    output_doc = "data.shape[1:], the dtype of data"
     shape: Shape = required("The array's shape; the first length may be -1.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -385,6 +419,8 @@ class RavelMultiIndex(_Coordinates):
 class UnravelIndex(_Coordinates):
     """Positions in the flattened form of an array as coordinates (m, ...)."""
 
+    input_docs = described(data="any shape, int or float; positions in the flattened array")
+    output_doc = "(number of axes, *data.shape), the dtype of data"
     shape: Shape = required("The array's shape; the first length may be -1.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

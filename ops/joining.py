@@ -8,7 +8,7 @@ from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred, shape_of
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, merge, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, merge, operator, option, required
 from flowmx.ops.reshaping import axis_of, divided
 
 
@@ -17,6 +17,8 @@ class Concat(Operator):
     """The inputs joined along an axis; their other axes must be equal."""
 
     variadic = "num_args"
+    input_docs = described(data="arrays of one dtype, whose shapes differ along `dim` alone")
+    output_doc = "The shape of the inputs with their lengths added up along `dim`, their dtype"
     keeps_layout = True
     num_args: int = required("Number of inputs.", low=1)
     dim: int = option(1, "The axis to join along.")
@@ -98,6 +100,8 @@ class Stack(Operator):
     """Inputs of one shape joined along a new axis."""
 
     variadic = "num_args"
+    input_docs = described(data="arrays of one shape and one dtype")
+    output_doc = "The shape of the inputs with a new axis of length num_args, their dtype"
     axis: int = option(0, "Position of the new axis.")
     num_args: int = required("Number of inputs.", low=1)
 
@@ -123,6 +127,11 @@ _SQUEEZE = "Drop the axis, where each part has length 1 on it."
 
 
 class _Split(Operator):
+    input_docs = described(data="any shape, any dtype")
+    output_doc = (
+        "A list of the parts, or the one part: the shape of data but for the axis, which squeeze_axis removes; "
+        "its dtype"
+    )
     axis: int
     squeeze_axis: bool
 
@@ -131,7 +140,7 @@ class _Split(Operator):
         raise NotImplementedError
 
     def bounds(self, length: int) -> list[int]:
-        """Where the parts start and end on an axis of that length."""
+        """The indices at which parts begin and end on an axis of that length."""
         raise NotImplementedError
 
     def outputs(self) -> tuple[str, ...]:
@@ -212,7 +221,7 @@ class SliceChannel(_Split):
 class SplitV2(_Split):
     """The input split along an axis at the given indices, or into ``sections`` equal parts."""
 
-    indices: Shape = option((), "Where the parts start (MXNet's JSON puts a 0 first).")
+    indices: Shape = option((), "The first index of each part (MXNet's JSON puts a 0 first).")
     axis: int = option(1, "The axis to split.")
     squeeze_axis: bool = option(False, _SQUEEZE)
     sections: int = option(0, "Number of equal parts, or 0 to go by the indices.", low=0)

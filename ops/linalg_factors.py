@@ -17,7 +17,7 @@ from flowmx.ops.linalg_products import MatrixError, solve_triangular, square
 from flowmx.ops.linear import Inferred
 from flowmx.ops.matrix import at_least, flipped
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 
 
 @contextmanager
@@ -34,6 +34,8 @@ def _turned(F: Any, x: Any) -> Any:
 
 class _OfSquare(Operator):
     arguments = ("A",)
+    input_docs = described(A="(..., n, n), float")
+    output_doc = "The shape and dtype of A"
     heavy = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -91,6 +93,9 @@ class Potri(_OfSquare):
 class Gelqf(_OfSquare):
     """The LQ factorization A = L Q of matrices (m, n) of full rank, m ≤ n: Q (m, n) with Q Qᵀ = 1, L lower triangle."""
 
+    input_docs = described(A="(..., m, n) with m ≤ n, float")
+    output_doc = "Q (..., m, n) and L (..., m, m), the dtype of A"
+
     def outputs(self) -> tuple[str, ...]:
         return ("output0", "output1")
 
@@ -123,6 +128,8 @@ class Syevd(_OfSquare):
     The outputs are U, with an eigenvector in each row whose largest element is positive, and λ. Only the lower
     triangles of A are looked at; the gradient is that of symmetric changes, for eigenvalues that differ.
     """
+
+    output_doc = "U (..., n, n) and λ (..., n), the dtype of A"
 
     def outputs(self) -> tuple[str, ...]:
         return ("output0", "output1")
@@ -197,6 +204,8 @@ class _Determinant(_OfSquare):
 class Det(_Determinant):
     """The determinants of square matrices; (1,) for a single one. The gradient is 0 where the determinant is."""
 
+    output_doc = "(...), or (1,) for a single matrix, the dtype of A"
+
     def outputs(self) -> tuple[str, ...]:
         return ("output0",)
 
@@ -213,6 +222,8 @@ class SlogDet(_Determinant):
 
     No gradient comes through the sign, and none where the determinant is 0.
     """
+
+    output_doc = "Signs and logarithms, (...), or (1,) for a single matrix, the dtype of A"
 
     def outputs(self) -> tuple[str, ...]:
         return ("output0", "output1")

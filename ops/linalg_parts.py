@@ -13,7 +13,7 @@ from flowmx.ops.linalg_products import square, triangle
 from flowmx.ops.linear import Inferred
 from flowmx.ops.matrix import at_least
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option
 
 
 @operator("_linalg_sumlogdiag", "linalg_sumlogdiag")
@@ -21,6 +21,8 @@ class SumLogDiag(Operator):
     """The sum of the logarithms of the diagonal, for each matrix of a batch; (1,) for a single one."""
 
     arguments = ("A",)
+    input_docs = described(A="(..., n, n), float")
+    output_doc = "(...), or (1,) for a single matrix, the dtype of A"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a = square(self, shapes[0])
@@ -49,7 +51,7 @@ class _Packed(Operator):
         raise NotImplementedError
 
     def packed(self, side: int) -> int:
-        """How many elements a matrix gives."""
+        """The number of elements that a matrix of this side has in packed form."""
         raise NotImplementedError
 
     def side(self, packed: int) -> int:
@@ -70,6 +72,9 @@ class _Packed(Operator):
 
 
 class _Extract(_Packed):
+    input_docs = described(A="(..., n, n), float")
+    output_doc = "(..., m), the dtype of A"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a = square(self, shapes[0])
         if a is None or a[-1] == -1:
@@ -83,6 +88,9 @@ class _Extract(_Packed):
 
 
 class _Make(_Packed):
+    input_docs = described(A="(..., m), float")
+    output_doc = "(..., n, n), the dtype of A"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a = shapes[0]
         at_least(self, "A", a, 1)
@@ -101,7 +109,7 @@ class _Make(_Packed):
 
 @family
 class _Diagonal(_Packed):
-    offset: int = option(0, "Which diagonal: above the main one from 1, below it from -1.")
+    offset: int = option(0, "The diagonal: 0 the main one, above it from 1, below it from -1.")
 
     def places(self, side: int) -> tuple[Array, Array]:
         steps = np.arange(side - abs(self.offset))

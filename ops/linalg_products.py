@@ -15,7 +15,7 @@ from flowmx.errors import MXNetError, ShapeError
 from flowmx.ops.linear import Inferred
 from flowmx.ops.matrix import Product, at_least, batch_shape, flipped, multiply, product_gradient
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, merge, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, family, merge, operator, option
 from flowmx.ops.reshaping import axis_of
 
 
@@ -99,6 +99,11 @@ class _Gemm(Product):
 class Gemm2(_Gemm):
     """alpha op(A) op(B) for matrices, or batches of them; op transposes or not."""
 
+    input_docs = described(
+        A="(..., m, k), or (..., k, m) with transpose_a, float",
+        B="(..., k, n), or (..., n, k) with transpose_b, the dtype of A",
+    )
+    output_doc = "(..., m, n), the dtype of A"
     alpha: float = option(1.0, _ALPHA)
     axis: int = option(-2, _AXIS)
 
@@ -111,6 +116,12 @@ class Gemm(_Gemm):
     """alpha op(A) op(B) + beta C for matrices, or batches of them; op transposes or not."""
 
     arguments = ("A", "B", "C")
+    input_docs = described(
+        A="(..., m, k), or (..., k, m) with transpose_a, float",
+        B="(..., k, n), or (..., n, k) with transpose_b, the dtype of A",
+        C="(..., m, n), the dtype of A",
+    )
+    output_doc = "(..., m, n), the dtype of A"
     alpha: float = option(1.0, _ALPHA)
     beta: float = option(1.0, "Factor of C.")
     axis: int = option(-2, _AXIS)
@@ -136,6 +147,8 @@ class Syrk(Operator):
     """alpha A Aᵀ, or alpha Aᵀ A with ``transpose``, for matrices, or batches of them."""
 
     arguments = ("A",)
+    input_docs = described(A="(..., m, k), float")
+    output_doc = "(..., m, m), or (..., k, k) with transpose, the dtype of A"
     heavy = True
     transpose: bool = option(False, "Compute Aᵀ A.")
     alpha: float = option(1.0, _ALPHA)
@@ -164,6 +177,11 @@ class Syrk(Operator):
 @family
 class _Triangular(Operator):
     arguments = ("A", "B")
+    input_docs = described(
+        A="(..., m, m), or (..., n, n) with rightside, float; one triangle of it is read",
+        B="(..., m, n), the dtype of A",
+    )
+    output_doc = "The shape and dtype of B"
     heavy = True
     transpose: bool = option(False, "Use the transpose of A.")
     rightside: bool = option(False, "A stands on the right of B.")

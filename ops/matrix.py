@@ -10,7 +10,19 @@ from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred, shape_of
 from flowmx.ops.products import matmul
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, merge, operator, option, required
+from flowmx.ops.registry import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    family,
+    merge,
+    operator,
+    option,
+    required,
+)
 
 
 def _same(op: Operator, one: int, other: int, shapes: Sequence[ShapeOrNone]) -> None:
@@ -51,6 +63,11 @@ class Dot(Product):
     of rhs.
     """
 
+    input_docs = described(
+        lhs="(..., k), any dtype; (k, ...) with transpose_a",
+        rhs="(k, ...), the dtype of lhs; (..., k) with transpose_b",
+    )
+    output_doc = "The other axes of lhs, then those of rhs; (1,) for two vectors; the dtype of lhs"
     forward_stype: str | None = option(None, "Kept for MXNet's files.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -171,6 +188,11 @@ def flipped(x: Array, flip: bool) -> Array:
 class BatchDot(Product):
     """The products of the matrices in two batches: (b, m, k) and (b, k, n) give (b, m, n)."""
 
+    input_docs = described(
+        lhs="(..., m, k), or (..., k, m) with transpose_a, any dtype",
+        rhs="(..., k, n), or (..., n, k) with transpose_b, the dtype of lhs",
+    )
+    output_doc = "(..., m, n), the dtype of lhs"
     forward_stype: str | None = option(None, "Kept for MXNet's files.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

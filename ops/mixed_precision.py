@@ -1,4 +1,4 @@
-"""What training in mixed precision needs: casts of floating arrays, and checks that all numbers are finite."""
+"""Operators for mixed-precision training: casts of floating arrays, and checks that all elements are finite."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ import numpy as np
 from flowmx.ops.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.finite import all_finite
 from flowmx.ops.linear import Inferred, InferredTypes, shape_of
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, family, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, family, operator, option, required
 
 
 @operator("amp_cast")
 class AmpCast(Operator):
-    """A floating array as another element type; whole numbers stay what they are."""
+    """Cast a floating array to another floating dtype; integer arrays keep theirs."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data; dtype `dtype` where data is floating, else its own"
     dtype: DType = required("The wanted dtype.")
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
@@ -32,9 +34,11 @@ class AmpCast(Operator):
 
 @operator("amp_multicast")
 class AmpMulticast(Operator):
-    """Floating arrays all as the widest (or narrowest) of their element types; whole numbers stay what they are."""
+    """Cast floating arrays to the widest (or narrowest) of their dtypes; integer arrays keep theirs."""
 
     variadic = "num_outputs"
+    input_docs = described(data="arrays of any shapes and dtypes")
+    output_doc = "A list of arrays of the inputs' shapes; floating ones in one dtype, others in their own"
     num_outputs: int = required("Number of inputs and outputs.", low=1)
     cast_narrow: bool = option(False, "Take the narrowest type.")
 
@@ -78,13 +82,15 @@ class _Finite(Operator):
             out[0] = all(all_finite(run.xp, each) for each in inputs)
 
 
-_AFRESH = "Whether only these arrays count; else the answer joins what the array given as out holds."
+_AFRESH = "Test these arrays alone; otherwise the result is ANDed with the array given as out."
 
 
 @operator("all_finite")
 class AllFinite(_Finite):
     """1 where all numbers of the array are finite, else 0: float32 (1,)."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "(1,), float32"
     init_output: bool = option(True, _AFRESH)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -96,6 +102,8 @@ class MultiAllFinite(_Finite):
     """1 where all numbers of all arrays are finite, else 0: float32 (1,)."""
 
     variadic = "num_arrays"
+    input_docs = described(data="arrays of any shapes and dtypes")
+    output_doc = "(1,), float32"
     num_arrays: int = option(1, "Number of inputs.", low=1)
     init_output: bool = option(True, _AFRESH)
 
@@ -108,6 +116,8 @@ class ResetArrays(Operator):
     """Set all elements of the arrays to 0, in place; there is no output."""
 
     variadic = "num_arrays"
+    input_docs = described(data="arrays of any shapes and dtypes, which are overwritten")
+    output_doc = "Nothing"
     no_gradient = True
     num_arrays: int = required("Number of inputs.", low=1)
 

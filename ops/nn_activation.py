@@ -19,7 +19,18 @@ from flowmx.ops.nn_common import (
     positive_axis,
     unchecked,
 )
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required, same_shape
+from flowmx.ops.registry import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    operator,
+    option,
+    required,
+    same_shape,
+)
 
 _PLAIN = {kind: OnArrays(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
 _BACKWARD = {kind: OnArrays(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
@@ -34,7 +45,7 @@ class Activation(Operator):
 
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     keeps_layout = True
-    act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("Which activation.")
+    act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("The activation.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _PLAIN[self.act_type](run.xp, inputs, outputs)
@@ -91,7 +102,7 @@ _SECOND = {kind: OnFrontend(row.bend, ("x",)) for kind, row in RECTIFIERS.items(
 
 @operator("LeakyReLU")
 class LeakyReLU(Operator):
-    """Rectifiers with a slope below zero; ``act_type`` says which.
+    """Rectifiers with a slope below zero, chosen by ``act_type``.
 
     ``leaky`` y = slope·x below 0; ``prelu`` with a learned slope gamma, one for all or one for each channel
     (He et al., 2015); ``elu`` slope·(eˣ - 1) below 0 (Clevert et al., 2016); ``selu`` (Klambauer et al.,
@@ -100,8 +111,13 @@ class LeakyReLU(Operator):
     """
 
     arguments = ("data", "gamma")
+    input_docs = described(
+        data="(batch, channels, ...), float",
+        gamma="(channels,) or (1,), the dtype of data; only for act_type 'prelu'",
+    )
+    output_doc = "The shape and dtype of data"
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
-    act_type: Literal["elu", "gelu", "leaky", "prelu", "rrelu", "selu"] = option("leaky", "Which rectifier.")
+    act_type: Literal["elu", "gelu", "leaky", "prelu", "rrelu", "selu"] = option("leaky", "The rectifier.")
     slope: float = option(0.25, "Slope below 0, of leaky and elu.")
     lower_bound: float = option(0.125, "Lowest slope of rrelu.")
     upper_bound: float = option(0.334, "Highest slope of rrelu.")
@@ -113,7 +129,7 @@ class LeakyReLU(Operator):
 
     @property
     def mode_matters(self) -> bool:  # type: ignore[override]
-        """Only rrelu asks."""
+        """True for rrelu alone."""
         return self.act_type == "rrelu"
 
     def draws(self, train: bool) -> bool:
@@ -275,9 +291,14 @@ def refuse_length(op: Any) -> None:
 
 
 class _Softmax(Operator):
-    """What softmax, softmin and log_softmax share."""
+    """The base of softmax, softmin and log_softmax."""
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "length")
+    input_docs = described(
+        data="any shape, float",
+        length="the shape of data without the axis, int; only with use_length",
+    )
+    output_doc = "The shape of data; dtype `dtype`, or that of data"
     axis: int
     temperature: float | None
     dtype: DType | None
@@ -297,7 +318,7 @@ class _Softmax(Operator):
         return dtypes, [self.dtype or dtypes[0]]
 
     def scale(self) -> float:
-        """What the data is multiplied by."""
+        """The factor that the data is multiplied by: 1/temperature."""
         return 1 / (self.temperature or 1.0)
 
     def scaled(self, run: Run, inputs: Sequence[Array], out: Array) -> Array:
@@ -310,7 +331,7 @@ class _Softmax(Operator):
         return x
 
     def inside(self, xp: Any, x: Array, length: Array) -> Array:
-        """Where the position along the axis is below the length."""
+        """The mask, broadcastable to ``x``, of positions along the axis that are below the length."""
         axis = self.axis % x.ndim
         position = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - axis - 1))
         return position < xp.expand_dims(length, axis)
@@ -443,7 +464,11 @@ def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> An
 class SoftmaxActivation(Operator):
     """Softmax along the last axis (``instance``), or over the channels, axis 1 (``channel``)."""
 
-    mode: Literal["channel", "instance"] = option("instance", "What sums to 1.")
+    input_docs = described(data="(batch, channels, ...), float")
+    output_doc = "The shape and dtype of data"
+    mode: Literal["channel", "instance"] = option(
+        "instance", "The axis that sums to 1: the last, or the channels, axis 1."
+    )
 
     def axis(self) -> int:
         """The axis that sums to 1."""

@@ -45,7 +45,7 @@ class SyncBatchNorm(BatchStatistics):
 
     axis = 1
     eps: float = option(1e-3, "Added to the variance.", low=0)
-    momentum: float = option(0.9, "How much of the moving statistics stays.")
+    momentum: float = option(0.9, "The part of the moving statistics that is kept at each step.")
     fix_gamma: bool = option(True, "Take gamma as 1.")
     use_global_stats: bool = option(False, "Use the moving statistics in training too.")
     output_mean_var: bool = option(False, "Give the statistics as further outputs.")

@@ -1,4 +1,4 @@
-"""What the neural-network operators share: scratch memory, cache-sized blocks, parameters handed on."""
+"""Helpers of the neural-network operators: scratch memory, cache-sized blocks, parameters handed on."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def scratch(run: Run, slot: str, shape: Sequence[int], dtype: Any) -> Array:
 
 
 def blocks(*arrays: Array) -> Iterator[Sequence[Array]]:
-    """The same stretch of each of several arrays of one shape, small enough that all stay in the cache.
+    """The same block of each of several arrays of one shape, small enough that all stay in the cache.
 
     Where one of them is not contiguous (or on a GPU), they come whole.
     """
@@ -67,7 +67,7 @@ def bound(op: Operator) -> dict[str, Any]:
 
 
 def wanted(inputs: Any, position: int) -> bool:
-    """Whether anybody asked for the gradient of an input (symbolic passes prune by themselves)."""
+    """Tell whether the gradient of an input is needed; True for symbols, whose passes prune by themselves."""
     ask = getattr(inputs, "wanted", None)
     return ask is None or bool(ask(position))
 
@@ -78,7 +78,7 @@ def unchecked(values: Any, position: int) -> Any:
 
 
 def expect_shape(op: Operator, name: str, given: ShapeOrNone, expected: ShapeOrNone) -> ShapeOrNone:
-    """What two partly known shapes of an input say together.
+    """Merge two partly known shapes of an input.
 
     Raises:
         ShapeError: they contradict each other.

@@ -8,7 +8,7 @@ from typing import Literal
 
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.nn_common import Linear, LinearData, LinearWeight, expect_rank, expect_shape, product
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 from flowmx.ops.windows import Geometry, correlate, spread, weigh
 
 Tune = Literal["off", "limited_workspace", "fastest"]
@@ -84,6 +84,12 @@ class Convolution(Linear):
     out = (size + 2·pad - dilate·(kernel - 1) - 1)//stride + 1, in one to three spatial dimensions.
     """
 
+    input_docs = described(
+        data="(batch, channels, *size), float; 1 to 3 spatial axes",
+        weight="(num_filter, channels/num_group, *kernel), the dtype of data",
+        bias="(num_filter,), the dtype of data; not with no_bias",
+    )
+    output_doc = "(batch, num_filter, *out), the dtype of data"
     makes_channels_last = True
     kernel: Shape = required("Lengths of the window.", low=1)
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
@@ -102,7 +108,7 @@ class Convolution(Linear):
 
     @cached_property
     def geometry(self) -> Geometry:
-        """How the windows lie."""
+        """The windows' geometry, with the defaults filled in."""
         return _geometry(self)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
@@ -185,12 +191,18 @@ class Deconvolution(Linear):
     and adj then follow.
     """
 
+    input_docs = described(
+        data="(batch, channels, *size), float; 1 to 3 spatial axes",
+        weight="(channels, num_filter/num_group, *kernel), the dtype of data",
+        bias="(num_filter,), the dtype of data; not with no_bias",
+    )
+    output_doc = "(batch, num_filter, *out), the dtype of data"
     makes_channels_last = True
     kernel: Shape = required("Lengths of the window.", low=1)
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
     dilate: Shape = option((), "Distances between the window's taps; 1 each by default.", low=1)
-    pad: Shape = option((), "What is cut off on either side; 0 each by default.", low=0)
-    adj: Shape = option((), "What is added at the end of each axis, below stride; 0 by default.", low=0)
+    pad: Shape = option((), "Elements cut off on either side; 0 each by default.", low=0)
+    adj: Shape = option((), "Elements added at the end of each axis, fewer than stride; 0 by default.", low=0)
     target_shape: Shape = option((), "The output's spatial lengths; overrides pad and adj.", low=0)
     num_filter: int = required("Number of output channels.", low=1)
     num_group: int = option(1, "Groups of channels that are convolved separately.", low=1)
@@ -210,7 +222,7 @@ class Deconvolution(Linear):
 
     @cached_property
     def geometry(self) -> Geometry:
-        """How the windows lie, ``target_shape`` not considered."""
+        """The windows' geometry, with the defaults filled in and ``target_shape`` ignored."""
         return _geometry(self)
 
     def fitted(self, size: Shape) -> tuple[Geometry, Shape]:

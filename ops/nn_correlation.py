@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, same_shape
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, same_shape
 
 
 @operator("Correlation")
@@ -21,6 +21,11 @@ class Correlation(Operator):
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data1", "data2")
+    input_docs = described(
+        data1="(batch, channels, height, width), float",
+        data2="the shape and dtype of data1",
+    )
+    output_doc = "(batch, displacements, out height, out width), the dtype of data1"
     heavy = True
     kernel_size: int = option(1, "Length of a patch; odd.", low=1)
     max_displacement: int = option(1, "The greatest displacement along either axis.", low=0)
@@ -37,7 +42,7 @@ class Correlation(Operator):
         return 3
 
     def _length(self, length: int) -> int:
-        """How many patches lie along an axis."""
+        """The number of patches along an axis; -1 where its length is not known."""
         if length == -1:
             return -1
         free = length + 2 * self.pad_size - 2 * (self.max_displacement + self.kernel_size // 2)
@@ -68,7 +73,7 @@ class Correlation(Operator):
         return xp.pad(data.astype(computing_dtype(data.dtype)), ((0, 0), (0, 0), (pad, pad), (pad, pad)))
 
     def views(self, size: Shape) -> Iterator[tuple[Any, Any]]:
-        """For each displacement, the stretches of the two padded maps that are compared; ``size`` is the output's."""
+        """For each displacement, the regions of the two padded maps that are compared; ``size`` is the output's."""
         lengths = [(count - 1) * self.stride1 + self.kernel_size for count in size]
         radius = self.max_displacement // self.stride2
         start = self.max_displacement
@@ -82,7 +87,7 @@ class Correlation(Operator):
                 yield view(0, 0), view(y, x)
 
     def patches(self, array: Array, size: Shape) -> Iterator[Array]:
-        """For each offset in a patch, the view of a stretch (..., height, width) at that offset of all patches."""
+        """For each offset in a patch, the view of a region (..., height, width) at that offset of all patches."""
         reach = [(count - 1) * self.stride1 + 1 for count in size]
         for y in range(self.kernel_size):
             for x in range(self.kernel_size):

@@ -15,12 +15,12 @@ from flowmx.ops.bilinear import Corners, corners, images_of, pixels_of
 from flowmx.ops.linear import Inferred
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, product
 from flowmx.ops.nn_convolution import check_layout, per_axis
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option, required
 from flowmx.ops.windows import Geometry
 
 
 class _Taps(NamedTuple):
-    """What the taps of one example see.
+    """The samples of one example at the kernel's taps.
 
     Attributes:
         around: the pixels around each tap's position.
@@ -37,6 +37,14 @@ class _Taps(NamedTuple):
 
 @family
 class _Deformable(Operator):
+    input_docs = described(
+        data="(batch, channels, height, width), float",
+        offset="(batch, 2·groups·prod(kernel), out height, out width), the dtype of data",
+        mask="(batch, groups·prod(kernel), out height, out width), the dtype of data",
+        weight="(num_filter, channels/num_group, *kernel), the dtype of data",
+        bias="(num_filter,), the dtype of data; not with no_bias",
+    )
+    output_doc = "(batch, num_filter, out height, out width), the dtype of data"
     heavy = True
     modulated: ClassVar[bool] = False
     kernel: Shape = required("Lengths of the window.", low=1)
@@ -61,7 +69,7 @@ class _Deformable(Operator):
 
     @cached_property
     def geometry(self) -> Geometry:
-        """How the windows lie before they are deformed."""
+        """The windows' geometry before they are deformed."""
         return Geometry(
             self.kernel, per_axis(self, "stride", self.stride, 1, 2), per_axis(self, "dilate", self.dilate, 1, 2),
             per_axis(self, "pad", self.pad, 0, 2), self.num_group,
@@ -112,7 +120,7 @@ class _Deformable(Operator):
         return weight.reshape(shape).astype(dtype, copy=False)
 
     def taps(self, run: Run, given: dict[str, Array], dtype: Any) -> Iterator[_Taps]:
-        """What the taps see, an example at a time."""
+        """Sample the data at the taps, an example at a time."""
         xp, data, offset = run.xp, given["data"], given["offset"]
         groups, (height, width) = self.num_deformable_group, data.shape[2:]
         lines = [

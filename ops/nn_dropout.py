@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from flowmx.errors import ShapeError
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 
 
 @operator("Dropout")
@@ -17,11 +17,13 @@ class Dropout(Operator):
     ``mode="always"`` drops outside training too.
     """
 
+    input_docs = described(data="any shape, float")
+    output_doc = "The shape and dtype of data"
     uses_random = True
     mode_matters = True
     keeps_layout = True
     p: float = option(0.5, "Probability of dropping.", low=0, high=1)
-    mode: Literal["always", "training"] = option("training", "When to drop.")
+    mode: Literal["always", "training"] = option("training", "Drop in training alone, or always.")
     axes: Shape = option((), "Axes that share one decision.")
     cudnn_off: bool | None = option(False, "Ignored.")
 

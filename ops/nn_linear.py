@@ -24,7 +24,7 @@ from flowmx.ops.nn_common import (
     unchecked,
 )
 from flowmx.ops.products import matmul
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 
 
 def as_matrix(array: Array, flatten: bool) -> Array:
@@ -55,6 +55,12 @@ class FullyConnected(Linear):
     without ``flatten`` the transformation applies to the last axis: (..., inputs) to (..., num_hidden).
     """
 
+    input_docs = described(
+        data="(batch, ...), or (..., inputs) without flatten, float",
+        weight="(num_hidden, inputs), the dtype of data",
+        bias="(num_hidden,), the dtype of data; not with no_bias",
+    )
+    output_doc = "(batch, num_hidden), or (..., num_hidden) without flatten, the dtype of data"
     num_hidden: int = required("Number of hidden nodes of the output.", low=1)
     no_bias: bool = option(False, "Leave the bias out.")
     flatten: bool = option(True, "Collapse all axes of the data but the first.")

@@ -15,14 +15,14 @@ import numpy as np
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, positive_axis, scratch
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 
 _PART = 1 << 16
 """Elements to work on at a time."""
 
 
 class _Frame(NamedTuple):
-    """How a normalisation sees its data."""
+    """The view of data in which a normalisation computes."""
 
     shape: Shape
     over: tuple[int, ...]
@@ -48,16 +48,22 @@ def _standardise(xp: Any, x: Array, over: tuple[int, ...], eps: float, out: Arra
 
 
 class _Normalization(Operator):
-    """What the four share; a subclass names its frame and the shapes of its statistics."""
+    """The base of the normalisations; a subclass defines its frame and the shapes of its statistics."""
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "gamma", "beta")
+    input_docs = described(
+        data="(batch, channels, ...), float",
+        gamma="(channels,), float; float32 for data of 16 bits",
+        beta="(channels,), float; float32 for data of 16 bits",
+    )
+    output_doc = "The shape and dtype of data; with output_mean_var the statistics too"
     inverse_std: ClassVar[bool] = False
     """The second statistic is 1/√(var + eps), not √(var + eps)."""
     eps: float
     output_mean_var: bool
 
     def frame(self, shape: Shape) -> _Frame:
-        """How data of this shape is seen."""
+        """The frame for data of this shape."""
         raise NotImplementedError
 
     def scale_shape(self, shape: Shape) -> Shape:
@@ -133,7 +139,7 @@ class _BackwardNormalization(_Normalization):
         return dtypes, [dtypes[1], dtypes[2], dtypes[2]]
 
     def over_batch(self, inputs: Sequence[Array]) -> Any:
-        """Whether the statistics came from the data, so that they have gradients too; on a GPU an array of 1 or 0."""
+        """True where the statistics came from the data and so have gradients too; on a GPU an array of 1 or 0."""
         return True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -219,6 +225,11 @@ class BatchStatistics(_Normalization):
     """Base of BatchNorm and what differs from it in its parameters alone."""
 
     auxiliary: ClassVar[tuple[str, ...]] = ("moving_mean", "moving_var")
+    input_docs = described(
+        moving_mean="(channels,), the dtype of gamma; a state, updated in training",
+        moving_var="(channels,), the dtype of gamma; a state, updated in training",
+    )
+    output_doc = "The shape and dtype of data; with output_mean_var also the mean and the second statistic, (channels,)"
     in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     mode_matters = True
     keeps_layout = True
@@ -229,7 +240,7 @@ class BatchStatistics(_Normalization):
     use_global_stats: bool
 
     def outputs(self) -> tuple[str, ...]:
-        # The last says whether the batch's statistics were used, for the gradient.
+        # The last is 1 where the batch's statistics were used, for the gradient.
         return ("output", "mean", "var", "batch")
 
     def counted_outputs(self) -> int:
@@ -270,7 +281,7 @@ class BatchStatistics(_Normalization):
         outputs[3][...] = self._by_batch(run, inputs[0])
 
     def _by_batch(self, run: Run, data: Array) -> bool:
-        """Whether the batch's statistics are used; an empty batch has none."""
+        """True where the batch's statistics are used; an empty batch has none."""
         return run.train and not self.use_global_stats and data.size > 0
 
 
@@ -287,7 +298,7 @@ class BatchNorm(BatchStatistics):
     """
 
     eps: float = option(1e-3, "Added to the variance.", low=0)
-    momentum: float = option(0.9, "How much of the moving statistics stays.")
+    momentum: float = option(0.9, "The part of the moving statistics that is kept at each step.")
     fix_gamma: bool = option(True, "Take gamma as 1.")
     use_global_stats: bool = option(False, "Use the moving statistics in training too.")
     output_mean_var: bool = option(False, "Give the statistics as further outputs.")
@@ -323,6 +334,12 @@ class LayerNorm(_Normalization):
     ``output_mean_var``: mean and √(var + eps), with the axis 1 long.
     """
 
+    input_docs = described(
+        data="any shape, float",
+        gamma="(length of the axis,), float; float32 for data of 16 bits",
+        beta="(length of the axis,), float; float32 for data of 16 bits",
+    )
+    output_doc = "The shape and dtype of data; with output_mean_var also mean and √(var + eps), with the axis 1 long"
     axis: int = option(-1, "The axis to normalise along.")
     eps: float = option(1e-5, "Added to the variance.", low=0)
     output_mean_var: bool = option(False, "Give the statistics as further outputs.")
@@ -378,6 +395,11 @@ class GroupNorm(_Normalization):
     ``output_mean_var``: mean and √(var + eps), each (batch, num_groups).
     """
 
+    input_docs = described(
+        gamma="(num_groups,), float; float32 for data of 16 bits",
+        beta="(num_groups,), float; float32 for data of 16 bits",
+    )
+    output_doc = "The shape and dtype of data; with output_mean_var also mean and √(var + eps), (batch, num_groups)"
     num_groups: int = option(1, "Number of groups; divides the channels.", low=1)
     eps: float = option(1e-5, "Added to the variance.", low=0)
     output_mean_var: bool = option(False, "Give the statistics as further outputs.")
@@ -415,8 +437,10 @@ class L2Normalization(Operator):
     positions of each channel (``spatial``).
     """
 
+    input_docs = described(data="(batch, ...), float; at least 3 axes but for mode 'instance'")
+    output_doc = "The shape and dtype of data"
     eps: float = option(1e-10, "Added to the sum of squares.", low=0)
-    mode: Literal["channel", "instance", "spatial"] = option("instance", "What the norm is taken over.")
+    mode: Literal["channel", "instance", "spatial"] = option("instance", "The elements that the norm is taken over.")
 
     def counted_outputs(self) -> int:
         return 2
@@ -451,11 +475,13 @@ class LRN(Operator):
     y = x/(knorm + alpha/nsize · Σx²)^beta, the sum over the ``nsize`` channels around each.
     """
 
+    input_docs = described(data="(batch, channels, height, width), float")
+    output_doc = "The shape and dtype of data"
     keeps_layout = True
     alpha: float = option(1e-4, "Weight of the sum of squares.")
     beta: float = option(0.75, "Exponent.")
     knorm: float = option(2.0, "Added to the sum.")
-    nsize: int = required("How many channels; odd.", low=1)
+    nsize: int = required("The number of channels in the window; odd.", low=1)
 
     def __post_init__(self) -> None:
         if self.nsize % 2 == 0:
@@ -469,7 +495,7 @@ class LRN(Operator):
         return super().infer_shape(shapes)
 
     def norm(self, xp: Any, x: Array) -> Array:
-        """What is raised to the power: knorm + alpha/nsize · Σx²."""
+        """The base of the power: knorm + alpha/nsize · Σx²."""
         norm = xp.empty(x.shape, computing_dtype(x.dtype))
         _window_sum(xp, xp.square(x, dtype=norm.dtype), self.nsize, norm)
         norm *= self.alpha / self.nsize

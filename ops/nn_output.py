@@ -11,7 +11,7 @@ from flowmx.ops.dtypes import DType
 from flowmx.ops.indexing import positions
 from flowmx.ops.nn_activation import softmax_into
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, unchecked
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option
 from flowmx.ops.reshaping import expect_elements
 
 Normalization = Literal["null", "batch", "valid"]
@@ -54,9 +54,14 @@ class SoftmaxOutput(_Labelled):
     Shapes: data (batch, classes) and label (batch,) of class numbers; with ``multi_output`` data
     (batch, classes, *positions) and label (batch, *positions); with ``preserve_shape`` data (..., classes)
     and label (...). A label of the data's shape holds probabilities: the gradient is output - label.
-    The gradient is multiplied by ``grad_scale`` and divided by what ``normalization`` says.
+    The gradient is multiplied by ``grad_scale`` and divided by the number that ``normalization`` names.
     """
 
+    input_docs = described(
+        data="(batch, classes), (batch, classes, *positions) or (..., classes), float",
+        label="the shape of data without the classes, int or float; or the shape of data, of probabilities",
+    )
+    output_doc = "The shape and dtype of data"
     is_loss = True
     grad_scale: float = option(1.0, "The gradient's factor.")
     ignore_label: float = option(-1.0, "With use_ignore: the label that gives no gradient.")
@@ -126,7 +131,7 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
             xp.multiply(out, inputs[2], out=out)
 
     def counted(self, xp: Any, label: Array, dtype: DType) -> Array:
-        """How many labels are valid, at least 1."""
+        """The number of valid labels, at least 1, as a 0-d array."""
         return xp.maximum((label != self.ignore_label).sum(), 1).astype(dtype)
 
     def _from_classes(self, xp: Any, y: Array, label: Array, out: Array) -> None:
@@ -160,6 +165,12 @@ class SoftmaxCrossEntropy(_Labelled):
 
     Shapes: data (batch, classes), label (batch,) of class numbers, output (1,).
     """
+
+    input_docs = described(
+        data="(batch, classes), float",
+        label="(batch,), int or float; class indices",
+    )
+    output_doc = "(1,), the dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data, label = shapes
@@ -233,6 +244,11 @@ def _register(row: _Regression) -> None:
     class Output(_Labelled):
         __doc__ = row.doc + notes
 
+        input_docs = described(
+            data="(batch, ...), float",
+            label="the shape of data, or as many elements for each example, float",
+        )
+        output_doc = "The shape and dtype of data"
         is_loss = True
         grad_scale: float = option(1.0, "The gradient's factor.")
 
@@ -284,6 +300,11 @@ class SVMOutput(_Labelled):
     Shapes: data (batch, classes), label (batch,) of class numbers.
     """
 
+    input_docs = described(
+        data="(batch, classes), float",
+        label="(batch,), int or float; class indices",
+    )
+    output_doc = "The shape and dtype of data"
     is_loss = True
     margin: float = option(1.0, "The margin.")
     regularization_coefficient: float = option(1.0, "The gradient's factor.")
@@ -328,7 +349,7 @@ class MakeLoss(Operator):
 
     is_loss = True
     grad_scale: float = option(1.0, "The gradient.")
-    valid_thresh: float = option(0.0, "What counts as valid lies above.")
+    valid_thresh: float = option(0.0, "Elements above it are valid.")
     normalization: Normalization = option("null", "Divide by 1, the batch or the valid elements.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -13,14 +13,14 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, scratch
 from flowmx.ops.nn_convolution import check_layout, per_axis
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 from flowmx.ops.reshaping import expect_elements
 
 _PART_BYTES = 1 << 20
 
 
 class _Axis(NamedTuple):
-    """How windows lie on one axis of the array."""
+    """The windows on one axis of the array."""
 
     axis: int
     kernel: int
@@ -46,7 +46,7 @@ class _Axis(NamedTuple):
         return bool(where[-1] == slice(0, self.windows))
 
     def counts(self, include_pad: bool) -> list[int]:
-        """How many elements each window averages over."""
+        """The number of elements that each window averages over."""
         low, high = (-self.pad, self.length + self.pad) if include_pad else (0, self.length)
         starts = [window * self.stride - self.pad for window in range(self.windows)]
         return [max(1, min(start + self.kernel, high) - max(start, low)) for start in starts]
@@ -110,16 +110,20 @@ class Pooling(Operator):
     with ceil, and with ``same`` (one spatial axis only) ceil((size + 2·pad)/stride).
     """
 
+    input_docs = described(
+        data="(batch, channels, *size), or with the channels last as `layout` says; 1 to 3 spatial axes, any dtype",
+    )
+    output_doc = "(batch, channels, *out), or with the channels last, the dtype of data"
     keeps_layout = True
     kernel: Shape = option((), "Lengths of the window; not needed with global_pool.", low=1)
-    pool_type: Literal["max", "avg", "sum", "lp"] = option("max", "What a window becomes.")
+    pool_type: Literal["max", "avg", "sum", "lp"] = option("max", "The reduction of a window.")
     global_pool: bool = option(False, "One window over all of each spatial axis.")
     cudnn_off: bool = option(False, "Ignored.")
-    pooling_convention: Literal["valid", "full", "same"] = option("valid", "How the output's size is rounded.")
+    pooling_convention: Literal["valid", "full", "same"] = option("valid", "The rounding of the output's size.")
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
     pad: Shape = option((), "Padding on either side; 0 each by default.", low=0)
     p_value: Literal[1, 2, 3] | None = option(None, "The p of lp pooling.")
-    count_include_pad: bool | None = option(None, "Whether avg counts the padding (it does by default).")
+    count_include_pad: bool | None = option(None, "Count the padding in avg (True by default).")
     layout: str | None = option(None, "NCW, NCHW, NCDHW (by default), or NWC, NHWC, NDHWC.")
 
     def __post_init__(self) -> None:
@@ -143,7 +147,7 @@ class Pooling(Operator):
 
     @property
     def channels_last(self) -> bool:
-        """Whether the channels are the last axis, not axis 1."""
+        """True where the channels are the last axis, not axis 1."""
         return self.layout is not None and self.layout.endswith("C")
 
     def channels_first(self, array: Array) -> Array:
@@ -204,7 +208,7 @@ class Pooling(Operator):
         return [_Axis(i + 1, kernel[i], stride[i], pad[i], size[i], out[i]) for i in range(count)]
 
     def counts(self, xp: Any, lines: Sequence[_Axis], dtype: Any) -> Array:
-        """How many elements each window averages over, shaped (*out), or (*out, 1) with the channels behind."""
+        """The number of elements that each window averages over, (*out) or, channels-last, (*out, 1)."""
         total: Array = xp.ones((), dtype)
         for line in lines:
             total = total[..., None] * xp.asarray(line.counts(self.count_include_pad is not False), dtype)
@@ -331,7 +335,7 @@ def _first_maxima(xp: Any, values: Array, data: Array, line: _Axis) -> tuple[Arr
 
 
 def _parts(planes: Array) -> Iterator[slice]:
-    """Stretches of planes that fit in a core's cache."""
+    """Slices of planes that fit in a core's cache."""
     step = max(1, _PART_BYTES // max(1, math.prod(planes.shape[1:]) * planes.dtype.itemsize))
     for start in range(0, len(planes), step):
         yield slice(start, start + step)
@@ -346,7 +350,7 @@ def _root(xp: Any, p: int | None, total: Array) -> None:
 
 
 def lowest(dtype: DType) -> float:
-    """What the maximum of an empty window is, as in MXNet."""
+    """The maximum of an empty window: the dtype's lowest finite value, as in MXNet."""
     if dtype.kind in "iu":
         return float(np.iinfo(dtype).min)
     return float(np.finfo(dtype if dtype.kind == "f" else computing_dtype(dtype)).min)

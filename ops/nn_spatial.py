@@ -12,7 +12,7 @@ from flowmx.errors import ParameterError
 from flowmx.ops.bilinear import Corners, corners, images_of, pixels_of
 from flowmx.ops.linear import Inferred
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape
-from flowmx.ops.registry import Array, DType, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, DType, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 from flowmx.ops.reshaping import expect_elements
 
 
@@ -22,7 +22,7 @@ def _line(xp: Any, length: int, dtype: Any) -> Array:
 
 
 def _affine_base(xp: Any, size: Shape, dtype: Any) -> Array:
-    """What an affine transformation multiplies: (3, height·width), rows x, y and 1."""
+    """The homogeneous coordinates of an image's pixels, (3, height·width): rows x, y and 1."""
     height, width = size
     y, x = xp.meshgrid(_line(xp, height, dtype), _line(xp, width, dtype), indexing="ij")
     return xp.stack([x.ravel(), y.ravel(), xp.ones(height * width, dtype)])
@@ -41,7 +41,9 @@ class GridGenerator(Operator):
     ``warp`` data and output (batch, 2, height, width), the data in pixels.
     """
 
-    transform_type: Literal["affine", "warp"] = required("What the data is.")
+    input_docs = described(data="(batch, 6) for 'affine', (batch, 2, height, width) for 'warp', float")
+    output_doc = "(batch, 2, *target_shape) for 'affine', the shape of data for 'warp'; the dtype of data"
+    transform_type: Literal["affine", "warp"] = required("The kind of the data.")
     target_shape: Shape = option((0, 0), "Height and width of the grid, for affine.", low=0)
 
     def __post_init__(self) -> None:
@@ -128,6 +130,11 @@ class BilinearSampler(Operator):
     """
 
     arguments = ("data", "grid")
+    input_docs = described(
+        data="(batch, channels, height, width), float",
+        grid="(batch, 2, out height, out width), the dtype of data; x and y from -1 to 1",
+    )
+    output_doc = "(batch, channels, out height, out width), the dtype of data"
     cudnn_off: bool | None = option(None, "Ignored.")
 
     def counted_outputs(self) -> int:
@@ -189,6 +196,11 @@ class SpatialTransformer(Operator):
     """
 
     arguments = ("data", "loc")
+    input_docs = described(
+        data="(batch, channels, height, width), float",
+        loc="(batch, 6), the dtype of data; the rows of 2x3 matrices",
+    )
+    output_doc = "(batch, channels, *target_shape), the dtype of data"
     target_shape: Shape = option((0, 0), "Height and width of the output.", low=0)
     transform_type: Literal["affine"] = required("The transformation.")
     sampler_type: Literal["bilinear"] = required("The interpolation.")

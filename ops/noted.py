@@ -1,6 +1,6 @@
 """Max pooling that notes where the maxima were, for its gradient: made by the pass in ``graph/passes/notes.py``.
 
-What a note says is the kernel's affair. The plain forwards make none, and find the maxima again.
+The content of a note is the kernel's own. The plain forwards make none, and find the maxima again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class _Noted(Operator):
     kernel: tuple[int, ...]
 
     def note_dtype(self) -> DType:
-        """What holds the number of an element of a window."""
+        """The dtype that can hold the index of an element of a window: uint8 where it suffices, else int32."""
         return np.dtype(np.uint8 if math.prod(self.kernel) < _BYTE else np.int32)
 
 

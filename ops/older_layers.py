@@ -9,7 +9,7 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.nn_common import expect_rank, expect_shape
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 
 
 @linear("Crop")
@@ -17,9 +17,13 @@ class Crop(Linear):
     """A part of images (batch, channel, height, width), as large as ``h_w`` or as the images of a second input."""
 
     variadic = "num_args"
+    input_docs = described(
+        data=("images (batch, channels, height, width), any dtype, and possibly others of the wanted height and width"),
+    )
+    output_doc = "(batch, channels, height, width) of the part, the dtype of data"
     shape_only = True
     num_args: int = required("1, or 2 with an input of the wanted height and width.", low=1)
-    offset: Shape = option((0, 0), "Where the part begins: (y, x).", low=0)
+    offset: Shape = option((0, 0), "The first row and column of the part.", low=0)
     h_w: Shape = option((0, 0), "Its height and width, where there is one input.", low=0)
     center_crop: bool = option(False, "Take the middle, and ignore the offset.")
 
@@ -29,7 +33,7 @@ class Crop(Linear):
                 raise ParameterError(f"{self.name}: {name} is {value}, expected 2 numbers")
 
     def corner(self, size: Shape, wanted: Shape) -> Shape:
-        """Where the part begins.
+        """The first index of the part on each axis.
 
         Raises:
             ShapeError: it does not lie in the image.
@@ -75,11 +79,16 @@ class IdentityAttachKLSparseReg(Operator):
     """
 
     auxiliary = ("moving_avg",)
+    input_docs = described(
+        data="(batch, units, ...), float",
+        moving_avg="(units,), the dtype of data; a state, updated in training",
+    )
+    output_doc = "The shape and dtype of data"
     mode_matters = True
     in_place = ((0, 0),)
     sparseness_target: float = option(0.1, "The wanted mean activation.", 0, 1)
     penalty: float = option(0.001, "Factor of the penalty's gradient.")
-    momentum: float = option(0.9, "What stays of the running average at each batch.", 0, 1)
+    momentum: float = option(0.9, "The part of the running average that is kept at each batch.", 0, 1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, average = shapes

@@ -13,7 +13,7 @@ from typing import Any
 
 from flowmx.ops.formulas import updates
 from flowmx.ops.optimizer_groups import CLIP, Group
-from flowmx.ops.optimizer_ops import Rule, update
+from flowmx.ops.optimizer_ops import Rule, Update, state_docs, update
 from flowmx.ops.registry import Array, Run, operator, option, required
 
 _DOC = "AdamW: w -= eta · (lr · mean/(√var + epsilon) + wd · w)"
@@ -29,6 +29,7 @@ RULE = Rule(
 
 class _AdamW(Group):
     more = 1
+    more_doc = "; then rescale_grad, (1,), float32"
     states = ("mean", "var")
 
     def rates(self) -> list[tuple[float, float, float]]:
@@ -49,6 +50,7 @@ class _AdamW(Group):
 
 class _One(_AdamW):
     count = 1  # it has no parameter that counts the weights
+    output_doc = "The new weight: the shape and dtype of weight"
     lr: float
     wd: float
     eta: float
@@ -87,7 +89,7 @@ def _register(base: type[Group], mixed: bool) -> None:
         fields = {
             "lrs": required("Learning rates."), **_OWN, "wds": required("Weight decays."),
             "etas": required("Factors of the whole step."), "clip_gradient": CLIP,
-            "num_weights": option(1, "How many weights there are.", low=1),
+            "num_weights": option(1, "The number of weights.", low=1),
         }  # fmt: skip
     else:
         fields = {
@@ -106,6 +108,7 @@ def _register(base: type[Group], mixed: bool) -> None:
         "__annotations__": kinds,
         "arguments": () if many else ("weight", "grad", "mean", "var", *master, "rescale_grad"),
         "mixed": mixed,
+        "input_docs": {**Update.input_docs, **state_docs(_AdamW.states, mixed), "rescale_grad": "(1,), float32"},
         **fields,
     }
     operator(name)(type(name, (base,), body))

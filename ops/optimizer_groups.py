@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.optimizer_ops import RULES, One, Rule, update_many
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, merge, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, merge, operator, option, required
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
@@ -24,7 +24,7 @@ RESCALE = option(1.0, "The gradient's factor.")
 
 
 class Group(Operator):
-    """Base of updates of many weights; a subclass says what belongs to one, and how that is updated.
+    """Base of updates of many weights; a subclass defines the inputs of one, and its update.
 
     Parameters that hold a number for each weight are named in ``each``.
     """
@@ -33,11 +33,23 @@ class Group(Operator):
     states: ClassVar[tuple[str, ...]] = ()
     mixed: ClassVar[bool] = False
     more: ClassVar[int] = 0
-    """How many inputs come after those of the weights."""
+    """The number of inputs after those of the weights."""
+    more_doc: ClassVar[str] = ""
+    """Their documentation, which follows that of the weights'."""
+    output_doc = "The new weights, a list (one alone by itself): the shape and dtype of each weight"
     each: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
-        cls.inputs_counted = (2 + len(cls.states) + cls.mixed, cls.more)
+        names = ("weight", "grad", *cls.states, *(["weight32"] if cls.mixed else []))
+        cls.inputs_counted = (len(names), cls.more)
+        if cls.variadic:
+            cls.input_docs = {"data": cls._documented(names)}
+
+    @classmethod
+    def _documented(cls, names: Sequence[str]) -> str:
+        dtypes = "weight and grad of one float dtype, the others float32" if cls.mixed else "of one float dtype"
+        states = "; all after grad are updated in place" if len(names) > 2 else ""
+        return f"for each weight in turn {', '.join(names)}: of one shape, {dtypes}{states}{cls.more_doc}"
 
     def __post_init__(self) -> None:
         count = self.count
@@ -53,7 +65,7 @@ class Group(Operator):
 
     @property
     def count(self) -> int:
-        """How many weights there are."""
+        """The number of weights."""
         number: int = getattr(self, self.variadic)
         return number
 
@@ -101,6 +113,7 @@ class _Preloaded(Group):
     """A rule applied to many weights, the rates of which are the last two inputs."""
 
     variadic = "num_weights"
+    more_doc = "; then the learning rates and the weight decays, (num_weights,), float32"
     more = 2
     rule: ClassVar[Rule]
 
@@ -126,6 +139,7 @@ class _ByNumbers(_Preloaded):
     """The same with the rates as parameters."""
 
     more = 0
+    more_doc = ""
     each = ("lrs", "wds")
     lrs: tuple[float, ...]
     wds: tuple[float, ...]
@@ -144,7 +158,7 @@ def _register(rule: Rule, mixed: bool, preloaded: bool) -> None:
         **own,
         "rescale_grad": RESCALE,
         "clip_gradient": CLIP,
-        "num_weights": option(1, "How many weights there are.", low=1),
+        "num_weights": option(1, "The number of weights.", low=1),
     }
     kinds = {key: tuple[float, ...] if key in rates else int if key == "num_weights" else float for key in fields}
     last = "; the last two inputs are the learning rates and the weight decays" if preloaded else ""
@@ -176,6 +190,12 @@ class MultiLARS(Operator):
     """
 
     arguments = ("lrs", "weights_sum_sq", "grads_sum_sq", "wds")
+    input_docs = described(
+        lrs="(weights,), float; learning rates",
+        weights_sum_sq="the shape and dtype of lrs; sums of squares of the weights",
+        grads_sum_sq="the shape and dtype of lrs; sums of squares of the gradients",
+        wds="the shape and dtype of lrs; weight decays",
+    )
     in_place = ((0, 0),)
     eta: float = required("The trust coefficient.")
     eps: float = required("Added to the denominator.")
@@ -198,6 +218,12 @@ class GroupAdaGrad(Operator):
     """
 
     arguments = ("weight", "grad", "history")
+    input_docs = described(
+        weight="(rows, ...), float",
+        grad="the shape and dtype of weight",
+        history="(rows, 1, ...), the dtype of weight; a state, updated in place",
+    )
+    output_doc = "The shape and dtype of weight"
     updates = (2,)
     in_place = ((0, 0),)
     lr: float = required("Learning rate.")

@@ -1,4 +1,4 @@
-"""LAMB: Adam's direction, with a step as long as the weight's norm says (You et al., 2019).
+"""LAMB: Adam's direction, with a step in proportion to the weight's norm (You et al., 2019).
 
 In two phases, between which the norms are taken, or for many weights at once.
 """
@@ -15,7 +15,7 @@ from flowmx.ops.formulas import updates
 from flowmx.ops.formulas.arrays import OnArrays
 from flowmx.ops.nn_common import blocks, computing_dtype, expect_shape, scratch
 from flowmx.ops.optimizer_groups import CLIP, RESCALE, Group
-from flowmx.ops.optimizer_ops import sum_of_squares
+from flowmx.ops.optimizer_ops import Update, state_docs, sum_of_squares
 from flowmx.ops.registry import (
     Array,
     Operator,
@@ -58,7 +58,7 @@ def direction(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
 
 
 def direction_fast(run: Run, p: Any, inputs: Sequence[Array], out: Array) -> None:
-    """As :func:`direction`, by the kernel where there is one."""
+    """Do the same as :func:`direction`, by the kernel where there is one."""
     compute = getattr(kernel_for(run.device.kernels, "lamb_update_phase1"), "compute", None)
     if compute is None or not compute(run.xp, p, inputs, (out,)):
         direction(run, p, inputs, out)
@@ -80,6 +80,11 @@ def _step(xp: Any, p: Any, lr: float, w: Array, g: Array, norms: tuple[float, fl
 
 
 class _Phase1(Operator):
+    input_docs: ClassVar[dict[str, str]] = {
+        **Update.input_docs,
+        "weight32": "the shape of weight, float32; the master copy",
+    }
+    output_doc = "The direction: the shape of weight, its dtype, or float32 in mixed precision"
     updates = (2, 3)
     mixed: ClassVar[bool] = False
     t: int
@@ -98,6 +103,13 @@ class _Phase1(Operator):
 
 
 class _Phase2(Operator):
+    input_docs: ClassVar[dict[str, str]] = {
+        **Update.input_docs,
+        "g": "the shape of weight, its dtype, or float32 in mixed precision; the direction",
+        "r1": "(1,), the dtype of g; the norm of the weight",
+        "r2": "(1,), the dtype of g; the norm of the direction",
+    }
+    output_doc = "The new weight: the shape and dtype of weight"
     in_place = ((0, 0),)
     mixed: ClassVar[bool] = False
     lr: float
@@ -176,7 +188,7 @@ _KINDS: dict[str, tuple[type[Operator], tuple[str, ...], dict[str, tuple[Any, An
          "wds": (required("Weight decays."), tuple[float, ...]), "rescale_grad": _COMMON["rescale_grad"], **_LIMITS,
          "clip_gradient": _COMMON["clip_gradient"], "bias_correction": (_CORRECTION, bool),
          "step_count": (required("Numbers of the updates, from 1.", low=1), Shape),
-         "num_tensors": (option(1, "How many weights there are.", low=1), int)},
+         "num_tensors": (option(1, "The number of weights.", low=1), int)},
         "LAMB for many weights: both phases at once",
     ),
 }  # fmt: skip
@@ -193,6 +205,8 @@ def _register(kind: str, mixed: bool) -> None:
         "mixed": mixed,
         **{key: field for key, (field, _) in fields.items()},
     }
+    if base is _Phase1:
+        body["input_docs"] = state_docs(("mean", "var"), mixed)
     if base is _Phase2 and mixed:
         body["updates"] = (4,)
     operator(name)(type(name, (base,), body))

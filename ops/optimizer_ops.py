@@ -14,7 +14,7 @@ from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.formulas import updates
 from flowmx.ops.formulas.arrays import OnArrays
 from flowmx.ops.nn_common import blocks, computing_dtype
-from flowmx.ops.registry import Array, Operator, Run, kernel_for, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, described, kernel_for, operator, option, required
 
 
 class Rule(NamedTuple):
@@ -25,7 +25,7 @@ class Rule(NamedTuple):
     parameters: dict[str, float]
     """The rule's own parameters and their defaults."""
     decay: updates.Decay
-    """When wd · weight is added to the gradient."""
+    """The point at which wd · weight is added to the gradient."""
     update: updates.Update
     """``update(p, w, g, *states)``: the new weight, then the new states."""
     doc: str
@@ -64,6 +64,12 @@ RULES = [
     Rule("_sparse_adagrad_update", ("history",), {"epsilon": 1e-7}, "before clipping", updates.sparse_adagrad,
           "AdaGrad (Duchi et al., 2011): w -= lr · g/√(history + epsilon), history the sum of g²; dense here."),
 ]  # fmt: skip
+
+
+def state_docs(states: Sequence[str], mixed: bool) -> dict[str, str]:
+    """The documentation of an update's states, which are float32 in mixed precision."""
+    dtype = "float32" if mixed else "its dtype"
+    return dict.fromkeys(states, f"the shape of weight, {dtype}; a state, updated in place")
 
 
 def update(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
@@ -123,12 +129,12 @@ def together(device_type: str) -> Callable[[M], M]:
 
 
 def updates_together(device_type: str) -> bool:
-    """Whether a device type has such a thing."""
+    """Tell whether a device type has a kernel that updates many weights at once."""
     return device_type in _together
 
 
 def update_many(run: Run, ones: Sequence[One]) -> None:
-    """Update weights, all at once where the device can; ``p`` knows the rule too."""
+    """Update weights, all at once where the device can."""
     many = _together.get(run.device.kernels)
     for rule, p, mixed, inputs, out in ones if many is None else many(run, ones):
         compute = None if mixed else getattr(kernel_for(run.device.kernels, rule.name), "compute", None)
@@ -137,7 +143,7 @@ def update_many(run: Run, ones: Sequence[One]) -> None:
 
 
 def update_fast(run: Run, rule: Rule, p: Any, mixed: bool, inputs: Sequence[Array], out: Array) -> None:
-    """As :func:`update`, by the rule's kernel where there is one; ``p`` knows the rule too."""
+    """Do the same as :func:`update`, by the rule's kernel where there is one; ``p`` has the rule too."""
     update_many(run, [One(rule, p, mixed, inputs, out)])
 
 
@@ -150,7 +156,14 @@ def sum_of_squares(xp: Any, array: Array) -> float:
 
 
 class Update(Operator):
-    """What all rules share."""
+    """The base of all update rules; its inputs have one shape."""
+
+    input_docs = described(
+        weight="any shape, float",
+        grad="the shape and dtype of weight",
+        weight32="the shape of weight, float32; the master copy, updated in place",
+    )
+    output_doc = "The new weight: the shape and dtype of weight"
 
     rule: Rule
     mixed = False
@@ -184,6 +197,7 @@ def register_rule(rule: Rule, mixed: bool = False, hidden: bool = False, base: t
         "mixed": mixed,
         "hidden": hidden,
         "arguments": ("weight", "grad", *(f"{name}_state" if name == "grad" else name for name in states)),
+        "input_docs": state_docs(rule.states, mixed),
         "updates": tuple(range(2, 2 + len(states))),
         "in_place": ((0, 0),),
         "__annotations__": {"lr": float},

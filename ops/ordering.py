@@ -9,7 +9,7 @@ from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.indexing import whole
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear, shape_of
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, family, operator, option
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, family, operator, option
 from flowmx.ops.reshaping import axis_of, times
 
 
@@ -69,6 +69,8 @@ class _Ordered(Operator):
 class Sort(_Ordered):
     """The elements sorted along an axis."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data, or flat where axis is None; the dtype of data"
     is_ascend: bool = option(True, "From the smallest to the largest.")
 
     def outputs(self) -> tuple[str, ...]:
@@ -95,6 +97,8 @@ class Sort(_Ordered):
 class ArgSort(_Ordered):
     """The positions along an axis in the order of their elements."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data, or flat where axis is None; dtype `dtype`"
     no_gradient = True
     is_ascend: bool = option(True, "From the smallest to the largest.")
     dtype: DType = option(FLOAT32, "The output's dtype.")
@@ -114,8 +118,13 @@ class ArgSort(_Ordered):
 class TopK(_Ordered):
     """The k largest (or smallest) elements along an axis, in order: values, positions, or a mask of them."""
 
-    k: int = option(1, "How many; below 1 for all.")
-    ret_typ: Literal["indices", "value", "mask", "both"] = option("indices", "What to return.")
+    input_docs = described(data="any shape, any dtype")
+    output_doc = (
+        "The shape of data with k elements along the axis (a mask: the whole shape); values and masks in the dtype "
+        "of data, indices in dtype `dtype`"
+    )
+    k: int = option(1, "The number of elements; below 1 for all.")
+    ret_typ: Literal["indices", "value", "mask", "both"] = option("indices", "The result.")
     is_ascend: bool = option(False, "The smallest instead of the largest.")
     dtype: DType = option(FLOAT32, "The dtype of positions.")
 

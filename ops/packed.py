@@ -13,7 +13,7 @@ from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family
 
 @family
 class Pack(Fused):
-    """The weight of a layer, multiplied by the scale where there is one, as the layer's kernel wants it.
+    """The weight of a layer, multiplied by the scale where there is one, in the layout of the layer's kernel.
 
     It stands before the layer among the bases, whose other parameters are those of the layer that reads the copy.
     """
@@ -21,7 +21,7 @@ class Pack(Fused):
     once = True
     makes_channels_last = False
     in_place = ()
-    # Its first input is the weight: what the layer says of its data is not true of it.
+    # Its first input is the weight, for which the layer's facts about its data do not hold.
     cost = Operator.cost
     infer_back = Operator.infer_back
     data_shape: Shape = required("The shape of the layer's data.")

@@ -4,7 +4,7 @@ A parameter is a class attribute of its operator, its annotation is the type::
 
     num_hidden: int = required("Number of hidden nodes.", low=1)
     kernel: Shape = ()
-    act_type: Literal["relu", "sigmoid"] = required("Which function.")
+    act_type: Literal["relu", "sigmoid"] = required("The function.")
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
 
 
 class Declared(NamedTuple):
-    """What an operator's class body says of a parameter."""
+    """The declaration of a parameter in an operator's class body."""
 
     default: Any
     doc: str = ""
@@ -67,7 +67,7 @@ class Parameter(NamedTuple):
         return typing.get_args(self.kind) if typing.get_origin(self.kind) is Literal else ()
 
     def describe(self) -> str:
-        """Its type in words, for messages and docs."""
+        """The parameter's type and range as text, for messages and documentation."""
         if self.choices:
             text = "one of " + ", ".join(repr(choice) for choice in self.choices)
         else:
@@ -187,13 +187,13 @@ _CONVERT: dict[Any, Any] = {
     DType: as_dtype,
 }
 _WORDS: dict[Any, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "a truth value",
-    str: "text",
-    Shape: "whole numbers (a tuple)",
-    tuple[int | None, ...]: "whole numbers or None (a tuple)",
-    tuple[float, ...]: "numbers (a tuple)",
+    int: "an int",
+    float: "a float",
+    bool: "a bool",
+    str: "a str",
+    Shape: "a tuple of ints",
+    tuple[int | None, ...]: "a tuple of ints or Nones",
+    tuple[float, ...]: "a tuple of floats",
     DType: "a dtype",
 }
 

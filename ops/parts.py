@@ -21,7 +21,7 @@ class _Strided(Operator):
     hidden = True
     whole: Shape = required("The shape of the whole array.")
     shape: Shape = required("The shape of the part.")
-    offset: int = required("Where the part begins, in elements.")
+    offset: int = required("The first element of the part.")
     strides: Shape = required("The strides of the part, in elements.")
 
     def part(self, run: Run, whole: Array) -> Array:

@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred
-from flowmx.ops.registry import Array, Operator, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Shape, ShapeOrNone, described, operator, option, required
 from flowmx.ops.reshaping import axes_of, axis_of, divided, times
 from flowmx.ops.shape import View
 
@@ -16,6 +16,8 @@ from flowmx.ops.shape import View
 class Transpose(View):
     """The axes in another order; reversed where none is given."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The axes of data in the new order, the dtype of data"
     axes: Shape = option((), "The input's axes in the order of the output's.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -48,6 +50,8 @@ class Transpose(View):
 class SwapAxis(View):
     """Two axes exchanged."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The axes of data with two exchanged, the dtype of data"
     dim1: int = option(0, "The one axis.")
     dim2: int = option(0, "The other axis.")
 
@@ -71,6 +75,8 @@ class SwapAxis(View):
 class Reverse(View):
     """The elements in reverse order along the given axes."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape and dtype of data"
     axis: Shape = required("The axes.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -102,6 +108,8 @@ def _image(op: Operator, shape: Shape) -> tuple[int, int, int, int]:
 class DepthToSpace(View):
     """Blocks of channels spread over space: (n, c·b², h, w) becomes (n, c, h·b, w·b)."""
 
+    input_docs = described(data="(n, c·b², h, w), any dtype")
+    output_doc = "(n, c, h·b, w·b), the dtype of data"
     block_size: int = required("b, the side of a block.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -125,6 +133,8 @@ class DepthToSpace(View):
 class SpaceToDepth(View):
     """Blocks of space gathered into channels: (n, c, h·b, w·b) becomes (n, c·b², h, w)."""
 
+    input_docs = described(data="(n, c, h·b, w·b), any dtype")
+    output_doc = "(n, c·b², h, w), the dtype of data"
     block_size: int = required("b, the side of a block.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

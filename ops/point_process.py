@@ -14,7 +14,7 @@ from flowmx.ops.indexing import whole
 from flowmx.ops.linear import Inferred, InferredTypes
 from flowmx.ops.nn_common import expect_shape
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator
 
 _NAMES = ("lda", "alpha", "beta", "state", "lags", "marks", "valid_length", "max_time")
 
@@ -34,7 +34,7 @@ class _Hawkes(Operator):
         return [expect_shape(self, *each) for each in zip(_NAMES, shapes, expected, strict=True)]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
-        # The marks are whole numbers; all else has one dtype.
+        # The marks are int32; all else has one dtype.
         at = len(dtypes) - 3
         known = next((dtype for dtype in (*dtypes[:at], *dtypes[at + 1 :]) if dtype is not None), None)
         return [*[known] * at, dtypes[at], known, known], [known] * len(self.outputs())
@@ -76,6 +76,17 @@ class HawkesLL(_Hawkes):
     """
 
     arguments = _NAMES
+    input_docs = described(
+        lda="(N, K), float; background intensities",
+        alpha="(K,), the dtype of lda; branching ratios",
+        beta="(K,), the dtype of lda; decay rates",
+        state="(N, K), the dtype of lda",
+        lags="(N, T), the dtype of lda; times between events",
+        marks="(N, T), int or float; types of events",
+        valid_length="(N,), the dtype of lda; numbers of events",
+        max_time="(N,), the dtype of lda",
+    )
+    output_doc = "Log likelihoods (N,) and states (N, K), the dtype of lda"
 
     def outputs(self) -> tuple[str, ...]:
         return ("output", "out_state")

@@ -42,7 +42,7 @@ class _Again(Operator):
 
     @property
     def repeated(self) -> Operator:
-        """What it computes again."""
+        """The operator that it computes again."""
         of = lookup(self.name.removeprefix(PREFIX))
         return of.create(**{name: value for name, value in bound(self).items() if name in of.parameters})
 
@@ -119,4 +119,4 @@ AGAIN: dict[str, type[_Again]] = {
     **{base.name: _register(base) for base in (BatchNorm, BatchNormRelu, BatchNormWithReLU, SyncBatchNorm)},
     Dropout.name: DropoutAgain,
 }
-"""What computes an operator's output again, by that operator's name."""
+"""By an operator's name, the operator that computes its output again."""

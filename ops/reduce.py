@@ -14,7 +14,7 @@ import numpy as np
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType, is_floating
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, bound, linear, shape_of
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option
 from flowmx.ops.reshaping import axes_of, axis_of, expect_elements
 
 
@@ -37,6 +37,10 @@ def reduce_into(function: Callable[..., Any], x: Array, axes: Shape, out: Array)
 class Reduction(Operator):
     """Base of reductions over some axes."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = (
+        "The shape of data without the axes, or with length 1 there (keepdims); (1,) without any; the dtype of data"
+    )
     axis: Shape | None = option(None, "The axes to reduce over; None or () for all.")
     keepdims: bool = option(False, "Keep the reduced axes, with length 1.")
     exclude: bool = option(False, "Reduce over the axes that are not in axis instead.")
@@ -98,7 +102,7 @@ class Row(NamedTuple):
     doc: str
     aliases: tuple[str, ...] = ()
     searches: bool = False
-    """Whether the result is one of the elements, of which there must be some then."""
+    """True where the result is one of the elements, so that the reduced axes must not be empty."""
 
 
 TABLE = [
@@ -144,7 +148,11 @@ for _row in TABLE:
 class Norm(Operator):
     """The L1 or L2 norm over the given axes."""
 
-    ord: Literal[1, 2] = option(2, "Which norm.")
+    input_docs = described(data="any shape, float")
+    output_doc = (
+        "The shape of data without the axes, or with length 1 there (keepdims); dtype `out_dtype`, or that of data"
+    )
+    ord: Literal[1, 2] = option(2, "The order of the norm.")
     axis: Shape | None = option(None, "The axes to reduce over; None for all.")
     out_dtype: DType | None = option(None, "The output's dtype (default: the input's).")
     keepdims: bool = option(False, "Keep the reduced axes, with length 1.")
@@ -183,6 +191,10 @@ class Norm(Operator):
 
 @family
 class _Position(Operator):
+    input_docs = described(data="any shape, any dtype")
+    output_doc = (
+        "The shape of data without the axis, or with length 1 there (keepdims); (1,) without any; the dtype of data"
+    )
     no_gradient = True
     function = ""
     axis: int | None = option(None, "The axis to search; None for the flattened array.")
@@ -222,6 +234,8 @@ class ArgMin(_Position):
 class ArgMaxChannel(Operator):
     """The position of the maximum along axis 1, in the input's dtype."""
 
+    input_docs = described(data="(batch, channels, ...), any dtype")
+    output_doc = "(batch, ...), the dtype of data"
     no_gradient = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -287,6 +301,8 @@ class _Broadcast(Operator):
 class BroadcastTo(_Broadcast):
     """Repeat axes of length 1 until the shape is ``shape``; a 0 in it keeps the input's axis."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "`shape`, the dtype of data"
     shape: Shape = option((), "The wanted shape.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -310,6 +326,8 @@ class BroadcastTo(_Broadcast):
 class BroadcastAxis(_Broadcast):
     """Repeat the given axes, of length 1, to the given sizes."""
 
+    input_docs = described(data="any shape with length 1 on the axes, any dtype")
+    output_doc = "The shape of data with the new sizes, the dtype of data"
     axis: Shape = option((), "The axes.")
     size: Shape = option((), "Their sizes.")
 
@@ -333,6 +351,11 @@ class BroadcastLike(_Broadcast):
     """Repeat axes of length 1 until the shape is that of ``rhs``, or only the given axes to given axes."""
 
     arguments = ("lhs", "rhs")
+    input_docs = described(
+        lhs="any shape, any dtype",
+        rhs="any shape, any dtype; only its shape is used",
+    )
+    output_doc = "The shape of rhs, or of lhs with the lengths of rhs on the given axes; the dtype of lhs"
     lhs_axes: Shape | None = option(None, "Axes of lhs to broadcast; None for all.")
     rhs_axes: Shape | None = option(None, "The axes of rhs that give their lengths.")
 

@@ -31,7 +31,6 @@ operator by name. It returns one gradient (or None) for each input, auxiliary st
 from __future__ import annotations
 
 import difflib
-import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
 
@@ -54,6 +53,7 @@ __all__ = [
     "Shape",
     "ShapeError",
     "ShapeOrNone",
+    "described",
     "family",
     "kernel",
     "lookup",
@@ -84,7 +84,7 @@ _kernels: dict[tuple[str, str], Callable[..., None]] = {}
 
 
 class Run:
-    """What a forward computation may ask for besides its arrays.
+    """The context of a forward computation, besides its arrays.
 
     Attributes:
         xp: the array namespace (numpy, or cupy).
@@ -110,7 +110,7 @@ class Run:
 
 
 class Laid(NamedTuple):
-    """How an array lies in memory: its strides are counted in elements."""
+    """The layout of an array in memory; strides are counted in elements."""
 
     shape: Shape
     strides: Shape
@@ -128,7 +128,7 @@ class TiedForward(Protocol):
 
 
 class Spec:
-    """What was inferred for one combination of input shapes and dtypes of an operator.
+    """The result of inference for one combination of input shapes and dtypes of an operator.
 
     Attributes:
         shapes: those of the outputs.
@@ -163,10 +163,14 @@ class Operator:
     """True where positions count only the inputs that an instance takes, though others lie between them."""
     auxiliary: ClassVar[tuple[str, ...]] = ()
     """Names of the auxiliary states: further inputs that the forward updates in training mode."""
+    input_docs: ClassVar[dict[str, str]] = {}
+    """By input, its shape, dtype and meaning, beyond what the bases say; not needed where all have one of each."""
+    output_doc: ClassVar[str] = ""
+    """Shapes and dtypes of the outputs; not needed where they are those of the inputs."""
     variadic: ClassVar[str] = ""
     """For operators with any number of inputs: the parameter that counts them (``num_args``)."""
     inputs_counted: ClassVar[tuple[int, int]] = (1, 0)
-    """How many inputs of a variadic operator count as one, and how many come after those."""
+    """For a variadic operator: the number of inputs that count as one, and the number that come after those."""
     updates: ClassVar[tuple[int, ...]] = ()
     """Positions of inputs that the forward writes besides its outputs (an optimizer's states)."""
     uses_random: ClassVar[bool] = False
@@ -182,7 +186,7 @@ class Operator:
     heavy: ClassVar[bool] = False
     """True when the work is more than proportional to the bytes touched (convolutions, products)."""
     makes_channels_last: ClassVar[bool] = False
-    """True when kernels are faster with the channels (axis 1) of inputs and outputs beside each other in memory."""
+    """True when kernels are faster with the channels (axis 1) of inputs and outputs contiguous in memory."""
     keeps_layout: ClassVar[bool] = False
     """True when the forward may write outputs that lie in memory as its inputs do, in whatever order of axes."""
     detached: ClassVar[bool] = False
@@ -190,7 +194,7 @@ class Operator:
     once: ClassVar[bool] = False
     """True when a bound graph is to keep the result from run to run, for as long as what it reads stays as it is."""
     open_ended: ClassVar[bool] = False
-    """True when inputs and parameters have names that only the instance knows (Custom)."""
+    """True when the names of inputs and parameters depend on the instance (Custom)."""
     dynamic: ClassVar[bool] = False
     """True where the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned."""
     hidden: ClassVar[bool] = False
@@ -263,7 +267,7 @@ class Operator:
 
     @classmethod
     def takes(cls, name: str) -> bool:
-        """Whether it has a parameter of that name."""
+        """Tell whether it has a parameter of that name; True for any name if the operator is open-ended."""
         return cls.open_ended or name in cls.parameters
 
     def attributes(self) -> dict[str, str]:
@@ -293,19 +297,19 @@ class Operator:
         return ("output",)
 
     def counted_outputs(self) -> int:
-        """How many outputs MXNet counts in its JSON, where its implementation keeps other hidden ones."""
+        """The number of outputs in MXNet's JSON, which may differ where its implementation keeps other hidden ones."""
         return len(self.outputs())
 
     def visible_outputs(self) -> int:
-        """How many of the outputs the user sees; the rest serve the gradient."""
+        """The number of outputs that the user sees; the rest serve the gradient."""
         return len(self.outputs())
 
     def writes_more(self) -> bool:
-        """Whether the forward writes besides its outputs, so that it runs even where these have no elements."""
+        """True where the forward writes besides its outputs, so that it runs even where these have no elements."""
         return bool(self.updates or self.auxiliary)
 
     def draws(self, train: bool) -> bool:
-        """Whether the forward really draws random numbers in this mode; ``uses_random`` says that it may."""
+        """True where the forward really draws random numbers in this mode; ``uses_random`` is that it may."""
         return self.uses_random
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
@@ -427,7 +431,7 @@ class Operator:
         return made
 
     def _is_quick(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
-        """True where the arithmetic on these shapes takes microseconds, as far as the operator says."""
+        """True where the arithmetic on these shapes takes microseconds, by the operator's cost."""
         if not self.heavy:
             return True
         return type(self).cost is not Operator.cost and self.cost(inputs, outputs)[0] <= _LIGHT_FLOPS
@@ -438,7 +442,7 @@ class Operator:
 
 
 def _has_zero(given: dict[str, Any]) -> bool:
-    """Whether a parameter is a floating 0, of either sign."""
+    """True where a parameter is a floating 0, of either sign."""
     return any(isinstance(value, (float, np.floating)) and value == 0 for value in given.values())
 
 
@@ -474,14 +478,19 @@ def operator(name: str, *aliases: str) -> Callable[[C], C]:
     return register
 
 
+def described(**inputs: str) -> dict[str, str]:
+    """The documentation of an operator's inputs by name, for ``input_docs``: of each its shape, dtype and meaning."""
+    return inputs
+
+
 def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a faster forward ``function(operator, run, inputs, outputs)`` for one device type.
 
-    It may be an object with more to it: ``workspace(operator, inputs, outputs)`` says, of arrays that are
+    It may be an object with more to it: ``workspace(operator, inputs, outputs)`` gives, for arrays that are
     :class:`Laid` so, how many bytes it needs besides them; ``tie(operator)`` gives a forward ``function(run, inputs,
-    outputs)`` for one step of a bound graph, whose method ``use(memory)`` is told where those bytes are;
-    ``packed_size(operator, data_shape)`` says how many elements a copy of a layer's weight has in the order that it
-    wants, or None.
+    outputs)`` for one step of a bound graph, whose method ``use(memory)`` receives those bytes;
+    ``packed_size(operator, data_shape)`` gives the number of elements of a packed copy of a layer's weight in its
+    layout, or None.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -492,7 +501,7 @@ def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Calla
 
 
 def workspace_of(device_type: str, op: Operator) -> Callable[[Any, Sequence[Laid], Sequence[Laid]], int] | None:
-    """What says how many bytes an operator's kernel needs besides its arrays; None where the kernel needs none."""
+    """The function that gives the bytes of workspace of an operator's kernel; None where the kernel needs none."""
     return getattr(kernel_for(device_type, op.name), "workspace", None)
 
 
@@ -531,20 +540,6 @@ def registered() -> dict[str, type[Operator]]:
     return dict(_by_name)
 
 
-def documentation(cls: type[Operator]) -> str:
-    """The docstring of an operator's generated functions: its own, then inputs and parameters."""
-    text = [inspect.cleandoc(cls.__doc__ or cls.name), "", "Args:"]
-    if cls.variadic or cls.open_ended:
-        text.append("    *data: the inputs.")
-    else:
-        text += [f"    {name}: input." for name in (*cls.arguments, *cls.auxiliary)]
-    for parameter in cls.parameters.values():
-        default = "required" if parameter.required else f"default {parameter.default!r}"
-        doc = f" {parameter.doc}" if parameter.doc else ""
-        text.append(f"    {parameter.name}: {parameter.describe()}, {default}.{doc}")
-    return "\n".join(text)
-
-
 def same_shape(op: Operator, shapes: Sequence[ShapeOrNone]) -> ShapeOrNone:
     """The one shape that all inputs of an elementwise operator have, as far as it is known.
 
@@ -562,7 +557,7 @@ def same_shape(op: Operator, shapes: Sequence[ShapeOrNone]) -> ShapeOrNone:
 
 
 def merge(one: ShapeOrNone, other: ShapeOrNone) -> Any:
-    """What two partly known shapes say together (None: nothing), or False where they contradict."""
+    """Merge two partly known shapes (None: unknown); False where they contradict."""
     if one is None or other is None:
         return one if other is None else other
     if one == other:

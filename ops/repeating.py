@@ -1,4 +1,4 @@
-"""Operators that give elements more than once, or others beside them: tile, repeat, pad."""
+"""Operators that repeat elements or add others around them: tile, repeat, pad."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from flowmx.errors import ShapeError
 from flowmx.ops.linear import Inferred, Linear, linear, shape_of
-from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone, option, required
+from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone, described, option, required
 from flowmx.ops.reshaping import axis_of, times
 
 
@@ -17,7 +17,9 @@ from flowmx.ops.reshaping import axis_of, times
 class Tile(Linear):
     """The whole input repeated ``reps`` times along each axis."""
 
-    reps: Shape = required("How often, for each axis; matched from the right.", low=0)
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data times `reps`, axis by axis, the dtype of data"
+    reps: Shape = required("The number of copies along each axis; matched from the right.", low=0)
 
     def _pairs(self, shape: Shape) -> list[tuple[int, int]]:
         ndim = max(len(shape), len(self.reps))
@@ -42,7 +44,11 @@ class Tile(Linear):
 class Repeat(Linear):
     """Each element repeated ``repeats`` times along an axis, or of the flattened input."""
 
-    repeats: int = required("How often.", low=0)
+    input_docs = described(data="any shape, any dtype")
+    output_doc = (
+        "The shape of data with the axis `repeats` times as long, or flat where axis is None; the dtype of data"
+    )
+    repeats: int = required("The number of copies of each element.", low=0)
     axis: int | None = option(None, "The axis; None for the flattened input.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -67,8 +73,10 @@ class Repeat(Linear):
 class Pad(Linear):
     """The input with elements added around it: a constant, the edge's, or the reflected content."""
 
-    mode: Literal["constant", "edge", "reflect"] = required("What to add.")
-    pad_width: Shape = required("How many, before and after on each axis in turn.", low=0)
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data plus `pad_width`, axis by axis, the dtype of data"
+    mode: Literal["constant", "edge", "reflect"] = required("The kind of the added elements.")
+    pad_width: Shape = required("The numbers of elements before and after, for each axis in turn.", low=0)
     constant_value: float = option(0.0, "The constant.")
 
     def _pairs(self, ndim: int) -> list[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Resampling of images along their two axes: BilinearResize2D, AdaptiveAvgPooling2D.
 
-Both are linear along each axis: a matrix with a row for every output line says what part it takes of
-which input lines. Both axes are then two products (:func:`resample`), and the gradient is the same with the
+Both are linear along each axis: a matrix with a row for every output line holds the weights of
+the input lines. Both axes are then two products (:func:`resample`), and the gradient is the same with the
 matrices transposed.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.nn_common import computing_dtype, expect_rank, scratch
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
 from flowmx.ops.reshaping import expect_elements
 
 _PART_BYTES = 1 << 20
@@ -62,7 +62,7 @@ def resample(run: Run, matrices: Sequence[Array], data: Array, out: Array) -> No
 
 
 def _bands(xp: Any, matrix: Array) -> Iterator[tuple[slice, slice]]:
-    """Stretches of output lines, each with the input lines that it takes from."""
+    """Bands of output rows, as slices, each with the slice of input rows that it takes from."""
     for start in range(0, len(matrix), _BAND):
         lines = slice(start, start + _BAND)
         used = xp.flatnonzero(matrix[lines].any(axis=0))
@@ -100,7 +100,7 @@ def interpolation(made: int, length: int, align_corners: bool) -> Array:
 
 @lru_cache(256)
 def averaging(made: int, length: int) -> Array:
-    """The matrix (made, length) that averages over ``made`` stretches, as even as whole numbers allow."""
+    """The matrix (made, length) that averages over ``made`` ranges, as even as integer bounds allow."""
     place, lines = np.arange(made)[:, None], np.arange(length)
     inside = (lines >= place * length // made) & (lines < -(-(place + 1) * length // made))
     matrix: Array = inside / inside.sum(axis=1, keepdims=True)
@@ -120,12 +120,17 @@ class BilinearResize2D(Operator):
     """
 
     arguments = ("data", "like")
+    input_docs = described(
+        data="(batch, channels, height, width), float",
+        like="(batch, channels, out height, out width), the dtype of data; only for mode 'like'",
+    )
+    output_doc = "(batch, channels, out height, out width), the dtype of data"
     height: int = option(1, "Output height for the mode size.", low=1, high=10000)
     width: int = option(1, "Output width for the mode size.", low=1, high=10000)
     scale_height: float | None = option(None, "Output height as a multiple of the input's.")
     scale_width: float | None = option(None, "Output width as a multiple of the input's.")
     mode: Literal["size", "odd_scale", "like", "to_even_down", "to_even_up", "to_odd_down", "to_odd_up"] = option(
-        "size", "What says the output's size."
+        "size", "The rule for the output's size."
     )
     align_corners: bool = option(True, "Lay the corners' centres on each other, not their outer edges.")
 
@@ -210,6 +215,8 @@ class AdaptiveAvgPooling2D(Linear):
     Shapes: data (batch, channels, height, width), output (batch, channels, *output_size).
     """
 
+    input_docs = described(data="(batch, channels, height, width), float")
+    output_doc = "(batch, channels, *output_size), the dtype of data"
     output_size: Shape = option((), "Height and width, or one number for both; 1 by default.", low=1)
 
     def __post_init__(self) -> None:

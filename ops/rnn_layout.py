@@ -1,4 +1,4 @@
-"""How the fused RNN operator packs its parameters, and what one pass over a layer keeps for the gradient.
+"""Memory layouts of the fused RNN operator: the packed parameters, and the values kept for the gradient.
 
 The parameter vector holds all weights, then all biases, each by layer and within it by direction: the weight of
 the input (gates·units, inputs), the recurrent one (gates·units, outputs), that of the projection
@@ -16,7 +16,7 @@ from flowmx.ops.registry import Array, Shape
 
 
 class Kind(NamedTuple):
-    """What tells the modes apart.
+    """The sizes by which the modes differ.
 
     Attributes:
         gates: how many gates each unit has.
@@ -41,11 +41,11 @@ class Weights(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """What the forward keeps of one layer for the backward, as views into the reserved output.
+    """The values of one layer that the forward keeps for the backward, as views into the reserved output.
 
     Attributes:
         hidden: the outputs of all directions side by side (time, batch, directions·outputs); behind the end of
-            a sequence the last one goes on.
+            a sequence the last one is repeated.
         mask: what dropout multiplied the layer's input with, or None.
         gates: for each direction the activations of the gates (time, batch, gates·units).
         more: for each direction (kept, time, batch, units): an LSTM's cells and their tanh; what the recurrence
@@ -108,7 +108,7 @@ class Layout(NamedTuple):
             yield [wide, *([wide] if layer and dropout else []), *each * self.directions]
 
     def reserved(self, time: int, batch: int, dropout: bool) -> int:
-        """How many numbers the forward keeps."""
+        """The number of elements that the forward keeps for the gradient."""
         return sum(math.prod(shape) for layer in self._kept_shapes(time, batch, dropout) for shape in layer)
 
     def kept(self, vector: Array, time: int, batch: int, dropout: bool) -> list[Kept]:

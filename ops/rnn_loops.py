@@ -17,7 +17,7 @@ from flowmx.ops.registry import Array, Run
 from flowmx.ops.rnn_track import GateGradients, Track, hold, join, split
 
 _FACTOR_BYTES = 1 << 19
-"""How much of the gates to prepare at a time for the backward loop, so that it finds them in the cache."""
+"""Bytes of gates to prepare at a time for the backward loop, so that it finds them in the cache."""
 
 Forward = Callable[[Run, Track], None]
 _loops: dict[tuple[str, str], Forward] = {}
@@ -68,7 +68,7 @@ def _sigmoid(xp: Any, x: Array) -> None:
 
 
 def _parts(steps: int, array: Array) -> Iterator[slice]:
-    """Stretches of steps from the last to the first, each small enough for the cache."""
+    """Slices of steps from the last to the first, each small enough for the cache."""
     count = max(1, _FACTOR_BYTES // max(1, array[:1].nbytes))
     for stop in range(steps, 0, -count):
         yield slice(max(0, stop - count), stop)
@@ -168,7 +168,7 @@ def _clip(xp: Any, cell: Array, track: Track) -> None:
 
 
 def _lstm_factors(run: Run, track: Track, part: slice, out: Array) -> tuple[Array, Array]:
-    """What the gates' gradients are multiples of, into ``out``; returns the slopes of h by c, and of c by the last."""
+    """Write the factors of the gates' gradients into ``out``; return the slopes of h by c, and of c by the last c."""
     xp, (cells, squashed) = run.xp, track.more
     gates, factors = _by_gate(track.gates[part], 4), _by_gate(out[part], 4)
     i, f, g, o = (gates[..., n, :] for n in range(4))
@@ -244,7 +244,7 @@ def gru_forward(run: Run, track: Track) -> None:
 
 
 def _gru_factors(run: Run, track: Track, part: slice, out: Array) -> Array:
-    """What the gates' gradients are multiples of (the reset gate's: of the new one's); returns the gates."""
+    """Write the factors of the gates' gradients (the reset gate's: of the new one's) into ``out``; return the gates."""
     xp, (inner,) = run.xp, track.more
     gates, factors = _by_gate(track.gates[part], 3), _by_gate(out[part], 3)
     reset, update, new = (gates[..., n, :] for n in range(3))

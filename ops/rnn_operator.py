@@ -18,7 +18,7 @@ from flowmx.ops.conversion import as_type, cast
 from flowmx.ops.dtypes import DType
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape, product, scratch
 from flowmx.ops.products import matmul
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 from flowmx.ops.rnn_layout import KINDS, Kept, Layout, Weights
 from flowmx.ops.rnn_track import Track
 
@@ -45,7 +45,7 @@ class RNN(Operator):
     (time, batch, directions·units). With ``state_outputs`` the last state, and an LSTM's last cell, are further
     outputs. With ``projection_size`` an LSTM's outputs and states (not its cells) have that length.
 
-    With ``use_sequence_length`` sequence_length (batch,) says where each sequence ends: outputs behind it are
+    With ``use_sequence_length`` sequence_length (batch,) holds the length of each sequence: outputs behind it are
     0, the last state is that at the end, and the backward direction begins there. This and the clipping of cells
     MXNet has on GPUs only.
 
@@ -54,6 +54,17 @@ class RNN(Operator):
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "parameters", "state", "state_cell", "sequence_length")
+    input_docs = described(
+        data="(time, batch, features), float",
+        parameters="(number of parameters,), the dtype of data; all weights, then all biases",
+        state="(layers·directions, batch, outputs), the dtype of data",
+        state_cell="(layers·directions, batch, units), the dtype of data; only for mode 'lstm'",
+        sequence_length="(batch,), int or float; only with use_sequence_length",
+    )
+    output_doc = (
+        "(time, batch, directions·outputs); with state_outputs also the last state, and an LSTM's last cell; the "
+        "dtype of data"
+    )
     skips = True
     uses_random = True
     mode_matters = True
@@ -181,7 +192,7 @@ class RNN(Operator):
         )
 
     def layer_input(self, run: Run, given: _Inputs, kept: Sequence[Kept], layer: int) -> Array:
-        """What a layer sees: the data, or the layer below with its dropout."""
+        """The input of a layer: the data, or the output of the layer below with its dropout."""
         if layer == 0:
             return given.data
         below, mask = kept[layer - 1].hidden, kept[layer].mask
@@ -209,7 +220,7 @@ class RNN(Operator):
             xp.multiply(kept[-1].hidden, given.running, out=outputs[0], casting="unsafe")
 
     def _bias(self, weights: Weights) -> Array:
-        """What every step adds to the gates; a GRU's new gate adds its recurrent bias by itself."""
+        """The bias (gates·units,) of every step; a GRU adds the recurrent bias of its new gate by itself."""
         total = weights.input_bias + weights.recurrent_bias
         if self.mode == "gru":
             total[-self.state_size :] = weights.input_bias[-self.state_size :]

@@ -1,4 +1,4 @@
-"""What a loop over time of the fused RNN operator works on: the arrays of one layer in one direction."""
+"""The arrays of one layer in one direction, on which a loop over time of the fused RNN operator works."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Track(NamedTuple):
 
 
 class GateGradients(NamedTuple):
-    """What a backward loop leaves behind; each shaped and ordered as its track's arrays.
+    """The results of a backward loop; each is shaped and ordered as its track's arrays.
 
     Attributes:
         outer: the gradient of what the input gives the gates.

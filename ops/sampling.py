@@ -14,7 +14,18 @@ import numpy as np
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import FLOAT32, DType
 from flowmx.ops.nn_common import expect_rank
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required, same_shape
+from flowmx.ops.registry import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    operator,
+    option,
+    required,
+    same_shape,
+)
 
 Draw = Callable[..., Any]
 _INT32: DType = np.dtype(np.int32)
@@ -86,7 +97,7 @@ _DISTRIBUTIONS = [
     _Distribution("poisson", {"lam": 1.0}, ("lam",), ("lam",), _poisson,
                   "Poisson numbers of mean lam.", ("poisson",)),
     _Distribution("negative_binomial", {"k": 1, "p": 1.0}, ("k", "p"), ("k", "p"), _negative_binomial,
-                  "How often fails what succeeds with probability p, until the k-th success.", ("negative_binomial",)),
+                  "Numbers of failures before the k-th success of probability p.", ("negative_binomial",)),
     _Distribution("generalized_negative_binomial", {"mu": 1.0, "alpha": 1.0}, ("mu", "alpha"), ("mu", "alpha"),
                   _generalized_negative_binomial, "Poisson numbers of mean mu and dispersion alpha.",
                   ("generalized_negative_binomial",)),
@@ -108,6 +119,7 @@ class _Sampler(Operator):
 
 class _ByNumbers(_Sampler):
     arguments: ClassVar[tuple[str, ...]] = ()
+    output_doc = "`shape`, dtype `dtype`, float32 by default"
 
     def __post_init__(self) -> None:
         for name in self.distribution.positive:
@@ -126,6 +138,8 @@ class _ByNumbers(_Sampler):
 
 class _Like(_ByNumbers):
     arguments = ("data",)
+    input_docs = described(data="any shape, any dtype; only its shape and dtype are used")
+    output_doc = "The shape and dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, shapes[:1]
@@ -135,6 +149,8 @@ class _Like(_ByNumbers):
 
 
 class _ByArrays(_Sampler):
+    output_doc = "(*the parameters' shape, *shape); dtype `dtype`, by default that of float parameters, or float32"
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         shape = same_shape(self, shapes)
         return [shape] * len(shapes), [None if shape is None else (*shape, *self.shape)]
@@ -177,8 +193,10 @@ def _register(row: _Distribution) -> None:
         {**numbers, "__annotations__": number_kinds},
         "\n\nThe shape and dtype are the data's.",
     )
+    input_docs = dict.fromkeys(row.inputs, f"the shape and dtype of {row.inputs[0]}")
+    input_docs[row.inputs[0]] = "any shape, any dtype"
     make(f"_sample_{row.name}", (f"sample_{row.name}",), _ByArrays,
-         {**shape, "arguments": row.inputs, "__annotations__": kinds},
+         {**shape, "arguments": row.inputs, "input_docs": input_docs, "__annotations__": kinds},
          "\n\nThe parameters are arrays; each of their elements gets samples of the given shape.")  # fmt: skip
 
 
@@ -188,9 +206,10 @@ for _row in _DISTRIBUTIONS:
 
 @operator("_random_randint", "random_randint")
 class RandInt(Operator):
-    """Uniform whole numbers from low to high - 1."""
+    """Draw integers uniformly from low to high - 1."""
 
     arguments = ()
+    output_doc = "`shape`, dtype `dtype`, int32 by default"
     uses_random = True
     no_gradient = True
     low: int = required("The least.")
@@ -224,6 +243,8 @@ class SampleMultinomial(Operator):
     the logarithm of each sample's probability, whose gradient is that of REINFORCE (Williams, 1992).
     """
 
+    input_docs = described(data="(..., classes), float; probabilities")
+    output_doc = "(..., *shape), dtype `dtype`; with get_prob also the logarithms, in the dtype of data"
     uses_random = True
     shape: Shape = option((), "The shape of the samples of each distribution.", low=0)
     get_prob: bool = option(False, "Give the samples' log-probabilities too.")
@@ -284,6 +305,8 @@ class BackwardSampleMultinomial(Operator):
 class Shuffle(Operator):
     """The data in random order along the first axis; its gradient is not known."""
 
+    input_docs = described(data="(n, ...), any dtype")
+    output_doc = "The shape and dtype of data"
     uses_random = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from flowmx.errors import ParameterError
 from flowmx.ops.indexing import Embedding
 from flowmx.ops.joining import Concat
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, lookup, operator, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, lookup, operator, required
 
 _SCATTER = "For MXNet's sparse arrays, on their stored elements; for dense arrays "
 
@@ -64,6 +64,10 @@ class IdentityWithAttrLikeRhs(Operator):
     """A copy of ``lhs``, whose shape is that of ``rhs``."""
 
     arguments = ("lhs", "rhs")
+    input_docs = described(
+        lhs="any shape, any dtype",
+        rhs="the shape and dtype of lhs; only its shape is used",
+    )
     in_place = ((0, 0),)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

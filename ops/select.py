@@ -11,7 +11,7 @@ import numpy as np
 from flowmx.errors import ShapeError, TypeInferenceError
 from flowmx.ops.dtypes import DType, is_floating, name_of
 from flowmx.ops.linear import Inferred, InferredTypes
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, merge, operator, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, merge, operator, required
 
 
 @operator("where")
@@ -19,6 +19,12 @@ class Where(Operator):
     """``x`` where the condition is not 0, else ``y``. A condition with one axis chooses whole rows."""
 
     arguments = ("condition", "x", "y")
+    input_docs = described(
+        condition="the shape of x, or its first axis alone, any dtype",
+        x="any shape, any dtype",
+        y="the shape and dtype of x",
+    )
+    output_doc = "The shape and dtype of x"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         condition, x, y = shapes

@@ -9,7 +9,7 @@ from flowmx.errors import IndexOutOfRange, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.indexing import whole
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear
-from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone, merge, option
+from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone, described, merge, option
 
 _LENGTHS = "Take the lengths from the second input; else all are full."
 _AXIS = "The axis of time, 0 or 1."
@@ -17,6 +17,11 @@ _AXIS = "The axis of time, 0 or 1."
 
 class _Sequence(Linear):
     arguments = ("data", "sequence_length")
+    input_docs = described(
+        data="(time, batch, ...) or, for axis 1, (batch, time, ...), any dtype",
+        sequence_length="(batch,), int or float; only with use_sequence_length",
+    )
+    output_doc = "The shape and dtype of data"
     use_sequence_length: bool
     axis: int
 
@@ -74,7 +79,7 @@ class SequenceMask(_Sequence):
     """The sequences with ``value`` from their end on."""
 
     use_sequence_length: bool = option(False, _LENGTHS)
-    value: float = option(0.0, "What stands behind the end.")
+    value: float = option(0.0, "The value behind the end.")
     axis: int = option(0, _AXIS, low=0, high=1)
 
     def checked(self, lengths: Array, longest: int) -> Array:
@@ -103,6 +108,7 @@ class SequenceMask(_Sequence):
 class SequenceLast(_Sequence):
     """The last element of each sequence: shape (batch, ...)."""
 
+    output_doc = "(batch, ...), the dtype of data"
     use_sequence_length: bool = option(False, _LENGTHS)
     axis: int = option(0, _AXIS, low=0, high=1)
 

@@ -9,7 +9,7 @@ from typing import Any
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.linear import Inferred, InferredTypes, shape_of
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 from flowmx.ops.reshaping import axes_of, axis_of, resolve_reshape, times
 
 
@@ -35,6 +35,8 @@ class Reshape(View):
     -4 splits one axis into the two lengths that follow.
     """
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The new shape, the dtype of data"
     in_place = ((0, 0),)
     shape: Shape = option((), "The wanted shape, with the codes above.")
     reverse: bool = option(False, "Match the codes from the right.")
@@ -69,6 +71,8 @@ class Reshape(View):
 class Flatten(View):
     """All axes but the first made one: (n, a, b, ...) becomes (n, a·b·...)."""
 
+    input_docs = described(data="(n, ...), any dtype")
+    output_doc = "(n, product of the other lengths), the dtype of data"
     in_place = ((0, 0),)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -85,6 +89,11 @@ class ReshapeLike(View):
     """The elements of ``lhs`` with the shape of ``rhs``, or some of its axes replaced by some of rhs."""
 
     arguments = ("lhs", "rhs")
+    input_docs = described(
+        lhs="any shape, any dtype",
+        rhs="any shape, any dtype; only its shape is used",
+    )
+    output_doc = "The shape of rhs, or of lhs with some axes of rhs; the dtype of lhs"
     in_place = ((0, 0),)
     lhs_begin: int | None = option(None, "First axis of lhs to replace.")
     lhs_end: int | None = option(None, "The axis of lhs after the last to replace.")
@@ -115,6 +124,8 @@ class ReshapeLike(View):
 class ExpandDims(View):
     """A new axis of length 1 at position ``axis`` of the output."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data with a new axis of length 1, the dtype of data"
     in_place = ((0, 0),)
     axis: int = required("Position of the new axis.")
 
@@ -137,6 +148,8 @@ class ExpandDims(View):
 class Squeeze(View):
     """The input without its axes of length 1, or without the given ones."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data without the axes of length 1; (1,) where none is left; the dtype of data"
     in_place = ((0, 0),)
     axis: Shape | None = option(None, "The axes to drop; None for all of length 1.")
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from flowmx.errors import ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear
-from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone, option, required
+from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone, described, option, required
 from flowmx.ops.reshaping import axis_of
 
 Slices = tuple[slice, ...]
@@ -37,6 +37,8 @@ def _count(part: slice, length: int) -> int:
 class Slice(_Slicing):
     """A part of the input: on each axis from ``begin`` to before ``end``, in steps of ``step``."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of the part, the dtype of data"
     begin: tuple[int | None, ...] = required("First index on each axis; None for the start.")
     end: tuple[int | None, ...] = required("The index after the last on each axis; None for the end.")
     step: tuple[int | None, ...] = option((), "The step on each axis; None for 1, negative for backwards.")
@@ -67,6 +69,8 @@ class Slice(_Slicing):
 class SliceAxis(_Slicing):
     """A part of the input along one axis, from ``begin`` to before ``end``."""
 
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data with the axis end - begin long, the dtype of data"
     axis: int = required("The axis.")
     begin: int = required("First index.")
     end: int | None = required("The index after the last; None for the end.")
@@ -89,6 +93,11 @@ class SliceLike(_Slicing):
     """The first elements of ``data``, as many on the given axes as ``shape_like`` has (default: all axes)."""
 
     arguments = ("data", "shape_like")
+    input_docs = described(
+        data="any shape, any dtype",
+        shape_like="any shape, any dtype; only its shape is used",
+    )
+    output_doc = "The shape of data with the lengths of shape_like on the axes, the dtype of data"
     shape_only = True
     axes: Shape = option((), "The axes; () for all.")
 
@@ -122,7 +131,11 @@ class SliceLike(_Slicing):
 class Diag(Linear):
     """The k-th diagonal of the planes of two axes, or the square matrix with a vector on its diagonal."""
 
-    k: int = option(0, "Which diagonal: above the main one from 1, below it from -1.")
+    input_docs = described(data="any shape, any dtype")
+    output_doc = (
+        "(n, n) for a vector, else the shape of data without the two axes, then the diagonal; the dtype of data"
+    )
+    k: int = option(0, "The diagonal: 0 the main one, above it from 1, below it from -1.")
     axis1: int = option(0, "First axis of the planes.")
     axis2: int = option(1, "Second axis of the planes.")
 

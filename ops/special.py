@@ -16,7 +16,7 @@ from flowmx.ops.nn_common import blocks
 from flowmx.ops.registry import Array
 
 Core = Callable[[Any, Array], Array]
-"""Of the array namespace and a block of one axis; gives a new array."""
+"""Called as ``core(xp, block)`` with a block of one axis; returns a new array."""
 
 
 def horner(coefficients: Sequence[float], x: Array) -> Array:

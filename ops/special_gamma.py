@@ -18,7 +18,7 @@ from flowmx.ops.registry import Array
 from flowmx.ops.special import blockwise, horner, piecewise
 
 _FAR = 8
-"""Where Stirling's series begins."""
+"""The argument from which Stirling's series is used."""
 
 # Γ(2+u) = 1 + u·g(u) and log Γ(2+u) = u·l(u), for |u| ≤ 1/2.
 _GAMMA = (
@@ -73,7 +73,7 @@ def _near_two(xp: Any, x: Array) -> tuple[Array, Array, Array]:
 
 
 def _sine(xp: Any, x: Array) -> Array:
-    """The sine of πx, exact at whole numbers and halves."""
+    """The sine of πx, exact at integers and halves."""
     whole = xp.rint(x)
     made = xp.sin(np.pi * (x - whole))
     return xp.where(whole % 2 == 0, made, -made)
@@ -106,7 +106,7 @@ def _gamma_negative(xp: Any, x: Array) -> Array:
 
 
 gamma = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _gamma_negative)], _gamma_positive))
-"""The gamma function: NaN at negative whole numbers."""
+"""The gamma function: NaN at negative integers."""
 
 
 # -- log |Γ| -----------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def _gammaln_negative(xp: Any, x: Array) -> Array:
 
 
 gammaln = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _gammaln_negative)], _gammaln_positive))
-"""The logarithm of the absolute gamma function: infinite at 0 and negative whole numbers."""
+"""The logarithm of the absolute gamma function: infinite at 0 and negative integers."""
 
 
 # -- ψ -----------------------------------------------------------------------------------------------------
@@ -166,7 +166,7 @@ def _digamma_negative(xp: Any, x: Array) -> Array:
 
 
 digamma = blockwise(lambda xp, x: piecewise(xp, x, [(x < 0, _digamma_negative)], _digamma_positive))
-"""The derivative of gammaln: NaN at negative whole numbers."""
+"""The derivative of gammaln: NaN at negative integers."""
 
 
 # -- the derivatives of ψ ----------------------------------------------------------------------------------

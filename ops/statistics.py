@@ -10,7 +10,7 @@ from flowmx.errors import DataError, ParameterError, ShapeError
 from flowmx.ops.dtypes import BY_NAME, FLOAT32, DType, is_floating
 from flowmx.ops.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.reduce import Reduction, Sum, wide
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 from flowmx.ops.reshaping import axis_of, times
 
 
@@ -19,6 +19,8 @@ class CumSum(Operator):
     """The sums of all elements up to each one, along an axis, or in the flattened array."""
 
     arguments = ("a",)
+    input_docs = described(a="any shape, any dtype")
+    output_doc = "The shape of a, or flat where axis is None; dtype `dtype`, or that of a (int64 for bool)"
     axis: int | None = option(None, "The axis; None for the flattened array.")
     dtype: DType | None = option(None, "The output's dtype (default: the input's).")
 
@@ -52,6 +54,10 @@ class CumSum(Operator):
 class Moments(Operator):
     """Mean and variance over the given axes."""
 
+    input_docs = described(data="any shape, float")
+    output_doc = (
+        "Mean and variance: the shape of data without the axes, or with length 1 there (keepdims); the dtype of data"
+    )
     axes: Shape | None = option(None, "The axes; None for all.")
     keepdims: bool = option(False, "Keep the reduced axes, with length 1.")
 
@@ -103,6 +109,8 @@ class MultiSumSq(Operator):
     """The sum of the squares of each input, in one float32 array (num_arrays,)."""
 
     variadic = "num_arrays"
+    input_docs = described(data="arrays of any shapes and dtypes")
+    output_doc = "(num_arrays,), float32"
     num_arrays: int = required("Number of inputs.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -127,13 +135,18 @@ class MultiSumSq(Operator):
 
 @operator("_histogram")
 class Histogram(Operator):
-    """How many numbers lie between neighbouring edges, the last one included, and the edges.
+    """The histogram of all elements: the counts of elements between neighbouring edges, and the edges.
 
     The edges are the second input, ascending; or ``bin_cnt`` bins of one width cover ``range``. Numbers outside
     are left out.
     """
 
     arguments = ("data", "bins")
+    input_docs = described(
+        data="any shape, any dtype",
+        bins="(edges,), the dtype of data, ascending; not with bin_cnt",
+    )
+    output_doc = "Counts (bins,), int64, and edges (bins + 1,), the dtype of data"
     no_gradient = True
     bin_cnt: int | None = option(None, "Number of bins of one width; without it the edges are an input.", low=1)
     range: tuple[float, ...] | None = option(None, "Lowest and highest edge of those.")

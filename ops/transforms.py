@@ -12,7 +12,7 @@ from flowmx.ops.indexing import add_rows, positions
 from flowmx.ops.linear import Inferred, InferredTypes, Linear, linear
 from flowmx.ops.nn_common import expect_rank
 from flowmx.ops.reduce import wide
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, family, merge, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, family, merge, operator, option, required
 from flowmx.ops.reshaping import times
 
 # -- Fourier -----------------------------------------------------------------------------------------------
@@ -28,6 +28,9 @@ class _Fourier(Operator):
 @operator("_contrib_fft")
 class FFT(_Fourier):
     """The discrete Fourier transform along the last axis: real (…, d) to complex (…, 2d), as (re, im) pairs."""
+
+    input_docs = described(data="(..., d), float")
+    output_doc = "(..., 2·d), the dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
@@ -45,6 +48,9 @@ class FFT(_Fourier):
 @operator("_contrib_ifft")
 class IFFT(_Fourier):
     """The real part of the inverse transform along the last axis, times d: complex (…, 2d) to real (…, d)."""
+
+    input_docs = described(data="(..., 2·d), float")
+    output_doc = "(..., d), the dtype of data"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
@@ -72,6 +78,12 @@ class CountSketch(Linear):
     """Each element of the last axis, with the sign ``s``, added to the place ``h``: (…, d) gives (…, out_dim)."""
 
     arguments = ("data", "h", "s")
+    input_docs = described(
+        data="(..., d), float",
+        h="(1, d), int or float; positions from 0 to out_dim - 1",
+        s="(1, d), int or float; 1 or -1",
+    )
+    output_doc = "(..., out_dim), the dtype of data"
     out_dim: int = required("Length of the sketch.", low=1)
     processing_batch_size: int = option(32, "Ignored.", low=1)
 
@@ -109,6 +121,8 @@ class KhatriRao(Operator):
     """Column by column the Kronecker product: matrices (mᵢ, n) give (Πmᵢ, n)."""
 
     variadic = "num_args"
+    input_docs = described(data="matrices (mᵢ, n) of one dtype")
+    output_doc = "(Πmᵢ, n), the dtype of the inputs"
     num_args: int = required("Number of inputs.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -142,7 +156,7 @@ class BackwardKhatriRao(Operator):
     hidden = True
     variadic = "num_args"
     num_args: int = required("Number of inputs, the head first.", low=2)
-    position: int = required("Which input.", low=0)
+    position: int = required("The index of the input.", low=0)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[self.position + 1]]

@@ -1,4 +1,4 @@
-"""UpSampling: images enlarged by whole numbers."""
+"""UpSampling: images enlarged by integer factors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.nn_common import computing_dtype, expect_rank
 from flowmx.ops.nn_convolution import Deconvolution
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option, required
 
 
 @linear("_repeat_pixels")
@@ -18,7 +18,7 @@ class RepeatPixels(Linear):
     """Each pixel ``scale`` times along both of the last two axes."""
 
     hidden = True
-    scale: int = option(1, "How often.", low=1)
+    scale: int = option(1, "The number of copies of each pixel on either axis.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
@@ -63,10 +63,14 @@ class UpSampling(Operator):
     variadic = "num_args"
     skips = True
     arguments = ("data", "weight")
+    input_docs = described(
+        data="images (batch, channels, height, width) of one dtype; for 'bilinear' one, then the weight"
+    )
+    output_doc = "(batch, channels, height·scale, width·scale), the dtype of the inputs"
     heavy = True
-    scale: int = required("How many times larger.", low=1)
+    scale: int = required("The factor by which to enlarge.", low=1)
     num_filter: int = option(0, "Channels of the input, for bilinear.", low=0)
-    sample_type: Literal["nearest", "bilinear"] = required("How to enlarge.")
+    sample_type: Literal["nearest", "bilinear"] = required("The way to enlarge.")
     multi_input_mode: Literal["concat", "sum"] = option("concat", "Join the inputs' channels, or add them up.")
     num_args: int = option(1, "Number of inputs.", low=1)
     workspace: int = option(512, "Ignored.", low=0)
@@ -82,7 +86,7 @@ class UpSampling(Operator):
 
     @cached_property
     def deconvolution(self) -> Deconvolution:
-        """What ``bilinear`` computes: each channel by itself."""
+        """The operator behind ``bilinear``: a deconvolution of each channel by itself."""
         made = Deconvolution.create(
             kernel=(2 * self.scale - self.scale % 2,) * 2, stride=(self.scale,) * 2, pad=(self.scale // 2,) * 2,
             num_filter=self.num_filter, num_group=self.num_filter,
@@ -137,7 +141,7 @@ class UpSampling(Operator):
 
     @staticmethod
     def _times(data: Any, out: Any) -> int:
-        """How many times larger an input becomes; both axes are enlarged alike."""
+        """The factor by which an input is enlarged; both axes have the same."""
         return int(out.shape[2]) // max(1, int(data.shape[2]))
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:

@@ -15,10 +15,10 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.dtypes import DType
 from flowmx.ops.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.nn_common import computing_dtype, expect_rank
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option, required
 
 Format = Literal["corner", "center"]
-_FORMAT = "How boxes are written."
+_FORMAT = "The coordinates of boxes: corners, or centre and size."
 _ROWS = 256
 
 
@@ -59,6 +59,11 @@ class BoxIoU(Operator):
     """
 
     arguments = ("lhs", "rhs")
+    input_docs = described(
+        lhs="(*left, 4), float",
+        rhs="(*right, 4), the dtype of lhs",
+    )
+    output_doc = "(*left, *right), the dtype of lhs"
     format: Format = option("corner", _FORMAT)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -85,7 +90,7 @@ class BoxIoU(Operator):
 
 @operator("_contrib_box_nms", "_contrib_box_non_maximum_suppression")
 class BoxNMS(Operator):
-    """Of boxes that overlap by more than a threshold, only the one with the best score.
+    """Non-maximum suppression: of boxes that overlap by more than a threshold, keep the one with the best score.
 
     Shapes: data and output (..., boxes, numbers); a box has its score, 4 coordinates and possibly a class at the
     given positions, and anything else. The output holds the boxes that are left by falling score, then rows of
@@ -93,16 +98,20 @@ class BoxNMS(Operator):
     gradient of a box that is left goes back to where it came from.
     """
 
+    input_docs = described(data="(..., boxes, numbers), float")
+    output_doc = "The shape and dtype of data"
     overlap_thresh: float = option(0.5, "Overlap above which the box with the lower score is dropped.")
     valid_thresh: float = option(0.0, "Boxes with a score up to this are dropped.")
-    topk: int = option(-1, "How many of the best boxes to look at; below 0 all, 0 none (the output is the input).")
+    topk: int = option(-1, "The number of best boxes to consider; below 0 all, 0 none (the output is the input).")
     coord_start: int = option(2, "Position of the 4 coordinates.", low=0)
     score_index: int = option(1, "Position of the score.", low=0)
     id_index: int = option(-1, "Position of the class; below 0 for none.")
     background_id: int = option(-1, "The class whose boxes are dropped.")
     force_suppress: bool = option(False, "Compare boxes of different classes too.")
     in_format: Format = option("corner", _FORMAT)
-    out_format: Format = option("corner", "How boxes are written in the output, where their left is not below 0.")
+    out_format: Format = option(
+        "corner", "The coordinates of boxes in the output, for those whose left is not below 0."
+    )
 
     def __post_init__(self) -> None:
         coordinates = range(self.coord_start, self.coord_start + 4)
@@ -162,7 +171,7 @@ class BoxNMS(Operator):
             left = now
 
     def _overlapping(self, xp: Any, boxes: Array) -> Array:
-        """Whether each box would drop each of those behind it (n, n)."""
+        """The matrix (n, n), bool, of which box suppresses which of those behind it."""
         places = boxes[:, self.coord_start : self.coord_start + 4]
         found = xp.zeros((len(boxes), len(boxes)), bool)
         for start in range(0, len(boxes), _ROWS):
@@ -235,6 +244,8 @@ class BipartiteMatching(Operator):
     (..., columns), -1 where there is none. No gradient flows: it is 0, as in MXNet.
     """
 
+    input_docs = described(data="(..., rows, columns), float; scores")
+    output_doc = "Each row's column (..., rows) and each column's row (..., columns), the dtype of data"
     is_ascend: bool = option(False, "The smallest scores are the best.")
     threshold: float = required("Scores must be above it, or below with is_ascend.")
     topk: int = option(-1, "MXNet makes one match more than this; below 1 there is no limit.")

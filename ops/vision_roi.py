@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from flowmx.errors import DataError, IndexOutOfRange, ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, shape_of
 from flowmx.ops.nn_common import bound, computing_dtype, expect_rank, expect_shape
-from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+from flowmx.ops.registry import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option, required
 from flowmx.ops.reshaping import expect_elements
 
 _PART = 1 << 22
@@ -21,6 +21,11 @@ _PART = 1 << 22
 
 class _Regions(Operator):
     arguments: ClassVar[tuple[str, ...]] = ("data", "rois")
+    input_docs = described(
+        data="(batch, channels, height, width), float",
+        rois="(regions, 5), the dtype of data; the image's number, left, top, right, bottom",
+    )
+    output_doc = "(regions, channels, *pooled_size), the dtype of data"
     pooled_size: Shape
     spatial_scale: float
 

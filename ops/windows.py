@@ -29,7 +29,7 @@ _COLUMN_BYTES = 4 << 20
 
 
 class Geometry(NamedTuple):
-    """How windows lie over the spatial axes (each field has one number an axis)."""
+    """The geometry of windows over the spatial axes; each field has an int for each axis."""
 
     kernel: Shape
     stride: Shape
@@ -38,11 +38,11 @@ class Geometry(NamedTuple):
     groups: int = 1
 
     def reach(self, axis: int) -> int:
-        """How much of an axis one window covers."""
+        """The extent of one window along an axis."""
         return self.dilate[axis] * (self.kernel[axis] - 1) + 1
 
     def output(self, axis: int, length: int) -> int:
-        """How many windows fit on an axis; -1 where its length is not known."""
+        """The number of windows along an axis; -1 where its length is not known."""
         if length == -1:
             return -1
         return (length + 2 * self.pad[axis] - self.reach(axis)) // self.stride[axis] + 1

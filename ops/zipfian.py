@@ -44,9 +44,10 @@ class SampleUniqueZipfian(Operator):
     """
 
     arguments = ()
+    output_doc = "Samples `shape` and numbers of draws (rows,), int64"
     uses_random = True
     no_gradient = True
-    range_max: int = required("How many classes there are.", low=1)
+    range_max: int = required("The number of classes.", low=1)
     shape: Shape = option((), "The number of rows, and of samples in each.", low=0)
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from flowmx.ops.documentation import inputs_of, is_elementwise, outputs_of
 from flowmx.ops.parameters import Parameter
 from flowmx.ops.registry import Operator, registered
 from tests.surface import EXCLUDED, FUNCTIONS, GRADIENTS, NUMPY, OPERATORS, SPARSE
@@ -33,7 +34,8 @@ _HEAD = """\
 Every operator that MXNet 1.9.1 registers, and what became of it here. An operator `name` is `mx.nd.name` on arrays
 and `mx.sym.name` on symbols; one that begins with `_linalg_`, `_contrib_`, `_image_`, `_random_` or `_sample_` is also
 found in the namespace of that name (`mx.nd.linalg.gemm2`). Arguments come in the order shown: the inputs, then the
-parameters with their defaults (`=?` where one must be given). `help(mx.nd.name)` says what each means.
+parameters with their defaults (`=?` where one must be given). `help(mx.nd.name)` says what each means. Where no shapes
+are given, the inputs and the output have one shape and one dtype, any there is.
 
 """
 
@@ -70,6 +72,14 @@ def call_of(cls: type[Operator]) -> str:
     return f"{cls.name}({', '.join([*inputs, *parameters])})"
 
 
+def arrays_of(cls: type[Operator]) -> str:
+    """The shapes and dtypes of an operator's inputs and outputs, as a list; empty where all have one of each."""
+    if is_elementwise(cls):
+        return ""
+    items = [f"`{name}`: {text}" for name, text in inputs_of(cls).items()] + [f"Returns: {outputs_of(cls)}"]
+    return "".join(f"  - {item}.\n" for item in items).replace("*", r"\*").replace(r"`\*", "`*")
+
+
 def families() -> dict[str, list[type[Operator]]]:
     """The provided operators by family, a module each, in the order that they are registered."""
     found: dict[str, dict[type[Operator], None]] = defaultdict(dict)
@@ -98,7 +108,7 @@ def page() -> str:
         lines.append(f"\n## {title}\n\n")
         for cls in classes:
             also = f" Also {', '.join(f'`{alias}`' for alias in cls.aliases)}." if cls.aliases else ""
-            lines.append(f"- `{call_of(cls)}`: {sentence(cls)}{also}\n")
+            lines.append(f"- `{call_of(cls)}`: {sentence(cls)}{also}\n{arrays_of(cls)}")
     lines.append("\n## Provided as functions\n\n")
     lines += [f"- `{name}`: {FUNCTIONS[name]}\n" for name in sorted(by_state["function"])]
     lines.append("\n## Left out\n")

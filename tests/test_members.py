@@ -349,7 +349,7 @@ def test_a_view_travels_unchanged():
     ("change", "message"),
     [
         ({"phase": "late"}, "'phase' must be one of forming"),
-        ({"epoch": -1}, "'epoch' must be a whole number"),
+        ({"epoch": -1}, "'epoch' must be an int"),
         ({"epoch": True}, "'epoch'"),
         ({"members": "all"}, "'members' must be a list"),
         ({"members": [7]}, "a member must be a map"),

@@ -99,7 +99,7 @@ def _print(_: str, line: str) -> None:
 def main() -> int:
     """Run one order; return the status of its process, or 126 where it could not be run."""
     for number in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # the launcher says what is to be done
+        signal.signal(number, signal.SIG_IGN)  # the launcher decides what is done
     try:
         return asyncio.run(_run())
     except (OSError, ValueError) as error:

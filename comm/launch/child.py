@@ -24,7 +24,7 @@ Output = Callable[[str, str], None]
 
 
 def describe(status: int) -> str:
-    """How a process ended, in words."""
+    """Describe an exit status as text; a negative one is the signal that killed the process."""
     if status >= 0:
         return f"exit status {status}"
     try:
@@ -34,7 +34,7 @@ def describe(status: int) -> str:
 
 
 class Guard:
-    """Kills the groups of processes that are left when this process is gone, however it went, and removes folders."""
+    """A guard process: it kills leftover process groups and removes folders after this process has ended in any way."""
 
     def __enter__(self) -> Self:
         command = [*ALONE, str(HERE / "guard.py")]
@@ -48,15 +48,15 @@ class Guard:
             self._process.communicate()
 
     def watch(self, group: int) -> None:
-        """A group is to be killed, should it be left."""
+        """Have a process group killed, should it be left."""
         self._tell(f"+{group}")
 
     def forget(self, group: int) -> None:
-        """A group has ended."""
+        """Note that a process group has ended."""
         self._tell(f"-{group}")
 
     def remove(self, folder: Path) -> None:
-        """A folder is to be removed at the end."""
+        """Have a folder removed at the end."""
         self._tell(str(folder.absolute()))
 
     def _tell(self, line: str) -> None:
@@ -103,7 +103,7 @@ class Child:
         folder: str | None = None,
         reads: bool = False,
     ) -> Self:
-        """Start a program; where there is none of that name, the child says so and ends with status 127.
+        """Start a program; one that does not exist prints so and ends with status 127.
 
         Args:
             name: what its lines begin with.
@@ -133,7 +133,7 @@ class Child:
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """The exit status as text, for messages."""
         return "it runs" if self.status is None else describe(self.status)
 
     def tell(self, line: str) -> None:
@@ -166,7 +166,7 @@ class Child:
         return self.status
 
     def _meaning(self, status: int) -> int:
-        """What a status of the process says."""
+        """Translate an exit status of the local process into that of the process which it stands for."""
         return status
 
     async def _read(self) -> None:

@@ -1,4 +1,4 @@
-"""Outlives a launcher, kills what it started, and removes its folders.
+"""The guard process of a launcher: it outlives it, kills its processes, and removes its folders.
 
 It reads ``+<group>`` and ``-<group>`` lines, and at their end kills the groups that are left; then it removes the
 folders whose paths it read.

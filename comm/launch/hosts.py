@@ -1,4 +1,4 @@
-"""Where the processes of a job run: what a launcher needs of a host, this machine, and which host is taken."""
+"""Hosts of a job's processes: the interface that a launcher needs, this machine, and the choice of a host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Here", "Host", "Process", "Site", "choose"]
 
 
 class Process(Protocol):
-    """A process that a launcher had started.
+    """A process of a launcher.
 
     Attributes:
         name: such as ``"worker 0"``.
@@ -41,14 +41,14 @@ class Process(Protocol):
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """The exit status as text, for messages."""
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and all that it started."""
 
 
 class Host(Protocol):
-    """Starts processes.
+    """A host, on which processes can be started.
 
     Attributes:
         name: what people call it; empty for this machine.
@@ -63,7 +63,7 @@ class Host(Protocol):
     scratch: str
 
     async def start(self, order: Order, output: Output) -> Process:
-        """Start a process; a program that is not there says so and ends with status 127."""
+        """Start a process; a program that does not exist prints so and ends with status 127."""
 
 
 class Site(Protocol):
@@ -82,17 +82,17 @@ class Site(Protocol):
     ) -> None: ...
 
     def hosts(self) -> Sequence[Host]:
-        """Those that are there now."""
+        """The hosts that are available now."""
 
     def connect(self, scheduler: str) -> Line:
         """A connection to the job's scheduler."""
 
     def tell(self, line: str) -> None:
-        """Something that the launcher says."""
+        """Take a message of the launcher's."""
 
 
 class Here:
-    """This machine, and nothing else.
+    """The site of one host, this machine.
 
     Args:
         plan: what is to be launched.
@@ -118,7 +118,7 @@ class Here:
         await asyncio.to_thread(self._guard.__exit__, kind, error, trace)
 
     def hosts(self) -> Sequence[Host]:
-        """This one."""
+        """The one host."""
         return [self]
 
     def connect(self, scheduler: str) -> Line:
@@ -126,7 +126,7 @@ class Here:
         return peer(scheduler, self.secret)
 
     def tell(self, line: str) -> None:
-        """Nobody else hears it."""
+        """Do nothing: there is no other process to tell."""
 
     async def start(self, order: Order, output: Output) -> Child:
         """Start a process on this machine."""

@@ -33,7 +33,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Launcher:
-    """Runs one plan. Belongs to the event loop that it was made on.
+    """The launcher of one plan. Belongs to the event loop that it was made on.
 
     Args:
         plan: what is to be launched.
@@ -58,7 +58,7 @@ class Launcher:
         self._done: set[str] = set()  # processes that ended, and are not missed
         self._signals: list[int] = []
         self._signalled = asyncio.Event()
-        self._untold: dict[str, tuple[Process, str]] = {}  # workers that failed while the scheduler was away
+        self._unreported: dict[str, tuple[Process, str]] = {}  # workers that failed while the scheduler was away
         self._line: Line | None = None
         self._seen: View | None = None
 
@@ -129,7 +129,7 @@ class Launcher:
         return child
 
     def _place(self, name: str, role: str) -> Host:
-        """Where a process goes.
+        """Choose the host for a process.
 
         Raises:
             ValueError: there is no host for it.
@@ -154,7 +154,7 @@ class Launcher:
         self._output("launch", text)
 
     def _fail(self, why: str, culprit: Process) -> int:
-        """The job has failed; return its status."""
+        """End the job as failed; return its status."""
         self.failure = why
         self._say(why)
         return _status(culprit.status or 1)
@@ -162,7 +162,7 @@ class Launcher:
     # While it runs
 
     async def _follow(self) -> int:
-        """Wait for processes to end, and do what the policy says, until the workers are done."""
+        """Wait for processes to end, and apply the policy, until the workers are done."""
         while not self._done.issuperset(self.plan.worker_names):
             running = {child.ended: child for child in self._children.values() if child.name not in self._done}
             signalled = asyncio.create_task(self._signalled.wait())
@@ -177,7 +177,7 @@ class Launcher:
         return 0
 
     async def _ended(self, child: Process) -> int | None:
-        """A process has ended; return the job's status, if that ends the job."""
+        """Handle the end of a process; return the job's status, if that ends the job."""
         assert child.status is not None
         if child.status == 0:  # a server and the scheduler may hear of the job's end before the last worker has ended
             self._done.add(child.name)
@@ -199,7 +199,7 @@ class Launcher:
         return await self._start_again(child)
 
     async def _is_needless(self, child: Process) -> bool:
-        """Whether there is nothing for a process to come back to: others have done the work."""
+        """True when the process has nothing left to do, so that it need not be started again."""
         if child.name.startswith("worker"):
             return bool(self._done.intersection(self.plan.worker_names))
         await self._ask("view", {}, 2.0)
@@ -241,13 +241,13 @@ class Launcher:
         why = first.obituary if first else how
         self._fail(f"the job has failed because of {self._where(culprit)}: {why}", culprit)
         if self._joined:
-            await self._gone_within(self.plan.grace / 2)  # the nodes are told, and end by themselves
+            await self._gone_within(self.plan.grace / 2)  # the nodes are informed, and end by themselves
         return _status(culprit.status or child.status or 1)
 
     def _forward(self, number: int) -> None:
         self._signals.append(number)
         self._signalled.set()
-        if len(self._signals) > 1:  # said twice: at once
+        if len(self._signals) > 1:  # signalled twice: end at once
             for child in self._children.values():
                 child.signal(signal.SIGKILL)
 
@@ -273,25 +273,25 @@ class Launcher:
 
     @property
     def _joined(self) -> bool:
-        """Whether the nodes have formed a job, whose end they are told of."""
+        """True once the nodes have formed a job, whose end the scheduler announces to them."""
         return self._seen is not None and self._seen.phase != "forming"
 
     # The scheduler
 
     async def _tell(self, operation: str, child: Process, why: str = "") -> None:
-        """Say how a node ended; where nobody answers, it said so itself, or was no node, or the scheduler is away."""
-        told = await self._ask(operation, {"who": child.node, **({"why": why} if why else {})}, 2.0)
-        if not told and operation == "fail" and child.name.startswith("worker"):
-            self._untold[child.node] = child, why
+        """Report a node's end; without an answer it reported itself, or was no node, or the scheduler is away."""
+        answered = await self._ask(operation, {"who": child.node, **({"why": why} if why else {})}, 2.0)
+        if not answered and operation == "fail" and child.name.startswith("worker"):
+            self._unreported[child.node] = child, why
 
     async def _remind(self) -> None:
-        """Say again of workers that they failed; of servers their next start says it."""
+        """Repeat the reports of failed workers; a server's failure shows at its next start."""
         alive = {member.id for member in self._seen.workers} if self._seen is not None else set()
-        for node in alive & set(self._untold):
-            await self._tell("fail", *self._untold.pop(node))
+        for node in alive & set(self._unreported):
+            await self._tell("fail", *self._unreported.pop(node))
 
     async def _look(self, header: Mapping[str, int] | None = None) -> None:
-        """See what the scheduler knows; given an epoch, as soon as it knows anything else."""
+        """Get the scheduler's view; given an epoch, as soon as it has another one."""
         if not await self._ask("view", dict(header or {}), 10.0):
             await asyncio.sleep(0.1)  # it may be on its way back
 

@@ -1,4 +1,4 @@
-"""What is to be launched: the plan of a job, and the order for each of its processes. Pure."""
+"""The plan of a launched job, and the order for each of its processes. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMING = ("kvstore_heartbeat", "kvstore_timeout", "kvstore_reconnect")
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be launched.
+    """The description of a job to launch.
 
     Args:
         command: the workers' program and its arguments.
@@ -74,7 +74,7 @@ class Plan:
         return [f"worker {rank}" for rank in range(self.workers)]
 
     def folder(self, scratch: str) -> str:
-        """Where servers keep snapshots, given a temporary folder; empty where nobody would come back to them."""
+        """The folder for the servers' snapshots: ``snapshot``, else ``scratch`` if elastic, else empty (none)."""
         return self.snapshot or (scratch if self.policy == "elastic" else "")
 
     def environment(self, name: str, node: str, address: str, scheduler: str) -> dict[str, str]:
@@ -131,7 +131,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Order:
-    """One process, as whoever starts it must know it.
+    """The order to start one process.
 
     Args:
         name: such as ``"worker 0"``.
@@ -164,7 +164,7 @@ class Order:
 
     @classmethod
     def from_json(cls, line: str) -> Order:
-        """The order that :meth:`to_json` gave.
+        """Parse an order from the text of :meth:`to_json`.
 
         Raises:
             ValueError: it is none.
@@ -178,7 +178,7 @@ class Order:
 
 
 def job_secret(addresses: Iterable[str], path: str) -> bytes | None:
-    """What the nodes of a job share: what a file holds, or a new secret if other machines reach them.
+    """Read the secret of a job's nodes from a file, or make a new one if other machines reach them; else None.
 
     Args:
         addresses: of all machines of the job.

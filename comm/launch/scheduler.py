@@ -19,7 +19,7 @@ __all__ = ["ANNOUNCEMENT", "main", "serve"]
 
 log = logging.getLogger("flowmx.comm")
 
-ANNOUNCEMENT = "flowmx scheduler at "  # begins the line that tells the address
+ANNOUNCEMENT = "flowmx scheduler at "  # begins the line with the address
 
 
 async def serve(scheduler: Scheduler, host: str, port: int) -> int:
@@ -40,7 +40,7 @@ async def serve(scheduler: Scheduler, host: str, port: int) -> int:
 
 
 def _where(config: settings.Settings) -> tuple[str, int]:
-    """Host and port of a scheduler that nobody tells more than the environment does: where the nodes look for it.
+    """The scheduler's host and port by the environment, which is where the nodes look for it.
 
     Raises:
         SettingError: the address is none.
@@ -56,7 +56,7 @@ def _where(config: settings.Settings) -> tuple[str, int]:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What ``scheduler`` takes.
+    """Build the argument parser of the command ``scheduler``.
 
     Raises:
         SettingError: a setting, which is a default here, has a wrong value.

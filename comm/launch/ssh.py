@@ -37,7 +37,7 @@ _HOST = re.compile(r"[A-Za-z0-9._@:\[\]%-]+", re.ASCII)
 
 @dataclass(frozen=True)
 class Named:
-    """A host as people write it.
+    """A host as given on the command line or in a hostfile.
 
     Args:
         name: what ssh calls it, ``user@`` included.
@@ -70,7 +70,7 @@ def read_hostfile(path: str | os.PathLike[str]) -> list[Named]:
 
     Raises:
         OSError: it can not be read.
-        ValueError: a line is none of these; the message says which.
+        ValueError: a line is none of these; the message names it.
     """
     found = []
     for number, line in enumerate(Path(path).read_text().splitlines(), 1):
@@ -139,7 +139,7 @@ class Remote(Child):
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """The exit status as text, for messages."""
         if self.lost:
             return "ssh's connection ended, or there was none (exit status 255)"
         return "it runs" if self.status is None else describe(self.status)
@@ -164,7 +164,7 @@ class Reached:
         self.used = False
 
     async def start(self, order: Order, output: Output) -> Remote:
-        """Start a process there."""
+        """Start a process on this host."""
         self.used = True
         order = replace(order, folder=self._site.folder)
         child = await Remote.start(
@@ -227,7 +227,7 @@ class Ssh:
         await asyncio.to_thread(self.guard.__exit__, kind, error, trace)
 
     def hosts(self) -> Sequence[Host]:
-        """All of them."""
+        """All hosts."""
         return self._hosts
 
     def connect(self, scheduler: str) -> Line:
@@ -235,4 +235,4 @@ class Ssh:
         return peer(scheduler, self.secret)
 
     def tell(self, line: str) -> None:
-        """Nobody else hears it."""
+        """Do nothing: there is no other process to tell."""

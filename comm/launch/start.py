@@ -1,4 +1,4 @@
-"""Becomes another program, which dies when the launcher does: ``start.py <launcher's process> <program> ...``.
+"""Exec another program, which is killed when the launcher ends: ``start.py <launcher's process> <program> ...``.
 
 Run with the standard library alone. A process that was to arrange this between fork and exec (``preexec_fn``) could
 hang where the launcher has threads.
@@ -15,7 +15,7 @@ PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Ask the system for the signal, and become the program."""
+    """Ask the kernel for the signal at the parent's death, and exec the program."""
     launcher, *command = sys.argv[1:]
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -19,7 +19,7 @@ def make(context: Context) -> CudaDevice:
     """The GPU of a number.
 
     Raises:
-        DeviceError: there is none of that number, no driver, or no CuPy; the message says which.
+        DeviceError: there is none of that number, no driver, or no CuPy; the message names it.
     """
     library.check(context.device_id, driver.gpus())
     cp = library.load()

@@ -1,4 +1,4 @@
-"""One capture: what steps launch on a stream becomes a graph, and the memory that they take meanwhile belongs to it.
+"""Captures: the launches of steps on a stream become a graph, which owns the memory that they take meanwhile.
 
 A graph writes into that memory at every launch. So it comes from, and goes back to, a store of the capture's own.
 """
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 _log = logging.getLogger("flowmx.cuda")
 
 _COPY_NODES = 8
-"""What is asked of a graph: not all, since the names of kernels that CuPy has compiled make CUDA fail."""
+"""The flag of ``debug_dot_str`` for copy nodes. Not all: names of kernels that CuPy has compiled make CUDA fail."""
 _HOST_COPIES = ("HtoD", "DtoH", "HostToDevice", "DeviceToHost")
 
 
 class Kept:
-    """Keeps a block that nothing else holds from the pool."""
+    """A holder that keeps a block from the pool which nothing else holds."""
 
 
 class CaptureMemory:
-    """Where memory comes from during a capture.
+    """The allocator of device memory during a capture.
 
     Args:
         device: the GPU.
@@ -58,7 +58,7 @@ class CaptureMemory:
             self._free.setdefault(block.size, []).append(block)
 
     def keep(self) -> list[Any]:
-        """End of the capture: what holds the blocks from now on, beside arrays that outlive it."""
+        """End the capture; returns what holds the blocks from now on, besides arrays that outlive it."""
         self._collect()
         free = {id(block) for blocks in self._free.values() for block in blocks}
         held: list[Any] = []
@@ -71,7 +71,7 @@ class CaptureMemory:
 
     @property
     def blocks(self) -> list[Block]:
-        """All that was allocated."""
+        """The blocks that were allocated."""
         return list(self._blocks.values())
 
 
@@ -106,7 +106,7 @@ class NotCaptured(Exception):
     """A capture that failed.
 
     Attributes:
-        culprit: the step that it failed at; None: nobody knows.
+        culprit: the step that it failed at; None where it is not known.
     """
 
     def __init__(self, why: object, culprit: int | None) -> None:
@@ -155,7 +155,7 @@ def capture(device: CudaDevice, run: Any, steps: Sequence[Any], stream: CudaStre
 
 
 def copies_host_memory(graph: Any) -> bool:
-    """Whether a graph copies from or to the host, whose memory would be another's when it is launched again."""
+    """Tell whether a graph copies from or to the host, whose memory may be reused before the next launch."""
     # Pinned memory is refused in a capture, so that this only finds what passes plain memory of the host by itself.
     try:
         text = str(graph.debug_dot_str(_COPY_NODES))

@@ -26,7 +26,7 @@ def _here() -> CudaStream:
 
 
 def is_plain(array: Any) -> bool:
-    """Whether an array's bytes lie in order, without gaps."""
+    """Tell whether an array is C-contiguous."""
     return bool(array.flags.c_contiguous)
 
 
@@ -62,7 +62,7 @@ def copy_out(device: CudaDevice, source: Any, target: Any) -> None:
 
 
 def upload(device: CudaDevice, source: Any, target: Any) -> None:
-    """Bytes of the host's to a device: through pinned memory, unless they lie in it."""
+    """Copy bytes of the host's to a device: through pinned memory, unless they lie in it."""
     stream = _here()
     source = np.ascontiguousarray(source)
     if is_pinned(source):
@@ -78,7 +78,7 @@ def upload(device: CudaDevice, source: Any, target: Any) -> None:
 
 
 def download(device: CudaDevice, source: Any, target: Any) -> None:
-    """Bytes of a device to the host: through pinned memory, for which this thread waits, unless they lie in it."""
+    """Copy bytes of a device to the host: through pinned memory, for which this thread waits, unless they lie in it."""
     stream = _here()
     if is_pinned(target):
         source.data.copy_to_host_async(_address(target), target.nbytes, stream.raw)
@@ -105,7 +105,7 @@ def _arrive(device: CudaDevice, part: Any, block: PinnedBytes, token: Token) -> 
 
 
 def _from_peer(device: CudaDevice, source: Any, target: Any) -> None:
-    """Bytes of another GPU. The driver takes them through the host where the two can not reach each other."""
+    """Copy bytes of another GPU. The driver takes them through the host where the two can not reach each other."""
     stream = _here()
     other = source.data.device_id
     device.reach(other)

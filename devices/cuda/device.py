@@ -187,14 +187,14 @@ class CudaDevice(Accelerator):
     # -- errors ----------------------------------------------------------------------------------------
 
     def lose_by(self, error: Exception, stream: CudaStream, op: Operation) -> Failure | None:
-        """What an error that a launch raised says of the device: None where it is the launch's alone."""
+        """Lose the device if an error that a launch raised is fatal to it; None where only the launch has failed."""
         return self.lose(error, stream, op) if library.is_deadly(error) else None
 
     def lose(self, error: Exception, stream: CudaStream, op: Operation | None) -> Failure:
         """Give the device up: what is not known to be done fails, and so does all that comes.
 
         Args:
-            error: what CUDA said.
+            error: CUDA's error.
             stream: where it was found.
             op: what was being launched, if anything.
         """
@@ -227,7 +227,7 @@ class CudaDevice(Accelerator):
             stream.synchronize()
 
     def left_behind(self) -> None:
-        """In the child of a fork: CUDA does not work there."""
+        """Disable the device in the child of a fork, where CUDA does not work."""
         error = DeviceError(
             f"{self} was used before this process was forked, and CUDA does not work in the child: start processes "
             "with multiprocessing's 'spawn', or use the GPU only after the fork"
@@ -244,7 +244,7 @@ _all: weakref.WeakSet[CudaDevice] = weakref.WeakSet()
 
 
 def _nothing() -> None:
-    """Stands for what is not known."""
+    """Do nothing: the function of a placeholder for unknown operations."""
 
 
 def _after_fork() -> None:

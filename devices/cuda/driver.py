@@ -1,4 +1,4 @@
-"""What GPUs there are, asked of the driver itself: without CuPy, and without a context, which takes hundreds of MB.
+"""The GPUs of this machine, from the driver's API: without CuPy, and without a context, which takes hundreds of MB.
 
 GPUs are numbered in the order of their PCI addresses, so that a number means the same card in every program of a
 machine; ``CUDA_DEVICE_ORDER`` and ``CUDA_VISIBLE_DEVICES`` are CUDA's own, and what the user has set there counts.
@@ -36,7 +36,7 @@ class GPU(NamedTuple):
 
 
 def prefer_pci_order() -> None:
-    """Number GPUs by their PCI addresses, unless the user has said otherwise; to be called before CUDA starts."""
+    """Number GPUs by their PCI addresses, unless the user has set another order; to be called before CUDA starts."""
     os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
 
 
@@ -58,7 +58,7 @@ def _load() -> Any:
 
 
 def list_gpus(library: Any) -> tuple[GPU, ...]:
-    """The GPUs that a driver library tells of; none where it can not start.
+    """The GPUs that a driver library lists; none where it can not start.
 
     Args:
         library: ``libcuda``, loaded.

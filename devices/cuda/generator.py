@@ -16,7 +16,7 @@ from flowmx.devices.generator import Generator
 
 
 class DeviceBits:
-    """Draws as NumPy's ``Generator`` does, as far as operators ask; results lie on the device, but for scalars.
+    """The part of NumPy's ``Generator`` that operators use; results lie on the device, but for scalars.
 
     Args:
         cp: CuPy.
@@ -57,7 +57,7 @@ class DeviceBits:
         return self._host.permutation(count)
 
     def __getattr__(self, name: str) -> Any:
-        """Any other distribution: drawn on the host."""
+        """A method of any other distribution, drawn on the host."""
         draw = getattr(self._host, name)
 
         def drawn(*parameters: Any, **named: Any) -> Any:

@@ -31,7 +31,7 @@ _LOSSES = 32
 _MOST = 128
 """Graphs of a device; the ones that ran longest ago go first."""
 Form = tuple[int, ...]
-"""What a graph holds for: see :meth:`Piece.form`."""
+"""The key of a captured graph: see :meth:`Piece.form`."""
 
 
 class Piece:
@@ -57,7 +57,7 @@ class Piece:
         self._new = 0
 
     def form(self, bits: Any) -> Form:
-        """What a graph of theirs holds for: all addresses, and the state of random numbers (a seed's own).
+        """The key under which a graph of theirs is valid: all addresses, and the random generator (one each seed).
 
         Of arrays that move, what counts is which of them are the same.
         """
@@ -68,7 +68,7 @@ class Piece:
         return tuple(found)
 
     def seen(self, form: Form) -> tuple[bool, Captured | None]:
-        """Whether they have had a form before, and its graph if there is one."""
+        """Look a form up, and note it: (True where it has occurred before, its graph if there is one)."""
         if form in self._forms:
             self._forms.move_to_end(form)
             return True, self._forms[form]
@@ -83,7 +83,7 @@ class Piece:
         return False, None
 
     def _expect_moves(self, form: Form) -> None:
-        """There are too many forms: from now on copy what differs between them, if it can be."""
+        """After too many forms, copy the arrays that differ between them, if they can be copied."""
         for known in (*self._forms, form):
             self.moving |= {at - 1 for at in range(1, len(form)) if known[at] != self._first[at]}
         self._forms.clear()
@@ -111,7 +111,7 @@ class Piece:
 
 
 def pieces_of(steps: Sequence[Any]) -> list[Piece]:
-    """Steps in as few pieces as can be: those that may be captured in a row, and those that may not."""
+    """Group steps into as few pieces as possible: runs that may be captured, and those that may not."""
     return [Piece(list(row)) for _, row in itertools.groupby(steps, _is_able)]
 
 
@@ -132,7 +132,7 @@ class Graphs:
         self.captures = self.replays = self.refused = 0
 
     def run(self, run: Any, steps: Sequence[Any]) -> Iterator[Any]:
-        """Launch what can be launched as graphs; yields, where its turn is, each step that is to be run by itself.
+        """Launch pieces as graphs where possible; yield, in its turn, each step that is to be run by itself.
 
         Args:
             run: theirs, whose memo keeps the graphs as long as the bound graph lives.
@@ -179,7 +179,7 @@ class Graphs:
         return True
 
     def _added(self, piece: Piece, form: Form) -> None:
-        """Count a new graph in, and let go of the oldest where there are too many."""
+        """Add a new graph, and drop the oldest where there are too many."""
         with self._lock:
             self._all.append((piece, form))
             oldest = self._all.popleft() if len(self._all) > _MOST else None
@@ -188,6 +188,6 @@ class Graphs:
 
 
 def _is_able(step: Any) -> bool:
-    """Whether a step does nothing but launch: no code of the user's, no loops of which values decide."""
+    """Tell whether a step can be captured: no user code, and no loop or branch that depends on values."""
     op = step[3].op
     return op is None or not (op.detached or op.subgraphs)

@@ -1,4 +1,4 @@
-"""CuPy, imported when the first GPU is used, and what its errors mean."""
+"""CuPy, imported when the first GPU is used, and the classification of its errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def usable() -> tuple[driver.GPU, ...]:
 
 
 def check(index: int, found: tuple[driver.GPU, ...]) -> None:
-    """See that there is a GPU of a number.
+    """Check that there is a GPU of a number.
 
     Raises:
         DeviceError: there is none; the message lists those that there are.
@@ -63,10 +63,10 @@ def check(index: int, found: tuple[driver.GPU, ...]) -> None:
 
 
 def errors(cp: Any) -> tuple[type[Exception], ...]:
-    """What CuPy raises for errors of CUDA."""
+    """The exception types that CuPy raises for errors of CUDA."""
     return (cp.cuda.runtime.CUDARuntimeError, cp.cuda.driver.CUDADriverError)
 
 
 def is_deadly(error: Exception) -> bool:
-    """Whether an error of CUDA is one of those that the device does not come back from."""
+    """Tell whether an error of CUDA is one from which the device does not recover."""
     return getattr(error, "status", None) in _DEADLY

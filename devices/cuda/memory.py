@@ -1,6 +1,6 @@
 """Memory of a GPU: blocks of a pool as CuPy sees them, for arrays and for what CuPy itself needs meanwhile.
 
-A :class:`Lease` is CuPy's own kind of memory, so that every view of an array holds on to it; when nobody does, the
+A :class:`Lease` is CuPy's own kind of memory, so that every view of an array holds on to it; when none is left, the
 block is free. CuPy asks for its temporaries through an allocator that is set once: what is asked for on one of our
 streams comes from the device's pool, is counted, and is kept from other streams by tokens; anything else goes on to
 the allocator that was there.
@@ -19,7 +19,7 @@ from flowmx.devices.streams import current_stream
 
 
 class Capturing(threading.local):
-    """What the calling thread captures: where its memory comes from meanwhile."""
+    """The allocator of the capture that the calling thread makes; None outside of captures."""
 
     memory: Any = None
 
@@ -28,7 +28,7 @@ capturing = Capturing()
 
 
 class NotCapturable(RuntimeError):
-    """Something was asked for in a capture that can not be replayed."""
+    """An operation within a capture that can not be replayed."""
 
 
 @functools.cache
@@ -60,7 +60,7 @@ def home_of(array: Any) -> Any:
 
 
 class Raw:
-    """Takes memory from CUDA, and gives it back.
+    """The allocator of a pool's blocks: CUDA's own.
 
     Args:
         device: the :class:`~flowmx.devices.cuda.device.CudaDevice`.
@@ -71,7 +71,7 @@ class Raw:
         self._runtime = device.xp.cuda.runtime
 
     def take(self, size: int) -> tuple[Any, int] | None:
-        """So many bytes: the handle and the address; None where there are no more."""
+        """Allocate so many bytes; return the handle and the address, or None where there is no memory left."""
         with self._device.selected():
             try:
                 address = self._runtime.malloc(size)
@@ -82,7 +82,7 @@ class Raw:
         return address, address
 
     def give(self, address: int) -> None:
-        """Give memory back; a device that is lost has none any more."""
+        """Free memory, unless the device is lost."""
         if self._device.lost is None:
             with self._device.selected():
                 self._runtime.free(address)
@@ -92,7 +92,7 @@ _installed: dict[Any, Any] = {}
 
 
 def install(cp: Any) -> None:
-    """Let CuPy's temporaries come from our pools (once for each module)."""
+    """Make CuPy allocate its temporaries from our pools (once for each module)."""
     if cp in _installed:
         return
     before = _installed[cp] = cp.cuda.get_allocator()

@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 28
 
 
 class Slot(NamedTuple):
-    """A place of a step where an array stands.
+    """A position of an array in a step's arguments.
 
     Attributes:
         arrays, position: the list of the step's arrays, and where in it.
@@ -37,12 +37,12 @@ class Slot(NamedTuple):
 
     @property
     def array(self) -> Any:
-        """What stands there now."""
+        """The array that is in this position now."""
         return self.arrays[self.position]
 
 
 def slots_of(steps: Sequence[Any]) -> list[Slot]:
-    """All places of steps, in the order in which they are touched."""
+    """All slots of steps, in the order in which they are accessed."""
     found: list[Slot] = []
     for _, inputs, outputs, node in steps:
         changed = _changed_inputs(node, len(inputs))
@@ -115,7 +115,7 @@ class Copies:
 
 
 def may_be_copied(slots: Sequence[Slot], moving: set[int]) -> bool:
-    """Whether moving arrays have no gaps, are little enough, and share no memory with what begins elsewhere."""
+    """True where moving arrays are contiguous, small enough to copy, and overlap no array that starts elsewhere."""
     arrays = [slots[number].array for number in moving]
     if not all(array.flags.c_contiguous for array in arrays) or sum(array.nbytes for array in arrays) > MOST_BYTES:
         return False

@@ -29,7 +29,7 @@ class PinnedBytes(np.ndarray[Any, Any]):
 
 
 def is_pinned(array: Any) -> bool:
-    """Whether an array lies in pinned memory."""
+    """Tell whether an array lies in pinned memory."""
     while array is not None and type(array) is not PinnedBytes:
         array = getattr(array, "base", None)
     return array is not None
@@ -54,7 +54,7 @@ class Staging:
         self.nbytes = 0
 
     def take(self, nbytes: int) -> PinnedBytes:
-        """At least so many bytes, which nothing uses."""
+        """Take a block of at least so many bytes, which nothing uses."""
         size = max(_LEAST, 1 << math.ceil(math.log2(nbytes)))
         with self._lock:
             free = self._blocks.setdefault(size, deque())

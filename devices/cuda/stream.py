@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from flowmx.devices.cuda.device import CudaDevice
 
 _LOOK_EVERY = 64
-"""Tokens after which a stream looks which are done, where nobody asks."""
+"""Tokens after which a stream checks which are done, where nothing else makes it."""
 
 _NOT_READY = 600
 
@@ -31,7 +31,7 @@ books = threading.RLock()
 
 
 class _Thread(threading.local):
-    """What CuPy takes as the current stream of a thread.
+    """A thread's current stream, as CuPy sees it.
 
     Attributes:
         stream: the one of ours that was entered last; an actor's thread leaves it at that.
@@ -179,7 +179,7 @@ class CudaStream(Stream):
         self._pass(token.serial)
 
     def _look(self) -> None:
-        """See how far the stream has come: the newest token, else the one in the middle, is asked."""
+        """Query how far the stream has come: the newest token, else the one in the middle."""
         with books:
             asked = [self._open[index][0] for index in (-1, len(self._open) // 2)] if self._open else []
         any(self.is_done(token) for token in asked)
@@ -196,7 +196,7 @@ class CudaStream(Stream):
             self._passed = max(self._passed, serial)
 
     def _inherit(self, token: Token) -> None:
-        """What failed on another device fails here too; on this one, all that is left fails together."""
+        """Carry a failure of another device over to this token, and let its sources go."""
         for source in token.sources:
             if source.stream.device is not self.device and token.failure is None:
                 token.failure = source.finish()
@@ -208,7 +208,7 @@ class CudaStream(Stream):
             return [op for _, op in self._open if op is not None]
 
     def handles(self) -> list[Any]:
-        """What CUDA has given it."""
+        """The raw handles that it owns: the stream and all its events."""
         return [self.raw, *self._spare, *[token.event for token, _ in self._open]]
 
     def fail(self, failure: Any) -> None:

@@ -1,4 +1,4 @@
-"""Arrays of simulated devices without numerics: they have a shape, a dtype and memory that nobody touches.
+"""Arrays of simulated devices without numerics: they have a shape, a dtype and memory that is never touched.
 
 Operators are not called on such a device. What else works on its arrays by itself (assignments, sums of stores, update
 rules, copies) meets :class:`Blank`, for which writing does nothing and reading gives zeros: memory of the system that
@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Blank(np.ndarray[Any, Any]):
-    """An array whose numbers are of no interest; views of it are such arrays too."""
+    """An array without values; views of it are such arrays too."""
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = (), **options: Any) -> Any:
         """Results that are given stay as they are; new ones have their shape and dtype, and no memory."""
@@ -44,10 +44,10 @@ class Blank(np.ndarray[Any, Any]):
         return func(*map(_plain, args), **{name: _plain(each) for name, each in kwargs.items()})
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        """Nothing is written."""
+        """Do nothing: a blank array is not written."""
 
     def fill(self, value: Any) -> None:
-        """Nothing is written."""
+        """Do nothing: a blank array is not written."""
 
 
 def blank(shape: tuple[int, ...], dtype: Any) -> Blank:

@@ -97,7 +97,7 @@ class Clock:
             self._events.append(event)
 
     def waiting(self) -> int:
-        """How many events are not settled."""
+        """The number of events that are not settled."""
         return len(self._events)
 
     def settle(self, before: float = float("inf")) -> float:
@@ -140,7 +140,7 @@ class Clock:
             self.spans.append(Span(event.name, event.stream, start, event.end))
 
     def end(self) -> tuple[float, Path]:
-        """When the last stream and the host are done, and the path to there, as far as settled."""
+        """The time (seconds) at which all streams and the host are done, and the critical path to it, as settled."""
         found = [(seconds, self._paths[stream]) for stream, seconds in self.ends.items()]
         return _latest([*found, (self.host, self._paths[""])])
 
@@ -150,7 +150,7 @@ def _latest(moments: Sequence[tuple[float, Path]]) -> tuple[float, Path]:
 
 
 def _longer(path: Path, parts: Path) -> Path:
-    """A path that goes on with these parts."""
+    """The path extended by these parts."""
     if not parts:
         return path
     longer = dict(path)

@@ -1,4 +1,4 @@
-"""What a simulated device is like: memory, arithmetic, bandwidths, latencies.
+"""The description of a simulated device: memory, arithmetic, bandwidths, latencies.
 
 The presets' figures are the makers' data sheets (dense rates, no sparsity); how much of them a kernel reaches is
 ``efficiency``, an assumption that is the same for all and not a measurement.
@@ -98,7 +98,7 @@ def named(name: str) -> Description:
 
 
 def fleet(text: str) -> tuple[Description, int]:
-    """What a text such as ``h100x8`` or ``a10`` names: the preset, and how many of it.
+    """Parse a text such as ``h100x8`` or ``a10`` into a preset and a count (default 1).
 
     Raises:
         ValueError: there is no such preset, or the number is none.

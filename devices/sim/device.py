@@ -1,4 +1,4 @@
-"""A simulated GPU: NumPy computes, or nobody does; streams, memory and time are those of the described device."""
+"""A simulated GPU: NumPy computes, or nothing does; streams, memory and time are those of the described device."""
 
 from __future__ import annotations
 
@@ -149,10 +149,10 @@ class SimDevice(Accelerator):
         self.system.operators[name] += seconds
 
     def replay(self, launch: Launch) -> None:
-        """Let what a bound graph launches be one launch, where its like was captured before.
+        """Count the launches of a bound graph as one, where the same were captured before.
 
-        Its function says by ``captured_by(*arguments)`` what object stands for it, for shapes and all, and which part
-        of it this is.
+        Its function's ``captured_by(*arguments)`` returns the object that identifies the capture, with its shapes, and
+        the part of it that this is.
         """
         captured_by = getattr(launch.function, "captured_by", None)
         if self._captured is None or captured_by is None:
@@ -164,18 +164,18 @@ class SimDevice(Accelerator):
         parts.add(part)
 
     def account_for_launch(self, launch: Launch) -> None:
-        """The work of a launch whose operators have not told it.
+        """Account for the work of a launch whose operators have not reported it.
 
-        Its function may say by ``moves(*arguments)`` how many bytes each of its launches moves, ``here`` or from or to
-        ``there``; None says nothing. Otherwise it copies what it writes, or moves all bytes once.
+        Its function's ``moves(*arguments)``, if there is one, returns the bytes that each of its launches moves,
+        ``here`` or from or to ``there``, or None. Otherwise it copies what it writes, or moves all bytes once.
         """
         kind = self._copies.get(launch.op.actor)
         moves = getattr(launch.function, "moves", None)
-        told = None if moves is None else moves(*launch.arguments)
-        if told is None:
+        reported = None if moves is None else moves(*launch.arguments)
+        if reported is None:
             written, touched = sum(map(_nbytes, launch.writes)), {*launch.reads, *launch.writes}
-            told = [("here", sum(map(_nbytes, touched)))] if kind is None else [("there", written)]
-        for where, nbytes in told:
+            reported = [("here", sum(map(_nbytes, touched)))] if kind is None else [("there", written)]
+        for where, nbytes in reported:
             if where == "here":
                 self.account(launch, launch.op.name, 0, nbytes)
             else:
@@ -196,10 +196,10 @@ def _block_of(array: Any) -> Block | None:
 
 
 def _map(size: int) -> tuple[Any, int]:
-    """Memory that takes none of the machine's before it is touched."""
+    """Map memory that takes no pages of the machine before it is touched."""
     memory = mmap.mmap(-1, size, flags=_MAPPING) if _MAPPING else bytearray(size)
     return memory, int(np.frombuffer(memory, np.uint8).__array_interface__["data"][0])
 
 
 def _unmap(memory: Any) -> None:
-    """Freed when nobody looks at it any more."""
+    """Do nothing: memory is unmapped when its last view is freed."""

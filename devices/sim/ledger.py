@@ -1,4 +1,4 @@
-"""A ledger of a simulated device's memory: what was in use when the most was, who held it, and as what.
+"""A ledger of a simulated device's memory: the blocks in use at the peak, their holders and their roles.
 
 The pool tells it of each block that comes into use and that is free again. A block is *leased* again and again, so what
 counts are leases, by number. What a lease is (a weight, a gradient, ...) is often known only later, when somebody who
@@ -32,7 +32,7 @@ class Lease(NamedTuple):
     is_copy: bool
 
     def role(self) -> str:
-        """What it is used as, where nobody says so."""
+        """The role of this memory where none was assigned."""
         if self.holder is not None and self.holder[0].startswith(STORES):
             return STORES
         return COPIES if self.is_copy else OTHER
@@ -57,7 +57,7 @@ class Ledger:
         self._used = self.peak = self._peak_at = 0
 
     def note(self, block: Block, is_taken: bool) -> None:
-        """Enter that a block comes into use, or is free again."""
+        """Record that a block comes into use, or is free again."""
         if is_taken:
             number = self._current[block] = len(self._leases)
             is_copy = here.launch is not None and here.launch.op.actor is not self._compute
@@ -71,14 +71,14 @@ class Ledger:
             self.peak, self._peak_at = self._used, len(self._entries)
 
     def name(self, blocks: Iterable[Block], role: str) -> None:
-        """Say what blocks are used as now; what was said first of a lease stays."""
+        """Name the role of blocks in use; the first name of a lease stays."""
         for block in blocks:
             number = self._current.get(block)
             if number is not None:
                 self._roles.setdefault(number, role)
 
     def by_role(self) -> dict[str, int]:
-        """The bytes in use at the peak, by what they were used as, the largest first."""
+        """The bytes in use at the peak by role, the largest first."""
         counted: Counter[str] = Counter()
         for number in self._at_peak():
             lease = self._leases[number]
@@ -86,7 +86,7 @@ class Ledger:
         return dict(counted.most_common())
 
     def holders(self, count: int) -> list[tuple[str, int]]:
-        """Who held the most at the peak: what it was allocated for, in words, and the bytes."""
+        """The largest holders of memory at the peak: pairs (what it was allocated for, bytes)."""
         counted: Counter[str] = Counter()
         for number in self._at_peak():
             counted[words(self._leases[number].holder)] += self._leases[number].size

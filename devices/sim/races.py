@@ -30,7 +30,7 @@ class Uses:
 
 
 class RaceChecker:
-    """Knows the clock of every stream."""
+    """The race checker: the vector clocks of all streams."""
 
     def __init__(self) -> None:
         self._clocks: dict[Stream, Clock] = {}
@@ -40,7 +40,7 @@ class RaceChecker:
         self._clocks.clear()
 
     def join(self, stream: Stream, token: Token) -> None:
-        """A stream has waited for a token."""
+        """Join a token's clock into that of a stream which has waited for it."""
         merge(self._clocks.setdefault(stream, {}), clock_of(token))
 
     def begin(self, stream: Stream) -> Clock:
@@ -81,7 +81,7 @@ class RaceChecker:
 
 
 def clock_of(token: Token) -> Clock:
-    """What is certain to be done where a token is."""
+    """The vector clock of a token: the work that is certain to be done once it is."""
     if token.stream is HOST:
         merged: Clock = dict(token.event or {})
         for each in token.sources:
@@ -92,7 +92,7 @@ def clock_of(token: Token) -> Clock:
 
 
 def merge(clock: Clock, other: Mapping[Stream, int]) -> None:
-    """Take in what another clock knows."""
+    """Merge another clock into this one."""
     for stream, count in other.items():
         if clock.get(stream, 0) < count:
             clock[stream] = count

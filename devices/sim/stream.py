@@ -92,7 +92,7 @@ class SimStream(Stream):
 
 
 def _may_do_anything(launch: Launch) -> bool:
-    """Whether an operation does more than work on its arrays: runs user code, settles errors, moves memory about."""
+    """True where an operation does more than compute on its arrays: user code, settling of errors, allocation."""
     return not launch.op.bulkable or launch.op.settles or getattr(launch.function, "moves_memory", False)
 
 

@@ -32,7 +32,7 @@ _MOST_AHEAD = 3
 
 
 class Statistics(NamedTuple):
-    """What a simulated machine did, in its own time.
+    """Statistics of a simulated machine, in virtual time.
 
     Attributes:
         seconds: from the beginning until the last stream and the host are done.
@@ -72,7 +72,7 @@ def _fill(columns: list[float], start: float, end: float) -> None:
 
 
 class Work:
-    """What a launch does, as far as it has been told.
+    """The device work of one launch, as recorded so far.
 
     Attributes:
         parts: seconds on the device, by what they are bound by.
@@ -92,7 +92,7 @@ class Work:
 
 
 class _Point:
-    """What a token stands for: its event on the clock, and what is certain to be done there."""
+    """The event of a token on the clock, and its vector clock."""
 
     __slots__ = ("clock", "event")
 
@@ -102,7 +102,7 @@ class _Point:
 
 
 class _Task(NamedTuple):
-    """What stands in a stream's queue: work that ends with a token, or a wait for another stream's."""
+    """An entry of a stream's queue: work that ends with a token, or a wait for another stream's token."""
 
     token: Token | None
     waits_for: Token | None
@@ -111,7 +111,7 @@ class _Task(NamedTuple):
 
 
 class _Here(threading.local):
-    """What a thread is about, and what it has waited for."""
+    """State of the calling thread: whether it executes deferred work, and the work that it has waited for."""
 
     executing = False
 
@@ -128,7 +128,7 @@ class System:
 
     Attributes:
         clock: the virtual time.
-        checker: knows the streams' clocks; None where races are not checked.
+        checker: the race checker, with the streams' clocks; None where races are not checked.
         devices: by number.
         operators: seconds of kernels by operator.
     """
@@ -153,13 +153,13 @@ class System:
 
     @property
     def executing(self) -> bool:
-        """Whether the calling thread carries out deferred work."""
+        """True while the calling thread carries out deferred work."""
         return self._here.executing
 
     # -- streams ---------------------------------------------------------------------------------------
 
     def wait(self, stream: Stream, token: Token) -> None:
-        """A stream waits for a token."""
+        """Make a stream wait for a token."""
         with self.lock:
             if self.checker is not None:
                 self.checker.join(stream, token)
@@ -167,7 +167,7 @@ class System:
                 self._queues.setdefault(stream, deque()).append(_Task(None, token, _nothing, None))
 
     def record(self, token: Token, launch: Launch | None, engine_name: str) -> None:
-        """A token is recorded: give it its place on the clock, and queue what was launched where it is deferred."""
+        """Record a token: give it its place on the clock, and queue deferred work."""
         work: Work = launch.work if launch is not None and launch.work is not None else Work()
         waited = launch.waited if launch is not None else []
         device: Any = token.stream.device
@@ -192,11 +192,11 @@ class System:
             self._inherit(token)
 
     def is_done(self, token: Token) -> bool:
-        """Whether the host knows that a token is done."""
+        """True where the host knows that a token is done."""
         return self._passed.get(token.stream, 0) >= token.serial
 
     def finish(self, token: Token) -> None:
-        """The host waits for a token."""
+        """Make the host wait for a token."""
         with self.lock:
             if self.rng is not None:
                 self._run_until(token)
@@ -204,7 +204,7 @@ class System:
             merge(self._passed, token.event.clock)
 
     def read(self, stream: Any, seconds: float) -> None:
-        """The host copies something to itself, and waits for that."""
+        """Make the host wait for a copy to itself."""
         if self.executing:
             return
         serial = engine.scheduler.serial
@@ -213,7 +213,7 @@ class System:
         self.clock.add(Event(serial, "", "", "", {}, 0.0, [copied]))
 
     def finished(self, token: Token) -> None:
-        """The calling thread knows that a token is done."""
+        """Note that the calling thread knows that a token is done."""
         if self._here.clock.get(token.stream, 0) >= token.serial:
             return
         known = dict(self._here.clock)  # a new one: operations that were pushed keep the old one
@@ -221,7 +221,7 @@ class System:
         self._here.clock = known
 
     def pushed(self, op: Operation) -> None:
-        """An operation is pushed: it comes after what this thread has waited for."""
+        """Note the push of an operation, which comes after what this thread has waited for."""
         op.after_wait = self._here.clock  # type: ignore[attr-defined]
 
     def settle(self) -> float:
@@ -265,7 +265,7 @@ class System:
         return True
 
     def _is_pending(self, token: Token | None) -> bool:
-        """Whether work up to a token is still to be carried out."""
+        """True where work up to a token is still queued."""
         queue = self._queues.get(token.stream) if token is not None else None
         first = next((task.token for task in queue or () if task.token is not None), None)
         return first is not None and token is not None and first.serial <= token.serial
@@ -295,13 +295,13 @@ class System:
     # -- looking ---------------------------------------------------------------------------------------
 
     def warn_of_zeros(self, device: Any) -> None:
-        """Say, the first time, that values are asked for which nobody has computed."""
+        """Warn, once, that values are read which nobody has computed."""
         if not self._has_warned:
             self._has_warned = True
             warn_user(f"{device} is simulated without numerics: every value that is asked for is 0", set())
 
     def check(self, launch: Launch) -> None:
-        """See that what an operation uses is certain to be done with.
+        """Check that all conflicting uses of an operation's memory are certain to be done.
 
         Raises:
             RaceError: something is not.
@@ -323,7 +323,7 @@ class System:
             raise found
 
     def check_host(self, op: Operation, token: Token) -> None:
-        """As :meth:`check`, for an operation of the host that has run; what its thread knows goes with its token."""
+        """Check an operation of the host that has run, and give its token what its thread has waited for."""
         if self.checker is None:
             return
         token.event = {**(token.event or {}), **self._here.clock}
@@ -367,7 +367,7 @@ class System:
             device.close()
 
     def statistics(self) -> Statistics:
-        """What was done so far; waits for all that was pushed."""
+        """Wait for all that was pushed, and return the statistics so far."""
         engine.wait_all(throw=False)
         self.settle()
         clock = self.clock
@@ -409,4 +409,4 @@ def _host_waits(token: Token) -> Event:
 
 
 def _nothing() -> None:
-    """What a token that only marks a place does."""
+    """Do nothing: the work of a token that only marks a position in its stream."""

@@ -215,7 +215,7 @@ def kinds(outputs: Sequence[Expr]) -> set[str]:
 
 
 def steps(outputs: Sequence[Expr]) -> int:
-    """How many instructions an element takes, about; a division counts for several."""
+    """The approximate number of instructions an element; a division counts for several."""
     return sum(8 if expr.kind in ("div", "sqrt") else 1 for expr in parts_of(outputs) if expr.args and not expr.uniform)
 
 
@@ -233,22 +233,22 @@ def where(condition: Expr, yes: Operand, no: Operand) -> Expr:
 
 
 def equal(a: Operand, b: Operand) -> Expr:
-    """Whether a = b."""
+    """The condition a = b."""
     return make("eq", a, b)
 
 
 def not_equal(a: Operand, b: Operand) -> Expr:
-    """Whether a ≠ b (NaN is unequal to everything)."""
+    """The condition a ≠ b (NaN is unequal to everything)."""
     return make("ne", a, b)
 
 
 def either(a: Expr, b: Expr) -> Expr:
-    """Whether one of two conditions holds."""
+    """The condition "a or b" of two conditions."""
     return make("or", a, b)
 
 
 def differ(a: Expr, b: Expr) -> Expr:
-    """Whether exactly one of two conditions holds."""
+    """The condition "exactly one of a and b" of two conditions."""
     return make("xor", a, b)
 
 
@@ -268,17 +268,17 @@ def sqrt(x: Operand) -> Expr:
 
 
 def nearest(x: Operand) -> Expr:
-    """The nearest whole number, halves to even."""
+    """The nearest integer, halves to even."""
     return make("rint", x)
 
 
 def floor(x: Operand) -> Expr:
-    """The largest whole number not above x."""
+    """The largest integer not above x."""
     return make("floor", x)
 
 
 def ceil(x: Operand) -> Expr:
-    """The smallest whole number not below x."""
+    """The smallest integer not below x."""
     return make("ceil", x)
 
 
@@ -298,7 +298,7 @@ def scale(x: Operand, exponent: Operand) -> Expr:
 
 
 def exponent(x: Operand) -> Expr:
-    """The whole number e of x = m · 2^e with √½ ≤ m < √2, for normal positive x."""
+    """The integer e of x = m · 2^e with √½ ≤ m < √2, for normal positive x."""
     return make("exponent", x)
 
 

@@ -1,4 +1,4 @@
-"""Formulas put together from operators, on arrays that record or on symbols: what gradients are made of."""
+"""Formulas put together from operators, on arrays that record or on symbols: as gradients need them."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def whole(update: Update, decay: Decay) -> Update:
 
 
 def form(p: Any) -> Hashable:
-    """What of an operator's parameters the form of its update depends on."""
+    """The parameters that the form of an update depends on: clipping, decay, clipping of weights."""
     return p.clip_gradient > 0, bool(p.wd), getattr(p, "clip_weights", -1.0) > 0
 
 
@@ -187,5 +187,5 @@ def lamb_direction(p: Parameters, w: Expr, grad: Expr, mean: Expr, var: Expr) ->
 
 
 def form_of_lamb(p: Any) -> Hashable:
-    """What of an operator's parameters the form of LAMB's direction depends on."""
+    """The parameters that the form of LAMB's direction depends on: clipping, bias correction."""
     return p.clip_gradient > 0, bool(p.bias_correction)

@@ -1,4 +1,4 @@
-"""Faster forwards for particular devices, beside the plain ones of the operators, which stay their reference.
+"""Faster forwards for particular devices, besides the plain ones of the operators, which stay their reference.
 
 Each package here registers its own with :func:`flowmx.ops.registry.kernel` when it is imported. Importing it
 loads no library: that waits for the first call, and where the library is missing the plain forward runs.
@@ -21,7 +21,7 @@ for _module in pkgutil.iter_modules(__path__):
 
 
 def like_channels_last(device_type: str) -> frozenset[DType]:
-    """The element types in which a device's kernels are faster with the channels beside each other in memory."""
+    """The element types in which a device's kernels are faster with the channels contiguous in memory."""
     from flowmx.ops.kernels import cuda
     from flowmx.ops.kernels.onednn.library import library
 
@@ -39,7 +39,7 @@ def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> 
 
 
 def computes_attention(device_type: str, dtype: DType, size: int) -> bool:
-    """Whether a device computes attention in one go, on vectors of an element type and a length."""
+    """Tell whether a device has a fused attention kernel for vectors of this dtype and length."""
     from flowmx.ops.kernels import cuda
 
     return device_type == "gpu" and cuda.attention.takes(dtype, size)

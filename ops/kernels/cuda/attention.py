@@ -1,7 +1,7 @@
 """Attention by cuDNN: one kernel for the whole, in which the products of all pairs of positions stay on the chip.
 
 Queries, keys, values and their gradients are read and written where they lie, in whatever order of axes. Only a size
-whose elements do not lie beside each other, or an array off the grid of 16 bytes, is copied.
+whose elements are not contiguous, or an array off the grid of 16 bytes, is copied.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BLOCKS = 1 << 16
 
 
 def takes(dtype: DType, size: int) -> bool:
-    """Whether cuDNN computes attention on vectors of a size, if it is there at all.
+    """Tell whether cuDNN is installed and computes attention on such vectors.
 
     Args:
         dtype: their element type.
@@ -80,7 +80,7 @@ def _compute(
 
 
 def _is_on_grid(array: Array) -> bool:
-    """Whether the last axis lies densely, and all rows begin at multiples of 16 bytes."""
+    """Tell whether the last axis is contiguous and every row starts at a multiple of 16 bytes."""
     *rows, last = array.strides
     if array.shape[-1] == 1:  # of statistics: one number a row
         return bool(array.flags.c_contiguous)

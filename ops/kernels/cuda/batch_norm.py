@@ -51,7 +51,7 @@ def _statistics(data: DType, small: DType) -> Sums:
 
 @cache
 def _normalised(data: DType, small: DType, fixed: bool, relu: bool) -> Loop:
-    """Of the data, mean, 1/std, gamma and beta."""
+    """The loop that normalises, of data, mean, 1/std, gamma and beta."""
     x, mean, inverse, gamma, beta = map(placeholder, range(5))
     out = (x - mean) * (inverse if fixed else inverse * gamma) + beta
     return Loop([where(out < 0.0, 0.0, out) if relu else out], [data, small, small, small, small, data])
@@ -69,7 +69,7 @@ def _sums(data: DType, small: DType, fixed: bool) -> Sums:
 
 @cache
 def _gradient(data: DType, small: DType, fixed: bool) -> Loop:
-    """Of head, data, mean, 1/std, gamma, both sums, the flag and 1/count."""
+    """The loop of the data's gradient, of head, data, mean, 1/std, gamma, both sums, the flag and 1/count."""
     head, x, mean, inverse, gamma, along, across, flag = map(placeholder, range(8))
     share = flag * parameter("share")
     moved = head - across * share - (x - mean) * (inverse * inverse * along * share)
@@ -78,7 +78,7 @@ def _gradient(data: DType, small: DType, fixed: bool) -> Loop:
 
 
 def _seen(op: Any, *arrays: Array) -> Seen | None:
-    """How to see images of one shape; None where they do not lie alike and densely."""
+    """The view of images of one shape as (before, channels, after); None where layouts differ or have gaps."""
     shape = arrays[0].shape
     axis = op.axis % len(shape)
     before, channels, after = math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :])

@@ -21,7 +21,7 @@ from flowmx.ops.registry import Array
 _MOST_PARTS = 64
 _WANTED_BLOCKS = 1024
 _LANES = 32
-"""Channels beside each other that a block takes where they are innermost."""
+"""Adjacent channels that a block takes where they are innermost."""
 _ROWS = THREADS // _LANES
 
 
@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """Those of a channel."""
+        """The number of elements of a channel."""
         return self.before * self.after
 
 
@@ -112,7 +112,7 @@ class Sums:
         return fields, f"{whole}q{len(self.uniforms)}d"
 
     def _begin(self, channel: str) -> list[str]:
-        """What a channel has: its vectors' elements, and the numbers of the call."""
+        """The declarations at the beginning of a channel: the vectors' elements, and the scalars of the call."""
         real = self._real
         lines = [f"const {real} n{at} = ({real})a.n{at};" for at in range(len(self.uniforms))]
         return lines + [

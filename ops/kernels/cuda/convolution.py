@@ -55,12 +55,12 @@ _METHODS = {
 
 
 def convolve(run: Run, kind: str, op: Any, g: Geometry, one: Array, other: Array, out: Array) -> bool:
-    """One of the three; False, and nothing is done, where cuDNN cannot.
+    """Run one of the three convolutions; False, and nothing is done, where cuDNN cannot.
 
     Args:
         run: what a forward may ask for.
         kind: which: ``correlate`` of data and weight, ``spread`` of head and weight, ``weigh`` of data and head.
-        op: the operator, for what it says of tuning.
+        op: the operator, for its tuning mode.
         g: how the windows lie.
         one: the first operand.
         other: the second.

@@ -25,11 +25,11 @@ _DATA_TYPES = {"float32": "FLOAT", "float64": "DOUBLE", "float16": "HALF", "bflo
 NO_LIMIT = 1 << 62
 """Any workspace."""
 _ROUNDS = 3
-"""How often a plan is timed, after once that does not count."""
+"""Timed runs of a plan, after one that does not count."""
 
 
 class Tensor(NamedTuple):
-    """How an array lies: its strides are counted in elements."""
+    """The layout of an array; strides are counted in elements."""
 
     shape: Shape
     strides: Shape
@@ -37,11 +37,11 @@ class Tensor(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a graph is to compute.
+    """A request for a cuDNN graph.
 
     Attributes:
         build: called as ``build(graph, tensors)``; adds the operation and gives its results.
-        key: tells it from others.
+        key: its cache key.
         inputs, outputs: what goes in and comes out.
         limit: bytes of workspace, at most.
         tune: whether to time all plans.
@@ -57,13 +57,13 @@ class Asked(NamedTuple):
 
 @cache
 def is_there() -> bool:
-    """Whether the frontend is installed; it is not loaded."""
+    """Tell whether cuDNN's frontend is installed, without loading it."""
     return find_spec("cudnn") is not None
 
 
 @cache
 def library() -> Any:
-    """The frontend's module; None where it is missing, which is said once."""
+    """The frontend's module; None where it is missing, which is logged once."""
     try:
         return importlib.import_module("cudnn")
     except Exception as error:
@@ -107,7 +107,7 @@ _MOST_PLANS = 2048
 
 
 def run(xp: Any, asked: Asked, arrays: Sequence[Array]) -> bool:
-    """Compute a graph on arrays that lie as it says; False, and nothing is done, where cuDNN cannot.
+    """Compute a graph on arrays of its layouts; False, and nothing is done, where cuDNN cannot.
 
     Args:
         xp: cupy.
@@ -197,7 +197,7 @@ def _graph(cudnn: Any, handle: Any, asked: Asked) -> Any:
 
 
 def _refused(cudnn: Any, dtype: DType) -> list[Any]:
-    """What plans must not do: float32 numbers are never rounded to 16 bits, and to TF32 where the settings allow it."""
+    """The notes of plans to exclude: float32 is never rounded to 16 bits, and to TF32 only if settings allow."""
     notes = cudnn.numerical_note
     found = [notes.DOWN_CONVERT_INPUTS] if dtype.itemsize > 2 else []
     if not settings.get().cuda_allow_tensor_core:

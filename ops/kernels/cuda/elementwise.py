@@ -20,14 +20,14 @@ from flowmx.ops.registry import Array
 __all__ = ["Loop", "constant"]
 
 _BYTES = 16
-"""What a thread reads or writes at once, at most."""
+"""The most bytes that a thread reads or writes at once."""
 _MOST_AXES = 6
 _SMALL = 1 << 30
 """Elements below which 32 bits count them."""
 
 
 class _Form(NamedTuple):
-    """What the text of a kernel depends on, besides the formulas.
+    """The key of a kernel's source, besides the formulas.
 
     Attributes:
         rank: how many axes there are.
@@ -43,7 +43,7 @@ class _Form(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """How to walk arrays of given shapes and strides."""
+    """The iteration space of arrays of given shapes and strides."""
 
     lengths: tuple[int, ...]
     strides: tuple[tuple[int, ...], ...]
@@ -142,7 +142,7 @@ class Loop(Formulas):
         return Program(fields, layout, f"{head} {{\n" + "\n".join(lines) + "\n}\n")
 
     def _walk(self, form: _Form) -> list[str]:
-        """Where each array's elements of this unit begin."""
+        """The source lines that compute where each array's elements of this unit begin."""
         index, last = form.counter, form.rank - 1
         lines = [f"{index} row = unit;"]
         if last:

@@ -19,19 +19,19 @@ from flowmx.ops.registry import Array, Operator, Run, kernel
 
 @cache
 def _normalised(*dtypes: DType) -> Rows:
-    """Of data, gamma and beta: the output, mean and std."""
+    """The kernel of the output, mean and std, of data, gamma and beta."""
     return Rows(Kind(full=1, columns=2, outputs=1, results=2), layer_norm, dtypes)
 
 
 @cache
 def _gradient(*dtypes: DType) -> Rows:
-    """Of head, data, gamma, mean and std: the data's gradient."""
+    """The kernel of the data's gradient, of head, data, gamma, mean and std."""
     return Rows(Kind(full=2, columns=1, singles=2, outputs=1), backward_layer_norm, dtypes)
 
 
 @cache
 def _sums(head: DType, data: DType, mean: DType, std: DType, gamma_grad: DType, beta_grad: DType) -> Sums:
-    """Of head and data, of mean and std: the gradients of gamma and beta."""
+    """The kernel of the gradients of gamma and beta, of head, data, mean and std."""
     summed = [placeholder("x0") * ((placeholder("x1") - placeholder("s0")) / placeholder("s1")), placeholder("x0")]
     totals = [placeholder("t0"), placeholder("t1")]
     return Sums(summed, totals, [head, data], [], [gamma_grad, beta_grad], [mean, std])

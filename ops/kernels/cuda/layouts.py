@@ -1,4 +1,4 @@
-"""How images lie: in C order, or with the channels (axis 1) innermost; and copies of those that lie otherwise."""
+"""Memory layouts of images: C order, or channels (axis 1) innermost; and copies of images in any other layout."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def strides_of(shape: Shape, form: Format) -> Shape:
 
 
 def lies(array: Array, form: Format) -> bool:
-    """Whether an array lies densely so."""
+    """Tell whether an array is dense in this layout."""
     size = array.itemsize
     wanted = strides_of(array.shape, form)
     given = zip(array.shape, array.strides, wanted, strict=True)
@@ -30,12 +30,12 @@ def lies(array: Array, form: Format) -> bool:
 
 
 def format_of(arrays: Sequence[Array]) -> Format:
-    """How to compute on these: channels-last where one of them lies so and in no other way."""
+    """The layout to compute in: channels-last if any of the arrays is dense in that layout alone, else C order."""
     return "channels last" if any(lies(a, "channels last") and not lies(a, "C") for a in arrays) else "C"
 
 
 def empty(xp: Any, shape: Shape, dtype: Any, form: Format) -> Array:
-    """A new array that lies so."""
+    """A new array of this layout."""
     if form == "C":
         return xp.empty(shape, dtype)
     rank = len(shape)
@@ -43,7 +43,7 @@ def empty(xp: Any, shape: Shape, dtype: Any, form: Format) -> Array:
 
 
 def laid(xp: Any, array: Array, form: Format) -> Array:
-    """The array, or a copy that lies so."""
+    """The array, or a copy of this layout."""
     if lies(array, form):
         return array
     made = empty(xp, array.shape, array.dtype, form)
@@ -57,7 +57,7 @@ def planar(array: Array) -> Array:
 
 
 def tensor(array: Array, form: Format) -> Tensor:
-    """How cuDNN is told of an array that lies so."""
+    """The description of an array of this layout for cuDNN."""
     return Tensor(array.shape, strides_of(array.shape, form), array.dtype)
 
 

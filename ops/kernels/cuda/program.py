@@ -27,7 +27,7 @@ class Program:
 
     Args:
         fields: a line of ``Args`` each: C's type and the name.
-        layout: the same for :mod:`struct`: q for whole numbers and addresses, d for numbers.
+        layout: the same for :mod:`struct`: q for ints and addresses, d for floats.
         body: the source but for ``Args``: it defines ``kernel``.
     """
 
@@ -64,12 +64,12 @@ class Program:
     def _compiled(self, xp: Any) -> Any:
         try:
             return xp.RawModule(code=self.source, options=OPTIONS).get_function("kernel")
-        except Exception as error:  # its frames hold arrays, so that it is told and not kept
+        except Exception as error:  # its frames hold arrays, so that it is logged and not kept
             text = f"{type(error).__name__}: {error}"
             _log.error("a kernel could not be compiled for the GPU; the plain forward runs instead: %s", text)
             return None
 
 
 def blocks_for(units: int) -> int:
-    """How many blocks for so many units of work, one a thread; a thread goes on where there are more."""
+    """The number of blocks for so many units of work, one a thread; beyond the limit, threads loop."""
     return max(1, min(-(-units // THREADS), _MOST_BLOCKS))

@@ -63,7 +63,7 @@ class _WideRow(Row):
 
 
 class Form(NamedTuple):
-    """What the text of a kernel depends on, besides the formulas.
+    """The key of a kernel's source, besides the formulas.
 
     Attributes:
         lanes: the threads of a team: a power of two.
@@ -77,12 +77,12 @@ class Form(NamedTuple):
 
     @property
     def threads(self) -> int:
-        """Those of a block."""
+        """The number of threads of a block."""
         return max(THREADS, self.lanes)
 
     @property
     def teams(self) -> int:
-        """How many rows a block takes at a time."""
+        """The number of rows that a block computes at a time."""
         return self.threads // self.lanes
 
 
@@ -204,7 +204,7 @@ class RowSource:
         return [*_along(form, lines), *(["if (live && !lane) {", *made, *results, "}"] if results else [])]
 
     def _elements(self, walk: _Walk, form: Form, use: Callable[[Sequence[str]], Iterator[str]]) -> list[str]:
-        """Go through the elements of a unit: ``use(values)`` says what to do with what the walk computes."""
+        """Write the loop over the elements of a unit; ``use(values)`` gives the lines that use the walk's values."""
         held, given, width = self._held(form), self._given(), form.width
         loads, reads = list[str](), list[str]()
         for at in walk.reads:
@@ -218,7 +218,7 @@ class RowSource:
         return [*loads, "#pragma unroll", f"for (int e = 0; e < {width}; ++e) {{", *body, "}"]
 
     def _given(self) -> dict[Expr, str]:
-        """What is known of the row, and the numbers of the call."""
+        """Names of the values known in a row: the scalars of the call, and the results of earlier passes."""
         given: dict[Expr, str] = {uniform: f"n{at}" for at, uniform in enumerate(self.uniforms)}
         given.update({placeholder(at): f"s{at - self._singles}" for at in range(self._singles, self._outputs)})
         for number, reductions in enumerate(self._passes):

@@ -20,7 +20,7 @@ __all__ = ["Row", "Rows"]
 
 _WARP = 32
 _BYTES = 16
-"""What a thread reads or writes at once, at most."""
+"""The most bytes that a thread reads or writes at once."""
 _HELD = 32
 """Elements of an array that a thread keeps in registers, at most."""
 _MOST_LANES = 1024
@@ -52,7 +52,7 @@ class Rows(RowSource):
             xp: cupy.
             p: what has the parameters of the formula.
             length: how many elements a row has.
-            inputs: as the kind says; those that do not lie in C order are copied. A single of one element serves for
+            inputs: as the kind defines; those that do not lie in C order are copied. A single of one element serves for
                 all rows.
             outputs: likewise, in C order.
         """
@@ -72,7 +72,7 @@ class Rows(RowSource):
         return [evaluate(each, lambda name: length if name == "length" else getattr(p, name)) for each in self.uniforms]
 
     def _width(self, length: int, addresses: Sequence[int]) -> int:
-        """How many elements a thread may take at a time: rows consist of so many, and begin on their grid."""
+        """The elements that a thread may take at a time: the length and all addresses are multiples of it."""
         width = _BYTES // max(self._sizes.values())
         while width > 1 and (length % width or any(addresses[at] % (width * size) for at, size in self._sizes.items())):
             width //= 2
@@ -86,7 +86,7 @@ class Rows(RowSource):
 
 
 def _form(length: int, width: int) -> Form:
-    """Which threads take rows of this length."""
+    """The division of rows of this length among threads."""
     units = length // width
     if units <= _WARP:
         return Form(_power_of_two(units), 1, width)

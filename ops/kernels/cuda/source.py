@@ -16,7 +16,7 @@ from flowmx.ops.dtypes import NAMES, DType
 from flowmx.ops.formulas.expressions import Expr, in_order, kinds, uniforms
 
 KEPT = {"float32": "float", "float64": "double", "float16": "half_t", "bfloat16": "bfloat16_t"}
-"""How element types are called in the sources."""
+"""Element types in memory: NumPy's name, and the type in the sources."""
 
 _FLOAT_ONLY = {"scale", "exponent", "mantissa"}
 """Primitives of polynomials, whose coefficients are those of float32."""
@@ -109,12 +109,12 @@ _CONDITIONS = {"lt", "le", "gt", "ge", "eq", "ne", "and", "or", "xor"}
 
 @cache
 def kept(dtype: DType) -> str | None:
-    """What the sources call an element type; None where no kernel takes it."""
+    """The sources' type for elements of a dtype in memory; None where no kernel takes it."""
     return KEPT.get(NAMES.get(dtype, ""))
 
 
 def computed_in(dtypes: Sequence[DType]) -> str | None:
-    """What to compute in for arrays of these element types; None where no kernel takes them together."""
+    """The type to compute in for arrays of these dtypes, ``double`` or ``float``; None where no kernel takes them."""
     names = {kept(dtype) for dtype in dtypes}
     if None in names or ("double" in names and len(names) > 1):
         return None
@@ -122,7 +122,7 @@ def computed_in(dtypes: Sequence[DType]) -> str | None:
 
 
 def is_exact(outputs: Sequence[Expr], real: str) -> bool:
-    """Whether formulas are right when they are computed in this."""
+    """Tell whether formulas are accurate when they are computed in this type."""
     return real == "float" or not kinds(outputs) & _FLOAT_ONLY
 
 

@@ -65,7 +65,7 @@ def copy(source: Array, out: Array) -> bool:
 
 
 def _alike(source: Array, out: Array) -> bool:
-    """Whether two arrays lie densely in the same order of axes."""
+    """Tell whether two arrays are dense with the same order of axes."""
     if source.flags.c_contiguous and out.flags.c_contiguous:
         return True
     one, other = ([step // each.itemsize for step in each.strides] for each in (source, out))

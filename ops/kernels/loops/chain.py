@@ -44,7 +44,7 @@ def formulas(chain: Chain) -> list[Expr]:
 
 
 class _Form:
-    """What chains of one form share.
+    """The formulas and compiled walks shared by chains of one form.
 
     Args:
         chain: one of them.
@@ -67,7 +67,7 @@ class _Form:
 
 
 class _Call:
-    """How a chain runs on arrays that lie in one way."""
+    """A chain prepared for arrays of one layout."""
 
     def __init__(self, form: _Form, axes: Axes, numbers: list[float]) -> None:
         self._form = form
@@ -150,7 +150,7 @@ def _lying_as(out: Array, array: Array) -> Array:
 
 
 def _call(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) -> _Call | None:
-    """How to run on these arrays; None where no loop can."""
+    """Prepare a chain for these arrays, or take what was prepared before; None where no loop fits."""
     arrays = [*inputs, *outputs]
     key = tuple([(array.shape, array.strides) for array in arrays])
     known: tuple[Any, _Call | None] = chain.__dict__.get("_call", (None, None))
@@ -169,7 +169,7 @@ def _prepare(chain: Chain, inputs: Sequence[Array], outputs: Sequence[Array]) ->
 
 
 def numbers(chain: Chain, uniforms: Sequence[Expr]) -> list[float]:
-    """What comes with the calls of a chain: the values of these expressions."""
+    """The scalars of a chain's calls: the values of these expressions."""
     return [evaluate(uniform, lambda name: _number(chain, name)) for uniform in uniforms]
 
 
@@ -181,7 +181,7 @@ def _number(chain: Chain, name: str) -> float:
 
 
 def form_of(chain: Chain) -> Hashable:
-    """What the formulas of a chain depend on."""
+    """The key of a chain's formulas: equal for chains that one kernel can compute."""
     links = []
     for link in chain.links:
         variant = _formula(link.op).variant

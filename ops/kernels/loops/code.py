@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 DATA = object.__basicsize__
-"""Where NumPy's array object keeps the address of its data: right after the object's head."""
+"""The offset of the data pointer in NumPy's array object: right after the object's head."""
 
 INDEX = "i64"
 
@@ -34,11 +34,11 @@ class Kept(NamedTuple):
     suffix: str
     bits: int
     feature: str
-    """What a processor must be able to do for it; nothing where any can."""
+    """The processor feature that it needs, as LLVM names it; empty where none is."""
 
 
 class Real(NamedTuple):
-    """An element type in registers: LLVM's name, the whole numbers of its size, the lanes of a vector.
+    """An element type in registers: LLVM's name, the integer type of its size, the lanes of a vector.
 
     Elements that are ``kept`` in 16 bits are widened as they are loaded, and rounded as they are stored.
     """
@@ -81,7 +81,7 @@ class Value(NamedTuple):
 
     @property
     def is_vector(self) -> bool:
-        """Whether it holds a number a lane."""
+        """True for a vector, False for a scalar."""
         return self.type.startswith("<")
 
 
@@ -153,7 +153,7 @@ class Code:
         return Value(type, name)
 
     def word(self) -> Value:
-        """The next word, a whole number."""
+        """The next word, an int64."""
         return self._load_word(INDEX)
 
     def counter(self) -> Value:
@@ -244,7 +244,7 @@ class Code:
 
     @contextmanager
     def when(self, condition: Value) -> Iterator[None]:
-        """Only where the condition holds."""
+        """Emit a block that runs where the condition holds."""
         inside, done = self._label(), self._label()
         self.do(f"br i1 {condition.name}, label %{inside}, label %{done}")
         self._body.append(f"{inside}:")
@@ -257,7 +257,7 @@ class Code:
         self.unrolled(start, stop, lambda index, mask, slot: body(index, mask), 1)
 
     def unrolled(self, start: Value, stop: Value, body: Callable[[Value, Value | None, int], None], slots: int) -> None:
-        """As :meth:`strips`, several vectors a round: ``body(index, mask, slot)``, where neighbours differ in slot."""
+        """Do the same as :meth:`strips`, several vectors a round: ``body(index, mask, slot)``, a slot for each."""
 
         def each(indices: Sequence[Value], mask: Value | None) -> None:
             for slot, index in enumerate(indices):
@@ -268,7 +268,7 @@ class Code:
     def side_by_side(
         self, start: Value, stop: Value, body: Callable[[Sequence[Value], Value | None], None], count: int
     ) -> None:  # fmt: skip
-        """As :meth:`strips`, so many vectors (a power of 2) at a time, at the end one: ``body(indices, mask)``."""
+        """Do the same as :meth:`strips`, ``count`` vectors (a power of 2) a round: ``body(indices, mask)``."""
         for each in (count, 1) if count > 1 else (1,):
             step = each * self.lanes
             length = self.put(INDEX, f"sub nsw {stop}, {start.name}")
@@ -280,11 +280,11 @@ class Code:
             left = self.put(INDEX, f"sub nsw {stop}, {start.name}")
             body([start], self.first_lanes(left))
 
-    # -- whole numbers ---------------------------------------------------------------------------------
+    # -- integers --------------------------------------------------------------------------------------
 
     @staticmethod
     def index(value: int) -> Value:
-        """A whole number."""
+        """An integer constant."""
         return Value(INDEX, str(value))
 
     def plus(self, a: Value, b: Value | int) -> Value:
@@ -340,12 +340,12 @@ class Code:
 
     @property
     def _kept(self) -> tuple[str, str]:
-        """How elements lie in memory: LLVM's name, and the suffix of functions."""
+        """The element type in memory: LLVM's name, and the suffix of functions."""
         kept = self.real.kept or self.real
         return kept.name, kept.suffix
 
     def _widened(self, value: Value) -> Value:
-        """What was loaded, as the element type of registers; a vector or one element."""
+        """Convert a loaded value, a vector or one element, to the element type of registers."""
         if self.real.kept is None:
             return value
         wide, integers = (self.vector, self.integers) if value.is_vector else (self.real.name, self.real.integer)
@@ -355,7 +355,7 @@ class Code:
         return self.put(wide, f"bitcast {self._shifted('shl', bits)} to {wide}")
 
     def _narrowed(self, value: Value) -> Value:
-        """What is to be stored, rounded to the nearest of the element type of memory, even where two are as near."""
+        """Round a value to the element type of memory before it is stored: to nearest, ties to even."""
         if self.real.kept is None:
             return value
         kept = f"<{self.lanes} x {self.real.kept.name}>" if value.is_vector else self.real.kept.name
@@ -375,11 +375,11 @@ class Code:
         return self.put(bits.type, f"{direction} {bits}, {self._whole(16, bits.type)}")
 
     def _whole(self, value: int, type: str) -> str:
-        """A whole number of a type, without the type."""
+        """An integer constant of a type, as text without the type."""
         return self.whole(value).name if type == self.integers else str(value)
 
     def prefetch(self, address: Value, start: Value, count: Value) -> None:
-        """Ask the memory for the first elements from one on, as many as there are, up to some cache lines."""
+        """Prefetch the first elements from one on, as many as there are, up to some cache lines."""
         with self.loop(self.index(0), self.least(count, self.index(8 * self.lanes)), self.lanes) as at:
             place = self.at(address, self.plus(start, at))
             flags = [Value("i32", number) for number in ("0", "3", "1")]
@@ -411,14 +411,14 @@ class Code:
         return self._every(self.vector, f"{self.real.name} {literal}")
 
     def whole(self, value: int) -> Value:
-        """A whole number, of the elements' size, in every lane."""
+        """An integer constant, of the elements' size, in every lane."""
         return self._every(self.integers, f"{self.real.integer} {value}")
 
     def _every(self, type: str, one: str) -> Value:
         return Value(type, f"<{', '.join([one] * self.lanes)}>")
 
     def spread(self, one: Value) -> Value:
-        """One number in every lane."""
+        """A vector with one number in every lane."""
         vector = f"<{self.lanes} x {one.type}>"
         first = self.put(vector, f"insertelement {vector} poison, {one}, i64 0")
         zeros = f"<{self.lanes} x i32> zeroinitializer"
@@ -434,7 +434,7 @@ class Code:
         return self.put(self.mask, f"icmp sgt {self.spread(count)}, <{numbers}>")
 
     def choose(self, condition: Value, yes: Value, no: Value) -> Value:
-        """Lane by lane one of two."""
+        """Select, lane by lane, one of two vectors."""
         return self.put(yes.type, f"select {condition}, {yes}, {no}")
 
     def binary(self, name: str, a: Value, b: Value) -> Value:

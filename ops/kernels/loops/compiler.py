@@ -29,14 +29,14 @@ _DIGEST = hashlib.sha256
 _DIGEST_SIZE = _DIGEST().digest_size
 
 _GENERATION = 1
-"""To be raised when :func:`_generate` makes other code of the same text."""
+"""Part of the cache key; increase it when :func:`_generate` makes other code of the same text."""
 
 _lock = threading.RLock()
 _loaded: dict[str, Compiled] = {}
 
 
 class Unavailable(Exception):
-    """There is no compiler here."""
+    """Raised where llvmlite is missing or does not work."""
 
 
 class Compiled(NamedTuple):
@@ -54,7 +54,7 @@ class _Host(NamedTuple):
     engine: Any
     features: frozenset[str]
     identity: str
-    """What machine code depends on besides the text."""
+    """The compiler's and processor's part of the cache key of machine code."""
 
 
 @lru_cache(maxsize=1)
@@ -89,7 +89,7 @@ def _host() -> _Host | None:
 
 
 def _knows_arrays() -> bool:
-    """Whether the address of an array's data lies where compiled functions look for it."""
+    """Tell whether an array's data pointer is at the offset at which compiled functions read it."""
     if sys.implementation.name != "cpython":
         return False
     array = np.empty(1)
@@ -97,12 +97,12 @@ def _knows_arrays() -> bool:
 
 
 def available() -> bool:
-    """Whether functions can be compiled here (imports llvmlite)."""
+    """Tell whether functions can be compiled here (imports llvmlite)."""
     return _host() is not None
 
 
 def features() -> frozenset[str]:
-    """What this processor can do, as LLVM names it; nothing where there is no compiler."""
+    """The processor's features as LLVM names them; empty where there is no compiler."""
     host = _host()
     return frozenset() if host is None else host.features
 
@@ -153,7 +153,7 @@ def _load(host: _Host, key: str, machine_code: bytes) -> Compiled:
 
 
 def keep(thing: Any) -> None:
-    """Never let it go: a thread may be in the midst of its code, or look at it, while the interpreter ends."""
+    """Keep it for ever: a thread may run its code, or look at it, while the interpreter ends."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
@@ -161,7 +161,7 @@ def keep(thing: Any) -> None:
 
 
 def _folder() -> Path:
-    """Where machine code is kept: FLOWMX_KERNEL_CACHE, else the user's cache folder."""
+    """The folder of cached machine code: FLOWMX_KERNEL_CACHE, else one in the user's cache folder."""
     named = settings.get().kernel_cache
     if named:
         return Path(named)

@@ -35,7 +35,7 @@ _REALS: dict[str, Real] = {"float32": FLOAT, "float64": DOUBLE, "float16": HALF,
 
 @cache
 def real_of(dtype: Any) -> Real | None:
-    """How loops compute with an element type; None where they can not."""
+    """The types in which loops compute on elements of a dtype; None where they can not."""
     real = _REALS.get(NAMES.get(dtype, ""))
     if real is None or real.kept is None or not real.kept.feature or real.kept.feature in compiler.features():
         return real
@@ -61,7 +61,7 @@ def pace(outputs: Sequence[Expr], arrays: int, real: Real) -> float:
 
 
 def is_exact(outputs: Sequence[Expr], real: Real) -> bool:
-    """Whether formulas are right in this element type."""
+    """Tell whether formulas are accurate in this type."""
     return real.name == "float" or not kinds(outputs) & _FLOAT_ONLY
 
 
@@ -86,7 +86,7 @@ class Loop:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the formula is right in this element type."""
+        """True where the formula is accurate in its type."""
         return is_exact(self.outputs, self.real)
 
     def _write(self, features: frozenset[str]) -> str:
@@ -126,7 +126,7 @@ class Loop:
 
 
 def in_memory_order(arrays: Sequence[Array]) -> bool:
-    """Whether arrays of one shape lie densely and alike in memory, so that they can be walked as flat ones."""
+    """Tell whether arrays of one shape are dense in one order of axes, so that they can be walked as flat ones."""
     for array in arrays:
         if not array.flags.c_contiguous:
             break

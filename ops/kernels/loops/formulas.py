@@ -26,7 +26,7 @@ from flowmx.ops.kernels.loops.elementwise import fused
 from flowmx.ops.kernels.loops.functions import expanded
 
 _PLAIN = 1 << 16
-"""Where the plain forward is one of NumPy's fast functions, elements below which it is as fast."""
+"""Elements below which the plain forward is as fast, for operators where it is one of NumPy's fast functions."""
 
 _LEAST = {"erf": 512, **dict.fromkeys(("rsqrt", "expm1", "log1p", "tanh", "sigmoid", "softsign", "_softrelu"), 8192)}
 """Elements below which the plain forward is as fast, where it is none of NumPy's fast functions."""

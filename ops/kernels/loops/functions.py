@@ -34,7 +34,7 @@ from flowmx.ops.formulas.functions import NAMES
 
 INFINITY = math.inf
 _LOG2_E = 1.4426950408889634
-# ln 2 in two parts, of which the first has few enough bits that its product with a whole number is exact.
+# ln 2 in two parts, of which the first has few enough bits that its product with an integer is exact.
 _LN2_HIGH, _LN2_LOW = 0.693359375, -2.121944400546905e-4
 _LEAST_NORMAL = 1.1754943508222875e-38
 _ROOT_HALF, _ROOT_TWO = 0.7071067811865476, 1.4142135623730951

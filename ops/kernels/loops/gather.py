@@ -21,7 +21,7 @@ _LEAST = 1 << 14
 _SHARED = 1 << 16
 """Elements from which several threads pay."""
 _AHEAD = 4
-"""How many rows ahead memory is asked for."""
+"""The number of rows that memory is prefetched ahead."""
 
 _pack = struct.Struct("6q3q").pack
 _pack_one_hot = struct.Struct("5q2d2q").pack

@@ -91,7 +91,7 @@ def _scale(code: Code, x: Value, exponent: Value) -> Value:
     if code.real.name == "float" and "avx512f" in code.features:
         zero, every, current = Value(code.vector, "zeroinitializer"), Value("i16", "-1"), Value("i32", "4")
         return code.call("llvm.x86.avx512.mask.scalef.ps.512", code.vector, x, exponent, zero, every, current)
-    # Added to 1.5 · 2^mantissa a whole number stands in the low bits.
+    # Added to 1.5 · 2^mantissa, an integer is left in the low bits.
     magic = code.constant(1.5 * 2.0**code.real.mantissa)
     whole = _integer(code, "sub", _bits(code, code.put(code.vector, f"fadd {exponent}, {magic.name}")),
                      _bits(code, magic))  # fmt: skip

@@ -16,7 +16,7 @@ from flowmx.ops.registry import Array, Run, kernel
 _LEAST = 1 << 15
 """Elements below which the plain forward is as fast."""
 _PIECE = 1 << 12
-"""How many elements are added up one by one; their sums are added pairwise."""
+"""Elements that are added up one by one; the sums of such pieces are added pairwise."""
 _LONGEST = 1 << 16
 
 

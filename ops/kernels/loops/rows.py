@@ -42,17 +42,17 @@ class Kind(NamedTuple):
     """The arrays of a row kernel."""
 
     full: int = 1
-    """How many inputs have a number for each element."""
+    """The number of inputs with an element for each element of the rows."""
     columns: int = 0
-    """How many inputs have a number for each place in a row (gamma)."""
+    """The number of inputs with an element for each position in a row (gamma)."""
     singles: int = 0
-    """How many inputs have a number for each row (a mean)."""
+    """The number of inputs with an element for each row (a mean)."""
     outputs: int = 1
-    """How many outputs have a number for each element."""
+    """The number of outputs with an element for each element of the rows."""
     results: int = 0
-    """How many outputs have a number for each row."""
+    """The number of outputs with an element for each row."""
     totals: int = 0
-    """How many outputs are sums over the rows, with a number for each place in a row (gamma's gradient)."""
+    """The number of outputs that are sums over rows: an element for each position in a row (gamma's gradient)."""
 
 
 class _Pass(NamedTuple):
@@ -63,7 +63,7 @@ class _Pass(NamedTuple):
     stores: list[tuple[int, Expr]]
 
     def slots(self) -> int:
-        """How many results to collect in turns: each waits for the one before, longer than cheap formulas take."""
+        """The number of independent accumulators, without which each cheap step would wait for the one before."""
         formulas = [expr for _, expr, _ in self.reductions] + [expr for _, expr in self.stores]
         return 1 if "scale" in kinds(formulas) else _SLOTS
 
@@ -145,7 +145,7 @@ class Rows:
         Args:
             op: the operator, for the parameters.
             shape: (outer, length, inner).
-            inputs: as the kind says.
+            inputs: as the kind defines.
             outputs: likewise; totals need an inner of 1.
             parts: how many parts each row has; arrays are then of shape (parts, outer, length), and inner is 1.
         """

@@ -54,13 +54,13 @@ PLAIN = Scaled(1.0)
 
 
 class Of(NamedTuple):
-    """What the kernels of an operator are made of."""
+    """The formula of a softmax operator's kernels."""
 
     formula: Callable[..., Expr]
     full: int
-    """How many inputs it has; with lengths there is one more, of another dtype."""
+    """The number of float inputs; with lengths there is one more, of another dtype."""
     scaling: Callable[[Any], float]
-    """What an operator multiplies the data by."""
+    """Called with the operator; returns the factor that the data is multiplied by."""
 
 
 FORMULAS = {
@@ -80,7 +80,7 @@ def around(shape: tuple[int, ...], axis: int) -> tuple[int, int, int]:
 
 
 def suits(*arrays: Array) -> bool:
-    """Whether row kernels take these arrays."""
+    """Tell whether row kernels take these arrays: float32 in C order."""
     return all(array.dtype == _FLOAT32 and array.flags.c_contiguous for array in arrays)
 
 

@@ -35,7 +35,7 @@ _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 128, 129  # with FUTEX_PRIVATE_FLAG
 
 _SPINS = 400
-"""How often a helper looks for a next call, giving way to other threads in between, before it sleeps."""
+"""The times that a helper polls for a next call, yielding to other threads in between, before it sleeps."""
 
 # Each on a cache line of its own.
 _WORDS = {name: 8 * number for number, name in enumerate(
@@ -214,7 +214,7 @@ _known: tuple[Any, int] = (None, 1)
 
 
 def count() -> int:
-    """How many threads one call may use."""
+    """The number of threads that one call may use."""
     global _known
     config = settings.get()
     if _known[0] is not config:
@@ -231,7 +231,7 @@ def run(function: compiler.Compiled, words: bytes, threads: int) -> None:
 
 
 def _after_fork() -> None:
-    """In the child of a fork there are no helpers."""
+    """Replace the team in the child of a fork, which has no helper threads."""
     global _team
     _team = Team()
 

@@ -14,7 +14,7 @@ from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.registry import Array
 
 ACTIVATIONS = ("", "relu")
-"""What may follow."""
+"""Activations that can be fused behind the product; empty for none."""
 
 
 @cache

@@ -106,11 +106,11 @@ class Walk:
         self._pack = struct.Struct(f"{words}q{len(self.uniforms)}d{len(still)}q").pack
 
     def threads(self, axes: Axes) -> int:
-        """How many threads to walk along axes with."""
+        """The number of threads for a walk along these axes."""
         return team.count() if math.prod(axes.lengths) * self._pace > WORTH_A_THREAD_NS else 1
 
     def words(self, axes: Axes, numbers: Sequence[float], threads: int) -> tuple[float, ...]:
-        """What a call along axes takes besides the arrays."""
+        """The arguments of a call along these axes, besides the arrays."""
         length, rows = axes.lengths[-1], math.prod(axes.lengths[:-1])
         piece, pieces, share = _tasks(rows, length, threads)
         units = rows * pieces
@@ -146,7 +146,7 @@ class Walk:
     def _places(
         self, code: Code, row: Value, lengths: Sequence[Value], arrays: Sequence[tuple[Value, list[Value]]]
     ) -> list[Value]:  # fmt: skip
-        """Where the row of each array begins."""
+        """The addresses at which the row of each array begins."""
         if self.rank == 1:
             return [address for address, _ in arrays]
         indices: list[Value] = []
@@ -183,7 +183,7 @@ class Walk:
         code.side_by_side(start, stop, body, self._vectors())
 
     def _vectors(self) -> int:
-        """How many vectors to compute side by side: less where that would make a long text."""
+        """The number of vectors to compute side by side: fewer where the code would get long."""
         return next((each for each in (8, 4, 2) if each * steps(self.outputs) <= _LONGEST), 1)
 
 
@@ -199,7 +199,7 @@ def _tasks(rows: int, length: int, threads: int) -> tuple[int, int, int]:
 
 
 def streams(axes: Axes, inputs: Sequence[Array], outputs: Sequence[Array]) -> bool:
-    """Whether outputs are better stored past the caches, and can be."""
+    """Tell whether outputs are better stored past the caches (non-temporal), and can be."""
     if outputs[0].nbytes < _BEYOND_CACHES:
         return False
     addresses = {array.ctypes.data for array in inputs}

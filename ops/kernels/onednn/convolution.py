@@ -1,6 +1,6 @@
 """Convolution and Deconvolution with their gradients, by oneDNN.
 
-The library is fastest where the channels lie beside each other in memory (channels-last). Bound graphs lay their
+The library is fastest where the channels are contiguous in memory (channels-last). Bound graphs lay their
 arrays out like that; arrays in C order are copied on the way in and out. Filters are always copied into the
 library's own order, which costs little beside the product, and scaled on the way where a fused convolution says so.
 
@@ -56,7 +56,7 @@ def _window_arguments(windows: Windows) -> tuple[Any, ...]:
 
 
 class _Work(Work):
-    """What the three kinds of propagation share: descriptors of data, filters and output."""
+    """The base of the three kinds of propagation: descriptors of data, filters and output."""
 
     def __init__(self, windows: Windows, data: Shape, weight: Geometry, out: Shape) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class Forward(_Work):
         self._steps = [4 * shape[0] * strides[0] for shape, strides in (data, out, *rest)]
 
     def filters(self) -> Desc:
-        """How the primitive wants the filters to lie."""
+        """The layout in which the primitive wants the filters."""
         return self._run.descriptor(Arg.WEIGHTS)
 
     def _vector(self, ends: Ends) -> Shape:
@@ -132,7 +132,7 @@ class Forward(_Work):
         return made
 
     def _part(self, base: int, filters: int, vectors: Sequence[int], data: int, out: int, *addend: int) -> list[Call]:
-        """What computes one part of the batch."""
+        """The calls that compute one part of the batch."""
         source, target = self._source.at(base, data), self._target.at(base, out)
         before = self._source.before(base, data)
         if self._addend is not None and addend[0] != target:
@@ -142,7 +142,7 @@ class Forward(_Work):
 
 @cache
 def packed_filters(windows: Windows, data: Shape, weight: Shape, out: Shape, ends: Ends) -> Desc | None:
-    """How packed filters lie: said once and for all, since copies that lie so are kept."""
+    """The layout of packed filters, chosen once for each key, since packed copies are kept."""
     made = plan(
         Forward, windows, (data, channels_last_strides(data)), dense(weight), (out, channels_last_strides(out)), ends,
         (out, channels_last_strides(out)) if ends.added else None,
@@ -151,7 +151,7 @@ def packed_filters(windows: Windows, data: Shape, weight: Shape, out: Shape, end
 
 
 def _part(data: Geometry, *others: Geometry) -> tuple[int, list[Geometry]]:
-    """How many parts of the batch to go in, all alike, and how a part of each array lies."""
+    """Split the batch into equal parts: their number, and the shape and strides of each array's part."""
     shape, _ = data
     batch, each = shape[0], 4 * prod(shape[1:])
     if is_channels_last(data) or batch * each <= _PART:
@@ -182,7 +182,7 @@ class BackwardData(_Work):
         self._bias = self._adding(data[0]) if has_bias else None
 
     def _adding(self, data: Shape) -> Primitive:
-        """What adds a bias to the data."""
+        """Make the primitive that adds a bias to the data."""
         lib = loaded()
         bias = plain((1, data[1], *(1,) * (len(data) - 2)))
         desc = lib.create(

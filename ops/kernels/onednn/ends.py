@@ -1,4 +1,4 @@
-"""What a convolution or a product does with its result before it writes it: scale, bias, addend, activation."""
+"""The epilogue of a convolution or a product, fused before its result is written: scale, bias, addend, activation."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _ACTIVATIONS = {
     "sigmoid": Alg.ELTWISE_LOGISTIC,
     "tanh": Alg.ELTWISE_TANH,
 }
-"""Those of oneDNN that are exact to rounding (its softrelu, elu and gelu are not, near 0 and far below it)."""
+"""The activations of oneDNN that are exact to rounding (its softrelu, elu and gelu are not, near and far below 0)."""
 
 
 class Ends(NamedTuple):
-    """Which of them."""
+    """The parts of an epilogue."""
 
     bias: bool = False
     scaled: bool = False
@@ -28,11 +28,11 @@ class Ends(NamedTuple):
 
     @property
     def own_bias(self) -> bool:
-        """Whether the primitive adds the bias itself, which it does before all else, thus before a scale."""
+        """True where the primitive adds the bias itself, which it does before everything else, thus before a scale."""
         return self.bias and not self.scaled
 
     def posts(self, vector: Shape) -> list[Post]:
-        """What is done after the product; scale and bias have this shape."""
+        """The post-operations of the product; ``vector`` is the shape of scale and bias."""
         made: list[Post] = []
         if self.scaled:
             made = [("binary", Alg.BINARY_MUL, vector), ("binary", Alg.BINARY_ADD, vector)][: 1 + self.bias]
@@ -50,7 +50,7 @@ class Ends(NamedTuple):
         return {Arg.ATTR_POST_OP * (position + 1) | Arg.SRC_1: plain(vector) for position in range(count)}
 
     def addresses(self, bias: list[int], scale: list[int]) -> tuple[int, ...]:
-        """Where these arguments are."""
+        """The addresses of the arguments that the epilogue adds, in the order of their descriptors."""
         return tuple(bias if self.own_bias else [*scale, *bias] if self.scaled else [])
 
 
@@ -58,7 +58,7 @@ PLAIN = Ends()
 
 
 def ends_of(op: Any) -> Ends:
-    """What an operator does, plain or fused."""
+    """The epilogue of an operator, plain or fused."""
     scaled, added = getattr(op, "scaled", False), getattr(op, "added", False)
     then = getattr(op, "then", "")
     return Ends(not op.no_bias, scaled, added, then, op.slope if then == "leaky" else 0.0)

@@ -25,7 +25,7 @@ Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
 PackedSize = Callable[[Any, Shape], int | None]
 Compute = Callable[[Any, Any, Sequence[Array], Sequence[Array]], None]
-"""What computes an operator: called with it, a run, its inputs and its outputs."""
+"""A function that computes an operator, called as ``compute(op, run, inputs, outputs)``."""
 
 _KEPT = 32
 """Forms of calls for which a kernel remembers what computes them."""
@@ -100,11 +100,11 @@ class Kernel:
         """By operator and how its arrays lie; with the operator, so that no other one has its identity."""
 
     def computed(self, arrays: Sequence[Any]) -> Sequence[Any]:
-        """Those of the inputs, or of the outputs, that must be float32: all."""
+        """The inputs, or the outputs, that must be float32: all of them."""
         return arrays
 
     def work(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Work | None:
-        """What computes the operator on arrays like these."""
+        """The primitives that compute the operator on arrays of these layouts; None where oneDNN does not take them."""
         if not suits(*self.computed(inputs), *self.computed(outputs)):
             return None
         return self._make(op, [geometry(each) for each in inputs], [geometry(each) for each in outputs])
@@ -120,7 +120,7 @@ class Kernel:
         known[1](op, run, inputs, outputs)
 
     def _choose(self, op: Operator, inputs: Sequence[Array], outputs: Sequence[Array]) -> Compute:
-        """What computes the operator on arrays that lie like these."""
+        """Choose the function that computes the operator on arrays of these layouts."""
         work = self.work(op, _with_dense_vectors(inputs), outputs)
         if work is not None:
             return _by_work(work)

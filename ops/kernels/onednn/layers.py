@@ -1,6 +1,6 @@
 """Convolution, Deconvolution and FullyConnected with their gradients, and the packing of their weights, by oneDNN.
 
-What computes each of them is made in ``convolution.py`` and ``matmul.py``; here is said from what.
+Their primitives are made in ``convolution.py`` and ``matmul.py``; this file gives the arguments.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _fully_connected_weight(op: FullyConnected, inputs: Geometries, outputs: Geo
 
 
 class Pack(Work):
-    """A copy of a weight that lies as a kernel wants it, multiplied by a scale where there is one."""
+    """A copy of a weight in a kernel's layout, multiplied by a scale where there is one."""
 
     def __init__(self, given: Geometry, lies: Desc, mask: int, scale: Shape | None) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def _scale(op: Any, inputs: Geometries) -> list[Shape | None]:
 
 
 def _size(lies: Callable[[Any, Shape], Desc | None]) -> Callable[[Any, Shape], int | None]:
-    """The elements of a copy that lies so; None where it would lie as the weight does."""
+    """The elements of a copy in this layout; None where it would be that of the weight."""
 
     def size(op: Any, data: Shape) -> int | None:
         found = lies(op, data)

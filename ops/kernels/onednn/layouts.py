@@ -1,4 +1,4 @@
-"""How arrays lie in memory, for NumPy and for oneDNN: shapes, strides, memory descriptors."""
+"""Layouts of arrays, for NumPy and for oneDNN: shapes, strides, memory descriptors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = Any
 Shape = tuple[int, ...]
 
 KEPT = 2048
-"""How many descriptors, and how many plans of primitives, are kept."""
+"""The most descriptors, and the most plans of primitives, that are kept."""
 FLOAT32 = np.dtype(np.float32)
 
 
@@ -57,7 +57,7 @@ def plain(shape: Shape, dtype: DType = DType.F32) -> Desc:
 
 
 def channels_last(shape: Shape) -> Desc:
-    """(batch, channels, *size) with the channels beside each other in memory."""
+    """(batch, channels, *size) with the channels contiguous in memory."""
     return strided(shape, channels_last_strides(shape))
 
 
@@ -87,23 +87,23 @@ Geometry = tuple[Shape, Shape]
 
 
 def geometry(array: Array) -> Geometry:
-    """How a float32 array lies in memory."""
+    """The shape and strides (in elements) of a float32 array."""
     return array.shape, tuple([stride >> 2 for stride in array.strides])
 
 
 def dense(shape: Shape) -> Geometry:
-    """How an array in C order lies."""
+    """The shape and strides (in elements) of an array in C order."""
     return shape, c_strides(shape)
 
 
 def is_channels_last(array: Geometry) -> bool:
-    """Whether the channels (axis 1) lie beside each other, and not by being the only axis with elements."""
+    """Tell whether the channels (axis 1) are contiguous, and not only because no other axis has elements."""
     shape, strides = array
     return len(shape) > 2 and strides == channels_last_strides(shape) and strides != c_strides(shape)
 
 
 def dense_vectors(vectors: Sequence[Geometry]) -> bool:
-    """Whether the elements of each of these vectors lie beside each other."""
+    """Tell whether each of these vectors is contiguous."""
     return all(strides == (1,) or shape == (1,) for shape, strides in vectors)
 
 
@@ -113,7 +113,7 @@ def pointer(array: Array) -> int:
 
 
 def suits(*arrays: Array) -> bool:
-    """Whether a kernel may have these: float32 and not empty."""
+    """Tell whether a kernel takes these arrays: float32 and not empty."""
     return all(array.dtype == FLOAT32 and array.size > 0 for array in arrays)
 
 

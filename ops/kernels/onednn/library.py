@@ -65,7 +65,7 @@ class Alg(IntEnum):
 
 
 class Query(IntEnum):
-    """What a primitive descriptor may be asked for."""
+    """The queries of a primitive descriptor (``dnnl_query_t``)."""
 
     IMPLEMENTATION = 8
     SRC = 129
@@ -157,7 +157,7 @@ class Library:
         return made
 
     def own(self, owner: object, kind: str, handle: Handle) -> Handle:
-        """Destroy a handle (``dnnl_KIND_destroy``) once its owner is gone; returns it."""
+        """Destroy a handle (``dnnl_KIND_destroy``) once its owner is freed; returns it."""
         weakref.finalize(owner, self._dll[f"dnnl_{kind}_destroy"], handle).atexit = False
         return handle
 
@@ -170,7 +170,7 @@ class Library:
         return int(self._size(desc))
 
     def equal(self, one: Handle, other: Handle) -> bool:
-        """Whether two memory descriptors are the same."""
+        """Tell whether two memory descriptors are equal."""
         return bool(self._equal(one, other))
 
     def described(self, primitive_desc: Handle, what: Query, index: int = 0) -> Handle:

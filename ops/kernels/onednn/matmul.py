@@ -40,7 +40,7 @@ SMALL_BY_VECTOR = 1 << 15
 class Product(Work):
     """C = A B, and what follows it; all with equal batch axes, vectors along the last axis.
 
-    B may be left to the primitive (None), which then says how it is to lie.
+    B's layout may be left to the primitive (None).
     """
 
     def __init__(self, a: Geometry, b: Geometry | None, c: Geometry, ends: Ends = PLAIN) -> None:
@@ -122,7 +122,7 @@ class FullyConnect(Work):
 
 @cache
 def packed_matrix(rows: int, weight: Shape, ends: Ends) -> Desc | None:
-    """How a packed weight lies: said once and for all, since copies that lie so are kept."""
+    """The layout of a packed weight, chosen once for each key, since packed copies are kept."""
     units, width = weight
     if rows == 1 or rows * units * width < SMALL:
         return None

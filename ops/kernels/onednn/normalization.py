@@ -38,7 +38,7 @@ from flowmx.ops.registry import Run
 
 
 class _Work(Work):
-    """What both directions share."""
+    """The base of both directions: descriptors of data and statistics."""
 
     def __init__(self, data: Geometry, out: Geometry, eps: float, flags: int) -> None:
         super().__init__()
@@ -122,7 +122,7 @@ def _flags(op: BatchNorm, given_statistics: bool) -> int:
 
 
 def _fits(op: BatchNorm, *arrays: Array) -> bool:
-    """Whether oneDNN can have these: the channels are axis 1."""
+    """Tell whether oneDNN takes these arrays: 2 to 5 axes, the channels axis 1."""
     rank = arrays[0].ndim
     return 2 <= rank <= 5 and op.axis in (1, 1 - rank) and suits(*arrays)
 

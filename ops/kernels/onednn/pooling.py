@@ -1,7 +1,7 @@
 """Pooling and its gradient by oneDNN, for max and avg.
 
 The gradient of max needs to know where each maximum was. In a bound graph the forward notes it (``ops/noted.py``);
-elsewhere the windows are gone through once more.
+elsewhere the windows are traversed once more.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ Order = Callable[[Shape], Desc]
 
 
 def _order(data: Geometry, out: Geometry) -> Order:
-    """The order in memory in which arrays that lie so are gone through, and maxima noted."""
+    """The order in memory in which arrays of these layouts are traversed, and maxima noted."""
     return channels_last if is_channels_last(data) or is_channels_last(out) else plain
 
 
 class _Work(Work):
-    """What both directions share."""
+    """The base of both directions: the algorithm, and descriptors of data, output and windows."""
 
     def __init__(self, op: Pooling, data: Geometry, out: Geometry, order: Order) -> None:
         super().__init__()
@@ -200,7 +200,7 @@ class _Noting(Kernel):
 
 
 def _noting(op: NotedPooling, data: Geometry, out: Geometry) -> Forward | None:
-    """The forward that makes a note as long as the operator says, if there is one."""
+    """The forward that makes a note of the operator's length, if there is one."""
     made = plan(Forward, op, data, out, True)
     return made if made is not None and made.note_bytes == math.prod(out[0]) * op.note_dtype().itemsize else None
 

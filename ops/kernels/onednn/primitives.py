@@ -18,7 +18,7 @@ LINE = 64
 
 
 Post = tuple[Any, ...]
-"""What a primitive does to its output: ``("sum",)`` adds what is there, ``("eltwise", algorithm, alpha, beta)``
+"""A post-operation of a primitive: ``("sum",)`` adds what is there, ``("eltwise", algorithm, alpha, beta)``
 applies a function, ``("binary", algorithm, shape)`` combines it with another array."""
 
 
@@ -88,7 +88,7 @@ class Primitive:
         self._idle: list[BoundCall] = []
 
     def descriptor(self, argument: int) -> Desc:
-        """How an argument is to lie in memory."""
+        """The layout in which the primitive wants an argument."""
         return self.arguments[argument]
 
     def implementation(self) -> str:
@@ -123,7 +123,7 @@ class Primitive:
 
 
 class Runs(Protocol):
-    """What runs on arguments at addresses: a primitive, or what stands for one."""
+    """A primitive, or its substitute: runs on arguments at addresses."""
 
     def call(self, addresses: tuple[int, ...], /) -> Bound:
         """A call of its own, ready to run again and again."""

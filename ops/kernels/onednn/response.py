@@ -16,7 +16,7 @@ from flowmx.ops.registry import kernel
 
 
 class _Work(Work):
-    """What both directions share."""
+    """The base of both directions: descriptors and the parameters of the window."""
 
     def __init__(self, op: LRN, data: Geometry) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What computes an operator: primitives in a row, and the workspace that they need.
+"""Primitives that together compute an operator, and the workspace that they need.
 
 Copies and scratch memory lie in a workspace, whose layout is known before anything runs: a bound graph plans it,
 elsewhere it belongs to the thread.
@@ -49,7 +49,7 @@ def first_line(memory: Array) -> int:
 
 
 class Work:
-    """What computes one operator for one geometry of its arrays: primitives, run one after the other.
+    """The primitives that compute one operator for one geometry of its arrays, run one after the other.
 
     Attributes:
         room: the workspace that they need.
@@ -64,7 +64,7 @@ class Work:
         return self.room.nbytes + LINE if self.room.nbytes else 0
 
     def calls(self, base: int, *addresses: int) -> Sequence[Call]:
-        """What to run, for arrays at these addresses and a workspace at ``base``."""
+        """The calls to run, for arrays at these addresses and a workspace at ``base``."""
         raise NotImplementedError
 
     def __call__(self, *addresses: int) -> None:
@@ -75,7 +75,7 @@ class Work:
 
 
 class Operand:
-    """An argument that may lie otherwise in memory than the primitive wants it: then a copy stands in for it."""
+    """An argument whose layout may differ from the primitive's: then a copy takes its place."""
 
     def __init__(
         self, room: Room, given: Desc, wanted: Desc, is_output: bool = False, scale: tuple[int, Desc] | None = None
@@ -96,7 +96,7 @@ class Operand:
 
     @property
     def is_copied(self) -> bool:
-        """Whether a copy stands in."""
+        """True where the primitive gets a copy of the array in another layout."""
         return self._copy is not None
 
     def at(self, base: int, address: int) -> int:
@@ -104,11 +104,11 @@ class Operand:
         return address if self._copy is None else base + self._offset
 
     def before(self, base: int, address: int, *scale: int) -> list[Call]:
-        """What brings an input to where the primitive reads it."""
+        """The calls that copy an input to where the primitive reads it; none where it reads the array itself."""
         return [] if self._copy is None else [self._copy.at(base, address, base + self._offset, *scale)]
 
     def after(self, base: int, address: int) -> list[Call]:
-        """What brings an output to its place."""
+        """The calls that copy an output from where the primitive wrote it; none where it wrote the array itself."""
         return [] if self._copy is None else [self._copy.at(base, base + self._offset, address)]
 
 

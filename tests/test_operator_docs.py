@@ -1,0 +1,102 @@
+"""The documentation of every public operator: shapes and dtypes of its inputs and outputs, and that they are true."""
+
+import importlib
+import pkgutil
+import re
+
+import numpy as np
+import pytest
+
+import tests.op_cases
+from flowmx import nd
+from flowmx.ops.documentation import documentation, inputs_of, outputs_of
+from flowmx.ops.registry import lookup, registered
+
+PUBLIC = {cls.name: cls for cls in registered().values() if not cls.hidden}
+SHAPE = re.compile(r"shape|axes|\(|lists?\b|matrices|flat")
+DTYPE = re.compile(r"dtype|\bfloat|\bu?int")
+TUPLE = r"\((?:[^()]|\([^()]*\))*\)"
+NO_OUTPUT = {"reset_arrays"}
+
+
+def cases():
+    """The recorded cases of public operators with fixed inputs: operator, names, shapes, dtypes."""
+    for module in pkgutil.iter_modules(tests.op_cases.__path__):
+        for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", []):
+            cls = lookup(case.op)
+            if cls.name in PUBLIC and not cls.variadic and not cls.open_ended:
+                op, given = cls.create(**case.params), case.given()
+                names = (*op.inputs(), *op.auxiliary)
+                yield op, {name: (array.shape, array.dtype) for name, array in zip(names, given, strict=True)}
+
+
+CASES = list(cases())
+
+
+def shapes_in(text):
+    """The shapes that begin a text, each as the number of its axes and whether there may be more."""
+    if not text.startswith("("):
+        return []
+    for shape in re.findall(TUPLE, text.partition(";")[0]):
+        axes = [axis.strip() for axis in re.sub(r"(?<=.)\(.*?\)", "", shape[1:-1]).split(",") if axis.strip()]
+        fixed = [axis for axis in axes if axis != "..." and not axis.startswith("*")]
+        yield len(fixed), len(fixed) < len(axes)
+
+
+def fits(shape, text):
+    found = list(shapes_in(text))
+    return not found or any(len(shape) == count or (more and len(shape) > count) for count, more in found)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_input_and_output_has_a_shape_and_a_dtype(name):
+    cls = PUBLIC[name]
+    texts = inputs_of(cls) | ({} if name in NO_OUTPUT else {"Returns": outputs_of(cls)})
+    assert not {key: text for key, text in texts.items() if not (SHAPE.search(text) and DTYPE.search(text))}
+    for key, text in inputs_of(cls).items():
+        assert f"\n    {key}: {text}." in documentation(cls)
+
+
+def test_the_documented_shapes_of_inputs_are_those_of_the_cases():
+    wrong = {
+        (op.name, name, shape): inputs_of(type(op))[name]
+        for op, given in CASES
+        for name, (shape, _) in given.items()
+        if not fits(shape, inputs_of(type(op))[name])
+    }
+    assert not wrong
+
+
+def test_the_documented_dtypes_are_those_of_the_cases():
+    wrong = []
+    for op, given in CASES:
+        outputs = op.infer_type([dtype for _, dtype in given.values()])[1]
+        texts = [(inputs_of(type(op))[name], dtype) for name, (_, dtype) in given.items()]
+        if len(outputs) == 1:
+            texts += [(outputs_of(type(op)), outputs[0])]
+        for text, dtype in texts:
+            same = re.search(r"the (?:shape and )?dtype of (\w+)$", text)
+            if same and same[1] in given and dtype != given[same[1]][1]:
+                wrong.append((op, text, dtype))
+            named = re.search(r"[^,;]*, (uint8|int64|float32)$", text)
+            if named and dtype != np.dtype(named[1]):
+                wrong.append((op, text, dtype))
+    assert not wrong
+
+
+def test_the_documented_shape_of_an_output_is_that_of_the_input_named():
+    wrong = []
+    for op, given in CASES:
+        same = re.match(r"The shape and dtype of (\w+)", outputs_of(type(op)))
+        output = op.infer_shape([shape for shape, _ in given.values()])[1][0]
+        if same and same[1] in given and output != given[same[1]][0]:
+            wrong.append((op, given, output))
+    assert not wrong
+
+
+def test_a_function_shows_its_inputs_and_a_method_leaves_out_its_own_array():
+    assert "    indices: any shape, int or float.\n" in nd.take.__doc__
+    assert "    a: any shape, any dtype.\n" in nd.take.__doc__
+    assert "    a: " not in nd.NDArray.take.__doc__
+    assert "    indices: any shape, int or float.\n" in nd.NDArray.take.__doc__
+    assert "\nReturns:\n    (*a.shape[:axis], " in nd.take.__doc__
