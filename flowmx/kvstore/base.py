@@ -1,4 +1,4 @@
-"""What every key-value store is, the registry of their kinds, and ``create``."""
+"""The interface of key-value stores, the registry of their kinds, and ``create``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ C = TypeVar("C", bound=type)
 
 
 class KVStoreBase:
-    """What training over several devices or machines needs of a store; the base of your own.
+    """Base class of key-value stores, through which devices and machines train together; derive your own from it.
 
     Example:
         >>> @mx.kvstore.KVStoreBase.register
@@ -53,7 +53,7 @@ class KVStoreBase:
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether the store can do something beyond sums: ``"optimizer"`` is to update weights itself."""
+        """Tell whether the store can do more than sum: ``"optimizer"`` means that it can update weights itself."""
         raise NotImplementedError("is_capable() is not implemented by this store")
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
@@ -76,7 +76,7 @@ class KVStoreBase:
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers in the job."""
         raise NotImplementedError(f"{type(self).__name__} has no num_workers")
 
     @staticmethod
@@ -87,11 +87,11 @@ class KVStoreBase:
     # What Module and Trainer call.
 
     _is_remote: ClassVar[bool] = False
-    """Whether other processes keep the values, and the states of the optimizer."""
+    """True if other processes keep the values and the optimizer's states."""
 
     @property
     def _is_synchronous(self) -> bool:
-        """Whether a pull gives what all workers have pushed; otherwise each goes on by itself."""
+        """True if a pull returns the sum over all workers' pushes; False where each worker proceeds by itself."""
         return True
 
     def _share(self, key: Any, arrays: list[NDArray]) -> None:
@@ -129,7 +129,7 @@ class KVStoreBase:
 
     @property
     def _leads(self) -> bool:
-        """Whether this worker saves what all have in common."""
+        """True on the worker that saves the state that all workers share."""
         return True
 
     async def _agree(self, places: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
@@ -196,7 +196,7 @@ class TestStore(KVStoreBase):
 
 
 def capable(capability: str, optimizer: bool) -> bool:
-    """What ``is_capable`` answers.
+    """Answer ``is_capable`` for a store that can (or can not) run an optimizer.
 
     Raises:
         ValueError: nothing is known of such a capability.

@@ -33,11 +33,11 @@ class Compression:
     """Of what travels."""
 
     def length(self, size: int) -> int:
-        """How many elements of :attr:`dtype` travel for an array of `size` elements."""
+        """Number of elements of :attr:`dtype` that are sent for an array of `size` elements."""
         return size
 
     def compress(self, gradient: Array, residual: Array) -> Array:
-        """What travels for a gradient.
+        """Compress a gradient plus its residual for sending.
 
         Args:
             gradient: float32, of any shape, C-contiguous.

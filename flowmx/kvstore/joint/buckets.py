@@ -71,7 +71,7 @@ def piece(whole: NDArray, start: int, shape: tuple[int, ...]) -> NDArray:
 
 
 def devices_of(arrays: Iterable[NDArray]) -> tuple[Device, ...]:
-    """Where arrays are, in their order."""
+    """The device of each array, in their order."""
     return tuple([each._storage.device for each in arrays])
 
 

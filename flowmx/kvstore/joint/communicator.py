@@ -1,4 +1,4 @@
-"""What brings arrays together over devices: an interface, and the way that every device has, copies between peers.
+"""Collective sums and copies over devices: the interface, and its portable form by copies between peers.
 
 Arrays are of one dtype and length, at most one on each device, and sums are flat. All is enqueued, and runs on the
 actors of copies between peers, beside what the devices compute.

@@ -44,7 +44,7 @@ class Part(NamedTuple):
         return devices_of([self.stored, *self.values, *self.targets])
 
     def kind(self) -> Hashable:
-        """What parts of a bucket have in common."""
+        """Key that all parts of a bucket share: the dtype, and the devices of stored values, values and targets."""
         return self.stored._dtype, devices_of([self.stored]), devices_of(self.values), devices_of(self.targets)
 
 
@@ -56,7 +56,7 @@ class Sum(NamedTuple):
 
 
 def fits(part: Part) -> bool:
-    """Whether a key goes over devices that have memory of their own, several of them, in one dtype."""
+    """Tell whether a key can be summed across devices: several asynchronous ones, each once, and one dtype."""
     arrays = (part.stored, *part.values, *part.targets)
     return (
         len(part.values) > 1

@@ -61,7 +61,7 @@ class Supervised:
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """Description of how the process ended, for messages."""
         if self.lost:
             return f"the Dask worker {self.host.name} is gone"
         return "it runs" if self.status is None else describe(self.status)
@@ -137,7 +137,7 @@ class DaskWorker:
         return self.site.submit(self, order, output, holds=order.name != "scheduler")
 
     async def _make_room(self) -> None:
-        """Where all slots are kept by this job, one more process must not wait for one of them."""
+        """Free a slot for one more process if this job's processes hold all slots of the Dask worker."""
         holders = [found for found in self.site.running(self.name) if found.holds]
         if len(holders) >= self.slots:
             holders[0].holds = False

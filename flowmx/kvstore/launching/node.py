@@ -1,4 +1,4 @@
-"""What runs inside a Dask worker: a task that has one process of a job as a child, and ends with it.
+"""The task on a Dask worker: it has one process of a job as a child, and ends with it.
 
 The task is in a thread of its own, with an event loop of its own, so that Dask's is never held up. Lines of the process
 go to the launcher as events of Dask; beside the scheduler of the job, its views do too, so that the launcher need not
@@ -36,7 +36,7 @@ WANTED = ("executing", "long-running")
 
 
 class Ended(NamedTuple):
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
         status: negative for a signal.

@@ -1,4 +1,4 @@
-"""Who may ask a server for what: workers of the job, and its other servers, as the newest view has them."""
+"""Access control of a server: the job's workers and other servers, as the newest view has them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENCE = 5.0
 
 
 def identity(node: str, incarnation: int) -> str:
-    """What the state machine knows a node by: another one after every restart."""
+    """Identity of one start of a node in the state machine; it changes with every restart."""
     return f"{node}:{incarnation}"
 
 

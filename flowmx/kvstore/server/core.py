@@ -53,7 +53,7 @@ MOST_AHEAD = 4096
 """Pushes of a worker for a part that may wait: numbers without end would take memory without end."""
 
 Act: TypeAlias = Callable[..., None]
-"""What is done about a request, once this server answers for its part: called with both, and what else there is."""
+"""Action on a request, called with the request and its part once this server answers for the part's home."""
 
 
 class Core:
@@ -162,7 +162,7 @@ class Core:
     # -- everything else -------------------------------------------------------------------------------
 
     def is_settled(self, home: int) -> bool:
-        """Whether it is known who answers for a home, and if it is this server, it does: nothing is put off."""
+        """Tell whether requests for a home can be handled now: this server answers for it, or another one does."""
         view = self.desk.view
         if view is None or home in self.desk.active:
             return view is not None
@@ -187,20 +187,20 @@ class Core:
         return self._effects()
 
     def merged(self, part: Part, ticket: int, merged: Any) -> list[Effect]:
-        """What a :class:`~flowmx.kvstore.server.protocol.Merge` asked for is done."""
+        """Take the result of a :class:`~flowmx.kvstore.server.protocol.Merge`; returns effects."""
         return self._computed(part, self.steps.merged, ticket, merged)
 
     def updated(self, part: Part, ticket: int, value: Any) -> list[Effect]:
-        """What an :class:`~flowmx.kvstore.server.protocol.Update` asked for is done."""
+        """Take the result of an :class:`~flowmx.kvstore.server.protocol.Update`; returns effects."""
         return self._computed(part, self.steps.updated, ticket, value)
 
     def merged_all(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[Any]) -> list[Effect]:
-        """What a :class:`~flowmx.kvstore.server.protocol.Merges` asked for is done."""
+        """Take the results of a :class:`~flowmx.kvstore.server.protocol.Merges`; returns effects."""
         self.rounds.merged(parts, tickets, merged)
         return self._effects()
 
     def updated_all(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[Any]) -> list[Effect]:
-        """What an :class:`~flowmx.kvstore.server.protocol.Updates` asked for is done."""
+        """Take the results of an :class:`~flowmx.kvstore.server.protocol.Updates`; returns effects."""
         self.rounds.updated(parts, tickets, values)
         self._look_again()
         return self._effects()
@@ -224,7 +224,7 @@ class Core:
         return self._effects()
 
     def record(self, part: Part) -> Record | None:
-        """What a snapshot holds of a part; None while its value is being worked on."""
+        """The snapshot's record of a part; None while its value is being updated."""
         slot = self.desk.slots[part]
         return None if slot.updating else slot.record()
 

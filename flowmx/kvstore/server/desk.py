@@ -1,4 +1,4 @@
-"""What the pieces of a server's state machine share."""
+"""State that the pieces of a server's state machine share."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Desk:
         return -1 if self.view is None else self.view.epoch
 
     def backup(self, part: Part) -> str | None:
-        """Who backs up a part that this server answers for."""
+        """Identity of the server that backs up a part for which this server answers; None without one."""
         return None if self.view is None else self.view.backup(part.home)
 
     def of_home(self, home: int) -> Iterator[Slot]:

@@ -1,4 +1,4 @@
-"""What the nodes of a job say of themselves, and in which they must not differ: versions, seeds, shapes. Pure."""
+"""Agreement of a job's nodes on their facts: versions, seeds, shapes. Pure."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ MOST_GROUPS, MOST_PARTS = 4096, 1 << 20
 
 
 class Layout(NamedTuple):
-    """Where the parts of a request lie in its tensor.
+    """Layout of the parts of a request in its tensor.
 
     Attributes:
         dtype: of all of them.
@@ -98,7 +98,7 @@ class Group:
 
 
 class Joined(NamedTuple):
-    """What a joined request says.
+    """A decoded joined request.
 
     Attributes:
         group: its parts.
@@ -124,7 +124,7 @@ class Groups:
         self._known = {worker: groups for worker, groups in self._known.items() if worker in workers}
 
     def read(self, worker: str, message: Message, tensors: int) -> Joined:
-        """What a request says.
+        """Decode and check a joined request.
 
         Args:
             worker: who sent it.

@@ -27,7 +27,7 @@ _FIRST_DELAY, _LAST_DELAY = 0.02, 1.0
 
 
 class Caller(Protocol):
-    """What is needed of a :class:`flowmx.comm.client.Peer`."""
+    """The methods of :class:`flowmx.comm.client.Peer` that links use."""
 
     async def call(
         self,

@@ -1,4 +1,4 @@
-"""When a push is applied and when a pull is answered: sequential, eventual and bounded consistency."""
+"""Consistency modes, sequential, eventual and bounded: the conditions to apply a push and to answer a pull."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Push: TypeAlias = tuple[str, int]
 
 
 class Mode:
-    """What the three kinds of consistency have in common: nothing but their questions."""
+    """Base class of consistency modes."""
 
     name: str
 
@@ -27,7 +27,7 @@ class Mode:
         return slot.marks.get(worker, 0)
 
     def may_pull(self, slot: Slot, worker: str, wanted: int) -> bool:
-        """Whether the value is new enough for a worker whose last push was number `wanted`."""
+        """Tell whether the value is new enough for a worker whose last push was number `wanted`."""
         return slot.marks.get(worker, 0) >= wanted
 
 

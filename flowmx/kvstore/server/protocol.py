@@ -1,4 +1,4 @@
-"""What goes into a server's state machine and what comes out of it.
+"""Inputs and effects of a server's state machine.
 
 Values and gradients are opaque here: the machine moves them about and never looks into them. What is made for every
 push is a named tuple, since a frozen dataclass takes four times as long to make.
@@ -46,7 +46,7 @@ __all__ = [
 ]
 
 Request: TypeAlias = Hashable
-"""What the shell knows a call by that waits for its answer."""
+"""The shell's handle of a call that waits for its answer."""
 
 
 class Part(NamedTuple):
@@ -71,7 +71,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """Who is there.
+    """Membership of the job: the servers and workers that are alive.
 
     Attributes:
         epoch: counts the views.
@@ -135,7 +135,7 @@ class Step(NamedTuple):
 
     @property
     def computes(self) -> bool:
-        """Whether the value has to be worked on."""
+        """True for kinds of steps that compute a new value."""
         return self.kind in ("update", "load")
 
 

@@ -1,4 +1,4 @@
-"""Who answers for a home when servers come and go.
+"""Recovery: taking over a home when servers come and go.
 
 The view says who the primary is; but it may answer only once it has the newest of every part. So a server that becomes
 the primary asks all others of the view what they have. By answering, a server also promises to take nothing for that
@@ -22,7 +22,7 @@ __all__ = ["Recovery"]
 
 @dataclass
 class _Collecting:
-    """What a new primary of a home waits for: answers, and then copies."""
+    """The answers and copies that a new primary of a home still waits for."""
 
     unheard: set[str]
     best: dict[Part, tuple[tuple[int, int], str]] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Recovery:
 
     @property
     def waits(self) -> bool:
-        """Whether anything may become possible when a computation is done."""
+        """True if requests or a recovery may become able to proceed when a computation is done."""
         return bool(self._asked or self._collecting)
 
     def look(self) -> None:

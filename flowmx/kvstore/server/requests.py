@@ -1,4 +1,4 @@
-"""What the headers of the operations hold, checked. Pure; ``docs/wire.md`` describes them for other languages."""
+"""Decoding and checks of request headers. Pure; ``docs/wire.md`` describes them for other languages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Item", "items_of", "mode_of", "uncompressed"]
 
 
 class Item(NamedTuple):
-    """What a request says of one part.
+    """One part of a request.
 
     Attributes:
         part: which.

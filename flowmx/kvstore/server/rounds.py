@@ -253,7 +253,7 @@ def _is_usable(slot: Slot) -> bool:
 
 
 def _is_next(slot: Slot, push: tuple[str, int], told: int) -> bool:
-    """Whether the part is idle, and has waited for this push and knows what was acknowledged."""
+    """Tell whether a push is the next of an idle part that waits for it, with nothing out of the ordinary."""
     worker, number = push
     now = slot.round
     return (

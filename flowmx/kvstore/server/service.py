@@ -369,7 +369,7 @@ class KVServer:
         return await self._answer_joined(call, found, ask)
 
     async def _layout(self, worker: str, found: Joined) -> Layout:
-        """How the values of a request's parts lie in a tensor.
+        """The layout of the values of a request's parts in one tensor.
 
         Raises:
             Refused: this server does not have them all, or they are of more than one dtype.

@@ -79,12 +79,12 @@ class Slot:
         return {worker: found.rank for (worker, number), found in self.gradients.items() if number == sequence}
 
     def knows(self, worker: str, sequence: int) -> bool:
-        """Whether a push is in the value, on its way there, or waits."""
+        """Tell whether a push is in the value, being applied, or waiting."""
         in_progress = self.step is not None and (worker, sequence) in self.step.marks
         return in_progress or sequence <= self.marks.get(worker, 0) or (worker, sequence) in self.gradients
 
     def missing(self) -> list[str]:
-        """Who counts and has nothing waiting here: in a synchronous round, whom the others wait for."""
+        """Counted workers without a waiting push, sorted: those that a synchronous round waits for."""
         have = {worker for worker, _ in self.gradients}
         return sorted(worker for worker in self.counted if worker not in have)
 
@@ -130,7 +130,7 @@ class Slot:
 
     @property
     def updating(self) -> bool:
-        """Whether the value itself is being worked on, and not only what it will be updated by."""
+        """True while the value itself is being computed, not only the sum that it will be updated by."""
         return self.computing and self.step is not None and self.step.merged is not None
 
     def record(self) -> Record:

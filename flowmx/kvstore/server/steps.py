@@ -1,4 +1,4 @@
-"""How a part changes: one step at a time, computed here, confirmed by the backup, and only then visible.
+"""Steps of a part: changed one step at a time, computed here, confirmed by the backup, and only then visible.
 
 A step is chosen when the part is idle. Nothing that it changes is told to anybody before both its computation is done
 and the backup has it; then everything that waits is looked at again, and the next step chosen. So whatever a worker was

@@ -1,4 +1,4 @@
-"""What a server keeps: values as NumPy arrays, summed by several threads, and optimizers that update them.
+"""Storage of a server: values as NumPy arrays, summed by several threads, and optimizers that update them.
 
 A value is updated in place, unless somebody still reads it: an answer that is on its way to a worker holds a *lease* on
 the memory, and an update that finds one makes a copy first.
@@ -134,7 +134,7 @@ class Value:
         return Tensor(name_of(self.array.dtype), self.array.shape, view.data)
 
     def is_leased(self) -> bool:
-        """Whether somebody still reads the array."""
+        """True while an answer still reads the array."""
         return self.read is not None and self.read() is not None
 
     def rows(self, ids: Array) -> Array:
@@ -190,11 +190,11 @@ class Store:
 
     @property
     def updates(self) -> bool:
-        """Whether there is an optimizer."""
+        """True if an optimizer is set."""
         return self._config is not None
 
     def is_small(self, gradients: Sequence[Array]) -> bool:
-        """Whether a sum is made quicker than a thread is woken."""
+        """Tell whether computing a sum takes less time than waking a thread."""
         alone = len(gradients) == 1 and gradients[0].flags.writeable
         return alone or gradients[0].nbytes <= SMALL
 
@@ -207,7 +207,7 @@ class Store:
         return total
 
     def are_small(self, gradients: Sequence[Sequence[Array | Stretch]]) -> bool:
-        """Whether the sums of many parts are made at once."""
+        """Tell whether the sums of many parts are small enough to be computed at once, in the calling thread."""
         return sum([_size(found[0]) for found in gradients]) <= _AT_ONCE
 
     def merge_all(self, gradients: Sequence[Sequence[Array | Stretch]]) -> list[Array | Stretch]:
@@ -290,7 +290,7 @@ def _span(first: Array | Stretch, last: Array | Stretch) -> Array:
 
 
 def _follow(before: Sequence[Array | Stretch], after: Sequence[Array | Stretch]) -> bool:
-    """Whether each of some stretches goes on where another ends."""
+    """Tell whether each of some ranges begins where the corresponding one before it ends, in the same memory."""
     if len(before) != len(after):
         return False
     for a, b in zip(before, after, strict=True):
@@ -336,7 +336,7 @@ def check_optimizer(config: Mapping[str, Any]) -> None:
 
 
 def _alike(state: Any, other: Any) -> bool:
-    """Whether two states of an optimizer are of one form."""
+    """Tell whether two optimizer states have the same structure and shapes."""
     if isinstance(state, (tuple, list)):
         same = type(state) is type(other) and len(state) == len(other)
         return same and all(map(_alike, state, other))
@@ -344,7 +344,7 @@ def _alike(state: Any, other: Any) -> bool:
 
 
 _Sum: TypeAlias = tuple[Array, Sequence[Array]]
-"""Where a sum goes, which may be the first of its terms, and these; all of one dimension."""
+"""The target of a sum, which may be its first term, and the terms; all 1-dimensional."""
 
 
 def _shares(sums: Sequence[_Sum], threads: int) -> list[list[_Sum]]:

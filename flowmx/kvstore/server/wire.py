@@ -20,7 +20,7 @@ LONGEST = 1024
 """Characters of a key: each stands in every request, message and refusal."""
 
 Packed: TypeAlias = tuple[dict[str, Any], list[Tensor]]
-"""What stands in the header for a message, and its tensors."""
+"""An encoded message: its part of the header, and its tensors."""
 
 Tensors: TypeAlias = list[Tensor]
 

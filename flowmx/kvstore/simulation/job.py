@@ -26,7 +26,7 @@ __all__ = ["Setting", "simulate"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated.
+    """A job to be simulated.
 
     Args:
         profile: the training of one machine.
@@ -45,7 +45,7 @@ class Setting:
 
 
 def simulate(setting: Setting) -> float:
-    """How long a training step takes, in seconds: the mean over all but the first, until the last worker is there.
+    """Duration of a training step in seconds: the mean over all but the first, until the last worker is done.
 
     Raises:
         ValueError: there are no machines or no steps.
@@ -147,7 +147,7 @@ class _Worker:
 
 
 class _Servers:
-    """What takes the place of :class:`flowmx.kvstore.worker.servers.Servers`: none of these is ever lost."""
+    """Replacement of :class:`flowmx.kvstore.worker.servers.Servers` whose servers never fail."""
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines

@@ -13,7 +13,7 @@ __all__ = ["Cpu", "Fabric", "Network"]
 
 @dataclass(frozen=True)
 class Network:
-    """What the network is like.
+    """Parameters of a simulated network.
 
     Args:
         rate: bits a second of each machine's link, in each direction.

@@ -85,7 +85,7 @@ def _records(entries: Sequence[Entry], home: int, counted: dict[str, Member]) ->
 
 
 class Line:
-    """What takes a :class:`flowmx.comm.client.Peer`'s place: a way to one server.
+    """Simulated connection to one server, in place of a :class:`flowmx.comm.client.Peer`.
 
     Args:
         node: the caller's name.

@@ -21,7 +21,7 @@ __all__ = ["Deferred", "NetworkActor"]
 
 
 class Deferred:
-    """What an operation's function returns that is not over yet. Belongs to the session's loop.
+    """Result of an operation that has begun and ends later, as a future. Belongs to the session's loop.
 
     Args:
         cancel: is called to end it early, where it can be ended. A push can not: the servers count on every number.

@@ -67,7 +67,7 @@ class Group:
     def item(
         self, operation: str, exchange: Exchange, priority: int, tensor: Tensor | None = None, target: Any = None
     ) -> Item:
-        """What travels for all of them."""
+        """The joined item that is sent for all of them."""
         numbers = one_or_all([entry.numbers[0] for entry in self.entries])
         return Item(operation, self.shard, numbers, priority, [exchange], tensor, None, target, self)
 

@@ -1,4 +1,4 @@
-"""What waits to be sent to the server of one home: the most urgent first, small parts together. Pure."""
+"""Priority queue of items for the server of one home, which joins small parts into one request. Pure."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is enough for a request that takes no more."""
+        """True if there is enough for a request of the largest size."""
         return self.nbytes >= self.limit or len(self._heap) >= MOST
 
     def take(self) -> list[Item]:

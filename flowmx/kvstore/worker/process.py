@@ -20,11 +20,11 @@ log = logging.getLogger("flowmx.kvstore")
 
 
 class Leaving(Protocol):
-    """What is needed of a store."""
+    """The methods of a store that this module uses."""
 
     @property
     def closed(self) -> bool:
-        """Whether it has left its job."""
+        """True once the store has left its job."""
 
     def close(self, timeout: float | None = None) -> None:
         """Leave the job."""

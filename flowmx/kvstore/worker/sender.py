@@ -71,7 +71,7 @@ class Sender:
             self._filled[home] = None
 
     def under_way(self) -> list[Item]:
-        """What is sent and not answered, oldest first; then what waits."""
+        """Items that are sent and not answered, oldest first; then those that wait."""
         sent = [item for items in self._sending.values() for item in items]
         return sent + [item for box in self._boxes.values() for item in box]
 

@@ -30,7 +30,7 @@ _RATE = 1 << 20
 
 
 class Line(Protocol):
-    """What is needed of a :class:`flowmx.comm.client.Peer`."""
+    """The methods of :class:`flowmx.comm.client.Peer` that are used here."""
 
     async def call(
         self,
@@ -48,7 +48,7 @@ class Line(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether memory is shared."""
+        """True if memory is shared with the server."""
 
 
 Connect = Callable[[str], Line]
@@ -101,7 +101,7 @@ class Servers:
         self._bell.ring()
 
     def is_local(self, home: int) -> bool:
-        """Whether memory is shared with the server that answers for a home; it may not be known yet."""
+        """Tell whether memory is shared with the server of a home; False while that is not known."""
         member = None if self._view is None else primary(self._view, home, self.count)
         line = None if member is None else self._lines.get((member.id, member.incarnation))
         return line is not None and line.is_local
@@ -207,7 +207,7 @@ class Servers:
         return True
 
     async def _serving(self, home: int) -> Member:
-        """Who answers for a home, as soon as somebody does."""
+        """Wait for a server that answers for a home."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         while True:

@@ -123,7 +123,7 @@ class Session:
             self._loop.call_soon_threadsafe(self._stop_later)
 
     def _has_work(self) -> bool:
-        """Whether operations wait for something else, which will be refused when their turn comes."""
+        """Tell whether operations still wait for their turn, which will then be refused."""
         with engine.lock:
             return any(op.actor is self.actor for op in engine.pending)
 
@@ -136,7 +136,7 @@ class Session:
 
     @property
     def is_own(self) -> bool:
-        """Whether it belongs to this process, and not to one that forked this one."""
+        """True if the session was made in this process, not in one that forked this one."""
         return self._process == os.getpid()
 
     def check(self) -> None:
@@ -180,7 +180,7 @@ class Session:
     """Why the program fails, told to the job at its end."""
 
     def _told(self) -> dict[str, Any]:
-        """What the flight recorder is told."""
+        """This worker's part of flight reports."""
         return told.of_node(self.node, facts.of_process()[0])
 
     async def _follow(self) -> None:
@@ -251,7 +251,7 @@ class Session:
             self._sender.put(items)
 
     def doing(self) -> str:
-        """What the others are told, should this worker be gone: what it waits for."""
+        """Description of what this worker waits for, which the others are shown if it fails."""
         waiting = self._sender.under_way()
         if not waiting:
             return f"computing since {self._activity}" if self._activity else "starting"
@@ -394,16 +394,16 @@ class Session:
         await self.node.barrier(barrier)
 
     def _begins(self, barrier: str) -> bool:
-        """Whether this worker does what one does for all; what was done before it joined is not done again."""
+        """Tell whether this worker must do what one does for all: it has rank 0, and was there before it was done."""
         return self.node.rank == 0 and not self.node.is_past(barrier)
 
     @property
     def leads(self) -> bool:
-        """Whether this worker has the lowest rank of all that live."""
+        """True if this worker has the lowest rank of those alive."""
         return self.node.rank == min((member.rank for member in self.node.view.workers), default=self.node.rank)
 
     async def position(self, reached: Sequence[int] | None = None) -> list[int]:
-        """How far the job has come in its data, as far as was told: [fit, epoch, step]; empty at its start.
+        """The job's position in its data, the furthest that was reported: [fit, epoch, step]; empty at its start.
 
         Args:
             reached: how far it has come, as this worker knows.
@@ -422,7 +422,7 @@ class Session:
         return found
 
     async def stats(self) -> list[dict[str, Any]]:
-        """What each server says of itself."""
+        """Statistics of each server."""
         return [(await self._servers.call(home, "stats", {})).header for home in range(self._servers.count)]
 
     async def _enrol(self, entries: Sequence[Entry], tensors: dict[Shard, Tensor], exist: bool = False) -> None:

@@ -74,7 +74,7 @@ class DistKVStore(DistValues):
 
     @property
     def num_dead_nodes(self) -> int:
-        """How many nodes the job has lost lately."""
+        """Number of nodes in the newest view's list of lost ones."""
         return len(self._session.node.view.gone)
 
     def get_num_dead_node(self, node_id: int = 0, timeout: float = 60) -> int:
@@ -283,7 +283,12 @@ class DistKVStore(DistValues):
             self._control_by("kvstore rest", self._session.rest, (list(self._entries.values()),))
 
     def stats(self) -> dict[str, Any]:
-        """What the servers say: ``mode``, ``largest_lag`` (pushes that a worker was ahead of the slowest), ``keys``."""
+        """Statistics of the servers.
+
+        Returns:
+            ``mode`` (the consistency mode), ``largest_lag`` (pushes by which a worker was ever ahead of the slowest),
+            ``keys`` (their number) and ``servers`` (the statistics of each).
+        """
         found = self._session.ask(self._session.stats).result()
         return {
             "mode": found[0]["mode"],
@@ -324,7 +329,7 @@ class DistKVStore(DistValues):
 
     @property
     def closed(self) -> bool:
-        """Whether it has left its job."""
+        """True once the store has left its job."""
         return self._session.closed
 
     def fail(self, error: BaseException) -> None:
