@@ -61,7 +61,7 @@ class Graph:
         return [node for node in topological(self.outputs) if not node.is_variable]
 
     def uses(self) -> dict[Entry, int]:
-        """How often each entry is read; being wanted counts as once more."""
+        """Number of reads of each entry; an output or a gradient counts as one more."""
         found: dict[Entry, int] = {}
         for entries in (self.wanted(), *[node.inputs for node in self._order]):
             for entry in entries:
@@ -79,7 +79,7 @@ class Graph:
 
 @dataclass(frozen=True)
 class Options:
-    """How a graph is compiled.
+    """Options of the graph compiler.
 
     Attributes:
         device_type: what it will run on; a pass makes only what has kernels there.
@@ -127,7 +127,7 @@ class Rewriter:
         self._notes: list[str] = []
 
     def new(self, entry: Entry) -> Entry:
-        """What stands for an old entry."""
+        """The entry that replaces an old one (itself, if nothing does)."""
         return self._replaced.get(entry, entry)
 
     def keep(self, node: Node) -> Node:
@@ -171,7 +171,7 @@ class Rewriter:
 
 
 def is_pure(op: Operator, train: bool = True) -> bool:
-    """Whether running it again, elsewhere or not at all makes no difference but to its outputs.
+    """Tell whether an operator has no effect but its outputs, so that it may be run twice, elsewhere or not at all.
 
     Args:
         op: the operator.

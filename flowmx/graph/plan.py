@@ -28,7 +28,7 @@ COPY = "_copy_to_device"
 
 @dataclass
 class Plan:
-    """What runs, in which order, and where every value lives.
+    """The execution plan of a graph: the steps, their order, and the memory of every value.
 
     Attributes:
         graph: what the passes made: the outputs, the gradients, shapes and dtypes.
@@ -95,13 +95,13 @@ class Plan:
         return picture.draw(self, path)
 
     def explain(self, limit: int | None = None) -> str:
-        """What is fused, placed and shared, and why not, in words; see :func:`flowmx.graph.seeing.explain.explain`."""
+        """Explain fusion, placement and memory sharing; see :func:`flowmx.graph.seeing.explain.explain`."""
         from flowmx.graph.seeing.explain import explain
 
         return explain(self, limit)
 
     def unshared_bytes(self) -> int:
-        """What the values would take if none shared anything."""
+        """Bytes of the values if no two shared memory."""
         return sum(self.nbytes(entry) for entry in (*self.place, *self.kept))
 
     def lower_bound(self) -> int:
@@ -155,7 +155,7 @@ def make_plan(
 
 
 def _travels(graph: Graph, copy: Node) -> bool:
-    """Whether a copy is more than one within the host's memory."""
+    """Tell whether a copy has an end outside of the host's memory."""
     places = graph.context(copy), graph.context(copy.inputs[0].node)
     return any(each is not None and not each.device_type.startswith("cpu") for each in places)
 

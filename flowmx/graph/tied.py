@@ -52,7 +52,7 @@ class Tied:
         self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
         self._tied: dict[Node, TiedForward] = {}
         self.arrays: dict[Entry, Array] = {}
-        """What is put, by entry."""
+        """The arrays put in place of entries."""
         self.once, self.forward, self.backward = (
             [step for node in nodes if (step := self._step_of(node)) is not None]
             for nodes in (plan.once, plan.forward, plan.backward)

@@ -16,7 +16,7 @@ from flowmx.graph.seeing.occupancy import Occupancy
 from flowmx.ops.registry import Array, Run
 
 PATTERN = 0xFF
-"""What each free byte becomes."""
+"""The byte that free memory is filled with."""
 
 Forward = Callable[[Run, Sequence[Array], Sequence[Array]], None]
 Stretch = tuple[int, int]
@@ -114,7 +114,7 @@ class Poisoned:
             self._plan_fills()
 
     def _plan_fills(self) -> None:
-        """What to write over before and after each step that runs alone."""
+        """Decide which bytes to overwrite before and after each step that runs alone."""
         plan = self._plan
         waiting: dict[Context | None, list[Stretch]] = {each: [(0, nbytes)] for each, nbytes in plan.arenas.items()}
         for group in groups(plan):

@@ -177,7 +177,7 @@ class _Running:
             run_steps(self._runs[self.plan.graph.context(step.node)], [step], "a checked graph")
 
     def outputs(self, step: Step) -> list[Entry]:
-        """What a step computes."""
+        """The entries that a step computes."""
         return [Entry(step.node, index) for index in range(len(step.outputs))]
 
     def log(self, entry: Entry, what: str) -> None:
@@ -198,7 +198,7 @@ class _Running:
             self._log += [_Written(context, *stretch, said) for stretch in stretches]
 
     def culprit(self, entry: Entry) -> str:
-        """What wrote over a value first."""
+        """Description of the step that first overwrote a value."""
         place = self.plan.place.get(entry)
         if place is None:
             return "a step that changes its input without saying so"
@@ -210,7 +210,7 @@ class _Running:
         return "a step that changes its input without saying so"
 
     def company(self, entry: Entry) -> str:
-        """What lies on the bytes of a value while it is computed."""
+        """Description of the other values on the same bytes while a value is computed."""
         place = self.plan.place.get(entry, -1)
         for each in entry.node.inputs:
             if self.plan.place.get(self.plan.root.get(each, each)) == place:
@@ -232,6 +232,6 @@ def _woven(chains: Sequence[Sequence[Node]], chooser: Random) -> Iterator[Node]:
 
 
 def _same(one: Array, other: Array) -> bool:
-    """Whether two arrays have the same bits."""
+    """Tell whether two arrays have the same dtype and the same bits."""
     kind = np.dtype(f"u{one.dtype.itemsize}")
     return one.dtype == other.dtype and bool(np.array_equal(one.view(kind), other.view(kind)))

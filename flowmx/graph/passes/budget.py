@@ -21,17 +21,17 @@ import numpy as np
 from flowmx.graph.passes.repeat import Repeats
 
 _CLASSES = 8
-"""How many classes of dearness are told apart."""
+"""Number of cost classes that nodes are sorted into."""
 _HALVINGS = 10
-"""How often segments are halved."""
+"""Number of times that segments are halved."""
 _FINE = 6
-"""How often the range of the last step is halved."""
+"""Number of bisections of the last range."""
 _SEGMENTS = 3
 """With how many sizes of segments that fit the rest is tried."""
 
 
 class Choice(NamedTuple):
-    """What is computed again.
+    """A set of nodes to compute again, with its memory and cost.
 
     Attributes:
         again: positions in the forward pass.

@@ -26,10 +26,10 @@ from flowmx.ops.nn_common import bound
 from flowmx.ops.recomputed import AGAIN
 
 DEAR = frozenset({"Concat", "SoftmaxOutput", "CTCLoss"})
-"""What ``mirror`` keeps, besides convolutions, products and all else whose work grows faster than its bytes."""
+"""Operators that ``mirror`` does not compute again, besides the heavy ones (convolutions, products)."""
 FORCE = ("__force_mirroring__", "force_mirroring")
 _TRIES = 4
-"""How often a choice is tightened whose plan is larger than the bytes that are alive."""
+"""Number of times that a choice is tightened whose plan is larger than the bytes that are alive."""
 
 
 def recompute(graph: Graph, options: Options) -> Graph:
@@ -76,7 +76,7 @@ def fit(graph: Graph, options: Options, budget: int) -> Graph:
 
 
 def _planned(graph: Graph, options: Options) -> Plan:
-    """What the compiler would make of the graph."""
+    """The plan that the compiler would make of the graph."""
     return make_plan(graph, external(graph), (), options)
 
 
@@ -109,12 +109,12 @@ def _advice(repeats: Repeats, options: Options, budget: int, least: int) -> str:
 
 
 def is_forced(node: Node) -> bool:
-    """Whether the user has asked for this node to be computed again."""
+    """True if the user has asked for this node to be computed again."""
     return any(node.attributes.get(key, "").lower() in ("true", "1") for key in FORCE)
 
 
 def is_cheap(node: Node) -> bool:
-    """Whether ``mirror`` computes it again."""
+    """True if ``mirror`` computes this node again."""
     return node.op is not None and not node.op.heavy and node.op.name not in DEAR
 
 

@@ -19,7 +19,7 @@ ALIGNMENT = 64
 _CAREFUL = 4000
 """Values up to which orders are tried that take time quadratic in their number."""
 _GOOD = 1.005
-"""What is this near the lower bound is not improved further."""
+"""Packings within this factor of the lower bound are not improved further."""
 _TRIES = 24
 
 
@@ -32,7 +32,7 @@ class Life(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Where each value lies, and the bytes of the whole."""
+    """The offset of each value in bytes, and the size of the whole."""
 
     offsets: list[int]
     size: int

@@ -33,7 +33,7 @@ def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int,
 
 
 def _laid(plan: Plan, entry: Entry) -> Laid:
-    """How a value lies in memory."""
+    """The memory layout of a value: shape, strides and dtype."""
     shape = plan.graph.shapes[entry]
     return Laid(shape, strides(shape, entry in plan.channels_last), plan.graph.dtypes[entry])
 

@@ -1,4 +1,4 @@
-"""Who is where in the arenas of a plan, and when: what explanations, pictures and estimates are made of."""
+"""Occupancy of the arenas of a plan over its steps; explanations, pictures and estimates are made from it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Occupancy:
         return members[0].node if members else self.steps[self.plan.lives[place].first]
 
     def names(self, place: int) -> list[str]:
-        """What lies in a place, in words."""
+        """Labels of the values in a place."""
         found = [label(entry) for entry in self.members[place]]
         return found or [f"work space of {self.node(place).name}"]
 

@@ -55,7 +55,7 @@ class Panel(NamedTuple):
 
 
 def panels(plan: Plan) -> list[Panel]:
-    """What is drawn, for each device."""
+    """The panels of the picture, one for each device."""
     where = Occupancy(plan)
     return [
         Panel(
