@@ -76,12 +76,12 @@ class Inherited(Exception):
 
 
 def failure_of(error: BaseException, op: Operation) -> Failure:
-    """How an operation failed that raised an exception."""
+    """The :class:`Failure` for an exception that an operation raised; an inherited one keeps its first failure."""
     return error.failure if isinstance(error, Inherited) else Failure(error, op)
 
 
 def notes_for(op: Operation) -> list[str]:
-    """What an exception's notes say of the operation that raised it."""
+    """Compose the notes that are added to an exception: its operation, layer, and the line that enqueued it."""
     origin = op.origin
     notes = [f"flowmx: raised by operation {op.name!r} (#{op.serial}) on {getattr(op.actor, 'name', op.actor)}"]
     if origin is not None:

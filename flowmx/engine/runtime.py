@@ -118,7 +118,7 @@ class Engine:
 
     @property
     def poisoned(self) -> bool:
-        """Whether anything has ever failed, so that variables must be looked at."""
+        """True once any operation has failed, so that variables must be checked for failures."""
         return self.books.is_poisoned
 
     def configure(self, config: settings.Settings) -> None:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class Marks(Protocol):
-    """What asynchronous devices leave on a variable: an operation there is complete when it has been launched."""
+    """State that asynchronous devices keep on a variable; there, an operation is complete once it was launched."""
 
     def finish(self) -> Failure | None:
         """Block until the device has made the last write; returns what went wrong with it."""
@@ -49,7 +49,7 @@ class Marks(Protocol):
         """Block until its reads are done too."""
 
     def done(self) -> bool:
-        """Whether the last write is done."""
+        """True once the device has finished the last write."""
 
     # For the devices alone.
     write: Any
@@ -61,10 +61,10 @@ class Marks(Protocol):
 
 
 class Token(Protocol):
-    """What completes when the device is done with an operation that was launched there."""
+    """Completion of one operation that was launched on a device, as a stream's event."""
 
     def done(self) -> bool:
-        """Whether it is."""
+        """True once the operation has finished."""
 
     def finish(self) -> Failure | None:
         """Block until it is; returns what went wrong."""
@@ -74,7 +74,7 @@ class Token(Protocol):
 
 
 class State(IntEnum):
-    """Where an operation is in its life; it only moves forward."""
+    """The life cycle of an operation; the state only moves forward."""
 
     WAITING = 0
     READY = 1
@@ -260,7 +260,7 @@ class Scheduler:
 
     @property
     def completed(self) -> int:
-        """How many operations have completed."""
+        """Number of operations that have completed."""
         return self.serial - len(self.pending)
 
     # -- pushing ---------------------------------------------------------------------------------------
