@@ -88,5 +88,5 @@ class Blocks:
 
 
 def bytes_on(device: Any) -> Callable[[int], Any]:
-    """What allocates blocks on a device."""
+    """A function that allocates blocks on a device: given a size in bytes, it returns a uint8 array of that length."""
     return lambda nbytes: device.allocate((nbytes,), np.dtype(np.uint8))

@@ -115,7 +115,7 @@ class Compiled:
         """Bytes of the outputs."""
         taken = sum(_nbytes(shapes[entry], dtypes[entry]) for entry in self.variables)
         self.is_light = 4 * taken <= LIGHT_BYTES and len(shapes) <= _LIGHT_VALUES
-        """Whether a call takes little enough to run where it is pushed."""
+        """True if a call is cheap enough to run on the pushing thread."""
         self._data = [self.variables[i] for i in data]
         self._pack = pack
         self._blocks = blocks
@@ -125,7 +125,7 @@ class Compiled:
 
     @property
     def plan(self) -> Plan:
-        """What runs; compiled when it is first asked for, which is on a worker thread where that can be."""
+        """The execution plan, compiled at first use: on a worker thread where possible."""
         with self._lock:
             if self._plan is None:
                 context = self.device.context

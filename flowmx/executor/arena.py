@@ -23,7 +23,7 @@ class Arena:
         self._variables: dict[Device, Variable] = {}
 
     def variable(self, device: Device) -> Variable:
-        """What every operation that uses it on a device writes."""
+        """The variable that every operation using the workspace on a device writes, so that they run one at a time."""
         return self._variables.setdefault(device, Variable(f"workspace on {device}"))
 
     def block(self, device: Device, nbytes: int) -> Any:

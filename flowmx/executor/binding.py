@@ -107,7 +107,7 @@ def _by_name(what: str, names: Sequence[str], given: Any, complete: bool) -> dic
 
 
 def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
-    """What is asked for each argument: ``write``, ``add`` or ``null``."""
+    """The gradient request of each argument, ``write``, ``add`` or ``null``, by name."""
     if isinstance(grad_req, str):
         table = dict.fromkeys(names, grad_req)
     elif isinstance(grad_req, Mapping):

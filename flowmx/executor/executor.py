@@ -110,7 +110,7 @@ class Executor:
     # -- compiling -------------------------------------------------------------------------------------
 
     def _mode(self, train: bool) -> Mode:
-        """What runs in training mode, or in prediction mode."""
+        """The compiled graph for training or for prediction, compiled at first use."""
         known = self._modes.get(train)
         if known is None:
             known = self._modes[train] = self._compile(train)
@@ -169,7 +169,7 @@ class Executor:
 
     @property
     def plan(self) -> Plan:
-        """What a training step runs, or prediction where no gradients are bound."""
+        """The plan of a training step, or of prediction where no gradients are bound."""
         return self._modes[bool(self._wanted)].plan
 
     # -- running ---------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Executor:
         self._monitor = None if callback is None else Monitor(callback, monitor_all, is_active or (lambda: True))
 
     def _is_monitored(self, forward: bool) -> bool:
-        """Whether a pass is to be shown to the monitor: a backward pass is, where its forward pass was."""
+        """Tell whether to show a pass to the monitor; a backward pass is shown if its forward pass was."""
         if forward:
             self._went_monitored = self._monitor is not None and self._monitor.is_active()
         return self._went_monitored and self._monitor is not None

@@ -1,4 +1,4 @@
-"""What an executor runs in one mode: a plan tied to the bound arrays, cut into operations of the engine.
+"""A graph compiled for one mode, training or prediction: a plan bound to arrays, cut into operations of the engine.
 
 Steps in a row on one device are one :class:`Segment`, which is one operation; a graph on one device has one segment
 for its forward pass and one for its backward pass.
@@ -66,7 +66,7 @@ class Mode:
         self.random = any(node.op is not None and node.op.uses_random for node in nodes)
         self.detached = any(node.op is not None and node.op.detached for node in nodes)
         self._external: dict[Entry, NDArray] = {}
-        """What the plan writes straight into."""
+        """Bound arrays that the plan writes directly, without a copy at the end."""
         self._crossing = {entry: Variable(entry.node.output_name(entry.index)) for entry in plan.kept}
         ends: tuple[list[Ending], list[Ending]] = ([], [])
         for entry, output in zip(plan.outputs, outputs, strict=True):
@@ -85,7 +85,7 @@ class Mode:
         self._segments: dict[tuple[bool, bool], list[Segment]] = {}
         self._lock = threading.RLock()
         self._went_apart = True
-        """Whether the last forward pass was pushed without a backward pass."""
+        """True while the last forward pass was pushed without a backward pass."""
         read_once = {entry.node for node in plan.once for entry in node.inputs if entry.node.is_variable}
         self._read_once = [arrays[node]._storage for node in read_once]
 

@@ -63,13 +63,13 @@ class Segment:
         self._declared: tuple[tuple[Variable, ...], tuple[Variable, ...]] | None = None
 
     def declared(self) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
-        """What it reads and writes, for a push."""
+        """The variables that the segment reads and those that it writes, as tags for a push."""
         if self._declared is None:
             self._declared = tuple(self.reads), tuple(self.writes)
         return self._declared
 
     def moves(self) -> list[tuple[str, int]] | None:
-        """What a simulated device is told of a copy: the bytes that come from elsewhere."""
+        """The transfer that a copy costs on a simulated device: ("there", bytes); None for other segments."""
         return None if self.actor is None else [("there", self.kept_bytes)]
 
     def declare_read(self, entry: Entry, array: NDArray) -> None:
@@ -104,7 +104,7 @@ class Cut:
         self._begun: set[Device] = set()
         self._anew = False
         self._branches: list[Variable] = []
-        """What the branches before this place wrote, each a variable of its own."""
+        """Variables that the preceding parallel branches write, one for each branch."""
         self._open: list[Variable] = []
 
     def at(self, device: Device) -> Segment:
@@ -144,7 +144,7 @@ class Cut:
         return made
 
     def end_stage(self) -> None:
-        """What is cut from here on waits for the branches so far."""
+        """Close the stage: segments made from now on wait for all branches so far."""
         if self._open:
             self._branches, self._open = self._open, []
 
