@@ -94,7 +94,7 @@ class Walk:
         self._sums: dict[Entry, Cell] = {}
         self._stretch: Stretch | None = None
         self._nodes: list[TapeNode] = []
-        """What is walked over, and how far it is."""
+        """The tape's nodes in the order of the walk; ``_at`` is the position reached."""
         self._at = 0
         self.leaves: dict[Leaf, None] = {}
         """The variables that the heads depend on whose gradient buffers are to be written yet."""
@@ -413,7 +413,7 @@ def _own_buffer(entry: Entry | None, array: BaseArray) -> NDArray | None:
 
 
 def _seen(cell: Cell) -> Cell:
-    """What stands for a value now."""
+    """The current cell of a value: its array, once it has one."""
     return cell.handle if type(cell) is Value and cell.handle is not None else cell
 
 

@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """What the current task's autograd scopes say."""
+    """Autograd's scopes of the current task."""
 
     recording: bool = False
     training: bool = False
     backward: bool = False
     """True where a backward pass computes gradients."""
     notes: Notes | None = None
-    """Where calls are noted in place of being made, while a gradient is learned."""
+    """Receiver of calls that are noted instead of run, while a gradient rule is learned."""
     outer: State | None = None
     """The state outside of the innermost scope."""
 
 
 class Notes:
-    """What notes calls on arrays that stand for others; see ``rules.py``."""
+    """Receiver of calls on placeholder arrays; see ``rules.py``."""
 
     def note(self, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Any, out: Any) -> list[BaseArray]:
         """Note the call of an operator; returns arrays that stand for its outputs."""
@@ -210,5 +210,5 @@ class Saved(Sequence["BaseArray"]):
         return self._arrays[self._first + index]
 
     def wanted(self, index: int) -> bool:
-        """Whether an input's gradient leads anywhere (a gradient may leave out what is costly)."""
+        """Tell whether the gradient of an input is needed; a gradient function may skip costly ones that are not."""
         return self._node.entries[index] is not None

@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
 
 class Rule:
-    """How the gradients of one operator's inputs are computed, for one form of its call.
+    """A compiled gradient of one operator, for one form of its call (shapes, dtypes, parameters).
 
     Values are numbered: first what comes in, then what the steps make.
 
@@ -83,7 +83,7 @@ class Unlearnable(Exception):
 
 
 class _Noted(Notes):
-    """What is called on arrays that stand for others."""
+    """The calls noted while a gradient function runs on placeholder arrays."""
 
     def __init__(self, device: Device, given: Sequence[BaseArray]) -> None:
         self._device = device
@@ -134,7 +134,7 @@ class _Noted(Notes):
 
 
 def _is_whole(view: BaseArray, of: BaseArray) -> bool:
-    """Whether a handle differs from another one of the same memory by its shape alone."""
+    """Tell whether two handles on the same memory show the same elements and differ at most in shape."""
     if of._view is not None or view._dtype != of._dtype:
         return False
     if view._view is None:
@@ -169,7 +169,7 @@ class _Standing(Sequence[Any]):
         return self._arrays[index]
 
     def wanted(self, index: int) -> bool:
-        """Whether an input's gradient leads anywhere."""
+        """Tell whether the gradient of an input is needed."""
         return self._wanted[index]
 
 

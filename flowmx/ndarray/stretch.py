@@ -79,7 +79,7 @@ class Stretch:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to push it."""
+        """True if the batch is large enough to be pushed."""
         return len(self._parts) >= MOST_PARTS or self._weight >= MOST_WEIGHT
 
     def compute(self, rule: Rule, cells: Sequence[Cell]) -> list[Cell | None]:
@@ -189,7 +189,7 @@ def _failure(cell: Cell) -> Failure | None:
 
 
 def _fail(failure: Failure, targets: Sequence[Any], op: Operation) -> None:
-    """What a part sets carries its error."""
+    """Give the error of a part to everything that the part writes."""
     for target in targets:
         if isinstance(target, Value):
             target.failure = failure
