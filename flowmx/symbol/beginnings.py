@@ -1,4 +1,4 @@
-"""How the parameters of some operators begin where nothing else is said: the ``__init__`` of their variables."""
+"""Default initializers of some operators' parameters: the ``__init__`` attribute of their variables."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Symbol(Methods):
 
     @property
     def num_outputs(self) -> int:
-        """How many outputs it has."""
+        """Number of outputs."""
         return len(self._entries)
 
     def __len__(self) -> int:
@@ -362,7 +362,7 @@ class Symbol(Methods):
         self, ctx: Any = None, grad_req: Any = "write", type_dict: Mapping[str, Any] | None = None,
         group2ctx: Any = None, optimizer: Any = None, budget: int | None = None, **kwargs: Sequence[int],
     ) -> MemoryEstimate:  # fmt: skip
-        """What :meth:`simple_bind` with these arguments would take in memory; nothing is allocated.
+        """Estimate the memory that :meth:`simple_bind` would take with these arguments; nothing is allocated.
 
         Arguments whose shapes are given count as inputs, and so do those whose names end in ``label``; the others are
         parameters.
