@@ -193,7 +193,7 @@ class ExecutorGroup:
         ]
 
     def has(self, name: str) -> bool:
-        """Whether its symbol has this parameter."""
+        """Tell whether the symbol has this parameter."""
         return name in self._arguments
 
     def gradients(self, name: str) -> list[Any]:

@@ -504,7 +504,7 @@ class Module(BaseModule):
         return {name: group.on_devices(name) for name in [*self._param_names, *self._aux_names]}
 
     def _planned_bytes(self) -> int:
-        """What the plans of the bound executors say that activations take."""
+        """Bytes of activations by the plans of the bound executors."""
         return sum(each.plan.internal_bytes() for each in self._executors("update").execs)
 
     def get_outputs(self, merge_multi_context: bool = True) -> Any:
