@@ -1,4 +1,4 @@
-"""Who holds memory: what training keeps, by role and by layer, and what devices know of their blocks."""
+"""Memory by holder: training's arrays by role and by layer, and the devices' blocks."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Pulse:
 
     @property
     def viewers(self) -> int:
-        """How many look."""
+        """Number of viewers."""
         return len(self._wakes)
 
     @property

@@ -69,7 +69,7 @@ class Reader:
         )  # fmt: skip
 
     def _ended(self, since: float) -> list[Ended]:
-        """What the flight recorder's journal has noted since the last time."""
+        """Operations that the flight recorder's journal has noted since the previous reading."""
         journal = list(engine.books.journal or ())
         first = next((at + 1 for at in range(len(journal) - 1, -1, -1) if journal[at] is self._last), 0)
         self._last = journal[-1] if journal else None

@@ -95,7 +95,7 @@ class Dashboard:
 
 
 _serving: set[Dashboard] = set()
-"""What holds on to dashboards whose handle nobody keeps."""
+"""Running dashboards, so that one whose handle nobody keeps is not collected."""
 
 
 def start(host: str = "127.0.0.1", port: int = 0, secret: str | None = None) -> Dashboard:

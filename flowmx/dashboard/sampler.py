@@ -27,14 +27,14 @@ _RECENT = 10.0
 
 
 class Frame(NamedTuple):
-    """What is new: ``seq`` counts them; ``content`` is made of values that JSON can hold."""
+    """An update for viewers: ``seq`` is its number; ``content`` is JSON-compatible."""
 
     seq: int
     content: dict[str, Any]
 
 
 class Sampler:
-    """What has been seen of a process.
+    """Time series of a process, made from its readings.
 
     Args:
         capacity: samples that are kept.

@@ -11,7 +11,7 @@ __all__ = ["nodes", "peers", "quantile", "services", "told_services"]
 
 
 def services(reading: Reading) -> dict[str, Mapping[str, Any]]:
-    """What each predictor says, by the name of its model."""
+    """The report of each predictor, by the name of its model."""
     return {str(said["model"]): said for said in reading.said.values() if "latency" in said}
 
 
@@ -28,7 +28,7 @@ def told_services(reading: Reading, values: Mapping[str, float]) -> list[dict[st
 
 
 def nodes(reading: Reading) -> list[dict[str, Any]]:
-    """What this process is in its jobs, and whom it waits for there."""
+    """This process's nodes in its jobs, and the nodes that they wait for."""
     return [
         {"name": said["node"], "doing": said.get("doing") or "", "waits": list(said.get("waits", ()))[:8]}
         for said in reading.said.values() if said.get("node")

@@ -1,4 +1,4 @@
-"""Who waits for whom, over all processes that were asked: a graph of nodes made of what they said. Pure."""
+"""Chains of waiting over all processes that were asked: a graph of nodes, made from their snapshots. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Story = list[Link]
 
 
 def name_of(snapshot: Snapshot) -> str:
-    """What a process is called: as in its job, else by its number."""
+    """Name of a process: that in its job, else its process id."""
     for said in snapshot.get("said", {}).values():
         if said.get("node"):
             return str(said["node"])

@@ -1,4 +1,4 @@
-"""Who is to blame: rules over what processes said, one for each kind of fault. Pure.
+"""Diagnosis: rules over processes' snapshots, one for each kind of fault. Pure.
 
 A rule looks at all snapshots and gives findings with a weight; the heaviest is the culprit.
 """
@@ -82,7 +82,7 @@ def _blocked_loops(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _endless(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    """What stands at the end of chains and has run for long."""
+    """Operations at the end of chains that have run for long."""
     counts: dict[tuple[str, int], int] = {}
     ends: dict[tuple[str, int], Link] = {}
     for story in stories(snapshots):
@@ -249,7 +249,7 @@ def _idle_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _differences(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    """What must be alike on all nodes and is not."""
+    """Facts that must be equal on all nodes and differ."""
     values: dict[str, dict[str, str]] = {}
     for snapshot in _told(snapshots):
         said = [facts for each in snapshot.get("said", {}).values() for facts in [each.get("facts", {})]]

@@ -1,4 +1,4 @@
-"""What the doctor prints: the processes, the chains of waiting, the findings. Pure."""
+"""Text report of the doctor: the processes, the chains of waiting, the findings. Pure."""
 
 from __future__ import annotations
 

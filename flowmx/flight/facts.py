@@ -1,4 +1,4 @@
-"""What other parts of flowmx say of themselves, when somebody asks: a KVStore's peers, a service's queue."""
+"""Registry of reports that other parts of flowmx make on request: a KVStore's peers, a service's queue."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def forget(name: str, say: Callable[[], Mapping[str, Any]] | None = None) -> Non
 
 
 def said() -> dict[str, dict[str, Any]]:
-    """What they all say; what one raises is what it says."""
+    """Call every registered report; returns them by name. For one that raises: ``{"error": "Type: message"}``."""
     found = {}
     for name, say in list(_speakers.items()):
         try:

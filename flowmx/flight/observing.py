@@ -27,7 +27,7 @@ _EVERY = 0.02
 _BLOCKED = 0.1
 """Seconds from which it is worth a look at what an event loop stands at."""
 _COUNTS = 5
-"""How often arrays are counted."""
+"""Number of times that arrays are counted."""
 _LOADING = ("gluon/data/", "flowmx/io/")
 
 
@@ -129,7 +129,7 @@ class Observation:
 
 
 class Samples:
-    """How often what was the case."""
+    """Counts of waits, busy actors and loading threads over many samples."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -169,5 +169,5 @@ class Samples:
 
 
 def _loads(stack: stacks.Stack) -> bool:
-    """Whether a thread is making a batch of data itself."""
+    """Tell whether a thread is making a batch of data itself."""
     return any(part in each.code.co_filename for each in stack for part in _LOADING)

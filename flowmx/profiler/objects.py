@@ -1,4 +1,4 @@
-"""What users mark themselves: domains with tasks, frames, counters and markers; events; scopes."""
+"""User-defined profiling objects: domains with tasks, frames, counters and markers; events; scopes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Domain:
 
 
 class _Timed:
-    """What begins and ends; also a context manager."""
+    """Base class of objects with a beginning and an end; also a context manager."""
 
     _kind = ""
 

@@ -28,7 +28,7 @@ scope_name: ContextVar[str] = ContextVar("flowmx_profiler_scope", default="")
 
 
 class Recorder:
-    """What was recorded, and whether more is.
+    """The profiler's records, and its state.
 
     Attributes:
         records, spans, marks, changes: what was recorded.

@@ -1,4 +1,4 @@
-"""What the profiler keeps: plain facts, noted as cheaply as can be. Names, lines and tracks are made of them later."""
+"""Records of the profiler: plain facts, noted as cheaply as possible; names, lines and tracks are derived later."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Record:
 
 
 class Span(NamedTuple):
-    """What is no operation and takes time: a task of the user's, a request to a server.
+    """A timed activity that is not an operation: a user's task, a request to a server.
 
     Attributes:
         name: what it is called.
@@ -96,7 +96,7 @@ class Change(NamedTuple):
 
 
 class Here(threading.local):
-    """What the profiler knows of the calling thread.
+    """Thread-local state of the profiler.
 
     Attributes:
         thread: its name.

@@ -17,7 +17,7 @@ def current_step() -> int:
 
 
 def counted() -> tuple[int, int]:
-    """How many steps were done, and how many samples they were computed from, as far as that is known."""
+    """Numbers of completed training steps, and of the samples in them, as far as known."""
     return _done, _samples
 
 

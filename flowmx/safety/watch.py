@@ -33,7 +33,7 @@ _MOVES = frozenset({"store", "seed", "assign", "fill", "copy", "array"})
 
 
 class Watch:
-    """What looks for values that are not finite.
+    """Watch for values that are not finite.
 
     Args:
         stops: raise at the first, in place of remembering it alone.
@@ -62,7 +62,7 @@ class Watch:
             raise NonFiniteError(self.found)
 
     def is_bad(self, array: Array, inputs: Sequence[Array]) -> bool:
-        """Whether an output is to be reported, computed from these inputs."""
+        """Tell whether to report an output computed from these inputs: a new NaN, or an infinity that no input had."""
         if all_finite(np, array):
             return False
         nans, infinities = count(np, array)
