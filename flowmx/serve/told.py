@@ -1,4 +1,4 @@
-"""What a predictor tells the flight recorder: what waits, how requests ended, and whether it is overloaded."""
+"""A predictor's part of flight reports: its queue, the results of requests, overload."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def speak(runner: Runner) -> Callable[[], None]:
 
 
 def of_runner(runner: Runner) -> dict[str, Any]:
-    """What it says; see :func:`flowmx.flight.describe`."""
+    """Report of a runner; see :func:`flowmx.flight.describe`."""
     measures, name = runner.measures, runner.name
     return {
         "model": name, "version": runner.model.version, "accepting": runner.accepting,
