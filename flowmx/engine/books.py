@@ -1,4 +1,4 @@
-"""The books of an engine: what was pushed and not done yet, what failed, and who is to be told of ends.
+"""The books of an engine: pending operations, failures, and the waiters to notify when operations end.
 
 Whoever enters them takes :attr:`Books.lock` and calls :meth:`Books.settle`. The lock is re-entrant, since a finaliser
 or a signal handler may come in the middle of anything; every method may be called again where it was broken off.
@@ -108,7 +108,7 @@ class Books:
         Args:
             op: the operation.
             failure: how it failed, if it did.
-            waiters: whom to tell, once the lock is released, are added here.
+            waiters: callbacks to call once the lock is released are added here.
         """
         if op.state != DONE:
             if failure is not None:
@@ -219,7 +219,7 @@ def carried(op: Operation) -> Failure | None:
     return None
 
 
-def let_go(op: Operation) -> None:
+def release(op: Operation) -> None:
     """Keep nothing of an operation alive that is over but its outcome (not locked: a finaliser may do anything)."""
     op.function = _nothing
     op.arguments = op.reads = op.writes = ()

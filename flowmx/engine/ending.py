@@ -83,7 +83,7 @@ class Ending:
 
     def before_fork(self) -> None:
         """Finish what can be finished and stop the threads, so that both processes start from quiet."""
-        inside = self.runner.here.turn is not None or threading.current_thread() is self.hosting.loop_thread
+        inside = self.runner.local.turn is not None or threading.current_thread() is self.hosting.loop_thread
         if not self.hosting.is_closed and not inside:
             self.drain(self._timeout)
             if not self.books.pending:
@@ -98,7 +98,7 @@ class Ending:
     def after_fork_in_child(self) -> None:
         """The child has none of the threads: start anew; what was still pending fails with a reason."""
         self.hosting.forget()
-        self.runner.here.turn = None
+        self.runner.local.turn = None
         for scope in self.pushing.open_bulks:
             scope.open.clear()
         self.pushing.open_bulks.clear()

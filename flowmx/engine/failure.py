@@ -27,7 +27,7 @@ class Failure:
 
     Attributes:
         exception: the original exception object.
-        seen: True once somebody has been told (a wait raised it).
+        seen: True once a wait has raised it.
         serial: the number of the operation that failed first, in the order pushed.
         listed: True once it stands among those that ``waitall`` raises from.
         traceback: that of the exception, from the operation's own function on.

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from flowmx.engine.actor import Actor
-from flowmx.engine.books import Books, let_go
+from flowmx.engine.books import Books, release
 from flowmx.engine.checking import checked
 from flowmx.engine.failure import Failure
 from flowmx.engine.hosting import Hosting, NoThread
@@ -186,7 +186,7 @@ class Pushing:
             self.books.push(op)
         self.runner.lend(self._inline)
         on_the_loop = threading.current_thread() is self.hosting.loop_thread
-        if op.state != DONE and self.runner.here.turn is None and not on_the_loop:
+        if op.state != DONE and self.runner.local.turn is None and not on_the_loop:
             self.waiting._block(op)
 
     def _go_on_naively(self) -> None:
@@ -231,7 +231,7 @@ class Pushing:
         for waiter in waiters:
             waiter()
         if op.state == DONE:
-            let_go(op)
+            release(op)
         else:
             op.function, op.arguments, op.layers = _nothing, (), ()
         return True

@@ -39,7 +39,7 @@ class Engine:
 
     Attributes:
         config: the settings in force.
-        followers: told of the settings whenever they are put in force.
+        followers: called with the settings whenever these are put in force.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Engine:
         self.settle = books.settle
         self.poison = runner.fail_part
         self.report = books.report
-        self.here = runner.here
+        self.local = runner.local
         self.work = runner.work
         self.run_coroutine = runner.run_coroutine
         self.run_part = runner.run_part

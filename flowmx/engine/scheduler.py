@@ -217,7 +217,7 @@ class Operation(KnownAttributes):
 
 
 _HOLD = object()
-"""A blocker of an operation that is held back, beside other operations."""
+"""A blocker of an operation that is held back, in addition to other operations."""
 
 
 _Step = tuple[Callable[[Any], None], Operation, tuple[Variable, ...], tuple[Variable, ...]]
@@ -313,8 +313,8 @@ class Scheduler:
 
     def unhold(self, op: Operation) -> None:
         """Let an operation go that was held back."""
-        self.step = step = (self._let_go, op, (), ())
-        self._let_go(step)
+        self.step = step = (self._release, op, (), ())
+        self._release(step)
 
     def _tag(self, step: _Step) -> None:
         """Make an operation the newest reader and writer of variables, waiting for the ones before it."""
@@ -348,7 +348,7 @@ class Scheduler:
             variable.readers = None
         self._end_push(step)
 
-    def _let_go(self, step: _Step) -> None:
+    def _release(self, step: _Step) -> None:
         blockers = step[1].blockers
         if blockers and _HOLD in blockers:
             del blockers[_HOLD]
@@ -512,6 +512,6 @@ class Scheduler:
         touched: set[Variable] = set()
         for op in running:
             writes, reads = set(op.writes), set(op.reads) - set(op.writes)
-            assert not (writes & touched) and not (reads & written), f"{op} may run beside one it conflicts with"
+            assert not (writes & touched) and not (reads & written), f"{op} runs with one that it conflicts with"
             written |= writes
             touched |= writes | reads

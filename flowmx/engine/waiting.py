@@ -78,7 +78,7 @@ class Waiting:
     Attributes:
         waits: who waits for what at the moment.
         inside: which running operations wait, inside, for which others.
-        flush: lets go of what bulks hold back: whoever waits may wait for it.
+        flush: pushes the operations that bulks hold back, which a waiter may depend on.
         synchronizers: block until an asynchronous device has done what was launched there; called by whoever waits
             for all.
         loop_thread: the thread of the engine's own loop, if there is one.
@@ -243,7 +243,7 @@ class Waiting:
             failure.throw()
 
     def wait_for_device(self, waited: Marks | Token) -> Generator[Any, None, None]:
-        """The awaited form: a thread beside the loop waits."""
+        """The awaited form: a helper thread waits."""
         if not waited.done():
             yield from asyncio.get_running_loop().run_in_executor(None, waited.finish)
         failure = waited.finish()
@@ -372,7 +372,7 @@ class Waiting:
         op = current.get()
         if op is not None and op.state != DONE:
             return op
-        turn = self.runner.here.turn
+        turn = self.runner.local.turn
         if turn is not None and turn.op is not None:
             return turn.op
         if self.books.adopted:
@@ -424,7 +424,7 @@ class Waiting:
     @contextlib.contextmanager
     def standing_aside(self) -> Iterator[None]:
         """While this thread waits for a device, let another worker take its place, where it is one."""
-        turn = self.runner.here.turn
+        turn = self.runner.local.turn
         if turn is None:
             yield
             return
