@@ -103,7 +103,7 @@ class KVStoreBase:
         self.set_optimizer(updater.optimizer)
 
     def _watch(self) -> None:
-        """Arrange for signals to the main thread, where the store was made beside it."""
+        """Arrange for signals to the main thread, where the store was made on another one."""
 
     def _exchange(self, keys: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> None:
         """:meth:`pushpull` of many keys, in the order in which a forward pass uses them: the first is most urgent."""
@@ -145,7 +145,7 @@ class KVStoreBase:
         raise NotImplementedError(f"{type(self).__name__} keeps no states of an optimizer elsewhere")
 
     async def _resume_states(self, states: bytes | None) -> None:
-        """Go on with what :meth:`_saved_states` of the leading worker gave, unless the job has gone on from there."""
+        """Continue from the leading worker's :meth:`_saved_states`, unless the job is already past that point."""
         raise NotImplementedError(f"{type(self).__name__} keeps no states of an optimizer elsewhere")
 
 
@@ -210,8 +210,8 @@ def create(name: str = "local", **options: Any) -> Any:
     """Make a key-value store.
 
     Args:
-        name: in any case: ``"local"`` (also ``"local_update_cpu"``, ``"local_allreduce_cpu"``) sums on the CPU beside
-            the devices, ``"device"`` (also ``"local_allreduce_device"``) on the devices themselves, in their order, so
+        name: in any case: ``"local"`` (also ``"local_update_cpu"``, ``"local_allreduce_cpu"``) sums on the CPU,
+            ``"device"`` (also ``"local_allreduce_device"``) on the devices themselves, in their order, so
             that results repeat bit for bit; ``"nccl"`` as ``"device"``, by NCCL where it is installed, in an order of
             NCCL's; or the name of a class registered by :meth:`KVStoreBase.register`.
         **options: what the class takes besides.

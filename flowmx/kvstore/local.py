@@ -32,7 +32,7 @@ __all__ = ["KVStore"]
 _ON_CPU = ("local", "local_update_cpu", "local_allreduce_cpu")
 _ON_DEVICES = ("device", "local_allreduce_device", "nccl")
 _warned: set[tuple[str, int]] = set()
-"""The user's lines that were told that there is no NCCL."""
+"""The user's lines that were warned of missing NCCL."""
 
 
 class Slot:

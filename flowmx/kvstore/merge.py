@@ -38,7 +38,7 @@ def _adders(count: int) -> ThreadActor:
 
 
 def cpu_lanes() -> list[Actor]:
-    """The actor that sums on the CPU beside the devices, once for each of its threads."""
+    """The actor that sums on the CPU apart from the devices, once for each of its threads."""
     count = min(settings.get().kvstore_reduction_nthreads, threads.cores())
     return [_adders(count)] * count
 

@@ -94,8 +94,8 @@ def _summed(parts: Sequence[Part], updater: Updater | None, communicator: Commun
     places, root = devices_of(parts[0].values), parts[0].stored._storage.device
     sources = []
     for index, place in enumerate(places):
-        beside = place.copy_actor(next(each for each in places if each is not place))
-        sources.append(joined([part.values[index] for part in parts], beside))
+        copying = place.copy_actor(next(each for each in places if each is not place))
+        sources.append(joined([part.values[index] for part in parts], copying))
     if updater is not None:
         return Sum(parts, [communicator.reduce(sources, root)])
     wanted = dict.fromkeys([root, *devices_of(parts[0].targets)])

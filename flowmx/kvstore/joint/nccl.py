@@ -5,7 +5,7 @@ devices that begin with different ones wait for ever. So a collective is one ope
 the part of each device in one group call; and all collectives of the process write one variable, so that the engine
 launches them in the order pushed, whichever communicator and thread they come from.
 
-The parts run on streams of their own, beside what the devices compute. The operation's own stream, one of the first
+The parts run on streams of their own, while the devices compute. The operation's own stream, one of the first
 device's, goes before these and after them: what waits for the operation waits for all of them.
 
 Which way a sum takes is NCCL's choice, so sums of more than two devices may differ in their last bits from those of

@@ -56,7 +56,7 @@ class Supervised:
         self._output = output
         self._heard = 0
         self._bell = Bell()
-        self._gone = asyncio.Event()
+        self._lost_event = asyncio.Event()
         self.ended = asyncio.create_task(self._follow())
 
     @property
@@ -84,21 +84,21 @@ class Supervised:
         self._bell.ring()
 
     def lose(self) -> None:
-        """The Dask worker is gone."""
-        self._gone.set()
+        """Note that the Dask worker was lost."""
+        self._lost_event.set()
 
     async def _follow(self) -> int:
-        result, gone = asyncio.create_task(self._result()), asyncio.create_task(self._gone.wait())
-        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if result.done() and not self._gone.is_set():
+        result, lost = asyncio.create_task(self._result()), asyncio.create_task(self._lost_event.wait())
+        await asyncio.wait({result, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if result.done() and not self._lost_event.is_set():
             status, lines = result.result()
             await within(Clock(), 1.0, lambda: self._all(lines))
         else:
             self.lost, status = True, LOST
             await self.future.cancel()  # Dask would wait for another worker of that address
-        for task in (result, gone):
+        for task in (result, lost):
             task.cancel()
-        await asyncio.gather(result, gone, return_exceptions=True)
+        await asyncio.gather(result, lost, return_exceptions=True)
         self.status = status
         return status
 
@@ -296,7 +296,7 @@ class Cluster:
         return None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done beside."""
+        """Run a coroutine as a background task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

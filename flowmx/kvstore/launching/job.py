@@ -62,7 +62,7 @@ class Job:
         if asynchronous:
             self._begin()
         else:
-            threading.Thread(target=lambda: asyncio.run(self._beside()), name="flowmx launch", daemon=True).start()
+            threading.Thread(target=lambda: asyncio.run(self._main()), name="flowmx launch", daemon=True).start()
             self._ready.wait()
 
     def _begin(self) -> None:
@@ -71,7 +71,7 @@ class Job:
         self._task.add_done_callback(self._finish)
         self._ready.set()
 
-    async def _beside(self) -> None:
+    async def _main(self) -> None:
         self._begin()
         await asyncio.wait({self._task})
 

@@ -1,7 +1,7 @@
 """The task on a Dask worker: it has one process of a job as a child, and ends with it.
 
 The task is in a thread of its own, with an event loop of its own, so that Dask's is never held up. Lines of the process
-go to the launcher as events of Dask; beside the scheduler of the job, its views do too, so that the launcher need not
+go to the launcher as events of Dask; where it is the job's scheduler, its views do too, so that the launcher need not
 reach it. The process ends with the task, with the Dask worker, and when Dask no longer wants the task: it was
 cancelled, or its client is gone.
 """

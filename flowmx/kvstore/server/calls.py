@@ -72,7 +72,7 @@ class Answers:
         await self._all
 
     def end(self) -> None:
-        """Nobody waits any more: a refusal that came as well is not told."""
+        """Nobody waits any more: a refusal that came as well is not reported."""
         if self._all.done() and not self._all.cancelled():
             self._all.exception()
 

@@ -9,11 +9,11 @@ from flowmx.kvstore.server.modes import Mode
 from flowmx.kvstore.server.protocol import Answer, Effect, Message, Part, Refused, Reply, Request, Send, View
 from flowmx.kvstore.server.slot import Slot
 
-__all__ = ["Desk"]
+__all__ = ["State"]
 
 
 @dataclass
-class Desk:
+class State:
     """The state of one server, and the effects that wait to be carried out.
 
     Attributes:

@@ -26,7 +26,7 @@ class Facts:
     def know(self, names: Mapping[str, str]) -> None:
         """Take the nodes that there are, by identity, with their names; what others have said is forgotten."""
         self._names = dict(names)
-        self._said = {item: left for item, told in self._said.items() if (left := _of(told, names))}
+        self._said = {item: left for item, values in self._said.items() if (left := _of(values, names))}
 
     def say(self, node: str, facts: Mapping[str, str]) -> None:
         """A node says things of itself, in which it must not differ from others.
@@ -77,9 +77,9 @@ def facts_of(header: Mapping[str, Any], name: str) -> dict[str, str]:
     return dict(found)
 
 
-def _of(told: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+def _of(values: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     known = set(names)
-    return {node: value for node, value in told.items() if node in known}
+    return {node: value for node, value in values.items() if node in known}
 
 
 def _sentence(differences: list[str]) -> str:

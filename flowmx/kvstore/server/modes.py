@@ -74,7 +74,7 @@ class Stale(Async):
         self.bound = bound
 
     def start(self, slot: Slot, worker: str) -> int:
-        # Who joins late starts beside the slowest, so that the others need not wait until it caught up.
+        # Who joins late starts level with the slowest, so that the others need not wait until it caught up.
         return max(slot.marks.get(worker, 0), slot.slowest() or 0)
 
     def may_pull(self, slot: Slot, worker: str, wanted: int) -> bool:

@@ -50,7 +50,7 @@ Request: TypeAlias = Hashable
 
 
 class Part(NamedTuple):
-    """A stretch of a key that one server keeps: which of the key's, and the rank of its home server."""
+    """A slice of a key that one server keeps: which of the key's, and the rank of its home server."""
 
     key: Key
     piece: int

@@ -110,14 +110,16 @@ class Slot:
             self.turns[step.worker] = step.turn
 
     def evict(self, view: View) -> list[str]:
-        """Count the workers no more that a view does not have, and return them.
+        """Stop counting the workers that a view does not have; returns these.
 
         One that joined after the view is in no view yet that this server knows.
         """
-        gone = [who for who, member in self.counted.items() if who not in view.workers and member.joined <= view.epoch]
-        for worker in gone:
+        evicted = [
+            who for who, member in self.counted.items() if who not in view.workers and member.joined <= view.epoch
+        ]
+        for worker in evicted:
             self._evict(worker)
-        return gone
+        return evicted
 
     def _evict(self, worker: str) -> None:
         # Of what it pushed, what still can be applied is.

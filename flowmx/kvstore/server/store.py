@@ -29,28 +29,28 @@ from flowmx.optimizer import states as states_file
 from flowmx.optimizer.base import from_config
 from flowmx.optimizer.updater import Updater, arrays_in
 
-__all__ = ["SMALL", "Array", "States", "Store", "Stretch", "Value", "as_array", "join", "name_of", "owned", "shape_of"]
+__all__ = ["SMALL", "Array", "Slice", "States", "Store", "Value", "as_array", "join", "name_of", "owned", "shape_of"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
-Stretch: TypeAlias = tuple[Array, int, int, tuple[int, ...]]
+Slice: TypeAlias = tuple[Array, int, int, tuple[int, ...]]
 """An array within a longer one of one dimension: that, where it begins and ends there, and its shape."""
 
 
-def as_array(found: Array | Stretch) -> Array:
-    """The array that a stretch stands for; any other is itself."""
+def as_array(found: Array | Slice) -> Array:
+    """The array that a slice stands for; any other is itself."""
     if isinstance(found, tuple):
         base, start, stop, shape = found
         return base[start:stop].reshape(shape)
     return found
 
 
-def shape_of(found: Array | Stretch) -> tuple[int, ...]:
-    """The shape of an array, or of the one that a stretch stands for."""
+def shape_of(found: Array | Slice) -> tuple[int, ...]:
+    """The shape of an array, or of the one that a slice stands for."""
     return found[3] if isinstance(found, tuple) else found.shape
 
 
-def join(found: Sequence[Array | Stretch]) -> Array:
+def join(found: Sequence[Array | Slice]) -> Array:
     """Arrays, one after the other, as one of one dimension; where they lie like that already it is no copy."""
     pieces = [each for each in found if isinstance(each, tuple)]
     follow = all(a[0] is b[0] and a[2] == b[1] for a, b in pairwise(pieces))
@@ -206,12 +206,12 @@ class Store:
             self._quiet.run(np.add, total, gradient, total)
         return total
 
-    def are_small(self, gradients: Sequence[Sequence[Array | Stretch]]) -> bool:
+    def are_small(self, gradients: Sequence[Sequence[Array | Slice]]) -> bool:
         """Tell whether the sums of many parts are small enough to be computed at once, in the calling thread."""
         return sum([_size(found[0]) for found in gradients]) <= _AT_ONCE
 
-    def merge_all(self, gradients: Sequence[Sequence[Array | Stretch]]) -> list[Array | Stretch]:
-        """As :meth:`merge_now` for many parts; stretches that follow each other for all workers are summed at once."""
+    def merge_all(self, gradients: Sequence[Sequence[Array | Slice]]) -> list[Array | Slice]:
+        """As :meth:`merge_now` for many parts; slices that follow each other for all workers are summed at once."""
         first = 0
         for part in range(1, len(gradients) + 1):
             if part == len(gradients) or not _follow(gradients[part - 1], gradients[part]):
@@ -258,7 +258,7 @@ class Store:
             return Value(weight._host(), value.updater, self._version, weight)
         return _when_updated(value.updater, self._version, changed)
 
-    def replace(self, merged: Sequence[Array | Stretch]) -> list[Value] | None:
+    def replace(self, merged: Sequence[Array | Slice]) -> list[Value] | None:
         """The values of many parts where sums take their place; None where there is an optimizer."""
         return None if self._config is not None else [_replaced(each) for each in merged]
 
@@ -278,18 +278,18 @@ class Store:
         return made
 
 
-def _size(found: Array | Stretch) -> int:
+def _size(found: Array | Slice) -> int:
     return found[2] - found[1] if isinstance(found, tuple) else found.size
 
 
-def _span(first: Array | Stretch, last: Array | Stretch) -> Array:
-    """All from one stretch to another."""
+def _span(first: Array | Slice, last: Array | Slice) -> Array:
+    """The array from the first slice's start to the last one's end."""
     if first is not last and isinstance(first, tuple) and isinstance(last, tuple):
         return first[0][first[1] : last[2]]
     return as_array(first)
 
 
-def _follow(before: Sequence[Array | Stretch], after: Sequence[Array | Stretch]) -> bool:
+def _follow(before: Sequence[Array | Slice], after: Sequence[Array | Slice]) -> bool:
     """Tell whether each of some ranges begins where the corresponding one before it ends, in the same memory."""
     if len(before) != len(after):
         return False
@@ -299,7 +299,7 @@ def _follow(before: Sequence[Array | Stretch], after: Sequence[Array | Stretch])
     return True
 
 
-def _replaced(merged: Array | Stretch) -> Value:
+def _replaced(merged: Array | Slice) -> Value:
     """The value that a sum becomes."""
     if isinstance(merged, tuple):
         base, start, stop, shape = merged
@@ -314,7 +314,7 @@ async def _when_updated(updater: Updater, version: int, changed: list[NDArray]) 
 
 
 def _is_there(array: NDArray) -> bool:
-    # Small operations are run as they are pushed; what failed is told by waiting for it.
+    # Small operations run at their push; the wait raises what failed.
     return array.variable.writer is None and array.variable.failure is None
 
 
@@ -348,7 +348,7 @@ _Sum: TypeAlias = tuple[Array, Sequence[Array]]
 
 
 def _shares(sums: Sequence[_Sum], threads: int) -> list[list[_Sum]]:
-    """Stretches of sums, shared out to about so many threads."""
+    """Split sums into about equal shares for so many threads."""
     most = max(-(-sum(total.size for total, _ in sums) // threads), _BLOCK)
     shares: list[list[_Sum]] = [[]]
     room = most

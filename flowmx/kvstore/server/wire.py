@@ -60,7 +60,7 @@ def part_of(found: Sequence[Any]) -> p.Part:
         fits = len(key) <= LONGEST if type(key) is str else type(key) is int
         if fits and type(piece) is int and type(home) is int and piece >= 0 and home >= 0:
             return p.Part(key, piece, home)
-    text = f"a part is a key (a whole number, or text of at most {LONGEST} characters), its piece and its home"
+    text = f"a part is a key (an int, or text of at most {LONGEST} characters), its piece and its home"
     raise WireError(f"{text}, not {list(found)!r}"[:500])
 
 
@@ -197,7 +197,7 @@ def _unpack_tell(header: dict[str, Any], tensors: Tensors) -> p.Tell:
 
 def _whole(found: Any) -> int:
     if type(found) is not int or not 0 <= found < 1 << 62:
-        raise ValueError(f"{found!r:.80} is no whole number")
+        raise ValueError(f"{found!r:.80} is no int from 0 to 2**62 - 1")
     return found
 
 

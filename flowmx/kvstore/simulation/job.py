@@ -16,7 +16,7 @@ from flowmx.kvstore.shards import Key, Layout
 from flowmx.kvstore.simulation import clock
 from flowmx.kvstore.simulation.network import Cpu, Fabric, Network
 from flowmx.kvstore.simulation.profile import Profile, Step
-from flowmx.kvstore.simulation.server import Line, Server
+from flowmx.kvstore.simulation.server import Channel, Server
 from flowmx.kvstore.worker.keys import Entry
 from flowmx.kvstore.worker.outbox import Exchange, Item
 from flowmx.kvstore.worker.sender import Sender
@@ -97,8 +97,8 @@ class _Worker:
         self._profile = profile
         self._overlap = setting.overlap
         self._steps = setting.steps + 1
-        lines = [Line(f"worker-{rank}", rank, cpu, server, fabric, profile.costs) for server in servers]
-        self._sender = Sender(_Servers(lines), {})  # type: ignore[arg-type]
+        channels = [Channel(f"worker-{rank}", rank, cpu, server, fabric, profile.costs) for server in servers]
+        self._sender = Sender(_Servers(channels), {})  # type: ignore[arg-type]
         self._entries = {entry.key: entry for entry in entries}
         self._priorities = {entry.key: -index for index, entry in enumerate(entries)}
         self._arrived: dict[Key, asyncio.Event] = {entry.key: asyncio.Event() for entry in entries}
@@ -149,14 +149,14 @@ class _Worker:
 class _Servers:
     """Replacement of :class:`flowmx.kvstore.worker.servers.Servers` whose servers never fail."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self._lines = lines
+    def __init__(self, channels: Sequence[Channel]) -> None:
+        self._channels = channels
 
     async def call(
         self, home: int, operation: str, header: dict[str, Any], tensors: Sequence[Tensor] = (),
         into: Any = None, sent: Callable[[], object] = lambda: None,
     ) -> Message:  # fmt: skip
-        return await self._lines[home].call(operation, header, tensors, into, None, sent)
+        return await self._channels[home].call(operation, header, tensors, into, None, sent)
 
     def is_local(self, home: int) -> bool:
         return False

@@ -17,7 +17,7 @@ from flowmx.kvstore.simulation.network import Cpu, Fabric
 from flowmx.kvstore.simulation.profile import Costs
 from flowmx.kvstore.worker.keys import Entry
 
-__all__ = ["Line", "Server"]
+__all__ = ["Channel", "Server"]
 
 ENVELOPE, DESCRIBED = 700, 60
 """Bytes of a request's HTTP headers and signature, and of what its header says of a part."""
@@ -61,7 +61,7 @@ class Server:
         self.machine = machine
         self.cpu = Cpu()
         self.service = Service(name)
-        connect = lambda address: Line(name, machine, self.cpu, find(address), fabric, costs)  # noqa: E731
+        connect = lambda address: Channel(name, machine, self.cpu, find(address), fabric, costs)  # noqa: E731
         self._real = KVServer(name, 1, servers, self.service, connect, _Store(costs))
 
     def begin(self, view: View, entries: Sequence[Entry]) -> None:
@@ -84,7 +84,7 @@ def _records(entries: Sequence[Entry], home: int, counted: dict[str, Member]) ->
                 yield Record(Part(*shard[:3]), 0, 1, 0, dict.fromkeys(counted, 0), counted, {}, value)
 
 
-class Line:
+class Channel:
     """Simulated connection to one server, in place of a :class:`flowmx.comm.client.Peer`.
 
     Args:

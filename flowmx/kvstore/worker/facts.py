@@ -1,6 +1,6 @@
 """Facts that a worker reports at the start of a job, which must equal those of the other workers.
 
-Versions, the seed and settings are told when the job is joined; the shapes and dtypes of keys when they are started. A
+Versions, the seed and settings are reported at the start, the shapes and dtypes of keys when they are started. A
 server compares them, and refuses the worker that differs from those before it: no step has been made then.
 """
 

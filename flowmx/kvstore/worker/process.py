@@ -70,7 +70,7 @@ def of_process(kind: object, make: Callable[[], S]) -> S:
 
 
 def leave_on_sigterm() -> None:
-    """Let SIGTERM end the program in order, if nothing else is arranged; does nothing beside the main thread."""
+    """Let SIGTERM end the program in order, if nothing else is arranged; does nothing outside the main thread."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end_program)

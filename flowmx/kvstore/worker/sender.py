@@ -136,7 +136,7 @@ class Sender:
             _fail(bundle, KVStoreError("the store was closed before this was answered"))
             raise
         except Exception as error:
-            _fail(bundle, _told(bundle, error))
+            _fail(bundle, _explained(bundle, error))
         finally:
             self._unanswered[home] -= 1
             sent()
@@ -210,13 +210,13 @@ def _fail(bundle: list[Item], error: BaseException) -> None:
 
 
 _ADVICE: Mapping[str, str] = {
-    "not_counted": "this worker was taken for gone: start it again, so that it joins anew",
+    "not_counted": "this worker was taken for lost: start it again, so that it joins anew",
     "not_initialized": "it was lost: the servers that had it died together; start again from a checkpoint",
     "lost": "start again from a checkpoint",
 }
 
 
-def _told(bundle: list[Item], error: Exception) -> Exception:
+def _explained(bundle: list[Item], error: Exception) -> Exception:
     """The error as the user's code sees it."""
     if not isinstance(error, Refused):
         return error

@@ -112,7 +112,7 @@ class Session:
             return
         self.closed = True
         self._loop.call_soon_threadsafe(self._leaving.set)
-        with suppress(Exception):  # whoever waits for an operation is told
+        with suppress(Exception):  # whoever waits for an operation sees the error
             if self._life is not None:
                 self._life.result(seconds)
         if not self._has_work():
@@ -161,7 +161,7 @@ class Session:
                 try:
                     await self._open()
                     self._joined.set_result(None)
-                    flight.describe("kvstore", self._told)
+                    flight.describe("kvstore", self._report)
                     await self._leaving.wait()
                 finally:
                     flight.forget("kvstore")
@@ -177,9 +177,9 @@ class Session:
                 self._loop.call_soon(self._stop_later)
 
     failed = ""
-    """Why the program fails, told to the job at its end."""
+    """The error with which the program fails, reported to the job at its end."""
 
-    def _told(self) -> dict[str, Any]:
+    def _report(self) -> dict[str, Any]:
         """This worker's part of flight reports."""
         return told.of_node(self.node, facts.of_process()[0])
 

@@ -35,7 +35,7 @@ __all__ = ["DistKVStore"]
 log = logging.getLogger("flowmx.kvstore")
 
 _PATIENCE = 10.0
-"""Seconds after which the log is told what is waited for."""
+"""Seconds of waiting after which the log shows what is waited for."""
 
 
 @registry.alias(*SYNC, *ASYNC)
@@ -225,7 +225,7 @@ class DistKVStore(DistValues):
 
     async def _resume_states(self, states: bytes | None) -> None:
         await self.ready()
-        if not self._steps():  # else the servers have gone on from there
+        if not self._steps():  # else the servers are past that point
             self._load_states(states, f"resumed {self._fits}")
             await self.ready()
 
@@ -252,7 +252,7 @@ class DistKVStore(DistValues):
         self._fits += 1
         found = await self._position()
         if found and found[0] > self._fits:
-            return sys.maxsize, 0  # the others have gone on to something else
+            return sys.maxsize, 0  # the others are past this barrier
         if not found or found[0] < self._fits:
             await self._position([self._fits, epoch, self._steps() - batch])
             return epoch, batch
@@ -359,6 +359,6 @@ def _mode(name: str, max_staleness: int | None = None) -> tuple[str, int | None]
     if name in SYNC or type(max_staleness) is not int or max_staleness < 1:
         raise ValueError(
             f"create: max_staleness is {max_staleness!r} for the kvstore {name!r}: only 'dist_async' takes one, a "
-            "whole number of at least 1 (none may get ahead in 'dist_sync')"
+            "int of at least 1 (none may get ahead in 'dist_sync')"
         )
     return "stale", max_staleness
