@@ -187,7 +187,7 @@ def _compute(forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray],
 def _compute_into_copy(
     forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]
 ) -> Any:
-    """As :func:`_compute`, where an output's memory is also an input's: computed beside it, then copied."""
+    """As :func:`_compute`, where an output's memory is also an input's: computed in a temporary, then copied."""
     targets = [each._written() for each in outputs]
     results = [run.device.allocate(each._shape, each._dtype) for each in outputs]
     pending = forward(run, [each._read() for each in inputs], results)
@@ -545,7 +545,7 @@ def record_written(
     origin: Origin | None = None,
     rules: dict[Any, Any] | None = None,
 ) -> None:
-    """Put a call on the tape whose first outputs are memory that was there before: all handles on it are told.
+    """Put a call on the tape whose first outputs are memory that was there before: all handles on it are notified.
 
     The arguments are those of :func:`record`, and ``targets``, the arrays that the user gave for outputs.
     """
