@@ -87,7 +87,7 @@ class Options:
         share: let values that never live at the same time share memory.
         workspaces: where nothing shares memory, how many places steps of a device work in, by turns.
         channels_last: the element types of values that may lie channels-last, where kernels are faster then.
-        workers: how many operations a device runs at a time: branches may then run beside each other.
+        workers: how many operations a device runs at a time: branches may then run at the same time.
         pack: keep copies of filters in the order that kernels want, which takes memory and saves time.
         mirror: compute cheap values again for the backward pass, rather than keep them.
         budget: the most bytes that internal values may take: as much as needed is computed again (None: any).

@@ -1,6 +1,6 @@
 """Shape and dtype inference over a graph, as far as what is given reaches.
 
-Each operator completes what is known of its inputs and outputs; the nodes are gone through again, forward
+Each operator completes what is known of its inputs and outputs; the nodes are visited again, forward
 and backward, until nothing new is learned. A node of which everything is known is settled: what is known never
 changes, so it is not asked again.
 """

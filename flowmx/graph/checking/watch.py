@@ -192,10 +192,10 @@ class _Running:
 
     def free(self, group: Group, what: str) -> None:
         """Overwrite what holds no value after some steps."""
-        for context, stretches in group.freed.items():
-            fill(self._memory[context], stretches)
+        for context, ranges in group.freed.items():
+            fill(self._memory[context], ranges)
             said = f"others: its bytes count as free after {what}"
-            self._log += [_Written(context, *stretch, said) for stretch in stretches]
+            self._log += [_Written(context, *extent, said) for extent in ranges]
 
     def culprit(self, entry: Entry) -> str:
         """Description of the step that first overwrote a value."""

@@ -63,7 +63,7 @@ def fuse(graph: Graph, options: Options) -> Graph:
     """The same outputs and gradients, by fewer steps."""
     rewriter = Rewriter(graph)
     groups = _groups(rewriter)
-    gone = {node for group in groups.values() for node in (group.layer, *group.members)}
+    fused = {node for group in groups.values() for node in (group.layer, *group.members)}
     relus = _relus(rewriter)
     biases = {
         node.inputs[0]: node
@@ -74,7 +74,7 @@ def fuse(graph: Graph, options: Options) -> Graph:
     for node in rewriter.nodes:
         if node in groups:
             _put_group(rewriter, groups[node], node)
-        elif node.op is None or node in gone or rewriter.new(Entry(node, 0)) != Entry(node, 0):
+        elif node.op is None or node in fused or rewriter.new(Entry(node, 0)) != Entry(node, 0):
             continue
         elif node in relus:
             _put(rewriter, node, "_relu_BatchNorm", [Entry(relus[node], 0)])

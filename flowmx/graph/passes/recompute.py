@@ -48,7 +48,7 @@ def recompute(graph: Graph, options: Options) -> Graph:
     before, after = repeats.weigh(())[0], repeats.weigh(chosen)[0]
     if not forced and after >= before:
         return graph.with_notes("nothing is computed again: it would save no memory")
-    return _told(compute_again(graph, [repeats.nodes[at] for at in chosen]), before, after)
+    return _with_note(compute_again(graph, [repeats.nodes[at] for at in chosen]), before, after)
 
 
 def fit(graph: Graph, options: Options, budget: int) -> Graph:
@@ -67,7 +67,7 @@ def fit(graph: Graph, options: Options, budget: int) -> Graph:
         made = compute_again(graph, [repeats.nodes[at] for at in choice.again])
         planned = _planned(made, options).internal_bytes()
         if planned <= budget:
-            return _told(made, before, choice.peak)
+            return _with_note(made, before, choice.peak)
         least = min(least or planned, planned)
         if choice.peak > target:
             break  # there is nothing smaller
@@ -80,7 +80,7 @@ def _planned(graph: Graph, options: Options) -> Plan:
     return make_plan(graph, external(graph), (), options)
 
 
-def _told(made: Graph, before: int, after: int) -> Graph:
+def _with_note(made: Graph, before: int, after: int) -> Graph:
     """The new graph, with a note of what is computed again."""
     count = sum(LATE in node.attributes for node in made.nodes())
     if not count:

@@ -30,7 +30,7 @@ WITHOUT_LIKE: dict[str, tuple[str, tuple[str, ...], int]] = {
     "reshape_like": ("Reshape", ("shape",), 1),
     "_cast_like": ("Cast", ("dtype",), 1),
 }
-"""Instead of an operator that is like an input: another, what it must be told, and the inputs that stay. What was
+"""Instead of an operator that is like an input: another, its parameters, and the inputs that stay. What was
 only looked at then need not be there any more."""
 
 

@@ -1,4 +1,4 @@
-"""The bytes that kernels need beside the arrays of their step: room for copies in other layouts, and scratch memory.
+"""Workspace bytes of kernels: room for copies in other layouts, and scratch memory.
 
 A kernel says how many, for arrays that lie as the plan lets them lie; the plan gives it a place in the arena for that
 one step.

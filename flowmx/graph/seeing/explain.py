@@ -16,7 +16,7 @@ from flowmx.graph.seeing.occupancy import Occupancy, label
 from flowmx.graph.seeing.sizes import in_words
 
 _NAMED = 4
-"""Of how many values whose bytes another one takes over the names are told."""
+"""Number of values listed by name among those whose bytes another one takes over."""
 
 
 def explain(plan: Plan, limit: int | None = None) -> str:
