@@ -46,7 +46,7 @@ class Blocks:
         with self._lock:
             block = self._fitting(nbytes, liked)
             if block is None:
-                self._let_go()
+                self._drop_blocks()
         if block is None:
             block = Block(self._allocate(nbytes))
         with self._lock:
@@ -64,13 +64,13 @@ class Blocks:
         self._free.remove(block)
         return block
 
-    def _let_go(self) -> None:
+    def _drop_blocks(self) -> None:
         """Drop all free blocks, which are too small: the new one serves whatever they did (locked).
 
-        Their plans let go of them under the lock: none can take another block meanwhile, and begin to run on it.
+        Their plans release them under the lock: none can take another block meanwhile, and begin to run on it.
         """
-        gone, self._free = self._free, []
-        for block in gone:
+        dropped, self._free = self._free, []
+        for block in dropped:
             for tied in list(block.users):
                 tied.unsettle()
             block.memory = None

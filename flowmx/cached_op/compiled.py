@@ -130,7 +130,7 @@ class Compiled:
             if self._plan is None:
                 context = self.device.context
                 graph = graph_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context)
-                # A call runs its steps in a row: branches beside each other would only take more memory.
+                # A call runs its steps in a row: concurrent branches would only take more memory.
                 options = replace(options_of(context.kernels), pack=self._pack, workers=1)
                 self._plan = compile_graph(graph, straight=self.wanted, options=options)
             return self._plan

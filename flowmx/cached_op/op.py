@@ -303,8 +303,8 @@ def _forward(
 _forward.captured_by = lambda compiled, call, *_: (compiled, "forward")  # type: ignore[attr-defined]
 
 _Beginning = tuple[Sequence[NDArray | None], Sequence[NDArray] | None, Sequence[NDArray]]
-"""Inputs of a backward pass's first piece: the gradients of the outputs, the forward pass's inputs if that must run again
-(else None), and the outputs."""
+"""Inputs of a backward pass's first piece: the gradients of the outputs, the forward pass's inputs where that must run
+again (else None), and the outputs."""
 
 
 def _backward(call: _Call, piece: int, gradients: dict[Any, NDArray], beginning: _Beginning | None) -> None:

@@ -3,7 +3,7 @@
 Steps in a row on one device are one segment, and those of a device run one after the other, since each *writes* the
 variable of the arena. Where a stage has several branches, each of them is a segment that only *reads* that variable:
 they may run at the same time, after what was before the stage, and what comes after waits for all of them. A copy to or
-from a device with memory of its own is a segment on the actor of such copies: its result lies beside the arena, so it
+from a device with memory of its own is a segment on the actor of such copies: its result lies outside the arena, so it
 waits for its value alone.
 """
 
@@ -28,7 +28,7 @@ class Segment:
     Attributes:
         device: where they run.
         run: what they may ask for.
-        is_branch: True where others may run beside it.
+        is_branch: True where others may run at the same time.
         actor: who runs it, if not the device's own.
         once: steps that run only where what they read has changed.
         done_once: the versions of what they read when they last ran.
@@ -125,7 +125,7 @@ class Cut:
         self._anew = True
 
     def branch(self, device: Device) -> Segment:
-        """A new segment which others of its stage may run beside."""
+        """A new segment that may run at the same time as others of its stage."""
         segment = self._add(device, is_branch=True)
         segment.reads[self._arena.variable(device)] = None
         mark = Variable("branch")
@@ -134,7 +134,7 @@ class Cut:
         return segment
 
     def travel(self, device: Device, source: Device) -> Segment:
-        """A new segment for a copy to a device, beside what it computes."""
+        """A new segment for a copy to a device, concurrent with what it computes."""
         return self._add(device, is_branch=True, actor=device.copy_actor(source))
 
     def _add(self, device: Device, is_branch: bool, actor: Actor | None = None) -> Segment:

@@ -1,4 +1,4 @@
-"""Checkpoints of ``fit``: what they hold of a module, its data and its metric, and how they are gone on from."""
+"""Checkpoints of ``fit``: what they hold of a module, its data and its metric, and how training resumes from them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Saving:
             )
 
     def set_arrays(self, found: Checkpoint) -> None:
-        """Set parameters and auxiliary states, before the store is told of them.
+        """Set parameters and auxiliary states, before the store gets them.
 
         Raises:
             CheckpointError: they are of another module.

@@ -80,7 +80,7 @@ class Updating:
         firsts = [each[0] for each in grads]
         if self.store is None:
             return firsts
-        # Beside the gradients, which later passes may add to.
+        # In arrays of their own: later passes may add to the gradients.
         totals = [nd.empty(each.shape, each.context, each.dtype) for each in firsts]
         self.store._exchange(names, grads, totals)
         return totals

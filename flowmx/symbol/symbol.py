@@ -21,7 +21,7 @@ from flowmx.ops.dtypes import FLAGS, as_dtype, name_of
 from flowmx.ops.registry import Operator, Shape, ShapeOrNone, lookup
 from flowmx.serialization import symbol_json
 from flowmx.serialization.atomic import replace_file
-from flowmx.symbol.beginnings import beginnings
+from flowmx.symbol.beginnings import default_initializers
 from flowmx.symbol.methods import Methods
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Symbol(Methods):
 
     def __bool__(self) -> bool:
         raise NoTruthValue(
-            "a Symbol has no truth value: it is computed only when it is bound (compare names, or use len)"
+            "a Symbol can not be converted to bool: it is computed only when it is bound (compare names, or use len)"
         )
 
     # -- composition -----------------------------------------------------------------------------------
@@ -555,13 +555,13 @@ def _attributes_of(cls: type[Operator], given: Mapping[str, Any]) -> dict[str, s
 
 
 def _begin(op: Operator, entries: Sequence[Entry]) -> None:
-    """Tell variables how they begin that an operator has an opinion on, and nobody else."""
-    told = beginnings(op.name)
-    if not told:
+    """Set the operator's default initializers on its variables that have none."""
+    defaults = default_initializers(op.name)
+    if not defaults:
         return
     for argument, entry in zip((*op.inputs(), *op.auxiliary), entries, strict=True):
-        if argument in told and entry.node.is_variable:
-            entry.node.attributes.setdefault("__init__", told[argument])
+        if argument in defaults and entry.node.is_variable:
+            entry.node.attributes.setdefault("__init__", defaults[argument])
 
 
 def _text(value: Any) -> str:
@@ -707,7 +707,7 @@ def _input_names(plain: symbol_json.NodeJSON) -> Sequence[str]:
 
 def _beginnings_of(called: str) -> Mapping[str, str]:
     try:
-        return beginnings(lookup(called).name)
+        return default_initializers(lookup(called).name)
     except AttributeError:
         return {}
 
