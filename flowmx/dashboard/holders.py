@@ -26,12 +26,12 @@ class Holders:
         self._owner: ref[Any] | None = None
 
     def follow(self) -> None:
-        """Begin to be told of steps."""
+        """Subscribe to the ends of training steps."""
         if self._stepped not in steps.observers:
             steps.observers.append(self._stepped)
 
     def leave(self) -> None:
-        """Be told no more."""
+        """Unsubscribe."""
         if self._stepped in steps.observers:
             steps.observers.remove(self._stepped)
 

@@ -31,7 +31,7 @@ _PLACES = 10_000
 
 
 class Reader:
-    """Takes readings; remembers what it has told of.
+    """Takes readings; remembers what it has reported.
 
     Args:
         pings: calls to event loops.

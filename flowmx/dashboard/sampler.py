@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowmx.dashboard.reading import Reading
-from flowmx.dashboard.tables import nodes, peers, quantile, services, told_services
+from flowmx.dashboard.tables import nodes, peers, quantile, service_rows, services
 from flowmx.dashboard.timeline import Bar, Lanes, busy, gathered
 
 __all__ = ["CAPACITY", "Frame", "Sampler"]
@@ -23,7 +23,7 @@ _BARS = 2048
 _GAP = 5.0
 """Seconds without a reading after which there are no rates: nobody looked meanwhile."""
 _RECENT = 10.0
-"""Seconds over which a service's latency is told."""
+"""Seconds over which a service's latency is measured."""
 
 
 class Frame(NamedTuple):
@@ -120,7 +120,7 @@ class Sampler:
             **reading.about, "pending": reading.pending, "pending_bytes": reading.pending_bytes,
             "steps": reading.steps, "samples": reading.samples,
             "actors": self._actors(reading, values), "memory": self._memory(reading),
-            "peers": peers(reading), "nodes": nodes(reading), "services": told_services(reading, values),
+            "peers": peers(reading), "nodes": nodes(reading), "services": service_rows(reading, values),
             "curves": {name: curve[2] for name, curve in reading.curves.items()},
         }  # fmt: skip
 
@@ -144,7 +144,7 @@ class Sampler:
         ]
 
     def _new_points(self, reading: Reading) -> dict[str, Any]:
-        """The points of curves that nobody was told of."""
+        """The points of curves that were not sent yet."""
         found = {}
         for name, curve in reading.curves.items():
             generation, points, _ = curve

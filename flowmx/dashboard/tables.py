@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.dashboard.reading import Reading
 
-__all__ = ["nodes", "peers", "quantile", "services", "told_services"]
+__all__ = ["nodes", "peers", "quantile", "service_rows", "services"]
 
 
 def services(reading: Reading) -> dict[str, Mapping[str, Any]]:
@@ -15,7 +15,7 @@ def services(reading: Reading) -> dict[str, Mapping[str, Any]]:
     return {str(said["model"]): said for said in reading.said.values() if "latency" in said}
 
 
-def told_services(reading: Reading, values: Mapping[str, float]) -> list[dict[str, Any]]:
+def service_rows(reading: Reading, values: Mapping[str, float]) -> list[dict[str, Any]]:
     """A row for each predictor, with its rate and latency from the newest values."""
     return [
         {

@@ -27,7 +27,7 @@ class Exchange(NamedTuple):
 
 
 listeners: list[Listener] = []
-"""Told of each request that has ended: peer, operation, start and end (:func:`time.perf_counter`), facts."""
+"""Called for each request that has ended, with: peer, operation, start and end (:func:`time.perf_counter`), facts."""
 
 under_way: dict[int, Exchange] = {}
 """Requests that have no answer yet, oldest first."""

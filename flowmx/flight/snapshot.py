@@ -22,9 +22,9 @@ from flowmx.flight import curves, facts, messages, stacks
 __all__ = ["take"]
 
 _MOST = 400
-"""Pending operations that are told of; all that run, and the oldest."""
+"""Most pending operations in a snapshot: all that run, and the oldest."""
 _LAST = 100
-"""Ended operations that are told of."""
+"""Most ended operations in a snapshot."""
 _PATIENCE = 1.0
 """Seconds to wait for the engine's lock."""
 

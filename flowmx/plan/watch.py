@@ -84,7 +84,7 @@ class Watch:
         kind = BY_UPDATES if len(self._marks[BY_UPDATES]) > 1 else BY_BACKWARD
         return kind, self._marks[kind]
 
-    # -- what it is told -------------------------------------------------------------------------------
+    # -- notifications ---------------------------------------------------------------------------------
 
     def _stepped(self, owner: Any) -> None:
         """The weights were updated."""

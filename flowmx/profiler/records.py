@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flowmx.engine import Origin
 
-__all__ = ["CUSTOM", "Change", "Here", "Mark", "Record", "Span", "StepTime", "here"]
+__all__ = ["CUSTOM", "Change", "Mark", "Record", "Span", "StepTime", "ThreadState", "local"]
 
 
 CUSTOM = "Custom Operator"
@@ -40,7 +40,7 @@ class Record:
         within: the user's operator that pushed it, if one did.
         after: the records of the operations whose results it reads.
         pushed, start, end: in seconds.
-        thread: the name of the thread that ran it; empty where several may have run beside each other on one.
+        thread: the name of the thread that ran it; empty where several may have run at the same time on one.
         steps: of a graph, its operators.
     """
 
@@ -95,7 +95,7 @@ class Change(NamedTuple):
     value: float
 
 
-class Here(threading.local):
+class ThreadState(threading.local):
     """Thread-local state of the profiler.
 
     Attributes:
@@ -109,4 +109,4 @@ class Here(threading.local):
         self.thread = threading.current_thread().name
 
 
-here = Here()
+local = ThreadState()

@@ -38,7 +38,7 @@ class Job:
         answer: whom to tell; opaque here.
 
     Attributes:
-        taken: how many rows have gone into batches.
+        taken: rows that are in batches already.
         dropped: whether nobody waits for it any more.
         waiting_for: rows that have no result yet.
         results: outputs of pieces, by their first row: batches may end in another order than they began.

@@ -171,7 +171,7 @@ class Predictor:
         """Put another model in the place of this one, of the same inputs; loses no request.
 
         The new model is loaded and warmed while the old one answers. Requests that came before it was warm are
-        answered by the old one, which is then let go.
+        answered by the old one, which is then released.
 
         Args:
             model: as for :class:`Predictor`.
