@@ -16,7 +16,7 @@ from flowmx.graph.tied import Tied
 
 
 class Block:
-    """A block of memory, and the plans that are tied to it: each is to one block, on which it ran last."""
+    """A block of memory, and the plans tied to it; a plan is tied to the block on which it ran last."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
@@ -76,7 +76,7 @@ class Blocks:
             block.memory = None
 
     def give(self, block: Block) -> None:
-        """Say that a block is free again."""
+        """Return a block to the free ones."""
         with self._lock:
             self._free.append(block)
 

@@ -1,4 +1,4 @@
-"""A symbol compiled for arrays of certain shapes: what one call runs, and its backward pass.
+"""A symbol compiled for arrays of certain shapes: the plan of a call, and its backward pass.
 
 Each call takes an :class:`Instance`, a plan tied to a block of memory, and gives it back when it is done with it:
 after the forward pass, or where the call is recorded, after the backward pass.

@@ -273,7 +273,7 @@ class _Function:
 
 
 class _Call(Variable):
-    """One recorded call: what its forward pass left for the backward pass, as a variable of the engine."""
+    """One recorded call: the state that its forward pass leaves for the backward pass, as a variable of the engine."""
 
     instance: Instance | None = None
 

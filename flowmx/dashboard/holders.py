@@ -20,7 +20,7 @@ _PART = re.compile(r"_(weight|bias|gamma|beta|running_mean|running_var|moving_me
 
 
 class Holders:
-    """Knows who trains, from the first step that is done while it follows."""
+    """Tracks the owners of training arrays, from the first step after :meth:`follow`."""
 
     def __init__(self) -> None:
         self._owner: ref[Any] | None = None

@@ -1,4 +1,4 @@
-"""Reading this process: what its engine, devices, loops and parts say at one moment. Looks only."""
+"""Sampling of this process: its engine, devices, loops and reports at one moment. Read-only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flowmx.safety import steps
 __all__ = ["Reader"]
 
 _FIRST = 10.0
-"""Seconds of the past that the first reading tells of."""
+"""Seconds of the past that the first reading covers."""
 _SHORT = 0.004
 """Seconds that operations may take together which are shown as one."""
 _PLACES = 10_000

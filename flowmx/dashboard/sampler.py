@@ -69,7 +69,7 @@ class Sampler:
         })  # fmt: skip
 
     def whole(self) -> Frame:
-        """All that is kept, for somebody who has seen nothing, or not the last frame."""
+        """The whole state, for a viewer without the previous frame."""
         names = dict.fromkeys(name for _, values in self._points for name in values)
         curves = {} if self._last is None else self._last.curves
         return Frame(self.seq, {

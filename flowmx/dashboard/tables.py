@@ -1,4 +1,4 @@
-"""Rows of tables: peers and services, from what parts of the program say. Pure."""
+"""Rows of tables: peers and services, from the program's reports. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking processes what they do: by number through their socket, by address over HTTP, or by a report's file."""
+"""Snapshots of processes: by process id through their socket, by address over HTTP, or from a report's file."""
 
 from __future__ import annotations
 

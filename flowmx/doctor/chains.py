@@ -33,7 +33,7 @@ class Link(NamedTuple):
 
 
 Story = list[Link]
-"""A chain, from somebody who waits to what all wait for."""
+"""A chain, from a waiter to the operation that all wait for."""
 
 
 def name_of(snapshot: Snapshot) -> str:

@@ -229,7 +229,7 @@ def _lost_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _silent_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    """The last in a chain of requests, where it was not asked, or does nothing for us."""
+    """The last node in a chain of requests, if it was not asked, or does not work on the request."""
     asked = {name_of(each) for each in _answered(snapshots)}
     for story in stories(snapshots):
         link = next((each for each in reversed(story) if each.peer), None)

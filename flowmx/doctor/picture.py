@@ -14,7 +14,7 @@ _CHAINS = 6
 
 
 def draw(snapshots: Sequence[Snapshot], findings: Sequence[Finding]) -> str:
-    """All of it as text."""
+    """The report as text."""
     lines = [line for snapshot in snapshots for line in _process(snapshot)]
     found = sorted(stories(snapshots), key=len, reverse=True)
     if found:

@@ -61,7 +61,7 @@ class Actor(ABC):
         """Consume the mailbox until :meth:`stop`."""
 
     def accept(self, op: Operation) -> None:
-        """Take a ready operation into the mailbox and see that somebody will run it (locked)."""
+        """Put a ready operation into the mailbox, and wake a thread to run it (locked)."""
         self.mailbox.put(op)
         self.wake()
 

@@ -59,7 +59,7 @@ class _Scope:
         return op
 
     def flush(self) -> None:
-        """Let the open operation go."""
+        """Push the open bulk."""
         with self.engine.lock:
             self.engine.settle()
             for op in list(self.open):

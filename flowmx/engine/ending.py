@@ -15,7 +15,7 @@ from flowmx.settings import Settings
 
 _log = logging.getLogger("flowmx.engine")
 _AFTER_AN_INTERRUPT = 0.5
-"""Seconds that what is pending gets where the program ends by Ctrl-C."""
+"""Seconds that pending operations get where the program ends by Ctrl-C."""
 
 
 class Ending:
@@ -92,7 +92,7 @@ class Ending:
         self.books.lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        """Go on; actors start again at their next operation."""
+        """Continue after a fork; actors start again at their next operation."""
         self.books.lock.release()
 
     def after_fork_in_child(self) -> None:

@@ -1,4 +1,4 @@
-"""An error on its way from the operation that failed to the place that waits for it (Law 3)."""
+"""Propagation of errors from the operation that failed to the wait that raises them (Law 3)."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Failure:
         self.throw()
 
     def forget_values(self) -> None:
-        """Let go of what the functions held that raised it; the lines of its traceback stay."""
+        """Clear the local variables of its traceback's frames; the lines stay."""
         if self.traceback is not None:
             traceback.clear_frames(self.traceback)
 

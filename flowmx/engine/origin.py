@@ -84,7 +84,7 @@ def is_called_by_user(depth: int = 2) -> bool:
 
 
 def warn_user(message: str, once: set[tuple[str, int]], category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the user's that led here, once for each line.
+    """Warn at the user's line, once for each line.
 
     Args:
         message: what is wrong, and what to do.

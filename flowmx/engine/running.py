@@ -29,7 +29,7 @@ _MOST_ATTEMPTS = 1000
 
 
 class ThreadState(threading.local):
-    """The calling thread as the engine knows it: the turn that it is at, if any."""
+    """Thread-local state of the engine: the calling thread's turn, or None."""
 
     turn: Turn | None = None
 
@@ -108,7 +108,7 @@ class Runner:
             self.local.turn = outer
 
     def drop(self, turn: Turn) -> None:
-        """Put back what a thread has taken that goes away: what has not begun, another will run."""
+        """Put back an operation that an ending thread has taken and not begun."""
         op = turn.op
         if op is not None and op.began:
             self._end(turn, op, Failure(interrupted(op), op), None, False, False)
@@ -245,7 +245,7 @@ class Runner:
         self.after()
 
     def abandon(self, ops: Iterable[Operation], why: str) -> None:
-        """End operations that nobody will run: they fail, each in its turn."""
+        """Fail operations that will never be run, each in its turn."""
         waiters: list[Callable[[], None]] = []
         with self.books.lock:
             self.books.settle()
@@ -306,7 +306,7 @@ def again(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def interrupted(op: Operation) -> BaseException:
-    """Why an operation failed that an interrupt broke off."""
+    """The failure of an operation that an interrupt broke off."""
     return OperationCancelled(f"operation {op.name!r} was interrupted by KeyboardInterrupt")
 
 

@@ -104,7 +104,7 @@ class Engine:
 
     @property
     def is_watched(self) -> bool:
-        """Tell whether somebody looks at each operation, so that none should stand for several.
+        """True while a watch looks at each operation, so that none may stand for several.
 
         What orders operations of the host behind asynchronous devices, counts arrays by the lines that made them, or
         refuses deleted variables looks at no more than their variables.
@@ -113,7 +113,7 @@ class Engine:
 
     @property
     def failures(self) -> list[Failure]:
-        """Failures that nobody has seen yet, as far as they are kept."""
+        """Failures that no wait has raised yet, as far as they are kept."""
         return self.books.failures
 
     @property

@@ -43,7 +43,7 @@ class Marks(Protocol):
     """State that asynchronous devices keep on a variable; there, an operation is complete once it was launched."""
 
     def finish(self) -> Failure | None:
-        """Block until the device has made the last write; returns what went wrong with it."""
+        """Block until the device has made the last write; returns its failure, if any."""
 
     def finish_reads(self) -> None:
         """Block until its reads are done too."""
@@ -67,10 +67,10 @@ class Token(Protocol):
         """True once the operation has finished."""
 
     def finish(self) -> Failure | None:
-        """Block until it is; returns what went wrong."""
+        """Block until it has finished; returns its failure, if any."""
 
     def wait(self) -> None:
-        """Block until it is; raises what went wrong."""
+        """Block until it has finished; raises its failure, if any."""
 
 
 class State(IntEnum):
@@ -201,11 +201,11 @@ class Operation(KnownAttributes):
         self.light = light
 
     def wrap(self, layer: Layer) -> None:
-        """Do something more around the function and the layers so far; only before the push."""
+        """Add an outermost layer around the function; only before the push."""
         self.layers = (*self.layers, layer)
 
     def tell(self, key: object, wake: Callable[[], None]) -> None:
-        """Have something called, perhaps twice, when it is complete (locked, or before the push)."""
+        """Add a callback for its completion, which may be called twice (locked, or before the push)."""
         if self.waiters is None:
             self.waiters = {}
         self.waiters[key] = wake
@@ -312,7 +312,7 @@ class Scheduler:
         return True
 
     def unhold(self, op: Operation) -> None:
-        """Let an operation go that was held back."""
+        """End the hold of :meth:`push` on an operation."""
         self.step = step = (self._release, op, (), ())
         self._release(step)
 
@@ -401,7 +401,7 @@ class Scheduler:
     # -- completing ------------------------------------------------------------------------------------
 
     def start(self, op: Operation) -> None:
-        """Say that a ready operation runs now."""
+        """Mark a ready operation as running."""
         op.state = RUNNING
 
     def complete(self, op: Operation) -> None:

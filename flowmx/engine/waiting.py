@@ -1,4 +1,4 @@
-"""Waiting: blocking reads for plain threads, awaits for coroutines, and what must not be waited for.
+"""Waiting: blocking reads for plain threads, awaits for coroutines, and waits that are refused.
 
 A thread that waits lends itself: where the operation it waits for has not started and its actor has a free slot, the
 thread runs the actor's ready operations instead of sleeping, which is what makes push-and-wait cost microseconds and
@@ -57,7 +57,7 @@ class _Circle(EngineError):
 
 
 class Wait(NamedTuple):
-    """Somebody who waits for an operation.
+    """A thread or task that waits for an operation.
 
     Attributes:
         op: the operation.
@@ -235,7 +235,7 @@ class Waiting:
             variable.failure.throw_awaited()
 
     def _wait_for_device(self, marks: Marks) -> None:
-        """Block until what was launched has been done; raises what went wrong on the device."""
+        """Block until launched work is done; raises the device's error, if any."""
         if not marks.done() and asyncio._get_running_loop() is not None:
             self._warn_of_blocking("a blocking read", "a device")
         failure = marks.finish()
@@ -479,7 +479,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _open(gate: threading.Lock) -> None:
-    """Release a lock that somebody sleeps at, if nobody has."""
+    """Release a lock at which a thread sleeps, unless that was done."""
     try:
         gate.release()
     except RuntimeError:

@@ -43,11 +43,11 @@ class Turn:
         self.op: Operation | None = None
 
     def is_over(self) -> None:
-        """There is nothing more to take (locked)."""
+        """Called when the mailbox has no operation for this thread (locked)."""
 
 
 class Worker(Turn):
-    """A thread of an actor's own.
+    """A worker thread of an actor's pool.
 
     Attributes:
         wake_lock: acquired by the worker to sleep, released to wake it.
@@ -140,7 +140,7 @@ class ThreadActor(Actor):
         return not self.running and not self.mailbox.plain and not self.mailbox.ranked
 
     def _call(self) -> None:
-        """Bring one more worker to the mailbox (locked)."""
+        """Wake an idle worker, or have the coroutine start one (locked)."""
         for worker in self.idle:
             # From here on nothing is called until the worker is woken.
             worker.is_called = True
@@ -197,7 +197,7 @@ class ThreadActor(Actor):
         return self.running == len(self.users) and type(turn) is Turn
 
     def over(self, turn: Turn, op: Operation) -> None:
-        """The operation of a turn has ended (locked)."""
+        """Release the slot of a turn whose operation has ended (locked)."""
         if turn.op is op:
             turn.op = None
             if self.running:  # in the child of a fork they were forgotten
@@ -217,7 +217,7 @@ class ThreadActor(Actor):
         self.tend()
 
     def tend(self) -> None:
-        """See that somebody runs what is ready (locked)."""
+        """Wake a worker if there are ready operations and free slots (locked)."""
         if self.running + self._called < self.slots and self.mailbox.first() is not None:
             self._call()
 

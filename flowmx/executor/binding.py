@@ -49,7 +49,7 @@ def _check_groups(placed: set[Any], given: Mapping[str, Any]) -> None:
 def _settled(
     symbol: Symbol, default: Context, groups: dict[str, Context], arrays: Mapping[str, NDArray] | None = None
 ) -> Symbol:
-    """The symbol with a group for every node that has none, as MXNet places them.
+    """The symbol with a ``ctx_group`` for every node without one, as MXNet places them.
 
     A variable is where its array is, or with the first that reads it; an operator is with its first input.
 

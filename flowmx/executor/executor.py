@@ -117,7 +117,7 @@ class Executor:
         return known
 
     def _mode_to_differentiate(self, train: bool) -> Mode:
-        """The mode with a backward pass; prediction gets one when somebody asks."""
+        """The compiled graph with a backward pass; for prediction it is compiled on demand."""
         if not train and not self._differentiates_prediction:
             self._differentiates_prediction = True
             self._modes.pop(False, None)
@@ -301,7 +301,7 @@ class Executor:
                 self._take_gradient(node, found.get(node))
 
     def _take_gradient(self, node: Node, found: NDArray | None) -> None:
-        """Put a gradient (None: the outputs do not depend on the variable) where the user wants it."""
+        """Write or add a gradient (None: the outputs do not depend on the variable) to the user's array."""
         target = self._gradient(node)
         if self._requests[node.name] == "add":
             if found is not None:
@@ -405,7 +405,7 @@ class Executor:
 
     @property
     def _ctx(self) -> Context:
-        """MXNet's name of its device, which scripts look at."""
+        """The device, under MXNet's private name, which scripts use."""
         return self._device.context
 
     def debug_str(self) -> str:

@@ -124,7 +124,7 @@ class Mode:
             )  # fmt: skip
 
     def check_repeatable(self) -> None:
-        """Check that a forward pass can be run again and give the same.
+        """Check that a second run of the forward pass gives the same values.
 
         Raises:
             NotImplementedError: it draws random numbers on a device whose generator can not go back.
@@ -137,7 +137,7 @@ class Mode:
             )
 
     def _cut(self, forward: bool, backward: bool) -> list[Segment]:
-        """The segments of a pass, with what they read and write."""
+        """The segments of a pass, with the variables that they read and write."""
         cut = Cut(self._arena, self._train, self._memo, goes_on=not forward)
         has_branches = any(len(stage) > 1 for stages in self.plan.stages for stage in stages)
         if has_branches:
@@ -267,7 +267,7 @@ class Mode:
     _run.moves = lambda segment, versions, again: segment.moves()  # type: ignore[attr-defined]
 
     def _tie(self, segment: Segment) -> None:
-        """Tie the steps of a segment to the user's arrays, which are there when it runs first."""
+        """Bind the steps of a segment to the user's arrays, at its first run, when these are allocated."""
         with self._lock:
             self.tied.allocate_kept(segment.kept)
         for entry, array in segment.written.items():  # first: what is written here may be read here, too

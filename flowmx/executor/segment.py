@@ -73,12 +73,12 @@ class Segment:
         return None if self.actor is None else [("there", self.kept_bytes)]
 
     def declare_read(self, entry: Entry, array: NDArray) -> None:
-        """Say that it reads an array of the user's."""
+        """Declare a read of a user's array."""
         self.reads[array._storage] = None
         self.read[entry] = array
 
     def declare_write(self, entry: Entry, array: NDArray, reads: bool = False) -> None:
-        """Say that it writes one, and perhaps reads what is there."""
+        """Declare a write of a user's array, and optionally a read of its content."""
         self.writes[array._storage] = None
         self.written[entry] = array
         if reads or array._view is not None:

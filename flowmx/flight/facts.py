@@ -11,7 +11,7 @@ _speakers: dict[str, Callable[[], Mapping[str, Any]]] = {}
 
 
 def describe(name: str, say: Callable[[], Mapping[str, Any]]) -> None:
-    """Have a function called, on any thread, whenever somebody asks what this process does.
+    """Register a report: a function that is called, on any thread, for each snapshot of this process.
 
     Args:
         name: whose words they are, such as ``"kvstore"``; who speaks under the same name takes its place.
@@ -24,7 +24,7 @@ def describe(name: str, say: Callable[[], Mapping[str, Any]]) -> None:
 
 
 def forget(name: str, say: Callable[[], Mapping[str, Any]] | None = None) -> None:
-    """Ask no more; given a function, only where nobody else speaks under the name by now."""
+    """Remove a report; given a function, only if it is still the one registered under the name."""
     if say is None or _speakers.get(name) is say:
         _speakers.pop(name, None)
 

@@ -1,4 +1,4 @@
-"""Requests to other nodes, as those tell who make them: the flight recorder keeps them, the profiler shows them."""
+"""Requests to other nodes, noted by their callers: the flight recorder keeps them, the profiler shows them."""
 
 from __future__ import annotations
 

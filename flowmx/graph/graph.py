@@ -1,4 +1,4 @@
-"""The graph that passes take and give, and the tool that they rewrite it with.
+"""The graph that passes take and return, and the tool to rewrite it.
 
 A pass is a pure function from :class:`Graph` to :class:`Graph`: nodes never change, so it makes new ones in the
 place of those that it replaces. :class:`Rewriter` walks the old graph in order and remembers what stands for what.
@@ -73,7 +73,7 @@ class Graph:
         return self.groups.get(node.attributes.get("__ctx_group__", ""), self.default)
 
     def with_notes(self, *notes: str) -> Graph:
-        """The same graph with more to tell."""
+        """The same graph with more notes for :meth:`Plan.explain`."""
         return replace(self, notes=(*self.notes, *notes))
 
 
@@ -131,7 +131,7 @@ class Rewriter:
         return self._replaced.get(entry, entry)
 
     def keep(self, node: Node) -> Node:
-        """The node, with what stands for its inputs."""
+        """Copy a node with replaced inputs (the node itself, if none is)."""
         replaced = self._replaced.get
         inputs = tuple([replaced(entry, entry) for entry in node.inputs])
         if inputs == node.inputs:
@@ -150,12 +150,12 @@ class Rewriter:
         return made
 
     def replace(self, old: Entry, new: Entry) -> None:
-        """Let a new entry stand for an old one."""
+        """Replace an old entry by a new one."""
         self._replaced[old] = new
         self.shapes[new], self.dtypes[new] = self.shapes[old], self.dtypes[old]
 
     def note(self, text: str) -> None:
-        """Something to tell of this pass."""
+        """Add a note on this pass."""
         self._notes.append(text)
 
     def result(self) -> Graph:

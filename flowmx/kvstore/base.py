@@ -61,7 +61,7 @@ class KVStoreBase:
         raise NotImplementedError(f"{type(self).__name__} has no save_optimizer_states()")
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Go on from states that were saved."""
+        """Load the optimizer's states from a file."""
         raise NotImplementedError(f"{type(self).__name__} has no load_optimizer_states()")
 
     @property
@@ -99,7 +99,7 @@ class KVStoreBase:
         self.broadcast(key, arrays[0], out=arrays)
 
     def _install(self, updater: Any) -> None:
-        """Let the store update weights by an updater, or as it does."""
+        """Set the updater of the weights (None: the store's own)."""
         self.set_optimizer(updater.optimizer)
 
     def _watch(self) -> None:
@@ -115,7 +115,7 @@ class KVStoreBase:
         return []
 
     def _refresh(self) -> None:
-        """Let the store know what has changed of its optimizer (the learning rate, what gradients are divided by)."""
+        """Pass changes of the optimizer (learning rate, gradient scale) to the store."""
 
     async def _begin_fit(self, epoch: int, batch: int = 0) -> tuple[int, int]:
         """The epoch and the batch to begin with: the given ones, or those that other workers have come to."""
@@ -161,7 +161,7 @@ register = KVStoreBase.register
 
 @KVStoreBase.register
 class TestStore(KVStoreBase):
-    """A store that keeps nothing: it sums and copies what one process gives it (MXNet's own, for tests)."""
+    """A store without state, which sums and copies the arrays of one process (MXNet's, for tests)."""
 
     __test__ = False
 
@@ -254,6 +254,6 @@ async def create_async(name: str = "local", **options: Any) -> Any:
 
 
 def _refuse(name: str) -> None:
-    """Say why a kvstore that MXNet has is not here."""
+    """Raise the reason why a kvstore of MXNet's is not supported."""
     if name in _ELSEWHERE:
         raise NotImplementedError(f"the kvstore {name!r} needs a library that is not used here: use 'device'")

@@ -40,7 +40,7 @@ def is_elsewhere(store: KVStoreBase | None) -> bool:
 
 
 def check_updates(call: str, store: KVStoreBase, on_kvstore: bool | None) -> None:
-    """Check that the weights can be updated where somebody says.
+    """Check that the weights can be updated in the place that the user names.
 
     Raises:
         ValueError: the store can not do it, or nobody else can.

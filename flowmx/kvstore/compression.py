@@ -1,4 +1,4 @@
-"""Gradients in fewer bits on the wire; what a message leaves out stays behind and goes with a later one.
+"""Compression of gradients for the wire, with error feedback: what one message leaves out is added to a later one.
 
 ``2bit`` is MXNet's: each element travels as plus or minus the threshold, or nothing. ``fp16`` and ``bf16`` round. All
 three keep the rest of each gradient as a *residual* and add it to the next ("error feedback"), so that nothing is lost:
@@ -63,7 +63,7 @@ class Compression:
         return sent
 
     def decompress(self, sent: Array, size: int) -> Array:
-        """The float32 array, 1-dimensional, that a message stands for.
+        """The float32 array, 1-dimensional, of a compressed message.
 
         Args:
             sent: what :meth:`compress` gave.

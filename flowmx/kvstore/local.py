@@ -297,7 +297,7 @@ class KVStore(KVStoreBase):
         replace_file(fname, [self._optimizing("save_optimizer_states").get_states(dump_optimizer)])
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Go on from what :meth:`save_optimizer_states` saved.
+        """Load the optimizer's states that :meth:`save_optimizer_states` saved.
 
         Raises:
             KVStoreError: there is no optimizer.
@@ -375,7 +375,7 @@ class KVStore(KVStoreBase):
         self._slots[key] = Slot(key, value)
 
     def _kept(self, value: NDArray) -> NDArray:
-        """A copy of a value, where the store keeps it."""
+        """A copy of a value on the device where the store keeps it."""
         return value.copyto(value.context if self._may_stay(value) else cpu())
 
     def _may_stay(self, value: NDArray) -> bool:
@@ -421,7 +421,7 @@ class KVStore(KVStoreBase):
         return found
 
     def _move(self, slot: Slot, pushed: NDArray) -> None:
-        """Keep a value where its gradients are, if the devices are to do the work."""
+        """Move a value to the device of its gradients, if the devices do the sums."""
         if self._on_devices and not merge.reads_directly(pushed._storage.device, slot.value._storage.device):
             slot.value = slot.value.copyto(pushed.context)
 

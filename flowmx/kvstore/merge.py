@@ -54,7 +54,7 @@ def reads_directly(device: Device, other: Device) -> bool:
 
 
 def brought(sources: Sequence[BaseArray], device: Device, priority: int) -> list[BaseArray]:
-    """The arrays, or copies of them (enqueued) that operations of a device can read."""
+    """The arrays as operations of a device can read them: themselves, or enqueued copies."""
     found: list[BaseArray] = []
     for source in sources:
         target = source

@@ -1,4 +1,4 @@
-"""Which server keeps which part of which key.
+"""Placement of keys: the servers that keep their parts.
 
 A big array is split evenly over all servers, so that its traffic and its updates are too; a small one lives whole on
 one server, the least loaded so far. The layout depends on nothing but the keys, their shapes, their order and the

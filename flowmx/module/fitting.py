@@ -1,4 +1,4 @@
-"""``fit``: the loop over epochs and batches, and what happens between them."""
+"""``fit``: the loop over epochs and batches, with logging, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Fit:
     _totals: list[tuple[str, float]] = field(default_factory=list)
 
     async def run(self, place: Place, skipped: int, counted: bool) -> None:
-        """Train from a place on.
+        """Train from a place (epoch and batch) to the end.
 
         Args:
             place: where to begin.

@@ -110,7 +110,7 @@ def randint(
     low: int, high: int, shape: Any = None, dtype: Any = None, ctx: Context | None = None,
     out: NDArray | None = None, **kwargs: Any,
 ) -> NDArray:  # fmt: skip
-    """Uniform whole numbers from ``low`` to ``high`` - 1, int32 by default."""
+    """Uniform integers from ``low`` to ``high`` - 1, int32 by default."""
     return _draw("randint", {"low": low, "high": high}, shape, dtype, ctx, out)
 
 

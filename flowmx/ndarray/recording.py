@@ -1,4 +1,4 @@
-"""The tape: what autograd remembers of the operators that ran while recording.
+"""The tape: the calls that autograd records.
 
 The dispatcher asks :func:`state` at each call, and where it says so makes a :class:`TapeNode`. The walk
 back over the tape is in ``flowmx/autograd.py``.
@@ -39,7 +39,7 @@ class Notes:
         raise NotImplementedError
 
     def refuse(self) -> None:
-        """Say that something was called which can not be noted."""
+        """Report a call that can not be noted."""
         raise NotImplementedError
 
 
@@ -71,7 +71,7 @@ class Scope:
 
 
 class Leaf:
-    """A marked variable: where gradients end up."""
+    """A marked variable, with its gradient buffer."""
 
     __slots__ = ("__weakref__", "grad", "request")
 

@@ -1,4 +1,4 @@
-"""Gradients as they were learned: what an operator's ``gradient`` calls, noted once for each form of its call.
+"""Gradient rules: the calls of an operator's ``gradient``, noted once for each form of its call.
 
 The first time that a backward pass meets an operator with inputs of these shapes and dtypes, its ``gradient`` is called
 with arrays that only stand for others. What it calls on them is noted as the steps of a :class:`Rule`, which later
@@ -79,7 +79,7 @@ class Rule:
 
 
 class Unlearnable(Exception):
-    """A gradient does what can not be noted."""
+    """A gradient makes a call that can not be noted."""
 
 
 class _Noted(Notes):
@@ -149,7 +149,7 @@ def _is_whole(view: BaseArray, of: BaseArray) -> bool:
 
 
 class _Standing(Sequence[Any]):
-    """The inputs, or the outputs, as a gradient sees them; notes which it looks at."""
+    """The inputs, or the outputs, as a gradient sees them; notes those that it reads."""
 
     def __init__(self, arrays: Sequence[BaseArray], wanted: Sequence[bool]) -> None:
         self._arrays, self._wanted = arrays, wanted
@@ -177,7 +177,7 @@ def learn(
     gradient: Callable[..., Any], inputs: Sequence[BaseArray], outputs: Sequence[BaseArray], wanted: Sequence[bool],
     given: Sequence[bool], device: Device,
 ) -> Rule | None:  # fmt: skip
-    """The rule of a gradient; None where there can be none.
+    """Learn the rule of a gradient; None where it makes calls that can not be noted.
 
     Args:
         gradient: as :meth:`flowmx.ops.registry.Operator.gradient`.

@@ -79,7 +79,7 @@ class Bulk:
 
     @property
     def is_full(self) -> bool:
-        """True if the batch is large enough to be pushed."""
+        """True if the bulk is large enough to be pushed."""
         return len(self._parts) >= MOST_PARTS or self._weight >= MOST_WEIGHT
 
     def compute(self, rule: Rule, cells: Sequence[Cell]) -> list[Cell | None]:
@@ -119,7 +119,7 @@ class Bulk:
         self._weight += rule.weight
 
     def show(self, value: Value) -> BaseArray:
-        """The value as an array that anybody may use, from now on in its place."""
+        """The value as an array outside of the bulk, which replaces it from now on."""
         if value.handle is None:
             value.handle = allocate(self.device, value._shape, value._dtype)
             storage = value.handle._storage

@@ -1,4 +1,4 @@
-"""Views of memory, and what the tape knows of memory that several handles see.
+"""Views of memory, and the tape's histories of memory with several handles.
 
 A handle that shares its memory with no other knows by itself where its content came from (``_past``). Handles that
 share memory have a :class:`History` in common there, which knows where the content of the whole memory came from. A
@@ -211,7 +211,7 @@ class History:
         return known
 
     def write(self, array: BaseArray, entry: Entry | None, origin: Origin | None) -> None:
-        """Take down that the content of a handle comes from somewhere else now (None: from nothing recorded)."""
+        """Set the origin of a handle's content (None: nothing recorded)."""
         if self.of_variable:
             return
         before = self.entry

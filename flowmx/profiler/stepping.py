@@ -11,7 +11,7 @@ __all__ = ["current", "run"]
 
 
 def current() -> Record | None:
-    """The record of the operation that this thread runs; None where nobody profiles."""
+    """The record of the operation that this thread runs; None while nothing is profiled."""
     return local.record
 
 

@@ -49,7 +49,7 @@ class Watch:
         self.found: Finding | None = None
 
     def report(self, make: Callable[[], Finding]) -> None:
-        """Say that something was found.
+        """Report a finding.
 
         Raises:
             NonFiniteError: the watch stops at it.
@@ -70,7 +70,7 @@ class Watch:
 
 
 class Look:
-    """One operation under a watch.
+    """The check of one operation under a watch.
 
     Attributes:
         went_through: True once the steps of a graph in it were looked at.

@@ -1,4 +1,4 @@
-"""Which waiting rows make up the next batch, and when it begins. Pure: no clock, no threads.
+"""Choice of the rows of the next batch, and of its start time. Pure: no clock, no threads.
 
 A batch is made when the engine is free for it, of what waits then. Rows wait for company only while the engine is
 idle, more are expected within the latency budget, and there is room for them: so the budget costs nothing where
@@ -20,7 +20,7 @@ from flowmx.serve.inputs import Rows, Shape
 __all__ = ["Job", "Pace", "Piece", "Queue", "sizes_up_to"]
 
 Key = tuple[Any, tuple[Shape, ...]]
-"""Rows that may be in one batch have the same: the model that computes them, opaque here, and the shapes of a row."""
+"""Key that all rows of a batch share: the model that computes them, opaque here, and the shapes of a row."""
 
 _AS_GOOD = 0.97
 """The part of the best rate that another size must reach."""

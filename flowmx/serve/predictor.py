@@ -1,4 +1,4 @@
-"""A model to await predictions of."""
+"""Predictors: models whose predictions are awaited."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _LATELY = 5.0
 
 
 def speak(runner: Runner) -> Callable[[], None]:
-    """Have the flight recorder ask a runner; returns what ends that."""
+    """Register a runner's report with the flight recorder; returns the function that removes it."""
     name, say = f"serving {runner.name}", partial(of_runner, runner)
     flight.describe(name, say)
     return partial(flight.forget, name, say)

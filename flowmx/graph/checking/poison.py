@@ -20,7 +20,7 @@ PATTERN = 0xFF
 
 Forward = Callable[[Run, Sequence[Array], Sequence[Array]], None]
 ByteRange = tuple[int, int]
-"""First byte, and the one after the last."""
+"""Position of the first byte, and of the one after the last."""
 
 
 class Group(NamedTuple):
@@ -80,7 +80,7 @@ def _stages(plan: Plan, steps: Sequence[Node]) -> Iterator[list[list[Node]]]:
 
 
 def without(extent: ByteRange, others: Iterable[ByteRange]) -> list[ByteRange]:
-    """The parts of a byte range that none of the others covers."""
+    """The parts of a byte range that no other range covers."""
     rest, (start, stop) = [], extent
     for low, high in sorted(other for other in others if other[0] < stop and other[1] > start):
         if low > start:
@@ -90,13 +90,13 @@ def without(extent: ByteRange, others: Iterable[ByteRange]) -> list[ByteRange]:
 
 
 def fill(memory: Array, ranges: Iterable[ByteRange]) -> None:
-    """Write over some bytes of an arena."""
+    """Overwrite ranges of an arena with :data:`PATTERN`."""
     for start, stop in ranges:
         memory[start:stop] = PATTERN
 
 
 class Poisoned:
-    """Forwards that leave nothing but living values behind.
+    """Wraps forwards so that they overwrite all bytes without living values.
 
     What becomes free while several steps may run is written over before the next step that runs alone: nobody can
     tell which of several ends last.

@@ -24,7 +24,7 @@ from flowmx.ops.registry import Array, Run
 
 
 class RaceError(MXNetError):
-    """A plan gives something else than its graph; the message names the value and the step that spoilt it."""
+    """A plan computes other values than its graph; the message names the value and the step that overwrote it."""
 
 
 class _Run(Run):
@@ -181,7 +181,7 @@ class _Running:
         return [Entry(step.node, index) for index in range(len(step.outputs))]
 
     def log(self, entry: Entry, what: str) -> None:
-        """Remember who wrote a value."""
+        """Log the step that wrote a value."""
         if entry in self.plan.place:
             start = self.plan.arena.offsets[self.plan.place[entry]]
             what = f"{what}, which writes {label(entry)} there"
@@ -191,7 +191,7 @@ class _Running:
             )
 
     def free(self, group: Group, what: str) -> None:
-        """Overwrite what holds no value after some steps."""
+        """Overwrite the bytes that are free after some steps."""
         for context, ranges in group.freed.items():
             fill(self._memory[context], ranges)
             said = f"others: its bytes count as free after {what}"

@@ -77,7 +77,7 @@ class MemoryEstimate:
         return sum(nbytes for _, nbytes in self._parts())
 
     def fits(self, where: int | Context | Device) -> bool:
-        """Tell whether there is room for it.
+        """Tell whether the network fits into so many bytes, or into a device's free memory.
 
         Args:
             where: bytes; or a device, of whose memory counts what is free now. Of a network that is placed on several

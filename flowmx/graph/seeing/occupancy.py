@@ -86,14 +86,14 @@ def label(entry: Entry) -> str:
 
 
 class _Ground:
-    """Ranges of an arena, each with who lay there last."""
+    """Ranges of an arena, each with the value that lay there last."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._rest: list[tuple[int, int]] = []  # (stop, who), for each start
 
     def cover(self, start: int, stop: int, who: int) -> list[int]:
-        """Put someone on a range; returns who was there."""
+        """Put a value on a range; returns those that were there."""
         if start >= stop:
             return []
         low = bisect_right(self._starts, start) - 1

@@ -1,4 +1,4 @@
-"""Buckets: small arrays of one kind that go over devices as one, and how arrays are joined and split again."""
+"""Buckets: small arrays of one kind that are exchanged as one; joining and splitting of arrays."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Moves = list[tuple[str, int]]
 
 
 class Communicator(ABC):
-    """Brings arrays together over devices."""
+    """Interface of collective operations over devices."""
 
     @abstractmethod
     def reduce(self, sources: Sequence[NDArray], device: Device, priority: int = 0) -> NDArray:

@@ -25,7 +25,7 @@ Updater = Callable[[Any, Any, Any], Any]
 
 
 class Part(NamedTuple):
-    """A key of an exchange.
+    """The arrays of one key in an exchange.
 
     Attributes:
         key: the key.
@@ -40,7 +40,7 @@ class Part(NamedTuple):
     targets: Sequence[NDArray]
 
     def devices(self) -> tuple[Device, ...]:
-        """All devices that it is about, the value's first."""
+        """All devices of its arrays, the value's first."""
         return devices_of([self.stored, *self.values, *self.targets])
 
     def kind(self) -> Hashable:

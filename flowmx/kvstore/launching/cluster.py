@@ -76,8 +76,8 @@ class Supervised:
         if not here and number == signal.SIGKILL:  # it has not started, and must not
             await self.future.cancel()
 
-    def hear(self, lines: list[str]) -> None:
-        """Take lines of the process."""
+    def take_lines(self, lines: list[str]) -> None:
+        """Write lines of the process to the output."""
         for line in lines:
             self._output(self.name, line)
         self._heard += len(lines)
@@ -178,7 +178,7 @@ class Relay:
         return Message(answer, []) if answer else _no_answer(operation)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is held."""
 
 
 def _no_answer(operation: str) -> Message:
@@ -237,7 +237,7 @@ class Cluster:
             await self._client.close()
 
     async def _check(self) -> None:
-        """See that there are workers, and that they have flowmx.
+        """Check that there are workers, and that they have flowmx.
 
         Raises:
             ValueError: there is none.
@@ -251,7 +251,7 @@ class Cluster:
                 raise RuntimeError(f"the Dask worker {name} can not use flowmx, as installed here: {answer}")
 
     def hosts(self) -> Sequence[Host]:
-        """Those workers that are there now."""
+        """The current Dask workers."""
         return list(self._hosts.values())
 
     def connect(self, scheduler: str) -> Line:
@@ -259,7 +259,7 @@ class Cluster:
         return Relay(self)
 
     def tell(self, line: str) -> None:
-        """Put what the launcher says among the job's events."""
+        """Add a line of the launcher's to the job's events."""
         self.spawn(self._tell(line))
 
     async def _tell(self, line: str) -> None:
@@ -312,7 +312,7 @@ class Cluster:
         message = event[1]
         process = self._processes.get(message.get("key", ""))
         if process is not None and "lines" in message:
-            process.hear(message["lines"])
+            process.take_lines(message["lines"])
         if process is not None and process is self.scheduler and "view" in message:
             self.view = message["view"]
             self._bell.ring()

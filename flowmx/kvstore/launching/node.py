@@ -72,8 +72,8 @@ class Running:
         self._context = contextvars.copy_context()  # in which Dask knows its worker
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def hear(self, _: str, line: str) -> None:
-        """Take a line of the process."""
+    def take_line(self, _: str, line: str) -> None:
+        """Collect a line of the process, to be sent to the launcher."""
         if not self.lines:
             self.loop.call_later(SOON, self.flush)
         self.lines.append(line)
@@ -98,7 +98,7 @@ class Running:
             secede()
 
     async def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining lines."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -151,7 +151,7 @@ def run(order: Order, topic: str, holds: bool) -> Ended:
 
 async def _run(order: Order, topic: str, worker: Any, key: str) -> Ended:
     async with _entered(Running(key, order, topic, worker)) as running:
-        async with started(order, running.hear) as running.child:
+        async with started(order, running.take_line) as running.child:
             unwanted = asyncio.create_task(running.wanted())
             await asyncio.wait({unwanted, running.child.ended}, return_when=asyncio.FIRST_COMPLETED)
             unwanted.cancel()

@@ -21,7 +21,7 @@ OPERATIONS: Mapping[str, Role | None] = {
 """The operations of a server, and the role of those who may call each; None is anybody whom the transport lets in."""
 
 PATIENCE = 5.0
-"""Seconds that a caller waits that is in no view yet: it may have heard of a newer one than this server."""
+"""Seconds that a caller in no view waits: it may know a newer view than this server."""
 
 
 def identity(node: str, incarnation: int) -> str:
@@ -53,7 +53,7 @@ class Callers:
         self._bell.ring()
 
     def only(self, role: Role | None, handler: Handler) -> Handler:
-        """The handler, for nodes of a role alone."""
+        """Wrap a handler so that it admits only nodes of a role."""
 
         async def answer(caller: Caller, message: Message) -> Message:
             if role is not None and identity(caller.node, caller.incarnation) not in self._alive[role]:

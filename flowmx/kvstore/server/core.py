@@ -78,7 +78,7 @@ class Core:
     def enrol(
         self, request: Request, worker: str, turn: int, part: Part, member: Member, value: Any = None
     ) -> list[Effect]:
-        """A worker wants to count from now on; answered with the number that its pushes go on from.
+        """Let a worker count from now on; the answer is the number that its pushes continue from.
 
         Args:
             request: what the answer goes to.
@@ -93,18 +93,18 @@ class Core:
         return self._request(request, part, self._administer, steps)
 
     def rest(self, request: Request, worker: str, turn: int, part: Part) -> list[Effect]:
-        """A worker has no more to push for now, and wants to hold nobody up; it comes back by :meth:`enrol`."""
+        """Stop counting a worker that has no more to push for now; it returns by :meth:`enrol`."""
         return self._request(request, part, self._administer, [Step("rest", worker=worker, turn=turn)])
 
     def load(self, request: Request, worker: str, turn: int, part: Part, loaded: Any) -> list[Effect]:
-        """The value is to take in something that is no gradient; it reaches ``Update`` as the merged gradient would."""
+        """Update the value by something other than a gradient, which reaches ``Update`` as a merged gradient would."""
         steps = [Step("load", worker=worker, turn=turn, merged=loaded)]
         return self._request(request, part, self._administer, steps)
 
     def push(
         self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int = 0
     ) -> list[Effect]:
-        """A gradient; answered once it is in the value.
+        """Take a gradient; it is answered once it is in the value.
 
         Args:
             request: what the answer goes to.
@@ -119,11 +119,11 @@ class Core:
     def pushpull(
         self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int = 0
     ) -> list[Effect]:
-        """A gradient, as for :meth:`push`; answered with the value, once that is new enough for who pushed it."""
+        """Take a gradient, as :meth:`push`; the answer is the value, once it is new enough for that worker."""
         return self._request(request, part, self._push, worker, sequence, gradient, acknowledged, True)
 
     def pull(self, request: Request, worker: str, part: Part, wanted: int, acknowledged: int = 0) -> list[Effect]:
-        """Wants the value; answered once it is new enough for a worker whose last push was number `wanted`."""
+        """Ask for the value; it is answered once it is new enough for a worker whose last push was number `wanted`."""
         return self._request(request, part, self._pull, worker, wanted, acknowledged)
 
     def push_all(
@@ -147,7 +147,7 @@ class Core:
         return self._effects()
 
     def cancel(self, request: Request, part: Part) -> list[Effect]:
-        """Nobody waits for the answer about a part any more. What was pushed stays pushed."""
+        """Drop a request whose caller no longer waits. What was pushed stays pushed."""
         self._parked.pop(request, None)
         if part in self.state.slots:
             self.state.slots[part].forget(request)
@@ -169,14 +169,14 @@ class Core:
         return home >= len(view.servers) or view.primary(home) != self.state.me
 
     def view(self, view: View) -> list[Effect]:
-        """The newest view. Older ones, and the same again, are ignored."""
+        """Take a view. Older ones, and the same again, are ignored."""
         if view.epoch > self.state.epoch:
             self.recovery.view(view)
             self._unpark()
         return self._effects()
 
     def deliver(self, sender: str, message: Message) -> list[Effect]:
-        """A message of another server. One from a view older than this server's own is ignored.
+        """Take a message of another server. One from a view older than this server's own is ignored.
 
         Its sender gets to know the new view too, and then sends what still matters again.
         """
@@ -206,11 +206,11 @@ class Core:
         return self._effects()
 
     def failed(self, part: Part, ticket: int, why: str) -> list[Effect]:
-        """Merging or updating raised."""
+        """Take the error of a merge or an update; returns effects."""
         return self._computed(part, self.steps.failed, ticket, why)
 
     def restore(self, records: Iterable[Record], common: tuple[int, Any] = (0, None)) -> list[Effect]:
-        """Begin with what a snapshot holds; before the first view.
+        """Load a snapshot, before the first view.
 
         Raises:
             ValueError: there has been a view.

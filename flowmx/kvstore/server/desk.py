@@ -51,12 +51,12 @@ class State:
         return self.slots.setdefault(part, Slot(part))
 
     def reply(self, request: Request, answer: Answer) -> None:
-        """Answer a request; None is nobody's."""
+        """Answer a request; nothing is done for None."""
         if request is not None:
             self.effects.append(Reply(request, answer))
 
     def refuse_all(self, slot: Slot, refusal: Refused) -> None:
-        """Refuse everything that waits at a slot, and forget what was pushed."""
+        """Refuse all requests that wait at a slot, and drop its pending gradients."""
         for request in slot.waiting():
             self.reply(request, refusal)
         slot.drop_requests()

@@ -79,7 +79,7 @@ def lay_out(parts: Sequence[Part], values: Sequence[Array]) -> Layout:
 
 
 class Group:
-    """A list of parts, and what is known of it.
+    """A list of parts, and its cached layout.
 
     Attributes:
         parts: in their order.
@@ -194,12 +194,12 @@ def _part(entry: Any) -> Part:
 
 
 def _numbers(entries: list[list[Any]]) -> tuple[Any, Any]:
-    """The numbers that stand with the parts themselves."""
+    """Sequence numbers and acknowledged numbers from the entries of parts."""
     return [(*entry, 0)[3] for entry in entries], [(*entry, 0, 0)[4] for entry in entries]
 
 
 def _for_all(name: str, given: Any, count: int) -> list[int]:
-    """A number for each part, of a list of them or of one that holds for all."""
+    """A number for each part, from a list of them or from one for all."""
     found: list[int] = given if isinstance(given, list) else [given] * count
     if len(found) != count or not set(map(type, found)) <= {int} or min(found, default=0) < 0:
         text = f"the header's {name!r} is an int from 0 for each of the {count} parts, or one for all, not {given!r}"

@@ -23,7 +23,7 @@ class Mode:
         raise NotImplementedError
 
     def start(self, slot: Slot, worker: str) -> int:
-        """The number that the pushes of a worker go on from that enrols now."""
+        """The number that the pushes of a worker continue from if it enrols now."""
         return slot.marks.get(worker, 0)
 
     def may_pull(self, slot: Slot, worker: str, wanted: int) -> bool:

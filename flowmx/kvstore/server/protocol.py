@@ -50,7 +50,7 @@ Request: TypeAlias = Hashable
 
 
 class Part(NamedTuple):
-    """A slice of a key that one server keeps: which of the key's, and the rank of its home server."""
+    """A range of a key's elements that one server keeps: the key, its number among the key's, and the home's rank."""
 
     key: Key
     piece: int
@@ -141,7 +141,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Record:
-    """All of a part at one moment, as it goes to another server or into a snapshot.
+    """The whole state of a part at one moment, for another server or a snapshot.
 
     Attributes:
         part: which.
@@ -268,7 +268,7 @@ class Content(NamedTuple):
 
 @dataclass(frozen=True)
 class Refused:
-    """Not done. What to do depends on the kind.
+    """Refusal of a request; the caller's reaction depends on the kind.
 
     ``moved``: another server answers for the part: ask again there, after the next view. ``not_counted``: the worker
     does not count (any more): enrol first. ``not_initialized``: the part was never created. ``lost``: this server has

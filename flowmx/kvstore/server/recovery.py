@@ -60,7 +60,7 @@ class Recovery:
         return bool(self._asked or self._collecting)
 
     def look(self) -> None:
-        """Do what may have become possible."""
+        """Proceed with requests and recoveries that waited for computations."""
         asked, self._asked = self._asked, []
         for sender, ask in asked:
             self.ask(sender, ask)
@@ -68,7 +68,7 @@ class Recovery:
             self._try(home)
 
     def ask(self, sender: str, message: Ask) -> None:
-        """Tell a new primary what is here: once this server knows the view too, and nothing is being computed."""
+        """Answer a new primary with the versions of all parts, once this server has the view and computes nothing."""
         computing = any(slot.computing for slot in self.state.of_home(message.home))
         if message.epoch > self.state.epoch or (message.epoch == self.state.epoch and computing):
             self._asked.append((sender, message))
@@ -88,13 +88,13 @@ class Recovery:
         self._try(message.home)
 
     def fetch(self, sender: str, message: Fetch) -> None:
-        """Send a new primary what it asked for."""
+        """Send a new primary the copy of a part that it asked for."""
         slot = self.state.slots.get(message.part)
         if message.epoch == self.state.epoch and slot is not None and slot.number and not slot.computing:
             self.state.send(sender, Copy(message.epoch, slot.record()))
 
     def copied(self, part: Part) -> None:
-        """A copy has come, and may be one that was asked for."""
+        """Note the arrival of a copy, which may be one that was asked for."""
         collecting = self._collecting.get(part.home)
         if collecting is not None and collecting.fetching is not None:
             collecting.fetching.discard(part)

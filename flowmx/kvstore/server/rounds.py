@@ -1,4 +1,4 @@
-"""Rounds of many parts at once: what a request for many parts comes to in mode ``sync``, nearly always.
+"""Rounds of many parts at once: the common case of a request for many parts in mode ``sync``.
 
 A part that is as it nearly always is, idle and with nothing missing but this push, takes its steps in one loop with
 many others, with one effect and one message for all of them. Any other goes by itself through :mod:`steps`, which comes
@@ -80,7 +80,7 @@ class Rounds:
         self, requests: Sequence[Request], worker: str, parts: Sequence[Part], wanted: Sequence[int],
         acknowledged: Sequence[int],
     ) -> list[int]:  # fmt: skip
-        """Answer those who want values, or let them wait.
+        """Answer requests for values, or let them wait.
 
         Returns:
             The positions of those for which neither was done.
@@ -120,7 +120,7 @@ class Rounds:
     # -- what is computed ------------------------------------------------------------------------------
 
     def merged(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[Any]) -> None:
-        """The sums of many steps are there."""
+        """Take the sums of many steps."""
         slots, state = self.state.slots, self.state
         updates = Updates([], [], [], [])
         sent: dict[str, StepsSent] = {}
@@ -147,7 +147,7 @@ class Rounds:
             state.send(backup, message)
 
     def updated(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[Any]) -> None:
-        """The new values of many parts are there."""
+        """Take the new values of many parts."""
         slots, state, tell = self.state.slots, self.state, self.steps.tell
         answers: list[tuple[Request, Answer]] = []
         have: dict[tuple[str, int], Haves] = {}
@@ -178,7 +178,7 @@ class Rounds:
         self._reply(answers)
 
     def _settle(self, slot: Slot, answers: list[tuple[Request, Answer]]) -> None:
-        """The step is done: answer who waited for it, and begin the next if there is one."""
+        """End a step: answer the requests that waited for it, and begin the next if there is one."""
         slot.step = None
         if slot.admin or slot.error or not isinstance(self.state.mode, Sync):
             self.steps.advance(slot)
@@ -221,7 +221,7 @@ class Rounds:
         return follows and not slot.computing and _is_usable(slot)
 
     def have(self, sender: str, message: Haves) -> None:
-        """On the primary: the backup has taken steps."""
+        """On the primary: take the backup's confirmation of steps."""
         slots, state = self.state.slots, self.state
         answers: list[tuple[Request, Answer]] = []
         for part, number in zip(message.parts, message.numbers, strict=True):

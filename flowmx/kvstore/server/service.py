@@ -44,10 +44,10 @@ log = logging.getLogger("flowmx.kvstore")
 
 
 Ask = Callable[[Call, Item], list[p.Effect]]
-"""Puts the question for one part to the machine."""
+"""Passes the request for one part to the state machine."""
 
 Push = Callable[[p.Request, str, p.Part, int, Any, int], list[p.Effect]]
-"""Puts a push to the machine, which answers that, or the value."""
+"""Passes a push to the state machine, which answers with an acknowledgement or with the value."""
 
 
 class KVServer:
@@ -107,7 +107,7 @@ class KVServer:
         self._do(self.core.view(p.View(view.epoch, tuple(servers), workers, self.replicas)))
 
     def _compare(self, view: View) -> None:
-        """Let what the nodes of a view say of themselves be compared, with what this server is too."""
+        """Compare the facts of a view's nodes with each other and with this server's."""
         alive = (*view.alive("server"), *view.alive("worker"))
         names = {identity(each.id, each.incarnation): f"{each.role} {each.rank} on {each.host}" for each in alive}
         self.facts.know(names)
@@ -137,7 +137,7 @@ class KVServer:
         self._do(self.core.restore(found.records, found.common))
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel running tasks, and close connections and threads."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -325,7 +325,7 @@ class KVServer:
     async def _ask(
         self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.lease
     ) -> Message:
-        """Put a question for each part to the machine, and wait for all the answers.
+        """Pass a request for each part to the state machine, and wait for all answers.
 
         Args:
             items: what the request says of the parts.
@@ -519,7 +519,7 @@ class KVServer:
     # -- snapshots -------------------------------------------------------------------------------------
 
     async def _capture(self, part: p.Part) -> snapshot.Captured | None:
-        """A part's record, from between two updates."""
+        """The record of a part, taken between two updates."""
         await asyncio.sleep(0)  # others may have a turn: there may be many parts, with much to copy
         record = self.core.record(part)
         if record is not None:

@@ -1,4 +1,4 @@
-"""One part on one server: its value, who counts, what waits."""
+"""One part on one server: its value, the counted workers, the waiting requests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Slot:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Of two versions of a part the greater is newer; what was never created is older than everything."""
+        """Term and step number; the greater of two versions is newer, and a part that was never created is oldest."""
         return (self.term, self.number) if self.number else (-1, 0)
 
     def pushed(self, sequence: int) -> dict[str, int]:
@@ -89,11 +89,11 @@ class Slot:
         return sorted(worker for worker in self.counted if worker not in have)
 
     def slowest(self) -> int | None:
-        """The least number of applied pushes among those who count."""
+        """The least number of applied pushes among the counted workers."""
         return min([self.marks.get(worker, 0) for worker in self.counted], default=None)
 
     def take(self, step: Step) -> None:
-        """Let a step count, but for the value that an update makes."""
+        """Apply a step, but for the value that an update computes."""
         self.number = step.number
         if step.kind == "create":
             self.value = step.value
@@ -144,7 +144,7 @@ class Slot:
         )  # fmt: skip
 
     def load(self, record: Record) -> None:
-        """Become what a record says, and give up what was in progress."""
+        """Replace the state by a record's, and drop the step in progress."""
         self.term, self.number, self.round = record.term, record.number, record.round
         self.marks, self.counted, self.turns = dict(record.marks), _in_order(record.counted), dict(record.turns)
         self.value = record.value

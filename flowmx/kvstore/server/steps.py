@@ -1,8 +1,8 @@
 """Steps of a part: changed one step at a time, computed here, confirmed by the backup, and only then visible.
 
-A step is chosen when the part is idle. Nothing that it changes is told to anybody before both its computation is done
-and the backup has it; then everything that waits is looked at again, and the next step chosen. So whatever a worker was
-told is in two places, and a value is never read while it is worked on.
+A step is chosen when the part is idle. Its changes become visible only when its computation is done and the backup has
+it; then all waiting requests are looked at again, and the next step is chosen. So whatever a worker was sent is in two
+places, and a value is never read while it is being computed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["Steps"]
 
 
 class Steps:
-    """The primary's half and the backup's half of taking steps."""
+    """Both roles in a step: the primary's and the backup's."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -85,7 +85,7 @@ class Steps:
             self._send(slot, backup, Copy(self.state.epoch, slot.record()))
 
     def have(self, slot: Slot, sender: str, message: Have) -> None:
-        """The backup has a step or a copy."""
+        """Take the backup's confirmation of a step or a copy."""
         step = slot.step
         if step is None or (sender, message.epoch) != (self.state.backup(slot.part), slot.sent_epoch):
             return
@@ -95,7 +95,7 @@ class Steps:
             self.advance(slot)
 
     def behind(self, slot: Slot, sender: str, message: Behind) -> None:
-        """The backup can not take the step: it gets a copy."""
+        """Send a copy to a backup that can not take the step."""
         if (sender, message.epoch) == (self.state.backup(slot.part), slot.sent_epoch) and not slot.confirmed:
             slot.mirrored = False
             self.replicate(slot)
@@ -166,7 +166,7 @@ class Steps:
     # -- what is computed ------------------------------------------------------------------------------
 
     def merged(self, slot: Slot, ticket: int, merged: Any) -> None:
-        """The sum of a step's gradients is there."""
+        """Take the sum of a step's gradients."""
         if ticket != slot.ticket or slot.step is None:
             return
         slot.step = slot.step._replace(merged=merged)
@@ -174,7 +174,7 @@ class Steps:
         self.replicate(slot)
 
     def updated(self, slot: Slot, ticket: int, value: Any) -> None:
-        """The new value is there."""
+        """Take the new value."""
         if ticket != slot.ticket or slot.step is None:
             return
         self.measure_lag(slot, slot.step)
@@ -194,7 +194,7 @@ class Steps:
             slot.step = None
 
     def failed(self, slot: Slot, ticket: int, why: str) -> None:
-        """The computation raised: the part is not to be used any more, since nobody knows what its value is."""
+        """Mark a part whose computation raised as unusable, since its value is unknown."""
         if ticket != slot.ticket:
             return
         slot.give_up()

@@ -84,7 +84,7 @@ class States(bytes):
     """The states of a part's optimizer, as ``Updater.get_states`` gives them."""
 
     def check(self) -> States:
-        """Return them, if they are what they should be.
+        """Check and return them.
 
         Raises:
             StatesFormatError: they are something else, or damaged.
@@ -125,7 +125,7 @@ class Value:
         return self.lies
 
     def lease(self) -> Tensor:
-        """The array as a tensor that keeps its content, whatever comes, for as long as somebody holds it."""
+        """The array as a tensor whose content stays as it is for as long as the tensor is referenced."""
         view = None if self.read is None else self.read()
         if view is None:
             flat = self.array.reshape(-1).view(np.uint8)
@@ -177,7 +177,7 @@ class Store:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
     def use(self, config: Mapping[str, Any] | None) -> None:
-        """Update by this optimizer from now on, as ``Optimizer.get_config`` described it; by none: replace.
+        """Set the optimizer, by its ``Optimizer.get_config`` (None: sums replace values).
 
         Raises:
             ValueError: it does not describe any optimizer that exists here.
@@ -263,7 +263,7 @@ class Store:
         return None if self._config is not None else [_replaced(each) for each in merged]
 
     def _make_updater(self, key: Key, value: Value) -> Updater:
-        """The updater of the present configuration, which goes on from the states that there are, if they fit it."""
+        """The updater of the current configuration; it continues from the present states where these fit."""
         # A part has an updater of its own, so that its counts are the same whatever other parts are on the server.
         assert self._config is not None
         made, before = Updater(from_config(self._config)), value.updater

@@ -26,7 +26,7 @@ Tensors: TypeAlias = list[Tensor]
 
 
 def pack(message: p.Message) -> Packed:
-    """A message as it travels. The tensors keep their content, whatever happens to the values."""
+    """Encode a message. The tensors keep their content, whatever happens to the values."""
     tensors: Tensors = []
     kind, write, _ = _KINDS[type(message)]
     return {"kind": kind, "epoch": message.epoch, **write(message, tensors)}, tensors
@@ -50,7 +50,7 @@ def unpack(header: Any, tensors: Sequence[Tensor]) -> p.Message:
 
 
 def part_of(found: Sequence[Any]) -> p.Part:
-    """The part that three values stand for: key, piece and home.
+    """The part of an encoded key, piece and home.
 
     Raises:
         WireError: they are none.

@@ -106,7 +106,7 @@ class _Worker:
             event.set()
 
     async def train(self) -> list[float]:
-        """Make the steps; return when each of them was over, the pulling of its parameters included."""
+        """Run the steps; returns the time at which each ended, the pulls of its parameters included."""
         times = []
         for _ in range(self._steps):
             await self._compute(self._profile.forward, before=self._wait)

@@ -84,7 +84,7 @@ class Profile:
         return 4 * sum(math.prod(shape) for shape in self.shapes.values())
 
     def at(self, seconds: float) -> Profile:
-        """The same on a machine that takes so long for a step, all of it in proportion."""
+        """The profile scaled to a machine that takes so many seconds for a step."""
         scale = seconds / self.seconds
         forward, backward = (
             [Step(scale * step.seconds, step.keys) for step in each] for each in (self.forward, self.backward)

@@ -72,7 +72,7 @@ class Server:
         self._real.know(view)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel running tasks."""
         await self._real.close()
 
 
@@ -121,7 +121,7 @@ class Channel:
         return answer
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: no connection is held."""
 
     async def _carry(
         self, message: Message, here: Cpu, there: Cpu, source: int, target: int,

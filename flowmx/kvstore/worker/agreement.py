@@ -18,7 +18,7 @@ Place = tuple[int, int]
 
 _LATEST = 2**40
 _NONE: Place = (-1, 0)
-"""Before all places: that of a worker that has none."""
+"""The place of a worker without checkpoints, before all others."""
 
 
 async def newest_common(session: Session, places: Sequence[Place], fits: int, number: int) -> Place | None:

@@ -68,7 +68,7 @@ def of_keys(entries: Sequence[Entry]) -> dict[str, str]:
 async def tell(
     servers: Calling, home: int, header: Mapping[str, Any], facts: Mapping[str, str], hints: Mapping[str, str]
 ) -> None:  # fmt: skip
-    """Open a server's store, and say what this worker is; differences that may be are logged.
+    """Open a server's store with this worker's facts; differences in hints are logged.
 
     Raises:
         KVStoreError: another worker says something else.

@@ -1,4 +1,4 @@
-"""Small keys of one server that travel as one tensor: what each would cost by itself is more than its bytes."""
+"""Groups: small keys of one server that are sent as one tensor, since a key by itself costs more than its bytes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Group:
         self.parts = [(entry.key, entry.shards[0].part, self.home) for entry in entries]
 
     def advance(self) -> None:
-        """One more push of each."""
+        """Count one more push of each key."""
         for entry in self.entries:
             entry.numbers[0] += 1
 

@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(eq=False)
 class Entry:
-    """A key.
+    """A worker's state of one key.
 
     Attributes:
         key: the key.
@@ -42,7 +42,7 @@ class Entry:
         self.order.name = f"key {self.key!r}"
 
     def advance(self) -> None:
-        """One more push."""
+        """Count one more push."""
         for piece in range(len(self.numbers)):
             self.numbers[piece] += 1
 

@@ -37,7 +37,7 @@ class Exchange(Deferred):
         self.answered(0)
 
     def answered(self, parts: int = 1) -> None:
-        """So many more were answered."""
+        """Count answered parts."""
         self._left -= parts
         if self._left > 0 or self.ended:
             return

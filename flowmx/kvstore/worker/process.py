@@ -1,4 +1,4 @@
-"""The store of this process (one, since a job knows each process once), and what the process's end does to it."""
+"""The distributed store of this process (one, since a job knows each process once), and its end with the process."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class Servers:
         return channel is not None and channel.is_local
 
     def fail(self, error: BaseException) -> None:
-        """Nothing can be called any more: every call, now and later, raises this."""
+        """Make every call, now and later, raise an error."""
         self._error = error
         for call in self._calls:
             call.cancel()
@@ -183,7 +183,7 @@ class Servers:
             self._close_retired()
 
     async def _probe(self, outage: Outage, member: Member, operation: str, most: float, error: Exception) -> None:
-        """See whether a server that has not answered can be reached at all, as it is alive for the scheduler.
+        """Check whether a server that has not answered, but is alive for the scheduler, can be reached.
 
         Raises:
             KVStoreError: it could not for too long.

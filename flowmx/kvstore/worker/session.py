@@ -101,7 +101,7 @@ class Session:
     # -- its life --------------------------------------------------------------------------------------
 
     def start(self) -> Future[None]:
-        """Join the job; the result is there when the job runs."""
+        """Join the job; the future ends when the job runs."""
         self._home.start()
         self._life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
         return self._joined
@@ -140,7 +140,7 @@ class Session:
         return self._process == os.getpid()
 
     def check(self) -> None:
-        """Raise what ended this session, if anything did.
+        """Raise the error that ended this session, if there is one.
 
         Raises:
             KVStoreError: it is closed, or belongs to the parent of this process.
@@ -184,7 +184,7 @@ class Session:
         return told.of_node(self.node, facts.of_process()[0])
 
     async def _follow(self) -> None:
-        """Let the servers be those of the newest view, until the job is over."""
+        """Pass each new view to the servers' calls, until the job ends."""
         view = self.node.view
         try:
             while True:
@@ -197,7 +197,7 @@ class Session:
             self._fail(error)
 
     async def _open(self) -> None:
-        """Open the store on all servers, and see whether this worker is as the others are."""
+        """Open the store on all servers, which compare this worker's facts with the others'."""
         said, hints = facts.of_process()
         for home in range(self._servers.count):
             await facts.tell(self._servers, home, self._kind, said, hints if home == 0 else {})
@@ -208,7 +208,7 @@ class Session:
         return {"mode": name} if bound is None else {"mode": name, "max_staleness": bound}
 
     async def _compare(self, entries: Sequence[Entry]) -> None:
-        """See whether keys are to this worker what they are to the others; if not, it fails for the whole job."""
+        """Compare the keys' shapes and dtypes with the other workers'; a difference fails the whole job."""
         try:
             await facts.tell(self._servers, 0, self._kind, facts.of_keys(entries), {})
         except KVStoreError as error:
@@ -234,7 +234,7 @@ class Session:
     # -- what is sent ----------------------------------------------------------------------------------
 
     def submit(self, items: list[Item]) -> None:
-        """Send items soon; from any thread."""
+        """Enqueue items for sending; from any thread."""
         self._inbox.append(items)
         if len(self._inbox) == 1:
             self._loop.call_soon_threadsafe(self._put)
@@ -361,7 +361,7 @@ class Session:
         await self.node.barrier(f"kvstore {self.met}", meet=True)
 
     async def rest(self, entries: Sequence[Entry]) -> None:
-        """Hold nobody up: this worker has nothing more to push, for now."""
+        """Let rounds proceed without this worker, which has nothing more to push for now."""
         await self._administer("rest", {}, entries, {})
 
     async def configure(self, optimizer: dict[str, Any] | None, number: int) -> None:
@@ -440,7 +440,7 @@ class Session:
     async def _administer(
         self, operation: str, header: dict[str, Any], entries: Sequence[Entry], tensors: dict[Shard, Tensor]
     ) -> dict[Shard, int]:
-        """Ask something of every part of some keys; returns the numbers of the answers."""
+        """Call an operation for every part of some keys; returns the numbers of the answers."""
         self._turn += 1
         header = {**header, "turn": self._turn}
         numbers: dict[Shard, int] = {}

@@ -78,7 +78,7 @@ class DistKVStore(DistValues):
         return len(self._session.node.view.gone)
 
     def get_num_dead_node(self, node_id: int = 0, timeout: float = 60) -> int:
-        """MXNet's form of :attr:`num_dead_nodes`: of all nodes, whatever is asked for."""
+        """MXNet's form of :attr:`num_dead_nodes`; the arguments are ignored."""
         return self.num_dead_nodes
 
     # -- updating --------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ class DistKVStore(DistValues):
         self._session.close(settings.get().exit_timeout)
 
     def _wait(self, op: Handle, timeout: float | None) -> None:
-        """Wait for an operation, whatever comes of it, and tell the log now and then for whom."""
+        """Wait for an operation to end, well or not, and log now and then for whom."""
         done = threading.Event()
         with engine.lock:
             if op.state != State.DONE:

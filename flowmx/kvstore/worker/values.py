@@ -208,7 +208,7 @@ class DistValues(KVStore):
         self.pull(key, arrays)
 
     def _move(self, slot: Slot, pushed: NDArray) -> None:
-        """Values are kept by the servers."""
+        """Do nothing: values are kept by the servers."""
 
     def _outgoing(self, slot: Slot, values: list[NDArray], priority: int) -> Any:
         """The payload for the values of all devices: an array in host memory, or a compressed one."""
@@ -220,7 +220,7 @@ class DistValues(KVStore):
         return self._packing.packed(self._entries[slot.key], source, priority)
 
     def _arrives(self, slot: Slot, targets: Sequence[NDArray]) -> NDArray:
-        """The array that an answer is received in: one of the targets, if it may be."""
+        """The array that an answer is received in: one of the targets, if possible."""
         kind = dtype_of(slot.value)
         for each in targets:
             if each._view is None and dtype_of(each) == kind and isinstance(each._storage.device, CPUDevice):
