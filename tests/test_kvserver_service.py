@@ -286,7 +286,7 @@ async def test_rows_of_an_embedding():
         np.testing.assert_array_equal(rows, value[[3, 19, 3]])
         with pytest.raises(Refused, match="row ids from 20 to 20 of an array that has 20 rows"):
             await worker.call(0, "row_sparse_pull", header, [np.array([20])])
-        with pytest.raises(Refused, match="must be a list of whole numbers"):
+        with pytest.raises(Refused, match="must be a list of ints"):
             await worker.call(0, "row_sparse_pull", header, [np.array([0.5])])
 
 

@@ -171,7 +171,7 @@ class KVServer:
         order = header.get("order")
         if order is not None and [type(each) for each in order] != [int] * 3:
             raise Refused(
-                f"an order is [number, incarnation, turn], three whole numbers, not {order!r}"[:200], "invalid"
+                f"an order is [number, incarnation, turn], three ints, not {order!r}"[:200], "invalid"
             )
         await self._recovered()
         config = self.core.recovery.common[1] or {}
@@ -185,7 +185,7 @@ class KVServer:
         header = take(message.header, {}, {"position": list, "tensors": list})
         given, config = header.get("position"), self.core.recovery.common[1] or {}
         if given is not None and [type(each) for each in given] != [int] * 3:
-            raise Refused(f"a position is [fit, epoch, step], three whole numbers, not {given!r}"[:200], "invalid")
+            raise Refused(f"a position is [fit, epoch, step], three ints, not {given!r}"[:200], "invalid")
         if given is not None and given > config.get("position", []):
             config = {**config, "position": given}
             await self._configure(config)

@@ -145,7 +145,7 @@ class Value:
         """
         if not self.array.ndim or ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise ValueError(
-                f"row ids must be a list of whole numbers for an array with rows; these are {ids.dtype} {ids.shape} "
+                f"row ids must be a list of ints for an array with rows; these are {ids.dtype} {ids.shape} "
                 f"for an array of shape {self.array.shape}"
             )
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.array):
