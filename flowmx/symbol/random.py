@@ -89,7 +89,7 @@ def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
 
 
 def randint(low: Any, high: Any, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Uniform whole numbers from ``low`` to ``high`` - 1, int32 by default; of numbers only."""
+    """Uniform integers from ``low`` to ``high`` - 1, int32 by default; of numbers only."""
     for key, value in (("low", low), ("high", high)):
         if isinstance(value, Symbol):
             raise TypeError(f"random.randint: {key} is a Symbol, expected a number")

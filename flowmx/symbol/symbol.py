@@ -733,7 +733,7 @@ def _as_known(variable: str, shape: Any) -> Shape:
     try:
         lengths = tuple(int(n) for n in ([shape] if isinstance(shape, (int, np.integer)) else shape))
     except (TypeError, ValueError):
-        raise ShapeError(f"the shape of {variable!r} is {shape!r}, expected whole numbers") from None
+        raise ShapeError(f"the shape of {variable!r} is {shape!r}, expected ints") from None
     return tuple(n if n > 0 else -1 for n in lengths)
 
 

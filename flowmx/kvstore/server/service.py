@@ -170,9 +170,7 @@ class KVServer:
             check_optimizer(header["optimizer"])
         order = header.get("order")
         if order is not None and [type(each) for each in order] != [int] * 3:
-            raise Refused(
-                f"an order is [number, incarnation, turn], three ints, not {order!r}"[:200], "invalid"
-            )
+            raise Refused(f"an order is [number, incarnation, turn], three ints, not {order!r}"[:200], "invalid")
         await self._recovered()
         config = self.core.recovery.common[1] or {}
         if order is not None and order <= config.get("order", []):
