@@ -121,16 +121,16 @@ class World:
             primary = self.view.primary(home)
             assert primary is not None
             core = self.cores[primary]
-            if core.desk.epoch != self.epoch or home not in core.desk.active:
+            if core.state.epoch != self.epoch or home not in core.state.active:
                 return False
-            if any(slot.number and not slot.mirrored for slot in core.desk.of_home(home)):
+            if any(slot.number and not slot.mirrored for slot in core.state.of_home(home)):
                 return False
         return True
 
     def snapshot(self) -> None:
         rank = self.random.randrange(len(self.ids))
         if (core := self.cores.get(self.ids[rank] or "")) is not None:
-            records = [core.record(part) for part, slot in core.desk.slots.items() if slot.number]
+            records = [core.record(part) for part, slot in core.state.slots.items() if slot.number]
             whole = [vars(record) for record in records if record is not None]
             self.snapshots[rank] = [p.Record(**{**each, "value": each["value"].history}) for each in whole]
 
@@ -470,7 +470,7 @@ class World:
             demand(self.acked[part] <= pushes, f"{part.key}: {self.acked[part] - pushes} were acknowledged and lost")
             if self.scenario.mode == "sync" and not (self.late or self.scenario.late or self.scenario.deaths):
                 demand(final == self.serial(), f"{part.key}: {final}, one after another {self.serial()}")
-        lags = [core.desk.largest_lag for core in self.cores.values()]
+        lags = [core.state.largest_lag for core in self.cores.values()]
         demand(self.scenario.mode != "stale" or max(lags) <= (self.scenario.bound or 0), f"lags of {lags}")
 
     def final(self, part: p.Part) -> tuple[Any, ...]:
@@ -480,9 +480,9 @@ class World:
             self.bury()
             self.settle()
             return self.final(part)
-        slot = self.cores[name].desk.slots[part]
+        slot = self.cores[name].state.slots[part]
         demand(slot.step is None and not slot.gradients, f"{part.key}: something is still in progress at the end")
-        demand(part.home in self.cores[name].desk.active, f"nobody answers for {part.key}")
+        demand(part.home in self.cores[name].state.active, f"nobody answers for {part.key}")
         history: tuple[Any, ...] = slot.value.history
         return history
 

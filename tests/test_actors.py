@@ -230,7 +230,7 @@ def test_what_a_thread_that_lends_itself_leaves_behind_is_run_by_a_worker(monkey
     assert started.wait(60)
     heavy = mx.engine.push(lambda: 5, device=actor)
     engine.hosting.loop.call_soon_threadsafe(may_begin.set)
-    until(lambda: actor._bell is not None)
+    until(lambda: actor._wake_event is not None)
     turn_of_the_loop(engine.hosting.loop)
     go_on.set()
     lender.join(60)

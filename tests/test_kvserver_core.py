@@ -129,7 +129,7 @@ def test_a_configuration_reaches_a_new_server():
     made = Core("a", modes.create("sync"), lambda config: modes.create(config))
     made.view(p.View(1, BOTH, frozenset()))
     effects = made.deliver("b", p.Tell(1, 0, {}, (3, "async")))
-    assert p.Configure("async") in effects and made.desk.mode.name == "async"
+    assert p.Configure("async") in effects and made.state.mode.name == "async"
 
 
 def test_a_failed_update_refuses_everything_after_it():

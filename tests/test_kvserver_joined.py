@@ -185,10 +185,10 @@ REFUSED = [
     ("push", {"parts": numbered(1)}, np.zeros((82, 1), np.float32), r"came with float32 \[82, 1\]"),
     ("push", {}, np.zeros(82, np.float32), "has 'parts', or the 'group'"),
     ("push", {"parts": [["k0", 0, 0, 1, 0, {"type": "fp16"}]]}, np.zeros(3, np.float32), "the last two optional"),
-    ("push", {"parts": [["k0", 0, 0, -1]]}, np.zeros(3, np.float32), "'numbers' is a whole number for each"),
-    ("pull", {"parts": parts_of(), "numbers": [1]}, None, "whole number for each of the 6 parts, or one for all"),
-    ("pull", {"parts": parts_of(), "numbers": -1}, None, "'numbers' is a whole number"),
-    ("pull", {"parts": parts_of(), "acknowledged": [True] * 6}, None, "'acknowledged' is a whole number"),
+    ("push", {"parts": [["k0", 0, 0, -1]]}, np.zeros(3, np.float32), "'numbers' is an int from 0 for each"),
+    ("pull", {"parts": parts_of(), "numbers": [1]}, None, "int from 0 for each of the 6 parts, or one for all"),
+    ("pull", {"parts": parts_of(), "numbers": -1}, None, "'numbers' is an int from 0"),
+    ("pull", {"parts": parts_of(), "acknowledged": [True] * 6}, None, "'acknowledged' is an int from 0"),
     ("pull", {"parts": parts_of(), "acknowledged": 9}, None, "which was told of 9"),
     ("pull", {"parts": [*parts_of(), ["other", 0, 0]]}, None, r"key 'other' \(part 0\) has no value here"),
     ("push", {"parts": [["k0", 0, 0, 1], ["other", 0, 0, 1]]}, np.zeros(3, np.float32), "'other' .* has no value"),
@@ -254,7 +254,7 @@ async def test_who_goes_away_is_forgotten():
         await init(job, gradients(0))
         for operation, tensor in (("pull", None), ("pushpull", flat(gradients(1)))):
             waiting = asyncio.create_task(ask(job.workers[0], operation, {"parts": numbered(1)}, tensor))
-            slots = job.servers[0].core.desk.slots.values()
+            slots = job.servers[0].core.state.slots.values()
             while not all(slot.pulls for slot in slots):
                 await asyncio.sleep(0)
             waiting.cancel()

@@ -117,10 +117,10 @@ def takes_over_without_asking(monkeypatch):
 
 def takes_any_copy(monkeypatch):
     def take_copy(self, sender, message):
-        slot = self.desk.slot(message.record.part)
+        slot = self.state.slot(message.record.part)
         self.tell.pop(slot.part, None)
         slot.load(message.record)
-        self.desk.send(sender, steps.Have(message.epoch, slot.part, slot.number))
+        self.state.send(sender, steps.Have(message.epoch, slot.part, slot.number))
 
     monkeypatch.setattr(steps.Steps, "take_copy", take_copy)
 
@@ -140,10 +140,10 @@ def shows_values_that_are_worked_on(monkeypatch):
 
     def now(self, request, part, worker, wanted, acknowledged):
         pull(self, request, part, worker, wanted, acknowledged)
-        slot = self.desk.slots[part]
+        slot = self.state.slots[part]
         if slot.pulls:
             slot.pulls.clear()
-            self.desk.reply(request, steps.Content(slot.value, slot.round))
+            self.state.reply(request, steps.Content(slot.value, slot.round))
 
     monkeypatch.setattr(Core, "_pull", now)
 
@@ -154,7 +154,7 @@ def acknowledges_many_at_once(monkeypatch):
     def early(self, parts, tickets, sums):
         merged(self, parts, tickets, sums)
         for part in parts:
-            self.desk.slots[part].confirmed |= self.desk.slots[part].mirrored
+            self.state.slots[part].confirmed |= self.state.slots[part].mirrored
 
     monkeypatch.setattr(rounds.Rounds, "merged", early)
 
@@ -170,7 +170,7 @@ def begins_rounds_of_many_too_soon(monkeypatch):
     push = rounds.Rounds.push
 
     def soon(self, requests, worker, parts, *arguments):
-        slots = [self.desk.slots[part] for part in parts if part in self.desk.slots]
+        slots = [self.state.slots[part] for part in parts if part in self.state.slots]
         counted = [each.counted for each in slots]
         for each in slots:
             each.counted = {who: each.counted[who] for who in each.counted if who == worker}
@@ -196,7 +196,7 @@ def shows_many_values_that_are_worked_on(monkeypatch):
     def now(self, requests, worker, parts, wanted, acknowledged):
         left = pull(self, requests, worker, parts, wanted, acknowledged)
         for request, part in zip(requests, parts, strict=True):
-            found = self.desk.slots.get(part)
+            found = self.state.slots.get(part)
             if found is not None and found.pulls.pop(request, None):
                 self._reply([(request, p.Content(found.value, found.round))])
         return left
@@ -208,7 +208,7 @@ def believes_any_backup(monkeypatch):
     def have(self, sender, message):
         answers = []
         for part in message.parts:
-            found = self.desk.slots[part]
+            found = self.state.slots[part]
             if found.step is not None and not found.computing:
                 self._settle(found, answers)
         self._reply(answers)

@@ -286,7 +286,7 @@ async def test_rows_of_an_embedding():
         np.testing.assert_array_equal(rows, value[[3, 19, 3]])
         with pytest.raises(Refused, match="row ids from 20 to 20 of an array that has 20 rows"):
             await worker.call(0, "row_sparse_pull", header, [np.array([20])])
-        with pytest.raises(Refused, match="must be a list of whole numbers"):
+        with pytest.raises(Refused, match="must be a list of ints"):
             await worker.call(0, "row_sparse_pull", header, [np.array([0.5])])
 
 
@@ -381,7 +381,7 @@ async def test_a_snapshot_waits_for_an_update_that_is_under_way(tmp_path):
         await init_all(job, np.zeros(1_000_000, np.float32))
         pushing = asyncio.create_task(job.workers[0].push(np.ones(1_000_000, np.float32)))
         server = job.servers[0]
-        while not any(slot.updating for slot in server.core.desk.slots.values()):
+        while not any(slot.updating for slot in server.core.state.slots.values()):
             await asyncio.sleep(0)
         await server.save(tmp_path / "s")
         await pushing
@@ -401,7 +401,7 @@ async def test_who_goes_away_is_forgotten():
     async with Job(servers=1, workers=2) as job:
         await init_all(job, np.zeros(1, np.float32))
         waiting = asyncio.create_task(job.workers[0].pull(wanted=5))
-        slot = next(iter(job.servers[0].core.desk.slots.values()))
+        slot = next(iter(job.servers[0].core.state.slots.values()))
         while not slot.pulls:
             await asyncio.sleep(0)
         waiting.cancel()
@@ -522,4 +522,4 @@ async def test_copies_on_other_servers_are_kept_where_they_are_wanted(replicas):
             (worker,) = job.workers
             await worker.init(np.zeros(3, np.float32))
             await worker.push(np.ones(3, np.float32))
-            assert len(job.servers[1].core.desk.slots) == replicas
+            assert len(job.servers[1].core.state.slots) == replicas

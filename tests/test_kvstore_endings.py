@@ -259,7 +259,7 @@ def pending_on_servers(made):
     """Requests that wait at servers."""
 
     async def count():
-        return [len(slot.waiting()) for server in made.kvservers for slot in server.core.desk.slots.values()]
+        return [len(slot.waiting()) for server in made.kvservers for slot in server.core.state.slots.values()]
 
     return sum(on_loop(made, count()))
 

@@ -494,7 +494,7 @@ def test_signatures_are_real():
     ("call", "error", "message"),
     [
         (lambda: nd.zeros((2, -1)), ShapeError, r"shape is \(2, -1\), expected lengths from 0"),
-        (lambda: nd.zeros("x"), ShapeError, "expected whole numbers"),  # type: ignore[arg-type]
+        (lambda: nd.zeros("x"), ShapeError, "expected ints"),  # type: ignore[arg-type]
         (lambda: nd.ones(2, dtype="float99"), TypeInferenceError, "dtype is 'float99', expected one of"),
         (lambda: nd.zeros(2, stype="csr"), ValueError, "only 'default' exists"),
         (lambda: nd.ones((2, 3)) + nd.ones((2, 4)), ShapeError, "do not broadcast"),

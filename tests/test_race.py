@@ -116,7 +116,7 @@ def test_branches_that_run_at_the_same_time(monkeypatch):
     net = networks.symbol(mx, small(layers))
     race.check(net, rounds=3, options=options, data=(1, 3, 16, 16))
     race.check(mlp(), rounds=3, options=options, data=(8, 6))
-    monkeypatch.setattr(planning, "_beside", lambda plan, steps: {})
+    monkeypatch.setattr(planning, "_concurrent_steps", lambda plan, steps: {})
     with pytest.raises(RaceError, match="was overwritten before"):
         race.check(net, options=options, is_train=False, data=(1, 3, 16, 16))
 

@@ -10,7 +10,7 @@ from flowmx import autograd
 from flowmx.ndarray import backward, core, indexing, recording, rules, views, writing
 from flowmx.ndarray.backward import Walk
 from flowmx.ndarray.recording import Leaf
-from flowmx.ndarray.stretch import Stretch
+from flowmx.ndarray.stretch import Bulk
 from flowmx.ops.registry import lookup, registered
 from flowmx.ops.reshaping import rebuild
 from tests.tape.check import Wrong, check
@@ -140,7 +140,7 @@ def adds_nothing_to_buffers(patch):
         real(Leaf(leaf.grad, "write"), total, target)
 
     patch.setattr(backward, "_store_array", store)
-    patch.setattr(Stretch, "add_to", lambda self, value, target, rule: self.store(value, target))
+    patch.setattr(Bulk, "add_to", lambda self, value, target, rule: self.store(value, target))
 
 
 def views_from_outside_are_recorded(patch):
@@ -186,7 +186,9 @@ WRONG = {
     "changed arrays are not refused": lambda patch: patch.setattr(recording.TapeNode, "refuse_changed", nothing),
     "arrays that a Function kept may change": lambda patch: patch.setattr(autograd, "_arrays_in", lambda _: ()),
     "what is updated in place is not kept": lambda patch: patch.setattr(rules, "positions_looked_at", lambda *_: ()),
-    "writes by another history are not noticed": lambda patch: patch.setattr(views.History, "beside", lambda s, _: s),
+    "writes by another history are not noticed": lambda patch: patch.setattr(
+        views.History, "share_memory_of", lambda s, _: s
+    ),
     "views made outside are recorded": views_from_outside_are_recorded,
     "detach() detaches nothing": detaches_nothing,
     "variables are changed in place": lambda patch: patch.setattr(views, "refuse_write", nothing),

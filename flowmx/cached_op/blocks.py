@@ -16,7 +16,7 @@ from flowmx.graph.tied import Tied
 
 
 class Block:
-    """A block of memory, and the plans that are tied to it: each is to one block, on which it ran last."""
+    """A block of memory, and the plans tied to it; a plan is tied to the block on which it ran last."""
 
     def __init__(self, memory: Any) -> None:
         self.memory = memory
@@ -46,7 +46,7 @@ class Blocks:
         with self._lock:
             block = self._fitting(nbytes, liked)
             if block is None:
-                self._let_go()
+                self._drop_blocks()
         if block is None:
             block = Block(self._allocate(nbytes))
         with self._lock:
@@ -64,19 +64,19 @@ class Blocks:
         self._free.remove(block)
         return block
 
-    def _let_go(self) -> None:
+    def _drop_blocks(self) -> None:
         """Drop all free blocks, which are too small: the new one serves whatever they did (locked).
 
-        Their plans let go of them under the lock: none can take another block meanwhile, and begin to run on it.
+        Their plans release them under the lock: none can take another block meanwhile, and begin to run on it.
         """
-        gone, self._free = self._free, []
-        for block in gone:
+        dropped, self._free = self._free, []
+        for block in dropped:
             for tied in list(block.users):
                 tied.unsettle()
             block.memory = None
 
     def give(self, block: Block) -> None:
-        """Say that a block is free again."""
+        """Return a block to the free ones."""
         with self._lock:
             self._free.append(block)
 
@@ -88,5 +88,5 @@ class Blocks:
 
 
 def bytes_on(device: Any) -> Callable[[int], Any]:
-    """What allocates blocks on a device."""
+    """A function that allocates blocks on a device: given a size in bytes, it returns a uint8 array of that length."""
     return lambda nbytes: device.allocate((nbytes,), np.dtype(np.uint8))

@@ -1,4 +1,4 @@
-"""A symbol compiled for arrays of certain shapes: what one call runs, and its backward pass.
+"""A symbol compiled for arrays of certain shapes: the plan of a call, and its backward pass.
 
 Each call takes an :class:`Instance`, a plan tied to a block of memory, and gives it back when it is done with it:
 after the forward pass, or where the call is recorded, after the backward pass.
@@ -115,7 +115,7 @@ class Compiled:
         """Bytes of the outputs."""
         taken = sum(_nbytes(shapes[entry], dtypes[entry]) for entry in self.variables)
         self.is_light = 4 * taken <= LIGHT_BYTES and len(shapes) <= _LIGHT_VALUES
-        """Whether a call takes little enough to run where it is pushed."""
+        """True if a call is cheap enough to run on the pushing thread."""
         self._data = [self.variables[i] for i in data]
         self._pack = pack
         self._blocks = blocks
@@ -125,12 +125,12 @@ class Compiled:
 
     @property
     def plan(self) -> Plan:
-        """What runs; compiled when it is first asked for, which is on a worker thread where that can be."""
+        """The execution plan, compiled at first use: on a worker thread where possible."""
         with self._lock:
             if self._plan is None:
                 context = self.device.context
                 graph = graph_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context)
-                # A call runs its steps in a row: branches beside each other would only take more memory.
+                # A call runs its steps in a row: concurrent branches would only take more memory.
                 options = replace(options_of(context.kernels), pack=self._pack, workers=1)
                 self._plan = compile_graph(graph, straight=self.wanted, options=options)
             return self._plan

@@ -18,7 +18,7 @@ from flowmx.symbol.symbol import Symbol
 
 
 class OpHook(NamedTuple):
-    """Somebody who looks at the operators of a block.
+    """Callback for the operators of a block.
 
     Attributes:
         callback: called with the name of a value, that of its operator, and the array.

@@ -273,7 +273,7 @@ class _Function:
 
 
 class _Call(Variable):
-    """One recorded call: what its forward pass left for the backward pass, as a variable of the engine."""
+    """One recorded call: the state that its forward pass leaves for the backward pass, as a variable of the engine."""
 
     instance: Instance | None = None
 
@@ -303,8 +303,8 @@ def _forward(
 _forward.captured_by = lambda compiled, call, *_: (compiled, "forward")  # type: ignore[attr-defined]
 
 _Beginning = tuple[Sequence[NDArray | None], Sequence[NDArray] | None, Sequence[NDArray]]
-"""What the first piece of a backward pass takes: gradients of the outputs, the inputs if the forward pass must run
-again, and the outputs."""
+"""Inputs of a backward pass's first piece: the gradients of the outputs, the forward pass's inputs where that must run
+again (else None), and the outputs."""
 
 
 def _backward(call: _Call, piece: int, gradients: dict[Any, NDArray], beginning: _Beginning | None) -> None:

@@ -1,4 +1,4 @@
-"""Frames as server-sent events: who is slow gets the newest state next, and never a queue."""
+"""Frames as server-sent events; a slow viewer gets the newest state next, and never a queue."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PATIENCE = 30.0
 
 
 class Viewer:
-    """Somebody who looks, on the running event loop, while the context lasts.
+    """A viewer's subscription on the running event loop; a context manager.
 
     Args:
         pulse: whose frames.

@@ -1,4 +1,4 @@
-"""Who may see the dashboard: this machine alone, or whoever knows the secret. Pure.
+"""Access control of the dashboard: this machine alone, or whoever knows the secret. Pure.
 
 Without a secret, a request must come from this machine and be made to a name of it: a page of another site that has its
 own name point here (DNS rebinding) is refused. With one, a browser shows it once, in the address, and gets a cookie.
@@ -22,7 +22,7 @@ _LEAST = 16
 
 
 class Verdict(NamedTuple):
-    """Whether a request is answered: status 200; 302 sets the cookie; others refuse, and ``text`` says why."""
+    """The answer to a request: status 200 admits; 302 sets the cookie; others refuse, and ``text`` is the reason."""
 
     status: int
     text: str = ""
@@ -45,7 +45,7 @@ class Guard:
 
     @property
     def cookie(self) -> str:
-        """What the cookie holds: it follows from the secret, and does not tell it."""
+        """Value of the cookie: an HMAC of the secret, which does not disclose it."""
         return hmac.new((self._secret or "").encode(), b"flowmx dashboard", hashlib.sha256).hexdigest()
 
     def judge(self, remote: str | None, headers: Mapping[str, str], token: str | None) -> Verdict:

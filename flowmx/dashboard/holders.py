@@ -1,4 +1,4 @@
-"""Who holds memory: what training keeps, by role and by layer, and what devices know of their blocks."""
+"""Memory by holder: training's arrays by role and by layer, and the devices' blocks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _PART = re.compile(r"_(weight|bias|gamma|beta|running_mean|running_var|moving_me
 
 
 class Holders:
-    """Knows who trains, from the first step that is done while it follows."""
+    """Tracks the owners of training arrays, from the first step after :meth:`follow`."""
 
     def __init__(self) -> None:
         self._owner: ref[Any] | None = None
 
     def follow(self) -> None:
-        """Begin to be told of steps."""
+        """Subscribe to the ends of training steps."""
         if self._stepped not in steps.observers:
             steps.observers.append(self._stepped)
 
     def leave(self) -> None:
-        """Be told no more."""
+        """Unsubscribe."""
         if self._stepped in steps.observers:
             steps.observers.remove(self._stepped)
 

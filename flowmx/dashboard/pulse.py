@@ -1,4 +1,4 @@
-"""The thread that looks at this process while somebody looks at it, on behalf of all viewers.
+"""The thread that samples this process for all viewers, while there are any.
 
 It is no part of the engine and of no event loop, so that it goes on where those are blocked. While nobody looks there
 is no thread, and nothing is observed.
@@ -31,7 +31,7 @@ _log = logging.getLogger("flowmx.dashboard")
 EVERY = 0.5
 """Seconds between frames."""
 _LOOKS = 5
-"""Looks at threads and loops for each frame."""
+"""Samples of threads and loops for each frame."""
 _FRAMES = 4
 """Frames for each diagnosis."""
 _VALUES = 0.1
@@ -69,7 +69,7 @@ class Pulse:
                 self._thread.start()
 
     def leave(self, wake: Callable[[], None]) -> None:
-        """Call it no more; who is last ends the looking."""
+        """Stop calling it; the last viewer's end stops the thread."""
         with self._lock:
             self._wakes.discard(wake)
             if not self._wakes:
@@ -77,7 +77,7 @@ class Pulse:
 
     @property
     def viewers(self) -> int:
-        """How many look."""
+        """Number of viewers."""
         return len(self._wakes)
 
     @property

@@ -1,4 +1,4 @@
-"""Reading this process: what its engine, devices, loops and parts say at one moment. Looks only."""
+"""Sampling of this process: its engine, devices, loops and reports at one moment. Read-only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from flowmx.safety import steps
 __all__ = ["Reader"]
 
 _FIRST = 10.0
-"""Seconds of the past that the first reading tells of."""
+"""Seconds of the past that the first reading covers."""
 _SHORT = 0.004
 """Seconds that operations may take together which are shown as one."""
 _PLACES = 10_000
@@ -31,7 +31,7 @@ _PLACES = 10_000
 
 
 class Reader:
-    """Takes readings; remembers what it has told of.
+    """Takes readings; remembers what it has reported.
 
     Args:
         pings: calls to event loops.
@@ -69,7 +69,7 @@ class Reader:
         )  # fmt: skip
 
     def _ended(self, since: float) -> list[Ended]:
-        """What the flight recorder's journal has noted since the last time."""
+        """Operations that the flight recorder's journal has noted since the previous reading."""
         journal = list(engine.books.journal or ())
         first = next((at + 1 for at in range(len(journal) - 1, -1, -1) if journal[at] is self._last), 0)
         self._last = journal[-1] if journal else None

@@ -1,4 +1,4 @@
-"""What a process says of itself at one moment, as :class:`flowmx.dashboard.reader.Reader` takes it."""
+"""A sample of a process's state, as :class:`flowmx.dashboard.reader.Reader` takes it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Reading"]
 
 
 class Reading(NamedTuple):
-    """What a process says of itself at one moment; times are those of one clock, in seconds.
+    """A sample of a process's state; times are seconds of one clock.
 
     Attributes:
         at: when.

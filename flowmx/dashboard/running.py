@@ -64,7 +64,7 @@ class Dashboard:
             await runner.cleanup()
 
     def stop(self) -> None:
-        """End it; viewers are told that it is gone. Again, it does nothing."""
+        """Stop it; viewers see that it has ended. A second call does nothing."""
         _serving.discard(self)
         if self._loop is not None and self._end is not None and self._thread.is_alive():
             try:
@@ -95,7 +95,7 @@ class Dashboard:
 
 
 _serving: set[Dashboard] = set()
-"""What holds on to dashboards whose handle nobody keeps."""
+"""Running dashboards, so that one whose handle nobody keeps is not collected."""
 
 
 def start(host: str = "127.0.0.1", port: int = 0, secret: str | None = None) -> Dashboard:
@@ -145,7 +145,7 @@ def start_by_setting(port: int) -> None:
 
 
 def _after_fork() -> None:
-    """In the child of a fork there are no threads: let go of the sockets, which are the parent's."""
+    """In the child of a fork there are no threads: close the sockets, which are the parent's."""
     for each in list(_serving):
         each.socket.close()
     _serving.clear()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flowmx.dashboard.reading import Reading
-from flowmx.dashboard.tables import nodes, peers, quantile, services, told_services
+from flowmx.dashboard.tables import nodes, peers, quantile, service_rows, services
 from flowmx.dashboard.timeline import Bar, Lanes, busy, gathered
 
 __all__ = ["CAPACITY", "Frame", "Sampler"]
@@ -23,18 +23,18 @@ _BARS = 2048
 _GAP = 5.0
 """Seconds without a reading after which there are no rates: nobody looked meanwhile."""
 _RECENT = 10.0
-"""Seconds over which a service's latency is told."""
+"""Seconds over which a service's latency is measured."""
 
 
 class Frame(NamedTuple):
-    """What is new: ``seq`` counts them; ``content`` is made of values that JSON can hold."""
+    """An update for viewers: ``seq`` is its number; ``content`` is JSON-compatible."""
 
     seq: int
     content: dict[str, Any]
 
 
 class Sampler:
-    """What has been seen of a process.
+    """Time series of a process, made from its readings.
 
     Args:
         capacity: samples that are kept.
@@ -69,7 +69,7 @@ class Sampler:
         })  # fmt: skip
 
     def whole(self) -> Frame:
-        """All that is kept, for somebody who has seen nothing, or not the last frame."""
+        """The whole state, for a viewer without the previous frame."""
         names = dict.fromkeys(name for _, values in self._points for name in values)
         curves = {} if self._last is None else self._last.curves
         return Frame(self.seq, {
@@ -120,7 +120,7 @@ class Sampler:
             **reading.about, "pending": reading.pending, "pending_bytes": reading.pending_bytes,
             "steps": reading.steps, "samples": reading.samples,
             "actors": self._actors(reading, values), "memory": self._memory(reading),
-            "peers": peers(reading), "nodes": nodes(reading), "services": told_services(reading, values),
+            "peers": peers(reading), "nodes": nodes(reading), "services": service_rows(reading, values),
             "curves": {name: curve[2] for name, curve in reading.curves.items()},
         }  # fmt: skip
 
@@ -144,7 +144,7 @@ class Sampler:
         ]
 
     def _new_points(self, reading: Reading) -> dict[str, Any]:
-        """The points of curves that nobody was told of."""
+        """The points of curves that were not sent yet."""
         found = {}
         for name, curve in reading.curves.items():
             generation, points, _ = curve

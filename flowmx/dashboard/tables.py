@@ -1,4 +1,4 @@
-"""Rows of tables: peers and services, from what parts of the program say. Pure."""
+"""Rows of tables: peers and services, from the program's reports. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from flowmx.dashboard.reading import Reading
 
-__all__ = ["nodes", "peers", "quantile", "services", "told_services"]
+__all__ = ["nodes", "peers", "quantile", "service_rows", "services"]
 
 
 def services(reading: Reading) -> dict[str, Mapping[str, Any]]:
-    """What each predictor says, by the name of its model."""
+    """The report of each predictor, by the name of its model."""
     return {str(said["model"]): said for said in reading.said.values() if "latency" in said}
 
 
-def told_services(reading: Reading, values: Mapping[str, float]) -> list[dict[str, Any]]:
+def service_rows(reading: Reading, values: Mapping[str, float]) -> list[dict[str, Any]]:
     """A row for each predictor, with its rate and latency from the newest values."""
     return [
         {
@@ -28,7 +28,7 @@ def told_services(reading: Reading, values: Mapping[str, float]) -> list[dict[st
 
 
 def nodes(reading: Reading) -> list[dict[str, Any]]:
-    """What this process is in its jobs, and whom it waits for there."""
+    """This process's nodes in its jobs, and the nodes that they wait for."""
     return [
         {"name": said["node"], "doing": said.get("doing") or "", "waits": list(said.get("waits", ()))[:8]}
         for said in reading.said.values() if said.get("node")

@@ -92,7 +92,7 @@ def runs(notes: Iterable[Note], most: float) -> list[Run]:
 
 
 class Bar(NamedTuple):
-    """What is drawn: an operation, or ``number`` of them, named as the longest."""
+    """A bar of the timeline: an operation, or ``number`` of them, named as the longest."""
 
     actor: str
     lane: int

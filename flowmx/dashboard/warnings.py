@@ -1,4 +1,4 @@
-"""What was found wrong: the doctor's findings over time. Pure.
+"""History of the doctor's findings. Pure.
 
 What is no longer found stays for a while as something of the past, so that it can be read.
 """

@@ -1,4 +1,4 @@
-"""Asking processes what they do: by number through their socket, by address over HTTP, or by a report's file."""
+"""Snapshots of processes: by process id through their socket, by address over HTTP, or from a report's file."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def _why(process: int, error: Exception) -> str:
 
 
 def _native(process: int) -> str:
-    """Where the kernel says that its main thread waits."""
+    """The kernel function in which the main thread waits, as text for a message; empty if not known."""
     try:
         where = Path(f"/proc/{process}/wchan").read_text(encoding="ascii").strip("\0\n 0")
     except OSError:
@@ -95,7 +95,7 @@ def _native(process: int) -> str:
 
 
 def _proof() -> tuple[dict[str, str], ssl.SSLContext | bool]:
-    """What the services of a job want to see that has a secret or certificates, from the settings."""
+    """Credentials from the settings for the services of a job: HTTP headers, and the TLS context."""
     security = Security.from_settings()
     if security is None:
         return {}, True

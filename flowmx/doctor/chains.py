@@ -1,4 +1,4 @@
-"""Who waits for whom, over all processes that were asked: a graph of nodes made of what they said. Pure."""
+"""Chains of waiting over all processes that were asked: a graph of nodes, made from their snapshots. Pure."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Link(NamedTuple):
 
 
 Story = list[Link]
-"""A chain, from somebody who waits to what all wait for."""
+"""A chain, from a waiter to the operation that all wait for."""
 
 
 def name_of(snapshot: Snapshot) -> str:
-    """What a process is called: as in its job, else by its number."""
+    """Name of a process: that in its job, else its process id."""
     for said in snapshot.get("said", {}).values():
         if said.get("node"):
             return str(said["node"])
@@ -54,11 +54,11 @@ def stories(snapshots: Sequence[Snapshot]) -> list[Story]:
                 name_of(snapshot), f"{wait['who']} waits, for {wait['seconds']:.1f} s", tuple(wait["stack"][:1])
             )
             found.append([head, *jobs.follow(snapshot, wait["for"])])
-        told = {link.operation["id"] for story in found for link in story if link.operation and _is_of(link, snapshot)}
+        shown = {link.operation["id"] for story in found for link in story if link.operation and _is_of(link, snapshot)}
         found += [
             list(jobs.follow(snapshot, each["id"]))
             for each in reversed(snapshot.get("operations", ()))
-            if each["id"] not in told and not _is_waited_for(snapshot, each["id"])
+            if each["id"] not in shown and not _is_waited_for(snapshot, each["id"])
         ]
         found += [list(jobs.reach(name_of(snapshot), wait)) for wait in _waits_said(snapshot) if not found]
     return [story for story in found if story]

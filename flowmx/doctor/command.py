@@ -19,7 +19,7 @@ FOUND = 3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ask, and print what is found; return 0 where nothing is wrong, else 3."""
+    """Diagnose processes and print the findings; returns 0 where nothing is wrong, else 3."""
     given = _parser().parse_args(argv)
     snapshots = run(ask_all(given.targets, given.seconds, not given.no_values))
     findings = diagnose(snapshots)

@@ -1,4 +1,4 @@
-"""Who is to blame: rules over what processes said, one for each kind of fault. Pure.
+"""Diagnosis: rules over processes' snapshots, one for each kind of fault. Pure.
 
 A rule looks at all snapshots and gives findings with a weight; the heaviest is the culprit.
 """
@@ -62,7 +62,7 @@ def diagnose(snapshots: Sequence[Snapshot]) -> list[Finding]:
     return sorted(dict.fromkeys(found), key=lambda each: -each.weight)
 
 
-def _told(snapshots: Sequence[Snapshot]) -> Iterator[Snapshot]:
+def _answered(snapshots: Sequence[Snapshot]) -> Iterator[Snapshot]:
     return (each for each in snapshots if not each.get("unreached"))
 
 
@@ -70,7 +70,7 @@ def _told(snapshots: Sequence[Snapshot]) -> Iterator[Snapshot]:
 
 
 def _blocked_loops(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    for snapshot in _told(snapshots):
+    for snapshot in _answered(snapshots):
         for loop in snapshot.get("loops", ()):
             if loop["blocked"] >= BLOCKED:
                 line = next(iter(loop["stack"]), "")
@@ -82,7 +82,7 @@ def _blocked_loops(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _endless(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    """What stands at the end of chains and has run for long."""
+    """Operations at the end of chains that have run for long."""
     counts: dict[tuple[str, int], int] = {}
     ends: dict[tuple[str, int], Link] = {}
     for story in stories(snapshots):
@@ -119,7 +119,7 @@ def _endless_one(link: Link, behind: int) -> Finding:
 
 
 def _starved(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    for snapshot in _told(snapshots):
+    for snapshot in _answered(snapshots):
         seen = snapshot.get("seen", {})
         rows = [each for each in seen.get("waits", ()) if each["for"] == "DataLoader"] + list(seen.get("loading", ()))
         share = sum(each["share"] for each in rows)
@@ -135,7 +135,7 @@ def _waiting_line(snapshot: Snapshot) -> str:
 
 
 def _growing(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    for snapshot in _told(snapshots):
+    for snapshot in _answered(snapshots):
         for each in snapshot.get("seen", {}).get("growth", ())[:3]:
             text = (
                 f"arrays made at one line stay: {each['arrays']} of {each['bytes'] / 1e6:.1f} MB in "
@@ -146,7 +146,7 @@ def _growing(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _not_finite(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    for snapshot in _told(snapshots):
+    for snapshot in _answered(snapshots):
         found = snapshot.get("seen", {}).get("not_finite")
         if found:
             text, _, line = found.rpartition(" (at ")
@@ -158,7 +158,7 @@ def _not_finite(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 def _crossing(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
     """Copies between devices by lines that do not ask for one."""
-    for snapshot in _told(snapshots):
+    for snapshot in _answered(snapshots):
         by_line: dict[str, int] = {}
         for each in snapshot.get("last", ()):
             if _is_crossing(each):
@@ -179,7 +179,7 @@ def _asks_for_it(line: str) -> bool:
 
 
 def _failures(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    for snapshot in _told(snapshots):
+    for snapshot in _answered(snapshots):
         failures = snapshot.get("failures", ())
         mismatches = [each for each in failures if "the nodes of the job differ" in each["text"]]
         for each in (mismatches or failures)[:1]:
@@ -192,14 +192,14 @@ def _failures(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _warnings(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    for snapshot in _told(snapshots):
+    for snapshot in _answered(snapshots):
         for who, said in snapshot.get("said", {}).items():
             for text in said.get("warnings", ()):
                 yield Finding(75, said.get("kind") or f"{who} warns", name_of(snapshot), str(text))
 
 
 def _locked(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    for snapshot in _told(snapshots):
+    for snapshot in _answered(snapshots):
         if snapshot.get("locked"):
             running = [each for each in snapshot["operations"] if each["state"] == "running"]
             line = next((line for each in running for line in each.get("stack", ())), "")
@@ -220,7 +220,7 @@ def _unreached(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _lost_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    for snapshot in _told(snapshots):
+    for snapshot in _answered(snapshots):
         for said in snapshot.get("said", {}).values():
             for peer in said.get("peers", ()):
                 if peer["state"] == "gone":
@@ -229,8 +229,8 @@ def _lost_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _silent_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    """The last in a chain of requests, where it was not asked, or does nothing for us."""
-    asked = {name_of(each) for each in _told(snapshots)}
+    """The last node in a chain of requests, if it was not asked, or does not work on the request."""
+    asked = {name_of(each) for each in _answered(snapshots)}
     for story in stories(snapshots):
         link = next((each for each in reversed(story) if each.peer), None)
         if link is None or link.peer in asked:
@@ -249,9 +249,9 @@ def _idle_peers(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
 
 
 def _differences(snapshots: Sequence[Snapshot]) -> Iterator[Finding]:
-    """What must be alike on all nodes and is not."""
+    """Facts that must be equal on all nodes and differ."""
     values: dict[str, dict[str, str]] = {}
-    for snapshot in _told(snapshots):
+    for snapshot in _answered(snapshots):
         said = [facts for each in snapshot.get("said", {}).values() for facts in [each.get("facts", {})]]
         versions = {"the version of flowmx": snapshot["process"]["versions"]["flowmx"]}
         for name, value in {**versions, **{k: v for facts in said for k, v in facts.items()}}.items():

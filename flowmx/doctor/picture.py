@@ -1,4 +1,4 @@
-"""What the doctor prints: the processes, the chains of waiting, the findings. Pure."""
+"""Text report of the doctor: the processes, the chains of waiting, the findings. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _CHAINS = 6
 
 
 def draw(snapshots: Sequence[Snapshot], findings: Sequence[Finding]) -> str:
-    """All of it as text."""
+    """The report as text."""
     lines = [line for snapshot in snapshots for line in _process(snapshot)]
     found = sorted(stories(snapshots), key=len, reverse=True)
     if found:

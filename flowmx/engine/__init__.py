@@ -106,7 +106,7 @@ class Handle(Operation):
         return self.state == State.DONE or self.failure is not None
 
     def cancel(self) -> bool:
-        """Do not run it any more; True when that was still possible.
+        """Cancel it; returns True if that was still possible.
 
         What it would have written carries :class:`flowmx.errors.OperationCancelled`, from its turn on until
         it is written again. A coroutine that runs already is cancelled at its next await; a plain
@@ -212,7 +212,7 @@ async def _await_in(context: contextvars.Context, function: Callable[[], Corouti
 
 
 async def _ended(function: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[Any, BaseException | None]:
-    """The result of a coroutine, or the exception by which it would end the whole loop, or only its task."""
+    """Run a coroutine; returns its result, or the exception that would end the loop or its task."""
     try:
         return await function(), None
     except (SystemExit, KeyboardInterrupt) as ending:
@@ -277,7 +277,7 @@ def waitall_async() -> _Awaitable:
 
 
 def room() -> _Awaitable:
-    """``await mx.engine.room()``: go on when the run-ahead is below half its limits."""
+    """Wait (``await mx.engine.room()``) until the run-ahead is below half its limits."""
     return _Awaitable(engine.room)
 
 

@@ -53,17 +53,17 @@ class Actor(ABC):
         self.engine: Engine | None = None
         self.executed = 0
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._bell: asyncio.Event | None = None
-        self._rung = self._stopped = False
+        self._wake_event: asyncio.Event | None = None
+        self._is_waking = self._stopped = False
 
     @abstractmethod
     async def run(self) -> None:
         """Consume the mailbox until :meth:`stop`."""
 
     def accept(self, op: Operation) -> None:
-        """Take a ready operation into the mailbox and see that somebody will run it (locked)."""
+        """Put a ready operation into the mailbox, and wake a thread to run it (locked)."""
         self.mailbox.put(op)
-        self.ring()
+        self.wake()
 
     def is_idle(self) -> bool:
         """True when nothing is queued and nothing runs, so that an operation may run at its push (locked)."""
@@ -84,42 +84,42 @@ class Actor(ABC):
 
     # -- the coroutine ---------------------------------------------------------------------------------
 
-    def ring(self) -> None:
-        """Let the coroutine look what there is to do (locked)."""
-        if self._loop is not None and self._bell is not None and not self._rung:
+    def wake(self) -> None:
+        """Wake the coroutine, which then looks for work (locked)."""
+        if self._loop is not None and self._wake_event is not None and not self._is_waking:
             with contextlib.suppress(RuntimeError):  # the loop has ended; who starts the actor anew sees what is ready
-                self._loop.call_soon_threadsafe(self._bell.set)
-                self._rung = True
+                self._loop.call_soon_threadsafe(self._wake_event.set)
+                self._is_waking = True
 
-    def settle_in(self) -> None:
-        """Begin to hear the bell; the coroutine's first statement."""
+    def attach(self) -> None:
+        """Bind the wake-up event to the running loop; the coroutine's first statement."""
         assert self.engine is not None
         with self.engine.lock:
-            self._loop, self._bell, self._rung = asyncio.get_running_loop(), asyncio.Event(), False
+            self._loop, self._wake_event, self._is_waking = asyncio.get_running_loop(), asyncio.Event(), False
 
-    async def hear(self) -> None:
-        """Wait for the bell."""
+    async def wait_for_wake(self) -> None:
+        """Wait until :meth:`wake` is called."""
         assert self.engine is not None
-        assert self._bell is not None
-        await self._bell.wait()
+        assert self._wake_event is not None
+        await self._wake_event.wait()
         with self.engine.lock:
-            self._bell.clear()
-            self._rung = False
+            self._wake_event.clear()
+            self._is_waking = False
 
     def stop(self) -> None:
         """Let :meth:`run` return soon; what has not started stays undone (locked)."""
         self._stopped = True
-        self.ring()
+        self.wake()
 
     def threads(self) -> list[threading.Thread]:
         """The threads that it has started and that have not ended."""
         return []
 
     def rest(self) -> None:
-        """Stopped: be ready to start anew at the next operation; the engine hands over again what is ready (locked)."""
+        """Return to the initial state after a stop; the engine hands ready operations over again (locked)."""
         self.mailbox = Mailbox()
-        self.engine = self._loop = self._bell = None
-        self._rung = self._stopped = False
+        self.engine = self._loop = self._wake_event = None
+        self._is_waking = self._stopped = False
 
     def reset(self) -> None:
         """Forget threads and what runs, in the child of a fork."""
@@ -130,12 +130,12 @@ class BatchActor(Actor):
     """An actor whose coroutine takes what is ready in batches and begins it."""
 
     async def run(self) -> None:
-        self.settle_in()
+        self.attach()
         begun = 0
         while not self._stopped:
             batch = self._take()
             if not batch:
-                await self.hear()
+                await self.wait_for_wake()
                 continue
             await self.begin(batch)
             begun += len(batch)
@@ -157,7 +157,7 @@ class BatchActor(Actor):
 
     @abstractmethod
     async def begin(self, batch: Sequence[Operation]) -> None:
-        """Begin operations, which end when the engine is told so."""
+        """Begin operations; each ends when its end is reported to the engine."""
 
     async def end(self) -> None:
         """Stop what has begun."""

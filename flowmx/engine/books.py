@@ -1,4 +1,4 @@
-"""The books of an engine: what was pushed and not done yet, what failed, and who is to be told of ends.
+"""The books of an engine: pending operations, failures, and the waiters to notify when operations end.
 
 Whoever enters them takes :attr:`Books.lock` and calls :meth:`Books.settle`. The lock is re-entrant, since a finaliser
 or a signal handler may come in the middle of anything; every method may be called again where it was broken off.
@@ -78,7 +78,7 @@ class Books:
                 waiter()
 
     def _hand_over(self, op: Operation) -> None:
-        """Give an operation that may start to its actor; one that was cancelled, or that is not taken, ends instead."""
+        """Give a ready operation to its actor; one that was cancelled, or that is not taken, ends instead."""
         if op.failure is None:
             try:
                 op.actor.accept(op)
@@ -88,7 +88,7 @@ class Books:
             self._cancelled.append(op)
 
     def _urge(self, ops: Iterable[Any], priority: int) -> None:
-        """Let what something urgent waits for be as urgent."""
+        """Raise the priority of what an urgent operation waits for to its own."""
         todo = list(ops)
         while todo:
             op = todo.pop()
@@ -108,7 +108,7 @@ class Books:
         Args:
             op: the operation.
             failure: how it failed, if it did.
-            waiters: whom to tell, once the lock is released, are added here.
+            waiters: callbacks to call once the lock is released are added here.
         """
         if op.state != DONE:
             if failure is not None:
@@ -162,7 +162,7 @@ class Books:
             variable.failure = failure
 
     def report(self, failure: Failure) -> None:
-        """Have the next ``waitall`` raise a failure that nobody has seen by then (locked)."""
+        """Have the next ``waitall`` raise a failure that no wait has raised by then (locked)."""
         if failure.seen or failure.listed:
             return
         if len(self.failures) >= _MOST_FAILURES:
@@ -174,7 +174,7 @@ class Books:
             failure.forget_values()
 
     def take_unseen(self) -> Failure | None:
-        """The first failure, in the order pushed, that nobody has seen; all are seen now (locked)."""
+        """The first failure, in the order pushed, that no wait has raised; all count as raised now (locked)."""
         unseen = [failure for failure in self.failures if not failure.seen]
         self.failures.clear()
         for failure in unseen:
@@ -184,7 +184,7 @@ class Books:
     # -- waiting ---------------------------------------------------------------------------------------
 
     def wait_for_room(self, key: object, is_due: Callable[[], bool], wake: Callable[[], None]) -> None:
-        """Call something once less is pending (locked)."""
+        """Call a function once less is pending (locked)."""
         self._room_waiters[key] = (is_due, wake)
 
     def wait_no_more(self, key: object) -> None:
@@ -219,12 +219,12 @@ def carried(op: Operation) -> Failure | None:
     return None
 
 
-def let_go(op: Operation) -> None:
-    """Keep nothing of an operation alive that is over but its outcome (not locked: a finaliser may do anything)."""
+def release(op: Operation) -> None:
+    """Drop all references of an ended operation but its outcome (not locked: a finaliser may do anything)."""
     op.function = _nothing
     op.arguments = op.reads = op.writes = ()
     op.layers = ()
 
 
 def _nothing(*_: Any) -> None:
-    """The function of an operation that is over."""
+    """The function of an operation that has ended."""

@@ -1,7 +1,7 @@
 """Bulking: several small operations pushed as one, as ``mxnet.engine.bulk`` does.
 
 Inside ``with bulk(size):`` the operations of one actor are gathered into one open operation, which takes
-on their reads and writes as they come and is let go when it is full, when the scope ends, or when anybody
+on their reads and writes as they come and is pushed when it is full, when the scope ends, or when anybody
 waits for something. An operation that would make the open one wait for something pushed after it starts a new bulk
 (:meth:`flowmx.engine.scheduler.Scheduler.extend`).
 """
@@ -33,7 +33,7 @@ class _Scope:
         self.closed = False
 
     def add(self, part: Operation) -> None:
-        """Gather an operation; it is pushed with the others when the bulk is let go."""
+        """Gather an operation; it is pushed together with the others."""
         engine = self.engine
         with engine.lock:
             engine.settle()
@@ -59,7 +59,7 @@ class _Scope:
         return op
 
     def flush(self) -> None:
-        """Let the open operation go."""
+        """Push the open bulk."""
         with self.engine.lock:
             self.engine.settle()
             for op in list(self.open):

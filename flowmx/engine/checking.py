@@ -26,7 +26,7 @@ class _Check:
 
 
 def checked(op: Operation, proceed: Callable[[], Any]) -> Any:
-    """A layer that sees that what an operation declared as read has not changed."""
+    """A layer that checks that the variables declared as read have not changed."""
     if op.is_coroutine:
         return _checked_coroutine(op, proceed)
     check = _Check(op)

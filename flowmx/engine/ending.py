@@ -15,7 +15,7 @@ from flowmx.settings import Settings
 
 _log = logging.getLogger("flowmx.engine")
 _AFTER_AN_INTERRUPT = 0.5
-"""Seconds that what is pending gets where the program ends by Ctrl-C."""
+"""Seconds that pending operations get where the program ends by Ctrl-C."""
 
 
 class Ending:
@@ -83,7 +83,7 @@ class Ending:
 
     def before_fork(self) -> None:
         """Finish what can be finished and stop the threads, so that both processes start from quiet."""
-        inside = self.runner.here.turn is not None or threading.current_thread() is self.hosting.loop_thread
+        inside = self.runner.local.turn is not None or threading.current_thread() is self.hosting.loop_thread
         if not self.hosting.is_closed and not inside:
             self.drain(self._timeout)
             if not self.books.pending:
@@ -92,13 +92,13 @@ class Ending:
         self.books.lock.acquire()
 
     def after_fork_in_parent(self) -> None:
-        """Go on; actors start again at their next operation."""
+        """Continue after a fork; actors start again at their next operation."""
         self.books.lock.release()
 
     def after_fork_in_child(self) -> None:
         """The child has none of the threads: start anew; what was still pending fails with a reason."""
         self.hosting.forget()
-        self.runner.here.turn = None
+        self.runner.local.turn = None
         for scope in self.pushing.open_bulks:
             scope.open.clear()
         self.pushing.open_bulks.clear()

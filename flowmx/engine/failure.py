@@ -1,4 +1,4 @@
-"""An error on its way from the operation that failed to the place that waits for it (Law 3)."""
+"""Propagation of errors from the operation that failed to the wait that raises them (Law 3)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Failure:
 
     Attributes:
         exception: the original exception object.
-        seen: True once somebody has been told (a wait raised it).
+        seen: True once a wait has raised it.
         serial: the number of the operation that failed first, in the order pushed.
         listed: True once it stands among those that ``waitall`` raises from.
         traceback: that of the exception, from the operation's own function on.
@@ -62,7 +62,7 @@ class Failure:
         self.throw()
 
     def forget_values(self) -> None:
-        """Let go of what the functions held that raised it; the lines of its traceback stay."""
+        """Clear the local variables of its traceback's frames; the lines stay."""
         if self.traceback is not None:
             traceback.clear_frames(self.traceback)
 
@@ -76,12 +76,12 @@ class Inherited(Exception):
 
 
 def failure_of(error: BaseException, op: Operation) -> Failure:
-    """How an operation failed that raised an exception."""
+    """The :class:`Failure` for an exception that an operation raised; an inherited one keeps its first failure."""
     return error.failure if isinstance(error, Inherited) else Failure(error, op)
 
 
 def notes_for(op: Operation) -> list[str]:
-    """What an exception's notes say of the operation that raised it."""
+    """Compose the notes that are added to an exception: its operation, layer, and the line that enqueued it."""
     origin = op.origin
     notes = [f"flowmx: raised by operation {op.name!r} (#{op.serial}) on {getattr(op.actor, 'name', op.actor)}"]
     if origin is not None:

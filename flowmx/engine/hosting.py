@@ -145,14 +145,14 @@ class Hosting:
                 self.start_again()
 
     def retire(self, actor: Actor) -> None:
-        """Stop and forget an actor to which nothing is pushed any more."""
+        """Stop and forget an actor that gets no more operations."""
         with self.books.lock:
             if self.actors.get(actor.name) is actor:
                 del self.actors[actor.name]
                 actor.stop()
 
     def _close(self, home: str) -> None:
-        """Stop the loop of a device whose last actor has gone."""
+        """Stop the loop of a device whose last actor was retired."""
         with self.books.lock:
             if home != Actor.home and home in self.loops and all(each.home != home for each in self.actors.values()):
                 self.loops.pop(home).stop()
@@ -179,7 +179,7 @@ class Hosting:
                 actor.rest()
 
     def start_again(self) -> None:
-        """Go on with what was pushed while actors were being stopped."""
+        """Start the actors of operations that were pushed while actors were being stopped."""
         with self.books.lock:
             self.books.settle()
             for op in list(self.books.pending):
@@ -189,7 +189,7 @@ class Hosting:
                     op.actor.accept(op)
 
     def forget(self) -> None:
-        """In the child of a fork: none of the threads is there."""
+        """Forget all threads, in the child of a fork."""
         for home in self.loops.values():  # never to be closed here, which would disturb the parent's
             self._left_behind.append((home.loop, asyncio.all_tasks(home.loop)))
         for actor in self.actors.values():

@@ -70,7 +70,7 @@ def runs_in_plain_code(
 
 
 class _Done(Coroutine[Any, Any, None]):
-    """A coroutine that has come to its end; nobody need await it."""
+    """An awaitable for a coroutine that has ended; it need not be awaited."""
 
     def __await__(self) -> Generator[Any, Any, None]:
         return
@@ -83,7 +83,7 @@ class _Done(Coroutine[Any, Any, None]):
         raise error[0]
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the coroutine has ended."""
 
     def __repr__(self) -> str:
         return "done"
@@ -113,7 +113,7 @@ class LoopThread:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Let it run."""
+        """Start the thread and its loop."""
         self.thread.start()
 
     def _run(self) -> None:
@@ -130,5 +130,5 @@ class LoopThread:
             loop.close()
 
     def stop(self) -> None:
-        """Cancel what is left on it, and let the thread end."""
+        """Cancel the remaining tasks, and let the thread end."""
         self.loop.call_soon_threadsafe(self.loop.stop)

@@ -14,7 +14,7 @@ from flowmx.engine.scheduler import READY, Operation
 
 
 class Mailbox:
-    """Ready operations.
+    """An actor's queue of ready operations.
 
     Attributes:
         plain: those of priority 0, the usual one: putting one in costs an append.
@@ -35,7 +35,7 @@ class Mailbox:
             heapq.heappush(self.ranked, (-op.priority, op.serial, op))
 
     def first(self) -> Operation | None:
-        """The operation that comes next; it stays here."""
+        """The next operation, which stays in the mailbox; None where there is none."""
         plain, ranked = self.plain, self.ranked
         while ranked and ranked[0][2].state != READY:
             heapq.heappop(ranked)

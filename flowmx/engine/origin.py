@@ -1,4 +1,4 @@
-"""Where an operation came from: the user's file and line, and the layer.
+"""The origin of an operation: the user's file and line, and the layer.
 
 Captured at every push, so it must cost little: what is kept is the code object and the position in it
 (0.3 µs); the line and its text are looked up only when an error is reported.
@@ -25,7 +25,7 @@ _internal: dict[str, bool] = {}
 _layer: ContextVar[str | None] = ContextVar("flowmx_layer", default=None)
 _layers_in_use = False
 names_layers = 0
-"""How many want blocks to name the layers of what they push, to report on operations."""
+"""Number of users (profiler, plan, ...) that currently need blocks to name the layers of pushed operations."""
 
 
 Origin = tuple[CodeType | None, int, str | None]
@@ -56,7 +56,7 @@ def describe(origin: Origin | None) -> str:
 
 
 def is_internal(filename: str) -> bool:
-    """Whether a file is flowmx's own, and so never the user's line."""
+    """Tell whether a file belongs to flowmx, so that it is never reported as the user's line."""
     known = _internal[filename] = filename.startswith(_ROOTS) or filename.endswith(_THROUGH)
     return known
 
@@ -77,14 +77,14 @@ def user_frame(depth: int = 1) -> FrameType | None:
 
 
 def is_called_by_user(depth: int = 2) -> bool:
-    """Whether the frame that is ``depth`` above is the user's code (2: the caller of the caller)."""
+    """Tell whether the frame ``depth`` levels above is the user's code (2: the caller of the caller)."""
     filename = sys._getframe(depth).f_code.co_filename
     known = _internal.get(filename)
     return not (is_internal(filename) if known is None else known)
 
 
 def warn_user(message: str, once: set[tuple[str, int]], category: type[Warning] = UserWarning) -> None:
-    """Warn at the line of the user's that led here, once for each line.
+    """Warn at the user's line, once for each line.
 
     Args:
         message: what is wrong, and what to do.

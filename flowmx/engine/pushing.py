@@ -1,4 +1,4 @@
-"""Pushing: how operations come into the engine, and how they are cancelled.
+"""Pushing and cancelling of operations.
 
 Pushing happens on the caller's thread under one lock and never waits for work (Law 2).
 """
@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from flowmx.engine.actor import Actor
-from flowmx.engine.books import Books, let_go
+from flowmx.engine.books import Books, release
 from flowmx.engine.checking import checked
 from flowmx.engine.failure import Failure
 from flowmx.engine.hosting import Hosting, NoThread
@@ -29,7 +29,7 @@ _NOT_LOOKING = frozenset({"deleted", "lines", "tokens"})
 
 
 class Pushing:
-    """Takes operations and says which actor they go to.
+    """Takes operations and assigns them to actors.
 
     Attributes:
         kind: the engine's kind.
@@ -148,7 +148,7 @@ class Pushing:
     # -- watching --------------------------------------------------------------------------------------
 
     def use_watch(self, watch: Callable[[Operation], None] | None, purpose: str = "values") -> None:
-        """From now on show each operation to a function before it is pushed; None: to none.
+        """Set the function that is shown each operation before it is pushed (None: none).
 
         Args:
             watch: the function, or None. It may wrap the operation, or refuse it by raising.
@@ -162,18 +162,18 @@ class Pushing:
 
     @property
     def is_watched(self) -> bool:
-        """Tell whether somebody looks at each operation, so that none should stand for several."""
+        """True while a watch looks at each operation, so that none may stand for several."""
         return bool(self.watches.keys() - _NOT_LOOKING)
 
     # -- bulks -----------------------------------------------------------------------------------------
 
     def use_bulks(self, scope: ContextVar[Any]) -> None:
-        """From now on look for an open bulk at each push."""
+        """Look for an open bulk at each push from now on."""
         self.bulk_scope = scope
         self._find_out()
 
     def flush_bulks(self) -> None:
-        """Let every bulk go: whoever waits may wait for one that another task or thread holds open."""
+        """Push every open bulk: a waiter may depend on one that another task or thread holds open."""
         for scope in list(self.open_bulks):
             scope.flush()
 
@@ -186,7 +186,7 @@ class Pushing:
             self.books.push(op)
         self.runner.lend(self._inline)
         on_the_loop = threading.current_thread() is self.hosting.loop_thread
-        if op.state != DONE and self.runner.here.turn is None and not on_the_loop:
+        if op.state != DONE and self.runner.local.turn is None and not on_the_loop:
             self.waiting._block(op)
 
     def _go_on_naively(self) -> None:
@@ -231,7 +231,7 @@ class Pushing:
         for waiter in waiters:
             waiter()
         if op.state == DONE:
-            let_go(op)
+            release(op)
         else:
             op.function, op.arguments, op.layers = _nothing, (), ()
         return True

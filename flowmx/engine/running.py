@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from flowmx.engine.books import Books, carried, let_go
+from flowmx.engine.books import Books, carried, release
 from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.scheduler import DONE, READY, RUNNING, Layer, Operation, Variable
 from flowmx.engine.workers import Turn
@@ -28,8 +28,8 @@ _MOST_ATTEMPTS = 1000
 """The number of attempts at a step that interrupts break off: a fault of its own would break it off for ever."""
 
 
-class Here(threading.local):
-    """The calling thread as the engine knows it: the turn that it is at, if any."""
+class ThreadState(threading.local):
+    """Thread-local state of the engine: the calling thread's turn, or None."""
 
     turn: Turn | None = None
 
@@ -46,7 +46,7 @@ class Runner:
 
     def __init__(self, books: Books) -> None:
         self.books = books
-        self.here = Here()
+        self.local = ThreadState()
         self.guard: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext
         self.inline: Callable[..., Any] = _call
         self.after: Callable[[], None] = _nothing
@@ -89,9 +89,9 @@ class Runner:
         if not actor.may_lend:
             return
         turn = Turn(actor)
-        outer = self.here.turn
+        outer = self.local.turn
         try:
-            self.here.turn = turn
+            self.local.turn = turn
             with self.books.lock:
                 self.books.settle()
                 op = None if until is not None and until.state == DONE else actor.next(turn, light)
@@ -105,10 +105,10 @@ class Runner:
                 again(self.drop, turn)
             raise
         finally:
-            self.here.turn = outer
+            self.local.turn = outer
 
     def drop(self, turn: Turn) -> None:
-        """Put back what a thread has taken that goes away: what has not begun, another will run."""
+        """Put back an operation that an ending thread has taken and not begun."""
         op = turn.op
         if op is not None and op.began:
             self._end(turn, op, Failure(interrupted(op), op), None, False, False)
@@ -125,8 +125,8 @@ class Runner:
         waiters: list[Callable[[], None]] = []
         try:
             following = self._complete(turn, op, failure, waiters, until, light, goes_on)
-            # Before anybody is told, who may look at the memory; outside the lock, since a finaliser may do anything.
-            let_go(op)
+            # Before waiters are notified, who may read the memory; outside the lock, since a finaliser may do anything.
+            release(op)
             for waiter in waiters:
                 waiter()
         except BaseException:
@@ -154,7 +154,7 @@ class Runner:
         if turn.op is not None and turn.op is not op:  # the next one, which it will not run
             self.drop(turn)
         self._complete(turn, op, failure, waiters)
-        let_go(op)
+        release(op)
         for waiter in waiters:
             waiter()
 
@@ -226,7 +226,7 @@ class Runner:
         with self.books.lock:
             self.books.settle()
             self.books.finish(op, failure, waiters)
-        let_go(op)
+        release(op)
         for waiter in waiters:
             waiter()
         self.after()
@@ -239,13 +239,13 @@ class Runner:
             for op, failure in endings:
                 self.books.finish(op, failure, waiters)
         for op, _ in endings:
-            let_go(op)
+            release(op)
         for waiter in waiters:
             waiter()
         self.after()
 
     def abandon(self, ops: Iterable[Operation], why: str) -> None:
-        """End operations that nobody will run: they fail, each in its turn."""
+        """Fail operations that will never be run, each in its turn."""
         waiters: list[Callable[[], None]] = []
         with self.books.lock:
             self.books.settle()
@@ -306,7 +306,7 @@ def again(function: Callable[..., T], *arguments: Any) -> T:
 
 
 def interrupted(op: Operation) -> BaseException:
-    """Why an operation failed that an interrupt broke off."""
+    """The failure of an operation that an interrupt broke off."""
     return OperationCancelled(f"operation {op.name!r} was interrupted by KeyboardInterrupt")
 
 

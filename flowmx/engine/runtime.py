@@ -39,7 +39,7 @@ class Engine:
 
     Attributes:
         config: the settings in force.
-        followers: told of the settings whenever they are put in force.
+        followers: called with the settings whenever these are put in force.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Engine:
         self.settle = books.settle
         self.poison = runner.fail_part
         self.report = books.report
-        self.here = runner.here
+        self.local = runner.local
         self.work = runner.work
         self.run_coroutine = runner.run_coroutine
         self.run_part = runner.run_part
@@ -104,7 +104,7 @@ class Engine:
 
     @property
     def is_watched(self) -> bool:
-        """Tell whether somebody looks at each operation, so that none should stand for several.
+        """True while a watch looks at each operation, so that none may stand for several.
 
         What orders operations of the host behind asynchronous devices, counts arrays by the lines that made them, or
         refuses deleted variables looks at no more than their variables.
@@ -113,12 +113,12 @@ class Engine:
 
     @property
     def failures(self) -> list[Failure]:
-        """Failures that nobody has seen yet, as far as they are kept."""
+        """Failures that no wait has raised yet, as far as they are kept."""
         return self.books.failures
 
     @property
     def poisoned(self) -> bool:
-        """Whether anything has ever failed, so that variables must be looked at."""
+        """True once any operation has failed, so that variables must be checked for failures."""
         return self.books.is_poisoned
 
     def configure(self, config: settings.Settings) -> None:

@@ -40,16 +40,16 @@ if TYPE_CHECKING:
 
 
 class Marks(Protocol):
-    """What asynchronous devices leave on a variable: an operation there is complete when it has been launched."""
+    """State that asynchronous devices keep on a variable; there, an operation is complete once it was launched."""
 
     def finish(self) -> Failure | None:
-        """Block until the device has made the last write; returns what went wrong with it."""
+        """Block until the device has made the last write; returns its failure, if any."""
 
     def finish_reads(self) -> None:
         """Block until its reads are done too."""
 
     def done(self) -> bool:
-        """Whether the last write is done."""
+        """True once the device has finished the last write."""
 
     # For the devices alone.
     write: Any
@@ -61,20 +61,20 @@ class Marks(Protocol):
 
 
 class Token(Protocol):
-    """What completes when the device is done with an operation that was launched there."""
+    """Completion of one operation that was launched on a device, as a stream's event."""
 
     def done(self) -> bool:
-        """Whether it is."""
+        """True once the operation has finished."""
 
     def finish(self) -> Failure | None:
-        """Block until it is; returns what went wrong."""
+        """Block until it has finished; returns its failure, if any."""
 
     def wait(self) -> None:
-        """Block until it is; raises what went wrong."""
+        """Block until it has finished; raises its failure, if any."""
 
 
 class State(IntEnum):
-    """Where an operation is in its life; it only moves forward."""
+    """The life cycle of an operation; the state only moves forward."""
 
     WAITING = 0
     READY = 1
@@ -201,11 +201,11 @@ class Operation(KnownAttributes):
         self.light = light
 
     def wrap(self, layer: Layer) -> None:
-        """Do something more around the function and the layers so far; only before the push."""
+        """Add an outermost layer around the function; only before the push."""
         self.layers = (*self.layers, layer)
 
     def tell(self, key: object, wake: Callable[[], None]) -> None:
-        """Have something called, perhaps twice, when it is complete (locked, or before the push)."""
+        """Add a callback for its completion, which may be called twice (locked, or before the push)."""
         if self.waiters is None:
             self.waiters = {}
         self.waiters[key] = wake
@@ -217,7 +217,7 @@ class Operation(KnownAttributes):
 
 
 _HOLD = object()
-"""A blocker of an operation that is held back, beside other operations."""
+"""A blocker of an operation that is held back, in addition to other operations."""
 
 
 _Step = tuple[Callable[[Any], None], Operation, tuple[Variable, ...], tuple[Variable, ...]]
@@ -260,7 +260,7 @@ class Scheduler:
 
     @property
     def completed(self) -> int:
-        """How many operations have completed."""
+        """Number of operations that have completed."""
         return self.serial - len(self.pending)
 
     # -- pushing ---------------------------------------------------------------------------------------
@@ -312,9 +312,9 @@ class Scheduler:
         return True
 
     def unhold(self, op: Operation) -> None:
-        """Let an operation go that was held back."""
-        self.step = step = (self._let_go, op, (), ())
-        self._let_go(step)
+        """End the hold of :meth:`push` on an operation."""
+        self.step = step = (self._release, op, (), ())
+        self._release(step)
 
     def _tag(self, step: _Step) -> None:
         """Make an operation the newest reader and writer of variables, waiting for the ones before it."""
@@ -348,7 +348,7 @@ class Scheduler:
             variable.readers = None
         self._end_push(step)
 
-    def _let_go(self, step: _Step) -> None:
+    def _release(self, step: _Step) -> None:
         blockers = step[1].blockers
         if blockers and _HOLD in blockers:
             del blockers[_HOLD]
@@ -401,7 +401,7 @@ class Scheduler:
     # -- completing ------------------------------------------------------------------------------------
 
     def start(self, op: Operation) -> None:
-        """Say that a ready operation runs now."""
+        """Mark a ready operation as running."""
         op.state = RUNNING
 
     def complete(self, op: Operation) -> None:
@@ -512,6 +512,6 @@ class Scheduler:
         touched: set[Variable] = set()
         for op in running:
             writes, reads = set(op.writes), set(op.reads) - set(op.writes)
-            assert not (writes & touched) and not (reads & written), f"{op} may run beside one it conflicts with"
+            assert not (writes & touched) and not (reads & written), f"{op} runs with one that it conflicts with"
             written |= writes
             touched |= writes | reads

@@ -1,4 +1,4 @@
-"""Waiting: blocking reads for plain threads, awaits for coroutines, and what must not be waited for.
+"""Waiting: blocking reads for plain threads, awaits for coroutines, and waits that are refused.
 
 A thread that waits lends itself: where the operation it waits for has not started and its actor has a free slot, the
 thread runs the actor's ready operations instead of sleeping, which is what makes push-and-wait cost microseconds and
@@ -57,7 +57,7 @@ class _Circle(EngineError):
 
 
 class Wait(NamedTuple):
-    """Somebody who waits for an operation.
+    """A thread or task that waits for an operation.
 
     Attributes:
         op: the operation.
@@ -78,7 +78,7 @@ class Waiting:
     Attributes:
         waits: who waits for what at the moment.
         inside: which running operations wait, inside, for which others.
-        flush: lets go of what bulks hold back: whoever waits may wait for it.
+        flush: pushes the operations that bulks hold back, which a waiter may depend on.
         synchronizers: block until an asynchronous device has done what was launched there; called by whoever waits
             for all.
         loop_thread: the thread of the engine's own loop, if there is one.
@@ -235,7 +235,7 @@ class Waiting:
             variable.failure.throw_awaited()
 
     def _wait_for_device(self, marks: Marks) -> None:
-        """Block until what was launched has been done; raises what went wrong on the device."""
+        """Block until launched work is done; raises the device's error, if any."""
         if not marks.done() and asyncio._get_running_loop() is not None:
             self._warn_of_blocking("a blocking read", "a device")
         failure = marks.finish()
@@ -243,7 +243,7 @@ class Waiting:
             failure.throw()
 
     def wait_for_device(self, waited: Marks | Token) -> Generator[Any, None, None]:
-        """The awaited form: a thread beside the loop waits."""
+        """The awaited form: a helper thread waits."""
         if not waited.done():
             yield from asyncio.get_running_loop().run_in_executor(None, waited.finish)
         failure = waited.finish()
@@ -372,7 +372,7 @@ class Waiting:
         op = current.get()
         if op is not None and op.state != DONE:
             return op
-        turn = self.runner.here.turn
+        turn = self.runner.local.turn
         if turn is not None and turn.op is not None:
             return turn.op
         if self.books.adopted:
@@ -424,7 +424,7 @@ class Waiting:
     @contextlib.contextmanager
     def standing_aside(self) -> Iterator[None]:
         """While this thread waits for a device, let another worker take its place, where it is one."""
-        turn = self.runner.here.turn
+        turn = self.runner.local.turn
         if turn is None:
             yield
             return
@@ -479,7 +479,7 @@ def _resolve(future: asyncio.Future[None]) -> None:
 
 
 def _open(gate: threading.Lock) -> None:
-    """Release a lock that somebody sleeps at, if nobody has."""
+    """Release a lock at which a thread sleeps, unless that was done."""
     try:
         gate.release()
     except RuntimeError:

@@ -43,49 +43,49 @@ class Turn:
         self.op: Operation | None = None
 
     def is_over(self) -> None:
-        """There is nothing more to take (locked)."""
+        """Called when the mailbox has no operation for this thread (locked)."""
 
 
 class Worker(Turn):
-    """A thread of an actor's own.
+    """A worker thread of an actor's pool.
 
     Attributes:
-        bell: is acquired by the worker while it sleeps, and released by who calls it.
-        is_called: somebody has called it, and it has not come yet.
-        is_dismissed: it is to end.
+        wake_lock: acquired by the worker to sleep, released to wake it.
+        is_called: True from its wake-up until it has looked into the mailbox.
+        is_dismissed: True when its thread is to end.
         thread: the thread.
     """
 
-    __slots__ = ("bell", "is_called", "is_dismissed", "thread")
+    __slots__ = ("is_called", "is_dismissed", "thread", "wake_lock")
 
     def __init__(self, actor: ThreadActor) -> None:
         super().__init__(actor)
-        self.bell = threading.Lock()
-        self.bell.acquire()
+        self.wake_lock = threading.Lock()
+        self.wake_lock.acquire()
         self.is_called = self.is_dismissed = False
         name = f"flowmx-{actor.name}-{len(actor.workers)}"
-        self.thread = threading.Thread(target=self.live, name=name, daemon=True)
+        self.thread = threading.Thread(target=self.run, name=name, daemon=True)
 
     def dismiss(self) -> None:
         """Let its thread end when it has no operation any more (locked)."""
         self.is_dismissed = True
         self.actor.idle.pop(self, None)
-        if self.bell.locked():
-            self.bell.release()
+        if self.wake_lock.locked():
+            self.wake_lock.release()
 
     def is_over(self) -> None:
         if not self.is_dismissed:
             self.actor.idle[self] = None
 
-    def live(self) -> None:
+    def run(self) -> None:
         """Sleep, run what is ready, and sleep again, until dismissed: the thread's whole life."""
-        self.bell.acquire()
+        self.wake_lock.acquire()
         if self.is_dismissed:
             return
         engine = self.actor.engine
         assert engine is not None
         try:
-            engine.here.turn = self
+            engine.local.turn = self
             while not self.is_dismissed:
                 with engine.lock:
                     engine.settle()
@@ -93,9 +93,9 @@ class Worker(Turn):
                 if op is not None:
                     with engine.guard():  # anew each time: settings may have changed while it slept
                         engine.work(self, op)
-                self.bell.acquire()
+                self.wake_lock.acquire()
         except BaseException as error:  # not an operation's: those are caught where it is run
-            self.actor.lose(self, engine)
+            self.actor.report_death(self, engine)
             _log.error("a worker of %s died", self.actor.name, exc_info=error)
 
 
@@ -134,21 +134,21 @@ class ThreadActor(Actor):
         if self.running + self._called < self.slots + (self.urgent_slots if op.priority > 0 else 0):
             self._call()
         elif self.users and not self._is_looking:
-            self.ring()
+            self.wake()
 
     def is_idle(self) -> bool:
         return not self.running and not self.mailbox.plain and not self.mailbox.ranked
 
     def _call(self) -> None:
-        """Bring one more worker to the mailbox (locked)."""
+        """Wake an idle worker, or have the coroutine start one (locked)."""
         for worker in self.idle:
-            # From here on nothing is called until the bell is.
+            # From here on nothing is called until the worker is woken.
             worker.is_called = True
             self._called += 1
             del self.idle[worker]
-            worker.bell.release()
+            worker.wake_lock.release()
             return
-        self.ring()
+        self.wake()
 
     def begin(self, worker: Worker) -> Operation | None:
         """The first operation for a worker that was called; without one it sleeps on (locked)."""
@@ -185,7 +185,7 @@ class ThreadActor(Actor):
         if plain and plain[0] is op:
             del plain[0]
         if op.runs_user_code and not self._is_looking and self.mailbox.first() is not None:
-            self.ring()
+            self.wake()
         return op
 
     def _has_slot(self, turn: Turn, op: Operation) -> bool:
@@ -197,7 +197,7 @@ class ThreadActor(Actor):
         return self.running == len(self.users) and type(turn) is Turn
 
     def over(self, turn: Turn, op: Operation) -> None:
-        """The operation of a turn has ended (locked)."""
+        """Release the slot of a turn whose operation has ended (locked)."""
         if turn.op is op:
             turn.op = None
             if self.running:  # in the child of a fork they were forgotten
@@ -217,7 +217,7 @@ class ThreadActor(Actor):
         self.tend()
 
     def tend(self) -> None:
-        """See that somebody runs what is ready (locked)."""
+        """Wake a worker if there are ready operations and free slots (locked)."""
         if self.running + self._called < self.slots and self.mailbox.first() is not None:
             self._call()
 
@@ -237,7 +237,7 @@ class ThreadActor(Actor):
                 worker.thread.start()
 
     async def run(self) -> None:
-        self.settle_in()
+        self.attach()
         engine = self.engine
         assert engine is not None
         while not self._stopped:
@@ -245,12 +245,12 @@ class ThreadActor(Actor):
                 lost, self._lost = self._lost, []
                 count = self._wanted()
             for worker in lost:
-                self._bury(worker, engine)
+                self._clean_up(worker, engine)
             for _ in range(count):
-                self._hire(engine)
+                self._start_worker(engine)
             if self.users:
                 self._look_again(engine)
-            await self.hear()
+            await self.wait_for_wake()
 
     def _wanted(self) -> int:
         """The number of workers to be started for what is ready (locked)."""
@@ -259,8 +259,8 @@ class ThreadActor(Actor):
             free += self.urgent_slots
         return min(free, len(self.mailbox)) if free > 0 else 0
 
-    def _hire(self, engine: Engine) -> None:
-        """Start a worker, which comes to the mailbox at once."""
+    def _start_worker(self, engine: Engine) -> None:
+        """Start a worker thread, which takes from the mailbox at once."""
         with engine.lock:
             worker, self._spare = self._spare, None
         if worker is None or not worker.thread.is_alive():
@@ -278,17 +278,17 @@ class ThreadActor(Actor):
             self.workers[worker] = None
             worker.is_called = True
             self._called += 1
-            worker.bell.release()
+            worker.wake_lock.release()
 
-    def lose(self, worker: Worker, engine: Engine) -> None:
-        """Say that a worker's thread ends although nobody has dismissed it (on that thread)."""
+    def report_death(self, worker: Worker, engine: Engine) -> None:
+        """Report that a worker's thread ends without having been dismissed (called on that thread)."""
         with engine.lock:
             if self.engine is engine and worker in self.workers:
                 self._lost.append(worker)
-                self.ring()
+                self.wake()
 
-    def _bury(self, worker: Worker, engine: Engine) -> None:
-        """Let what a dead worker held be free for others; its operation fails."""
+    def _clean_up(self, worker: Worker, engine: Engine) -> None:
+        """Release what a dead worker held; its operation fails."""
         with engine.lock:
             self.workers.pop(worker, None)
             self.idle.pop(worker, None)
@@ -306,13 +306,13 @@ class ThreadActor(Actor):
     # -- user code that holds all slots ----------------------------------------------------------------
 
     def _look_again(self, engine: Engine) -> None:
-        """Look in a while whether user code keeps ready work from running; nobody need ring for that meanwhile."""
+        """Check in a while whether user code keeps ready work from running; no wake-up is needed for that."""
         if not self._is_looking:
             self._is_looking = True
             asyncio.get_running_loop().call_later(_PATIENCE, self._relieve, engine)
 
     def _relieve(self, engine: Engine) -> None:
-        """Let ready work run beside user code that has run for long: it may wait for it, on whatever thread."""
+        """Let ready work run in parallel to long-running user code, which may wait for it on any thread."""
         self._is_looking = False
         with engine.lock:
             engine.settle()

@@ -1,4 +1,4 @@
-"""The memory for internal values, which executors of one symbol (for several shapes, or modes) use in turns."""
+"""Memory of internal values, shared by executors of one symbol (for several shapes, or modes), one at a time."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class Arena:
         self._variables: dict[Device, Variable] = {}
 
     def variable(self, device: Device) -> Variable:
-        """What every operation that uses it on a device writes."""
+        """The variable that every operation using the workspace on a device writes, so that they run one at a time."""
         return self._variables.setdefault(device, Variable(f"workspace on {device}"))
 
     def block(self, device: Device, nbytes: int) -> Any:
-        """At least so many bytes, for the operation that runs."""
+        """A block of at least so many bytes, for the running operation."""
         block = self._blocks.get(device)
         if block is None or block.nbytes < nbytes:
             self._blocks.pop(device, None)  # the old one goes first: two would need more than either plan

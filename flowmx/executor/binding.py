@@ -49,7 +49,7 @@ def _check_groups(placed: set[Any], given: Mapping[str, Any]) -> None:
 def _settled(
     symbol: Symbol, default: Context, groups: dict[str, Context], arrays: Mapping[str, NDArray] | None = None
 ) -> Symbol:
-    """The symbol with a group for every node that has none, as MXNet places them.
+    """The symbol with a ``ctx_group`` for every node without one, as MXNet places them.
 
     A variable is where its array is, or with the first that reads it; an operator is with its first input.
 
@@ -107,7 +107,7 @@ def _by_name(what: str, names: Sequence[str], given: Any, complete: bool) -> dic
 
 
 def requests_of(names: Sequence[str], grad_req: Any) -> dict[str, str]:
-    """What is asked for each argument: ``write``, ``add`` or ``null``."""
+    """The gradient request of each argument, ``write``, ``add`` or ``null``, by name."""
     if isinstance(grad_req, str):
         table = dict.fromkeys(names, grad_req)
     elif isinstance(grad_req, Mapping):

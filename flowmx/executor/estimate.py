@@ -1,4 +1,4 @@
-"""What ``simple_bind`` would bind, without binding: for :meth:`flowmx.sym.Symbol.memory_estimate`."""
+"""Estimate of the memory that ``simple_bind`` would allocate; for :meth:`flowmx.sym.Symbol.memory_estimate`."""
 
 from __future__ import annotations
 

@@ -110,14 +110,14 @@ class Executor:
     # -- compiling -------------------------------------------------------------------------------------
 
     def _mode(self, train: bool) -> Mode:
-        """What runs in training mode, or in prediction mode."""
+        """The compiled graph for training or for prediction, compiled at first use."""
         known = self._modes.get(train)
         if known is None:
             known = self._modes[train] = self._compile(train)
         return known
 
     def _mode_to_differentiate(self, train: bool) -> Mode:
-        """The mode with a backward pass; prediction gets one when somebody asks."""
+        """The compiled graph with a backward pass; for prediction it is compiled on demand."""
         if not train and not self._differentiates_prediction:
             self._differentiates_prediction = True
             self._modes.pop(False, None)
@@ -169,7 +169,7 @@ class Executor:
 
     @property
     def plan(self) -> Plan:
-        """What a training step runs, or prediction where no gradients are bound."""
+        """The plan of a training step, or of prediction where no gradients are bound."""
         return self._modes[bool(self._wanted)].plan
 
     # -- running ---------------------------------------------------------------------------------------
@@ -281,7 +281,7 @@ class Executor:
         self._monitor = None if callback is None else Monitor(callback, monitor_all, is_active or (lambda: True))
 
     def _is_monitored(self, forward: bool) -> bool:
-        """Whether a pass is to be shown to the monitor: a backward pass is, where its forward pass was."""
+        """Tell whether to show a pass to the monitor; a backward pass is shown if its forward pass was."""
         if forward:
             self._went_monitored = self._monitor is not None and self._monitor.is_active()
         return self._went_monitored and self._monitor is not None
@@ -301,7 +301,7 @@ class Executor:
                 self._take_gradient(node, found.get(node))
 
     def _take_gradient(self, node: Node, found: NDArray | None) -> None:
-        """Put a gradient (None: the outputs do not depend on the variable) where the user wants it."""
+        """Write or add a gradient (None: the outputs do not depend on the variable) to the user's array."""
         target = self._gradient(node)
         if self._requests[node.name] == "add":
             if found is not None:
@@ -405,7 +405,7 @@ class Executor:
 
     @property
     def _ctx(self) -> Context:
-        """MXNet's name of its device, which scripts look at."""
+        """The device, under MXNet's private name, which scripts use."""
         return self._device.context
 
     def debug_str(self) -> str:

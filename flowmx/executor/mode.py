@@ -1,4 +1,4 @@
-"""What an executor runs in one mode: a plan tied to the bound arrays, cut into operations of the engine.
+"""A graph compiled for one mode, training or prediction: a plan bound to arrays, cut into operations of the engine.
 
 Steps in a row on one device are one :class:`Segment`, which is one operation; a graph on one device has one segment
 for its forward pass and one for its backward pass.
@@ -66,7 +66,7 @@ class Mode:
         self.random = any(node.op is not None and node.op.uses_random for node in nodes)
         self.detached = any(node.op is not None and node.op.detached for node in nodes)
         self._external: dict[Entry, NDArray] = {}
-        """What the plan writes straight into."""
+        """Bound arrays that the plan writes directly, without a copy at the end."""
         self._crossing = {entry: Variable(entry.node.output_name(entry.index)) for entry in plan.kept}
         ends: tuple[list[Ending], list[Ending]] = ([], [])
         for entry, output in zip(plan.outputs, outputs, strict=True):
@@ -85,7 +85,7 @@ class Mode:
         self._segments: dict[tuple[bool, bool], list[Segment]] = {}
         self._lock = threading.RLock()
         self._went_apart = True
-        """Whether the last forward pass was pushed without a backward pass."""
+        """True while the last forward pass was pushed without a backward pass."""
         read_once = {entry.node for node in plan.once for entry in node.inputs if entry.node.is_variable}
         self._read_once = [arrays[node]._storage for node in read_once]
 
@@ -124,7 +124,7 @@ class Mode:
             )  # fmt: skip
 
     def check_repeatable(self) -> None:
-        """Check that a forward pass can be run again and give the same.
+        """Check that a second run of the forward pass gives the same values.
 
         Raises:
             NotImplementedError: it draws random numbers on a device whose generator can not go back.
@@ -137,7 +137,7 @@ class Mode:
             )
 
     def _cut(self, forward: bool, backward: bool) -> list[Segment]:
-        """The segments of a pass, with what they read and write."""
+        """The segments of a pass, with the variables that they read and write."""
         cut = Cut(self._arena, self._train, self._memo, goes_on=not forward)
         has_branches = any(len(stage) > 1 for stages in self.plan.stages for stage in stages)
         if has_branches:
@@ -267,7 +267,7 @@ class Mode:
     _run.moves = lambda segment, versions, again: segment.moves()  # type: ignore[attr-defined]
 
     def _tie(self, segment: Segment) -> None:
-        """Tie the steps of a segment to the user's arrays, which are there when it runs first."""
+        """Bind the steps of a segment to the user's arrays, at its first run, when these are allocated."""
         with self._lock:
             self.tied.allocate_kept(segment.kept)
         for entry, array in segment.written.items():  # first: what is written here may be read here, too

@@ -1,4 +1,4 @@
-"""A bound graph computed operator by operator, so that somebody can look at every value.
+"""Execution of a bound graph operator by operator, with every value shown to a monitor.
 
 Passes leave values out, and a plan overwrites them. Under a monitor neither is so: each operator is an operation of its
 own on arrays of its own, which go to a callback as soon as they are enqueued. Nothing here waits.
@@ -19,7 +19,7 @@ from flowmx.ndarray.core import allocate, invoke
 
 
 class Monitor(NamedTuple):
-    """Somebody who looks.
+    """Interface of monitors.
 
     Attributes:
         callback: called with the name and the array of each value.
@@ -32,7 +32,7 @@ class Monitor(NamedTuple):
     is_active: Callable[[], bool] = lambda: True
 
     def at_inputs(self, node: Node, inputs: Sequence[NDArray]) -> None:
-        """Show what an operator is given."""
+        """Show the inputs of an operator."""
         if self.monitor_all and node.op is not None:
             names = (*node.op.inputs(), *node.op.auxiliary)
             for entry, name, array in zip(node.inputs, names, inputs, strict=True):
@@ -41,7 +41,7 @@ class Monitor(NamedTuple):
                 self.callback(f"{node.name}_{name}", array)
 
     def at_outputs(self, node: Node, outputs: Sequence[NDArray]) -> None:
-        """Show what it gives."""
+        """Show its outputs."""
         for index, array in enumerate(outputs):
             self.callback(node.output_name(index), array)
 

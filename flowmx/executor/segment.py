@@ -3,7 +3,7 @@
 Steps in a row on one device are one segment, and those of a device run one after the other, since each *writes* the
 variable of the arena. Where a stage has several branches, each of them is a segment that only *reads* that variable:
 they may run at the same time, after what was before the stage, and what comes after waits for all of them. A copy to or
-from a device with memory of its own is a segment on the actor of such copies: its result lies beside the arena, so it
+from a device with memory of its own is a segment on the actor of such copies: its result lies outside the arena, so it
 waits for its value alone.
 """
 
@@ -28,7 +28,7 @@ class Segment:
     Attributes:
         device: where they run.
         run: what they may ask for.
-        is_branch: True where others may run beside it.
+        is_branch: True where others may run at the same time.
         actor: who runs it, if not the device's own.
         once: steps that run only where what they read has changed.
         done_once: the versions of what they read when they last ran.
@@ -63,22 +63,22 @@ class Segment:
         self._declared: tuple[tuple[Variable, ...], tuple[Variable, ...]] | None = None
 
     def declared(self) -> tuple[tuple[Variable, ...], tuple[Variable, ...]]:
-        """What it reads and writes, for a push."""
+        """The variables that the segment reads and those that it writes, as tags for a push."""
         if self._declared is None:
             self._declared = tuple(self.reads), tuple(self.writes)
         return self._declared
 
     def moves(self) -> list[tuple[str, int]] | None:
-        """What a simulated device is told of a copy: the bytes that come from elsewhere."""
+        """The transfer that a copy costs on a simulated device: ("there", bytes); None for other segments."""
         return None if self.actor is None else [("there", self.kept_bytes)]
 
     def declare_read(self, entry: Entry, array: NDArray) -> None:
-        """Say that it reads an array of the user's."""
+        """Declare a read of a user's array."""
         self.reads[array._storage] = None
         self.read[entry] = array
 
     def declare_write(self, entry: Entry, array: NDArray, reads: bool = False) -> None:
-        """Say that it writes one, and perhaps reads what is there."""
+        """Declare a write of a user's array, and optionally a read of its content."""
         self.writes[array._storage] = None
         self.written[entry] = array
         if reads or array._view is not None:
@@ -104,7 +104,7 @@ class Cut:
         self._begun: set[Device] = set()
         self._anew = False
         self._branches: list[Variable] = []
-        """What the branches before this place wrote, each a variable of its own."""
+        """Variables that the preceding parallel branches write, one for each branch."""
         self._open: list[Variable] = []
 
     def at(self, device: Device) -> Segment:
@@ -125,7 +125,7 @@ class Cut:
         self._anew = True
 
     def branch(self, device: Device) -> Segment:
-        """A new segment which others of its stage may run beside."""
+        """A new segment that may run at the same time as others of its stage."""
         segment = self._add(device, is_branch=True)
         segment.reads[self._arena.variable(device)] = None
         mark = Variable("branch")
@@ -134,7 +134,7 @@ class Cut:
         return segment
 
     def travel(self, device: Device, source: Device) -> Segment:
-        """A new segment for a copy to a device, beside what it computes."""
+        """A new segment for a copy to a device, concurrent with what it computes."""
         return self._add(device, is_branch=True, actor=device.copy_actor(source))
 
     def _add(self, device: Device, is_branch: bool, actor: Actor | None = None) -> Segment:
@@ -144,7 +144,7 @@ class Cut:
         return made
 
     def end_stage(self) -> None:
-        """What is cut from here on waits for the branches so far."""
+        """Close the stage: segments made from now on wait for all branches so far."""
         if self._open:
             self._branches, self._open = self._open, []
 

@@ -1,4 +1,4 @@
-"""The flight recorder: what this process does and did, for whoever asks when it hangs; always on.
+"""The flight recorder: current and past operations of this process, for diagnosing hangs; always on.
 
 It costs operations of microseconds nothing, and queued ones a note when they end. Who is asked is a thread of its own,
 which starts with the engine's: it answers ``python -m flowmx doctor`` through a socket, keeps samples of what was going

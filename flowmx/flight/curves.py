@@ -1,4 +1,4 @@
-"""Numbers that training says of itself, by name and step: kept from the start, for whoever looks later.
+"""Training curves: numbers by name and step, kept from the start of the process.
 
 A curve holds at most some hundred points: when it is full, neighbours become their mean, so that however long a run is,
 all of it is there, and what it costs stays the same.

@@ -1,4 +1,4 @@
-"""What other parts of flowmx say of themselves, when somebody asks: a KVStore's peers, a service's queue."""
+"""Registry of reports that other parts of flowmx make on request: a KVStore's peers, a service's queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _speakers: dict[str, Callable[[], Mapping[str, Any]]] = {}
 
 
 def describe(name: str, say: Callable[[], Mapping[str, Any]]) -> None:
-    """Have a function called, on any thread, whenever somebody asks what this process does.
+    """Register a report: a function that is called, on any thread, for each snapshot of this process.
 
     Args:
         name: whose words they are, such as ``"kvstore"``; who speaks under the same name takes its place.
@@ -24,13 +24,13 @@ def describe(name: str, say: Callable[[], Mapping[str, Any]]) -> None:
 
 
 def forget(name: str, say: Callable[[], Mapping[str, Any]] | None = None) -> None:
-    """Ask no more; given a function, only where nobody else speaks under the name by now."""
+    """Remove a report; given a function, only if it is still the one registered under the name."""
     if say is None or _speakers.get(name) is say:
         _speakers.pop(name, None)
 
 
 def said() -> dict[str, dict[str, Any]]:
-    """What they all say; what one raises is what it says."""
+    """Call every registered report; returns them by name. For one that raises: ``{"error": "Type: message"}``."""
     found = {}
     for name, say in list(_speakers.items()):
         try:

@@ -1,4 +1,4 @@
-"""Where sockets and reports of processes lie: a folder that only this user may enter."""
+"""Folder of processes' sockets and reports, which only this user may enter."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def _lives(process: int) -> bool:
 
 
 def _is_heard(at: Path) -> bool:
-    """Whether somebody listens on a socket: the folder may be shared with processes that are not seen from here."""
+    """Tell whether a process listens on a socket: the folder may be shared with processes not visible from here."""
     with contextlib.suppress(ConnectionRefusedError, FileNotFoundError), socket.socket(socket.AF_UNIX) as line:
         line.connect(os.fspath(at))
         return True

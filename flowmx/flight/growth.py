@@ -1,4 +1,4 @@
-"""Which lines make arrays that stay: counted while somebody observes, and not otherwise."""
+"""Growth of memory by line: arrays that stay, counted only during an observation."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ class Growth:
         engine.use_watch(_watch, "lines")
 
     def stop(self) -> None:
-        """Look at no more operations."""
+        """Stop looking at operations."""
         if self in _open:
             _open.remove(self)
         if not _open:
             engine.use_watch(None, "lines")
 
     def note(self, storage: ref[Storage], origin: Origin) -> None:
-        """An array is about to be made."""
+        """Note the line of an operation that is about to make arrays."""
         self._made.append((storage, origin))
 
     def count(self) -> None:
-        """Count what is there now, by line."""
+        """Count the current arrays, by line."""
         counts: Counter[Any] = Counter()
         self._bytes.clear()
         made, self._made = self._made, []

@@ -1,4 +1,4 @@
-"""Requests to other nodes, as those tell who make them: the flight recorder keeps them, the profiler shows them."""
+"""Requests to other nodes, noted by their callers: the flight recorder keeps them, the profiler shows them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Exchange(NamedTuple):
 
 
 listeners: list[Listener] = []
-"""Told of each request that has ended: peer, operation, start and end (:func:`time.perf_counter`), facts."""
+"""Called for each request that has ended, with: peer, operation, start and end (:func:`time.perf_counter`), facts."""
 
 under_way: dict[int, Exchange] = {}
 """Requests that have no answer yet, oldest first."""

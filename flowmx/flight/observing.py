@@ -1,4 +1,4 @@
-"""Watching this process for a little while: what takes its time, what grows, where values are not finite.
+"""Observation of this process over some seconds: time by activity, growth of memory, values that are not finite.
 
 Results stay what they are. While values are looked at, operations cost more; that ends with the observation.
 """
@@ -27,7 +27,7 @@ _EVERY = 0.02
 _BLOCKED = 0.1
 """Seconds from which it is worth a look at what an event loop stands at."""
 _COUNTS = 5
-"""How often arrays are counted."""
+"""Number of times that arrays are counted."""
 _LOADING = ("gluon/data/", "flowmx/io/")
 
 
@@ -75,17 +75,17 @@ class Observation:
 
     @property
     def seconds(self) -> float:
-        """For how long it lasts."""
+        """Seconds that it lasts."""
         return monotonic() - self._begin
 
     def look_at_values(self) -> None:
-        """From now on look for values that are not finite, which makes operations cost more."""
+        """Start to look for values that are not finite, which makes operations cost more."""
         self._watch = watch.Watch(stops=False)
         self._looks_at_values = True
         watch.everywhere(self._watch)
 
     def leave_values(self) -> None:
-        """Look at values no more."""
+        """Stop looking at values."""
         if self._watch is not None and self._looks_at_values:
             self._looks_at_values = False
             watch.no_longer(self._watch)
@@ -108,7 +108,7 @@ class Observation:
                 self._blocked[each["thread"]] = each
 
     def close(self) -> None:
-        """Watch no more."""
+        """End the observation."""
         if self._growth is not None:
             self._growth.count()
             self._growth.stop()
@@ -129,7 +129,7 @@ class Observation:
 
 
 class Samples:
-    """How often what was the case."""
+    """Counts of waits, busy actors and loading threads over many samples."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -169,5 +169,5 @@ class Samples:
 
 
 def _loads(stack: stacks.Stack) -> bool:
-    """Whether a thread is making a batch of data itself."""
+    """Tell whether a thread is making a batch of data itself."""
     return any(part in each.code.co_filename for each in stack for part in _LOADING)

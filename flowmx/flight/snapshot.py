@@ -1,4 +1,4 @@
-"""What this process does at one moment, as values that JSON can hold. Looks only; holds the engine's lock briefly."""
+"""Snapshot of this process, JSON-compatible. Reads only; holds the engine's lock briefly."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from flowmx.flight import curves, facts, messages, stacks
 __all__ = ["take"]
 
 _MOST = 400
-"""Pending operations that are told of; all that run, and the oldest."""
+"""Most pending operations in a snapshot: all that run, and the oldest."""
 _LAST = 100
-"""Ended operations that are told of."""
+"""Most ended operations in a snapshot."""
 _PATIENCE = 1.0
 """Seconds to wait for the engine's lock."""
 
@@ -113,7 +113,7 @@ def _running(threads: dict[int, stacks.Stack]) -> dict[Operation, Running]:
 
 
 def _before(ops: Iterable[Operation]) -> dict[Operation, list[tuple[Operation, str]]]:
-    """What each operation waits for: operations, and the variable that both name."""
+    """For each operation those that it waits for, each with the variable that both name."""
     found: dict[Operation, list[tuple[Operation, str]]] = {}
     for op in ops:
         for later in op.dependents or ():
@@ -159,7 +159,7 @@ def _operation(
 def _waits(
     now: float, threads: dict[int, stacks.Stack], names: dict[int, str], running: Mapping[Operation, Running]
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Who waits for which operation: tasks, and threads, which may run others meanwhile."""
+    """Tasks and threads that wait for operations; a thread may run others meanwhile."""
     asleep = [wait for wait in list(engine.waits.values()) if wait.op.state != DONE]
     found = [
         _wait(f"task {each.task.get_name()}", each.op, now - each.since, stacks.task_lines(each.task))

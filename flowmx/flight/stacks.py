@@ -1,4 +1,4 @@
-"""Where threads and tasks are: the user's line of each, and what a running operation stands at."""
+"""Stacks of threads and tasks: the user's line of each, and the graph step that a running operation is at."""
 
 from __future__ import annotations
 

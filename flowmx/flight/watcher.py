@@ -180,7 +180,7 @@ _watcher = Watcher()
 
 
 def _out_of_memory(complaint: str) -> None:
-    """Told on a thread that holds a lock, which a report would wait for."""
+    """Note it: called on a thread that holds a lock, for which a report would wait."""
     if engine.books.journal is not None and not _watcher.due:
         _watcher.due.append(complaint)
 
@@ -210,7 +210,7 @@ _hook: Callable[..., Any] = sys.excepthook
 
 
 def _died(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The program dies of an exception: leave a report beside the traceback, where operations were run."""
+    """The program dies of an exception: leave a report in addition to the traceback, where operations were run."""
     _hook(kind, error, trace)
     if engine.books.journal is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
         out_of_memory = issubclass(kind, OutOfMemory | MemoryError)

@@ -1,4 +1,4 @@
-"""Casts for mixed precision, put into a graph where operators want another floating type than they are given.
+"""Casts for mixed precision, inserted where operators want another floating type than their inputs have.
 
 :class:`flowmx.ndarray.core.Casting` says which; :func:`insert_casts` is pure. A value is cast to a type once, however
 many operators want it so, and its cast is called ``<value>_amp_cast_<type>``, as MXNet's.

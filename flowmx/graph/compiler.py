@@ -42,7 +42,7 @@ PASSES: list[Pass] = [
     recompute,
     pack_filters,
 ]
-"""What every graph goes through, in this order."""
+"""The passes over every graph, in the order in which they run."""
 
 
 def graph_of(
@@ -113,7 +113,7 @@ def compile_graph(
 
 
 def options_of(device_type: str) -> Options:
-    """What the settings say, for devices of a type."""
+    """Compile options from the settings, for a type of device."""
     config = settings.get()
     return Options(
         device_type=device_type,
@@ -128,7 +128,7 @@ def options_of(device_type: str) -> Options:
 
 
 def _is_computed(entry: Entry) -> bool:
-    """Whether each run computes it: it is no variable, and nothing that is kept from run to run."""
+    """Tell whether each run computes an entry: it is neither a variable nor kept from run to run."""
     return entry.node.op is not None and not entry.node.op.once
 
 

@@ -1,4 +1,4 @@
-"""The graph that passes take and give, and the tool that they rewrite it with.
+"""The graph that passes take and return, and the tool to rewrite it.
 
 A pass is a pure function from :class:`Graph` to :class:`Graph`: nodes never change, so it makes new ones in the
 place of those that it replaces. :class:`Rewriter` walks the old graph in order and remembers what stands for what.
@@ -61,7 +61,7 @@ class Graph:
         return [node for node in topological(self.outputs) if not node.is_variable]
 
     def uses(self) -> dict[Entry, int]:
-        """How often each entry is read; being wanted counts as once more."""
+        """Number of reads of each entry; an output or a gradient counts as one more."""
         found: dict[Entry, int] = {}
         for entries in (self.wanted(), *[node.inputs for node in self._order]):
             for entry in entries:
@@ -73,13 +73,13 @@ class Graph:
         return self.groups.get(node.attributes.get("__ctx_group__", ""), self.default)
 
     def with_notes(self, *notes: str) -> Graph:
-        """The same graph with more to tell."""
+        """The same graph with more notes for :meth:`Plan.explain`."""
         return replace(self, notes=(*self.notes, *notes))
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a graph is compiled.
+    """Options of the graph compiler.
 
     Attributes:
         device_type: what it will run on; a pass makes only what has kernels there.
@@ -87,7 +87,7 @@ class Options:
         share: let values that never live at the same time share memory.
         workspaces: where nothing shares memory, how many places steps of a device work in, by turns.
         channels_last: the element types of values that may lie channels-last, where kernels are faster then.
-        workers: how many operations a device runs at a time: branches may then run beside each other.
+        workers: how many operations a device runs at a time: branches may then run at the same time.
         pack: keep copies of filters in the order that kernels want, which takes memory and saves time.
         mirror: compute cheap values again for the backward pass, rather than keep them.
         budget: the most bytes that internal values may take: as much as needed is computed again (None: any).
@@ -127,11 +127,11 @@ class Rewriter:
         self._notes: list[str] = []
 
     def new(self, entry: Entry) -> Entry:
-        """What stands for an old entry."""
+        """The entry that replaces an old one (itself, if nothing does)."""
         return self._replaced.get(entry, entry)
 
     def keep(self, node: Node) -> Node:
-        """The node, with what stands for its inputs."""
+        """Copy a node with replaced inputs (the node itself, if none is)."""
         replaced = self._replaced.get
         inputs = tuple([replaced(entry, entry) for entry in node.inputs])
         if inputs == node.inputs:
@@ -150,12 +150,12 @@ class Rewriter:
         return made
 
     def replace(self, old: Entry, new: Entry) -> None:
-        """Let a new entry stand for an old one."""
+        """Replace an old entry by a new one."""
         self._replaced[old] = new
         self.shapes[new], self.dtypes[new] = self.shapes[old], self.dtypes[old]
 
     def note(self, text: str) -> None:
-        """Something to tell of this pass."""
+        """Add a note on this pass."""
         self._notes.append(text)
 
     def result(self) -> Graph:
@@ -171,7 +171,7 @@ class Rewriter:
 
 
 def is_pure(op: Operator, train: bool = True) -> bool:
-    """Whether running it again, elsewhere or not at all makes no difference but to its outputs.
+    """Tell whether an operator has no effect but its outputs, so that it may be run twice, elsewhere or not at all.
 
     Args:
         op: the operator.

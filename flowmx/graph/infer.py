@@ -1,6 +1,6 @@
 """Shape and dtype inference over a graph, as far as what is given reaches.
 
-Each operator completes what is known of its inputs and outputs; the nodes are gone through again, forward
+Each operator completes what is known of its inputs and outputs; the nodes are visited again, forward
 and backward, until nothing new is learned. A node of which everything is known is settled: what is known never
 changes, so it is not asked again.
 """
@@ -45,7 +45,7 @@ def infer_shapes(nodes: Sequence[Node], known: Mapping[Node, ShapeOrNone]) -> di
 
 
 def _begun_with(given: ShapeOrNone, declared: ShapeOrNone) -> ShapeOrNone:
-    """What is known of a variable: its whole shape as given, or what is given and what was declared together."""
+    """The initial shape of a variable: as given, or where that is only partly known merged with the declared one."""
     if given is not None and -1 not in given:
         return given
     both: Any = merge(given, declared)
@@ -53,7 +53,7 @@ def _begun_with(given: ShapeOrNone, declared: ShapeOrNone) -> ShapeOrNone:
 
 
 def _is_settled(node: Node, shapes: Mapping[Entry, ShapeOrNone]) -> bool:
-    """Whether every shape of its inputs and outputs is known."""
+    """Tell whether all shapes of a node's inputs and outputs are fully known."""
     for entry in (*node.inputs, *_outputs(node)):
         shape = shapes[entry]
         if shape is None or -1 in shape:
@@ -62,7 +62,7 @@ def _is_settled(node: Node, shapes: Mapping[Entry, ShapeOrNone]) -> bool:
 
 
 def _reads_twice(node: Node) -> bool:
-    """Whether two of its inputs are the same entry, of which it may have learned two things."""
+    """Tell whether a node reads the same entry twice, for which its inputs may infer different shapes."""
     return len(set(node.inputs)) < len(node.inputs)
 
 
@@ -113,7 +113,7 @@ def _is_plain(op: Operator) -> bool:
 
 
 def merge_or_raise(one: ShapeOrNone, other: ShapeOrNone, op: Operator, argument: str = "output") -> ShapeOrNone:
-    """What two partly known shapes say together.
+    """Merge two partly known shapes.
 
     Raises:
         ShapeError: they contradict each other.

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from flowmx.errors import ArgumentKindError
 
 Format: TypeAlias = "int | list[Format]"
-"""How flat items nest: an int for one item (0) or for that many of them, a list for a list; -1 for a None."""
+"""Nesting of flat items: an int for one item (0) or that many of them, a list for a list, -1 for a None."""
 
 
 def flatten(nested: Any, leaf: type, what: str, optional: bool = False) -> tuple[list[Any], Format]:

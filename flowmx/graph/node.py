@@ -49,7 +49,7 @@ class Node:
         return self.op is None
 
     def outputs(self) -> int:
-        """How many outputs it has, hidden ones included."""
+        """Number of outputs, hidden ones included."""
         return 1 if self.op is None else len(self.op.outputs())
 
     def contents(self) -> tuple[Entry, ...]:
@@ -58,7 +58,7 @@ class Node:
         return tuple([entry for at, entry in enumerate(self.inputs) if at not in alone]) if alone else self.inputs
 
     def visible_outputs(self) -> int:
-        """How many outputs the user sees."""
+        """Number of outputs that the user sees."""
         return 1 if self.op is None else self.op.visible_outputs()
 
     def output_name(self, index: int) -> str:
@@ -70,7 +70,7 @@ class Node:
         return len(self.inputs) - (len(self.op.auxiliary) if self.op is not None else 0)
 
     def place(self) -> str:
-        """Where it was made, for messages."""
+        """The user's line that made the node, for messages."""
         return describe(self.origin)
 
     def __repr__(self) -> str:
@@ -118,7 +118,7 @@ def auxiliary_nodes(nodes: Iterable[Node]) -> dict[Node, None]:
 
 
 def input_versions(nodes: Iterable[Node]) -> tuple[dict[Node, tuple[int, ...]], dict[Node, int]]:
-    """How often each input of each node, and each variable, has been written in place, as MXNet's JSON counts it.
+    """Count in-place writes before each node: for each of its inputs, and in all for each variable, as in MXNet's JSON.
 
     An operator that updates an input (an auxiliary state) makes a new version of the variable and reads that.
     """

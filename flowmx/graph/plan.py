@@ -28,7 +28,7 @@ COPY = "_copy_to_device"
 
 @dataclass
 class Plan:
-    """What runs, in which order, and where every value lives.
+    """The execution plan of a graph: the steps, their order, and the memory of every value.
 
     Attributes:
         graph: what the passes made: the outputs, the gradients, shapes and dtypes.
@@ -36,7 +36,7 @@ class Plan:
         forward, backward: the other nodes to run, in order.
         external: the entries that get memory from outside: outputs, and gradients written in place.
         kept: entries with memory of their own: results of ``once``, what another device copies, and what travels.
-        travelling: the nodes that copy to or from a device with memory of its own, beside what it computes.
+        travelling: the nodes that copy to or from a device with memory of its own, concurrent with what it computes.
         root: for an entry that is a view, the entry whose bytes it shows.
         place: the number of the place in an arena of each entry that has one; those that work in place share it.
         workspace: the number of the place that a step's kernel works in, for those that need one.
@@ -85,7 +85,7 @@ class Plan:
         return math.prod(self.graph.shapes[entry]) * self.graph.dtypes[entry].itemsize
 
     def internal_bytes(self) -> int:
-        """Bytes of the arenas, and of what is kept beside them."""
+        """Bytes of the arenas, and of what is kept outside them."""
         return self.arena.size + sum(self.nbytes(entry) for entry in self.kept)
 
     def picture(self, path: str | Path | None = None) -> str:
@@ -95,13 +95,13 @@ class Plan:
         return picture.draw(self, path)
 
     def explain(self, limit: int | None = None) -> str:
-        """What is fused, placed and shared, and why not, in words; see :func:`flowmx.graph.seeing.explain.explain`."""
+        """Explain fusion, placement and memory sharing; see :func:`flowmx.graph.seeing.explain.explain`."""
         from flowmx.graph.seeing.explain import explain
 
         return explain(self, limit)
 
     def unshared_bytes(self) -> int:
-        """What the values would take if none shared anything."""
+        """Bytes of the values if no two shared memory."""
         return sum(self.nbytes(entry) for entry in (*self.place, *self.kept))
 
     def lower_bound(self) -> int:
@@ -155,7 +155,7 @@ def make_plan(
 
 
 def _travels(graph: Graph, copy: Node) -> bool:
-    """Whether a copy is more than one within the host's memory."""
+    """Tell whether a copy has an end outside of the host's memory."""
     places = graph.context(copy), graph.context(copy.inputs[0].node)
     return any(each is not None and not each.device_type.startswith("cpu") for each in places)
 
@@ -164,7 +164,7 @@ def _place(plan: Plan, options: Options) -> None:
     """Say which entries share a place in the arena, how long each place is needed, and where it lies."""
     steps = plan.steps()
     last_use = _last_uses(plan, steps)
-    beside = _beside(plan, steps)
+    concurrent = _concurrent_steps(plan, steps)
     elsewhere = {*plan.external, *plan.kept}
     first: list[int] = []
     contexts: list[Context | None] = []
@@ -176,7 +176,7 @@ def _place(plan: Plan, options: Options) -> None:
                 continue
             donor = (
                 _in_place_donor(plan, node, index, step, last_use, taken)
-                if options.in_place and step not in beside
+                if options.in_place and step not in concurrent
                 else None
             )
             if donor is not None:
@@ -190,10 +190,10 @@ def _place(plan: Plan, options: Options) -> None:
     for entry, place in plan.place.items():
         size[place] = max(size[place], plan.nbytes(entry))
         last[place] = max(last[place], last_use[entry])
-    starts = [beside.get(step, (step, step))[0] for step in first]
-    stops = [beside.get(step, (step, step))[1] for step in last]
+    starts = [concurrent.get(step, (step, step))[0] for step in first]
+    stops = [concurrent.get(step, (step, step))[1] for step in last]
     plan.lives = [Life(*each) for each in zip(size, starts, stops, strict=True)]
-    contexts += _place_workspaces(plan, steps, beside, options)
+    contexts += _place_workspaces(plan, steps, concurrent, options)
     offsets, total = [0] * len(plan.lives), 0
     for context in dict.fromkeys(contexts):
         members = [place for place, where in enumerate(contexts) if where is context]
@@ -206,10 +206,10 @@ def _place(plan: Plan, options: Options) -> None:
     plan.arena = Packing(offsets, total)
 
 
-def _beside(plan: Plan, steps: Sequence[Node]) -> dict[int, tuple[int, int]]:
-    """For each step that others may run beside, the first and the last step of its stage.
+def _concurrent_steps(plan: Plan, steps: Sequence[Node]) -> dict[int, tuple[int, int]]:
+    """For each step of a stage of concurrent steps, the first and the last step of that stage.
 
-    What lives at one of them is taken to live at all.
+    A value alive at one of these is taken to be alive at all of them.
     """
     at = {node: step for step, node in enumerate(steps)}
     found: dict[int, tuple[int, int]] = {}
@@ -221,7 +221,7 @@ def _beside(plan: Plan, steps: Sequence[Node]) -> dict[int, tuple[int, int]]:
 
 
 def _place_workspaces(
-    plan: Plan, steps: Sequence[Node], beside: Mapping[int, tuple[int, int]], options: Options
+    plan: Plan, steps: Sequence[Node], concurrent: Mapping[int, tuple[int, int]], options: Options
 ) -> list[Context | None]:
     """Give each step that needs a workspace a place for it; returns the devices of these places.
 
@@ -231,9 +231,9 @@ def _place_workspaces(
     contexts: list[Context | None] = []
     turns: dict[Context | None, list[int]] = {}
     for step, nbytes in workspaces(plan, steps, options).items():
-        node, (first, last) = steps[step], beside.get(step, (step, step))
+        node, (first, last) = steps[step], concurrent.get(step, (step, step))
         places = turns.setdefault(plan.graph.context(node), [])
-        alone = options.share or step in beside
+        alone = options.share or step in concurrent
         if not alone and len(places) == options.workspaces:
             place = places.pop(0)
             size, first, _ = plan.lives[place]

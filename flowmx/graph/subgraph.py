@@ -53,7 +53,7 @@ class Body:
         return [found[Entry(node, 0)] for node in self.variables], [found[entry] for entry in self.entries]
 
     def program(self, run: Run, inputs: Sequence[Array], wanted: Sequence[int] = ()) -> Program:
-        """What computes it for inputs like these, with the gradients of the inputs at the ``wanted`` positions."""
+        """The program compiled for these inputs' shapes and dtypes, with gradients for the ``wanted`` positions."""
         key = (
             run.device,
             run.train,

@@ -52,7 +52,7 @@ class Tied:
         self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
         self._tied: dict[Node, TiedForward] = {}
         self.arrays: dict[Entry, Array] = {}
-        """What is put, by entry."""
+        """The arrays put in place of entries."""
         self.once, self.forward, self.backward = (
             [step for node in nodes if (step := self._step_of(node)) is not None]
             for nodes in (plan.once, plan.forward, plan.backward)
@@ -92,7 +92,7 @@ class Tied:
         return self._devices[self.plan.graph.context(node)]
 
     def put(self, entry: Entry, array: Array | None) -> None:
-        """Say where an entry lies (None: nowhere), from the next run on; views of it follow."""
+        """Set the array of an entry (None: none) from the next run on; its views follow."""
         self.arrays[entry] = array
         for arrays, position in self._readers.get(entry, ()):
             arrays[position] = array
@@ -119,7 +119,7 @@ class Tied:
         self._settled[context] = memory
 
     def unsettle(self) -> None:
-        """Let go of the arenas; the next run must settle anew."""
+        """Drop the arenas; :meth:`settle` must precede the next run."""
         for entry in self.plan.place:
             self.put(entry, None)
         for node in self.plan.workspace:

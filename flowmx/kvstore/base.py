@@ -1,4 +1,4 @@
-"""What every key-value store is, the registry of their kinds, and ``create``."""
+"""The interface of key-value stores, the registry of their kinds, and ``create``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ C = TypeVar("C", bound=type)
 
 
 class KVStoreBase:
-    """What training over several devices or machines needs of a store; the base of your own.
+    """Base class of key-value stores, through which devices and machines train together; derive your own from it.
 
     Example:
         >>> @mx.kvstore.KVStoreBase.register
@@ -53,7 +53,7 @@ class KVStoreBase:
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Whether the store can do something beyond sums: ``"optimizer"`` is to update weights itself."""
+        """Tell whether the store can do more than sum: ``"optimizer"`` means that it can update weights itself."""
         raise NotImplementedError("is_capable() is not implemented by this store")
 
     def save_optimizer_states(self, fname: str | os.PathLike[str], dump_optimizer: bool = False) -> None:
@@ -61,7 +61,7 @@ class KVStoreBase:
         raise NotImplementedError(f"{type(self).__name__} has no save_optimizer_states()")
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Go on from states that were saved."""
+        """Load the optimizer's states from a file."""
         raise NotImplementedError(f"{type(self).__name__} has no load_optimizer_states()")
 
     @property
@@ -76,7 +76,7 @@ class KVStoreBase:
 
     @property
     def num_workers(self) -> int:
-        """How many workers there are."""
+        """Number of workers in the job."""
         raise NotImplementedError(f"{type(self).__name__} has no num_workers")
 
     @staticmethod
@@ -87,11 +87,11 @@ class KVStoreBase:
     # What Module and Trainer call.
 
     _is_remote: ClassVar[bool] = False
-    """Whether other processes keep the values, and the states of the optimizer."""
+    """True if other processes keep the values and the optimizer's states."""
 
     @property
     def _is_synchronous(self) -> bool:
-        """Whether a pull gives what all workers have pushed; otherwise each goes on by itself."""
+        """True if a pull returns the sum over all workers' pushes; False where each worker proceeds by itself."""
         return True
 
     def _share(self, key: Any, arrays: list[NDArray]) -> None:
@@ -99,11 +99,11 @@ class KVStoreBase:
         self.broadcast(key, arrays[0], out=arrays)
 
     def _install(self, updater: Any) -> None:
-        """Let the store update weights by an updater, or as it does."""
+        """Set the updater of the weights (None: the store's own)."""
         self.set_optimizer(updater.optimizer)
 
     def _watch(self) -> None:
-        """Arrange for signals to the main thread, where the store was made beside it."""
+        """Arrange for signals to the main thread, where the store was made on another one."""
 
     def _exchange(self, keys: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> None:
         """:meth:`pushpull` of many keys, in the order in which a forward pass uses them: the first is most urgent."""
@@ -115,7 +115,7 @@ class KVStoreBase:
         return []
 
     def _refresh(self) -> None:
-        """Let the store know what has changed of its optimizer (the learning rate, what gradients are divided by)."""
+        """Pass changes of the optimizer (learning rate, gradient scale) to the store."""
 
     async def _begin_fit(self, epoch: int, batch: int = 0) -> tuple[int, int]:
         """The epoch and the batch to begin with: the given ones, or those that other workers have come to."""
@@ -129,7 +129,7 @@ class KVStoreBase:
 
     @property
     def _leads(self) -> bool:
-        """Whether this worker saves what all have in common."""
+        """True on the worker that saves the state that all workers share."""
         return True
 
     async def _agree(self, places: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
@@ -145,7 +145,7 @@ class KVStoreBase:
         raise NotImplementedError(f"{type(self).__name__} keeps no states of an optimizer elsewhere")
 
     async def _resume_states(self, states: bytes | None) -> None:
-        """Go on with what :meth:`_saved_states` of the leading worker gave, unless the job has gone on from there."""
+        """Continue from the leading worker's :meth:`_saved_states`, unless the job is already past that point."""
         raise NotImplementedError(f"{type(self).__name__} keeps no states of an optimizer elsewhere")
 
 
@@ -161,7 +161,7 @@ register = KVStoreBase.register
 
 @KVStoreBase.register
 class TestStore(KVStoreBase):
-    """A store that keeps nothing: it sums and copies what one process gives it (MXNet's own, for tests)."""
+    """A store without state, which sums and copies the arrays of one process (MXNet's, for tests)."""
 
     __test__ = False
 
@@ -196,7 +196,7 @@ class TestStore(KVStoreBase):
 
 
 def capable(capability: str, optimizer: bool) -> bool:
-    """What ``is_capable`` answers.
+    """Answer ``is_capable`` for a store that can (or can not) run an optimizer.
 
     Raises:
         ValueError: nothing is known of such a capability.
@@ -210,8 +210,8 @@ def create(name: str = "local", **options: Any) -> Any:
     """Make a key-value store.
 
     Args:
-        name: in any case: ``"local"`` (also ``"local_update_cpu"``, ``"local_allreduce_cpu"``) sums on the CPU beside
-            the devices, ``"device"`` (also ``"local_allreduce_device"``) on the devices themselves, in their order, so
+        name: in any case: ``"local"`` (also ``"local_update_cpu"``, ``"local_allreduce_cpu"``) sums on the CPU,
+            ``"device"`` (also ``"local_allreduce_device"``) on the devices themselves, in their order, so
             that results repeat bit for bit; ``"nccl"`` as ``"device"``, by NCCL where it is installed, in an order of
             NCCL's; or the name of a class registered by :meth:`KVStoreBase.register`.
         **options: what the class takes besides.
@@ -254,6 +254,6 @@ async def create_async(name: str = "local", **options: Any) -> Any:
 
 
 def _refuse(name: str) -> None:
-    """Say why a kvstore that MXNet has is not here."""
+    """Raise the reason why a kvstore of MXNet's is not supported."""
     if name in _ELSEWHERE:
         raise NotImplementedError(f"the kvstore {name!r} needs a library that is not used here: use 'device'")

@@ -1,4 +1,4 @@
-"""What Module and Trainer make of their ``kvstore`` argument."""
+"""Choice of a store from the ``kvstore`` argument of Module and Trainer."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def chosen(given: Any, devices: int) -> KVStoreBase | None:
 
 
 def is_elsewhere(store: KVStoreBase | None) -> bool:
-    """Whether a store takes in gradients of other processes, or keeps its values there."""
+    """Tell whether a store sums gradients of other processes, or keeps its values in them."""
     return store is not None and (store._is_remote or store.num_workers > 1)
 
 
 def check_updates(call: str, store: KVStoreBase, on_kvstore: bool | None) -> None:
-    """Check that the weights can be updated where somebody says.
+    """Check that the weights can be updated in the place that the user names.
 
     Raises:
         ValueError: the store can not do it, or nobody else can.
@@ -57,7 +57,7 @@ def check_updates(call: str, store: KVStoreBase, on_kvstore: bool | None) -> Non
 
 
 def updates(store: KVStoreBase | None, given: Any, shapes: Iterable[tuple[int, ...]]) -> bool:
-    """Whether the store is to update the weights, where nobody says.
+    """Decide whether the store updates the weights, where the user does not say.
 
     Args:
         store: the store.

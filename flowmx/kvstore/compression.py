@@ -1,4 +1,4 @@
-"""Gradients in fewer bits on the wire; what a message leaves out stays behind and goes with a later one.
+"""Compression of gradients for the wire, with error feedback: what one message leaves out is added to a later one.
 
 ``2bit`` is MXNet's: each element travels as plus or minus the threshold, or nothing. ``fp16`` and ``bf16`` round. All
 three keep the rest of each gradient as a *residual* and add it to the next ("error feedback"), so that nothing is lost:
@@ -33,11 +33,11 @@ class Compression:
     """Of what travels."""
 
     def length(self, size: int) -> int:
-        """How many elements of :attr:`dtype` travel for an array of `size` elements."""
+        """Number of elements of :attr:`dtype` that are sent for an array of `size` elements."""
         return size
 
     def compress(self, gradient: Array, residual: Array) -> Array:
-        """What travels for a gradient.
+        """Compress a gradient plus its residual for sending.
 
         Args:
             gradient: float32, of any shape, C-contiguous.
@@ -63,7 +63,7 @@ class Compression:
         return sent
 
     def decompress(self, sent: Array, size: int) -> Array:
-        """The float32 array, 1-dimensional, that a message stands for.
+        """The float32 array, 1-dimensional, of a compressed message.
 
         Args:
             sent: what :meth:`compress` gave.

@@ -1,4 +1,4 @@
-"""What nodes of every role say of themselves at the start of a job."""
+"""Facts that a node of any role reports at the start of a job."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from flowmx.comm.frames import MAGIC
 __all__ = ["DIFFER", "version"]
 
 DIFFER = "the nodes of the job differ: "
-"""How a refusal begins because of what nodes say."""
+"""Prefix of the message that refuses a node because its facts differ."""
 
 
 def version() -> dict[str, str]:
-    """What all nodes must have in common."""
+    """The versions that must be equal on all nodes, of flowmx and of the wire format, by name."""
     try:
         found = metadata.version("flowmx")
     except metadata.PackageNotFoundError:

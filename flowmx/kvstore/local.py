@@ -32,11 +32,11 @@ __all__ = ["KVStore"]
 _ON_CPU = ("local", "local_update_cpu", "local_allreduce_cpu")
 _ON_DEVICES = ("device", "local_allreduce_device", "nccl")
 _warned: set[tuple[str, int]] = set()
-"""The user's lines that were told that there is no NCCL."""
+"""The user's lines that were warned of missing NCCL."""
 
 
 class Slot:
-    """What a store keeps for a key.
+    """The state of one key in a store.
 
     Attributes:
         key: the key.
@@ -297,7 +297,7 @@ class KVStore(KVStoreBase):
         replace_file(fname, [self._optimizing("save_optimizer_states").get_states(dump_optimizer)])
 
     def load_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Go on from what :meth:`save_optimizer_states` saved.
+        """Load the optimizer's states that :meth:`save_optimizer_states` saved.
 
         Raises:
             KVStoreError: there is no optimizer.
@@ -350,7 +350,7 @@ class KVStore(KVStoreBase):
                     self.pushpull(part.key, list(part.values), out=list(part.targets), priority=-place)
 
     def _communicator(self, parts: Sequence[joint.Part]) -> joint.Communicator:
-        """What brings the arrays of some keys together: NCCL where it was asked for and is there."""
+        """The communicator for the devices of some keys: NCCL if asked for and available, else copies between peers."""
         places = {device for part in parts for device in part.devices()}
         if self._nccl is None or not joint.nccl.are_gpus(places):
             return self._peers
@@ -375,11 +375,11 @@ class KVStore(KVStoreBase):
         self._slots[key] = Slot(key, value)
 
     def _kept(self, value: NDArray) -> NDArray:
-        """A copy of a value, where the store keeps it."""
+        """A copy of a value on the device where the store keeps it."""
         return value.copyto(value.context if self._may_stay(value) else cpu())
 
     def _may_stay(self, value: NDArray) -> bool:
-        """Whether a store of this type keeps a value on the device that it is on."""
+        """Tell whether a store of this type keeps a value on the device that it is on."""
         return self._on_devices or isinstance(value._storage.device, CPUDevice)
 
     def _slot(self, call: str, key: Key) -> Slot:
@@ -421,12 +421,12 @@ class KVStore(KVStoreBase):
         return found
 
     def _move(self, slot: Slot, pushed: NDArray) -> None:
-        """Keep a value where its gradients are, if the devices are to do the work."""
+        """Move a value to the device of its gradients, if the devices do the sums."""
         if self._on_devices and not merge.reads_directly(pushed._storage.device, slot.value._storage.device):
             slot.value = slot.value.copyto(pushed.context)
 
     def _arriving(self, slot: Slot, values: list[NDArray], priority: int) -> list[NDArray]:
-        """What is left of pushed values where they are summed."""
+        """The pushed values as they arrive at the sum: those that compression lets through, if it is on."""
         if self._compression is None:
             return values
         if slot.feedback is None:
@@ -470,7 +470,7 @@ class KVStore(KVStoreBase):
         return merge.cpu_lanes()
 
     def _joins(self, slot: Slot, values: Sequence[NDArray], targets: Sequence[NDArray]) -> bool:
-        """Whether the sum may be written into the value, and into the targets, by the operation that sums."""
+        """Tell whether the summing operation may write its result directly into the key's value and the targets."""
         apart = all(each._storage is not slot.value._storage for each in (*values, *targets))
         return apart and merge.may_join(values, [slot.value, *targets])
 
@@ -483,7 +483,7 @@ class KVStore(KVStoreBase):
 def _shares_between_keys(
     pushed: Sequence[tuple[Slot, Sequence[NDArray]]], pulled: Sequence[tuple[Slot, Sequence[NDArray]]]
 ) -> bool:
-    """Whether a key's target is memory that comes in for another key."""
+    """Tell whether a key's target shares memory with a value that is pushed under another key."""
     if len(pushed) == 1:
         return False
     owners = {each._storage: at for at, (_, values) in enumerate(pushed) for each in values}

@@ -38,7 +38,7 @@ def _adders(count: int) -> ThreadActor:
 
 
 def cpu_lanes() -> list[Actor]:
-    """The actor that sums on the CPU beside the devices, once for each of its threads."""
+    """The actor that sums on the CPU apart from the devices, once for each of its threads."""
     count = min(settings.get().kvstore_reduction_nthreads, threads.cores())
     return [_adders(count)] * count
 
@@ -49,12 +49,12 @@ def device_lanes(sources: Sequence[BaseArray]) -> list[Actor]:
 
 
 def reads_directly(device: Device, other: Device) -> bool:
-    """Whether operations of a device can read arrays of the other one: all CPU devices share their memory."""
+    """Tell whether operations of a device can read arrays of the other one; all CPU devices share their memory."""
     return device is other or (isinstance(device, CPUDevice) and isinstance(other, CPUDevice))
 
 
 def brought(sources: Sequence[BaseArray], device: Device, priority: int) -> list[BaseArray]:
-    """The arrays, or copies of them (enqueued) that operations of a device can read."""
+    """The arrays as operations of a device can read them: themselves, or enqueued copies."""
     found: list[BaseArray] = []
     for source in sources:
         target = source
@@ -85,7 +85,7 @@ def add_up(sources: Sequence[BaseArray], targets: Sequence[BaseArray], lanes: Se
 
 
 def is_spread(sources: Sequence[BaseArray]) -> bool:
-    """Whether these are big arrays on devices that can not read each other's memory."""
+    """Tell whether these are big arrays on devices that can not read each other's memory."""
     device = sources[0]._storage.device
     size = math.prod(sources[0]._shape)
     return size >= settings.get().kvstore_bigarray_bound and not all(
@@ -114,7 +114,7 @@ def add_over(sources: Sequence[NDArray], target: NDArray, priority: int) -> None
 
 
 def may_join(sources: Sequence[BaseArray], targets: Sequence[BaseArray]) -> bool:
-    """Whether :func:`add_up` may write these targets: of one dtype, within reach, and none half over another."""
+    """Tell whether :func:`add_up` may write these targets: one dtype, accessible, no partial overlap."""
     views: dict[Storage, set[View | None]] = {}
     for each in (*sources, *targets):
         views.setdefault(each._storage, set()).add(each._view)
@@ -155,7 +155,7 @@ def _push(
 
 
 def _nothing() -> None:
-    """What ends a sum in pieces: its turn comes when all of them are there."""
+    """End a sum in pieces: an operation without work that waits for all pieces."""
 
 
 def _make(targets: Sequence[BaseArray]) -> None:

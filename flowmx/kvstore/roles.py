@@ -1,4 +1,4 @@
-"""What a process is in its job, where the environment alone says it: ``FLOWMX_ROLE``, or MXNet's ``DMLC_ROLE``.
+"""Role of a process in its job, from the environment: ``FLOWMX_ROLE``, or MXNet's ``DMLC_ROLE``.
 
 As with MXNet, every role may run the same program: where the environment makes it a server or the scheduler, creating a
 distributed store makes the process that, and its program goes no further.

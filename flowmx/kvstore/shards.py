@@ -1,4 +1,4 @@
-"""Which server keeps which part of which key.
+"""Placement of keys: the servers that keep their parts.
 
 A big array is split evenly over all servers, so that its traffic and its updates are too; a small one lives whole on
 one server, the least loaded so far. The layout depends on nothing but the keys, their shapes, their order and the
@@ -24,11 +24,11 @@ _ROWS_EACH = 8
 
 
 class Shard(NamedTuple):
-    """A stretch of a key's elements, in C order, that one server keeps.
+    """A range of a key's elements, in C order, that one server keeps.
 
     Attributes:
         key: the key.
-        part: the number of the stretch among the key's own.
+        part: the number of the range among the key's own.
         home: the rank of the server that keeps it while that server is alive.
         start: its first element.
         stop: the element after its last.
@@ -103,10 +103,10 @@ class Layout:
     def _place(self, key: Key, shape: Shape, itemsize: int, whole: bool) -> Iterator[Shard]:
         size = math.prod(shape)
         if size >= self.bound and self.servers > 1 and not whole:
-            stretches = _split(shape, self.servers)
+            ranges = _split(shape, self.servers)
         else:
-            stretches = {self._least_loaded(key): (0, size)}
-        for part, (home, (start, stop)) in enumerate(stretches.items()):
+            ranges = {self._least_loaded(key): (0, size)}
+        for part, (home, (start, stop)) in enumerate(ranges.items()):
             nbytes = (stop - start) * itemsize
             self.loads[home] += nbytes
             yield Shard(key, part, home, start, stop, nbytes)

@@ -1,4 +1,4 @@
-"""What a node of a job tells the flight recorder: who the others are, and whom it waits for."""
+"""A job node's part of flight reports: its peers, and the nodes that it waits for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 64
 
 
 def of_node(node: Node, facts: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What every node says; see :func:`flowmx.flight.describe`.
+    """Report of a node of any role; see :func:`flowmx.flight.describe`.
 
     Args:
         node: this process in the job.
@@ -43,18 +43,18 @@ def of_node(node: Node, facts: Mapping[str, str] | None = None) -> dict[str, Any
 def _peers(view: View, own: str) -> list[dict[str, str]]:
     alive = [each for each in view.members if each.id != own]
     taken = {(each.role, each.rank) for each in view.members if each.state == "alive"}
-    gone = [each for each in view.gone if (each.role, each.rank) not in taken]  # or another has taken its place
+    lost = [each for each in view.gone if (each.role, each.rank) not in taken]  # or another has taken its place
     return [
         {"name": each.name, "state": each.state, "why": each.obituary if each.state == "gone" else ""}
-        for each in {each.id: each for each in (*alive, *gone)}.values()
+        for each in {each.id: each for each in (*alive, *lost)}.values()
     ]
 
 
 def of_server(node: Node, core: Core) -> dict[str, Any]:
-    """What a server says: of each part that somebody waits for, whose push is missing."""
+    """Report of a server: a node's, and for each part with waiting requests the workers whose push is missing."""
     names = {identity(each.id, each.incarnation): each.name for each in node.view.members}
     found: dict[str, list[str]] = {}
-    slots = [slot for slot in list(core.desk.slots.values()) if slot.pulls or slot.pushes]
+    slots = [slot for slot in list(core.state.slots.values()) if slot.pulls or slot.pushes]
     for slot in islice(slots, _MOST):
         for who in slot.missing():
             found.setdefault(names.get(who, who), []).append(str(slot.part.key))

@@ -1,4 +1,4 @@
-"""Checks of what modules are made with: names of inputs, devices of groups."""
+"""Checks of modules' arguments: names of inputs, devices of groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every kind of module offers, and ``fit``."""
+"""The interface of every kind of module, and ``fit``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SGD_PARAMS = (("learning_rate", 0.01),)
 
 
 class BaseModule(Loops):
-    """What every kind of module offers; see :class:`Module`.
+    """Base class of modules; see :class:`Module`.
 
     A module is bound (shapes are known and memory is there), then its parameters are initialized, then its
     optimizer. Data is anything that iterators of ``mx.io`` are: it gives batches to ``for`` or ``async for``,

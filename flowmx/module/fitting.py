@@ -1,4 +1,4 @@
-"""``fit``: the loop over epochs and batches, and what happens between them."""
+"""``fit``: the loop over epochs and batches, with logging, evaluation and checkpoints."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Fit:
     _totals: list[tuple[str, float]] = field(default_factory=list)
 
     async def run(self, place: Place, skipped: int, counted: bool) -> None:
-        """Train from a place on.
+        """Train from a place (epoch and batch) to the end.
 
         Args:
             place: where to begin.
@@ -108,7 +108,7 @@ class Fit:
         return following
 
     def _locals(self, epoch: int, nbatch: int, data_batch: Any) -> dict[str, Any]:
-        """What callbacks of MXNet's find in its loop's variables."""
+        """Variables of the training loop, under MXNet's names, for callbacks (``BatchEndParam.locals``)."""
         return {
             "self": self.module, "epoch": epoch, "nbatch": nbatch, "data_batch": data_batch,
             "eval_metric": self.metric, "train_data": self.train_data, "eval_data": self.eval_data,
@@ -116,7 +116,7 @@ class Fit:
         }  # fmt: skip
 
     async def _end(self, epoch: int, started: float) -> int:
-        """What is done after the last batch of an epoch; returns the next epoch."""
+        """Finish an epoch after its last batch: log, synchronize, evaluate, save; returns the next epoch."""
         module = self.module
         following = min(await module._end_epoch(epoch + 1), self.num_epoch)
         epoch = following - 1  # later than this worker knows, where it joined late

@@ -106,7 +106,7 @@ class ExecutorGroup:
         return tuple(tuple(each) for each in (*self.data_shapes, *(self.label_shapes or ())))
 
     def reshape(self, data_shapes: list[DataDesc], label_shapes: list[DataDesc] | None) -> None:
-        """Go on with batches of other shapes; the parameters stay where they are."""
+        """Change to batches of other shapes; the parameters stay where they are."""
         self._describe(data_shapes, label_shapes)
         execs = self._kept.get(self._key())
         if execs is None:
@@ -193,7 +193,7 @@ class ExecutorGroup:
         ]
 
     def has(self, name: str) -> bool:
-        """Whether its symbol has this parameter."""
+        """Tell whether the symbol has this parameter."""
         return name in self._arguments
 
     def gradients(self, name: str) -> list[Any]:

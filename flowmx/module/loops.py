@@ -66,7 +66,7 @@ class Loops:
             batch_end_callback: called after each batch with a ``mx.model.BatchEndParam``.
             score_end_callback: called at the end, likewise.
             reset: reset ``eval_data`` first.
-            epoch: the epoch that callbacks are told.
+            epoch: the epoch that callbacks are given.
             sparse_row_id_fn: only None here.
         """
         self._check_ready("score")

@@ -94,7 +94,7 @@ class Module(BaseModule):
         self._arg_params: dict[str, NDArray] = {}
         self._aux_params: dict[str, NDArray] = {}
         self._stale = False
-        """The parameters on the devices are newer than those here."""
+        """True while the parameters on the devices are newer than those here."""
         self._group: ExecutorGroup | None = None
         self._updates: Updating | None = None
         self._compression_params = compression_params
@@ -142,7 +142,7 @@ class Module(BaseModule):
         self._updating("save_optimizer_states").save_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
-        """Go on with the states that :meth:`save_optimizer_states` saved, here or in MXNet.
+        """Load the optimizer's states that :meth:`save_optimizer_states` saved, here or in MXNet.
 
         Raises:
             StatesFormatError: the file is something else, or damaged.
@@ -240,7 +240,7 @@ class Module(BaseModule):
             self._aux_params = {name: like(group.on_devices(name)[0]) for name in self._aux_names}
 
     def reshape(self, data_shapes: Any, label_shapes: Any = None) -> None:
-        """Go on with batches of other shapes; :meth:`forward` does so by itself.
+        """Change to batches of other shapes; :meth:`forward` does so by itself.
 
         Args:
             data_shapes: as for :meth:`bind`.
@@ -369,7 +369,7 @@ class Module(BaseModule):
         return epoch
 
     def _pull(self) -> None:
-        """Take what other workers have made of the parameters meanwhile."""
+        """Pull the parameters as other workers have updated them."""
         self._stale |= self._updating("fit").pull(self._executors("fit"))
 
     # -- the optimizer ---------------------------------------------------------------------------------
@@ -504,7 +504,7 @@ class Module(BaseModule):
         return {name: group.on_devices(name) for name in [*self._param_names, *self._aux_names]}
 
     def _planned_bytes(self) -> int:
-        """What the plans of the bound executors say that activations take."""
+        """Bytes of activations by the plans of the bound executors."""
         return sum(each.plan.internal_bytes() for each in self._executors("update").execs)
 
     def get_outputs(self, merge_multi_context: bool = True) -> Any:

@@ -1,4 +1,4 @@
-"""Checkpoints of ``fit``: what they hold of a module, its data and its metric, and how they are gone on from."""
+"""Checkpoints of ``fit``: what they hold of a module, its data and its metric, and how training resumes from them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Saving:
         self._checkpoints = checkpoints.of_worker(0 if store is None else store.rank, self._workers)
 
     def is_due(self, batches: int) -> bool:
-        """Whether a checkpoint is to be written after so many batches of an epoch."""
+        """Tell whether to write a checkpoint after so many batches of an epoch."""
         return self._checkpoints.is_due(batches)
 
     # -- writing ---------------------------------------------------------------------------------------
@@ -69,7 +69,7 @@ class Saving:
         await asyncio.to_thread(self._checkpoints.write, made)
 
     def _arrays(self) -> Iterator[tuple[str, NDArray]]:
-        """What is on the devices; parameters, which are the same on all and for all workers, but once."""
+        """The arrays of a checkpoint, by name; parameters, equal everywhere, come once, from the leading worker."""
         leads = self._store is None or self._store._leads
         for number, each in enumerate(self._module._trained()):
             group = each._executors("fit")
@@ -110,7 +110,7 @@ class Saving:
             )
 
     def set_arrays(self, found: Checkpoint) -> None:
-        """Set parameters and auxiliary states, before the store is told of them.
+        """Set parameters and auxiliary states, before the store gets them.
 
         Raises:
             CheckpointError: they are of another module.
@@ -153,7 +153,7 @@ class Saving:
 async def saving(
     module: BaseModule, data: Any, metric: Any, checkpoint: Any, store: Any
 ) -> Saving | None:  # fmt: skip
-    """What writes the checkpoints that ``fit`` was asked for, if it was.
+    """The writer of the checkpoints that ``fit`` was asked for; None where there are none to write.
 
     Args:
         module: what is trained.
@@ -171,7 +171,7 @@ async def saving(
 
 
 def _says_where(data: Any) -> bool:
-    """Whether data that nobody promised to be so can say where it stands."""
+    """Tell whether a data iterator can save its position (``state`` and ``set_state``); warn if it can not."""
     able = hasattr(data, "state") and hasattr(data, "set_state")
     if not able:
         log.warning("no checkpoints are written: %s can not say where it stands", type(data).__name__)

@@ -1,4 +1,4 @@
-"""How a module's parameters are updated: its optimizer, and the store that sums gradients or updates by itself."""
+"""Updates of a module's parameters: by its optimizer, or by the store that sums the gradients."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Updating:
         firsts = [each[0] for each in grads]
         if self.store is None:
             return firsts
-        # Beside the gradients, which later passes may add to.
+        # In arrays of their own: later passes may add to the gradients.
         totals = [nd.empty(each.shape, each.context, each.dtype) for each in firsts]
         self.store._exchange(names, grads, totals)
         return totals
@@ -103,7 +103,7 @@ class Updating:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the states are kept by other processes."""
+        """True if other processes keep the optimizer's states."""
         return self.on_store and is_elsewhere(self.store)
 
     async def states(self) -> bytes | None:
@@ -172,5 +172,5 @@ def made(
 
 
 def adding(store: KVStoreBase | None) -> int:
-    """How many workers' gradients a store adds up."""
+    """Number of workers whose gradients a store adds up; 1 without a synchronous store."""
     return store.num_workers if store is not None and store._is_synchronous else 1

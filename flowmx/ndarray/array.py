@@ -354,14 +354,14 @@ def as_shape(shape: Any) -> Shape:
     """A shape from a number or a sequence, NumPy's arrays among them.
 
     Raises:
-        ShapeError: a negative length, or no whole numbers.
+        ShapeError: a negative length, or one that is no int.
     """
     if isinstance(shape, np.ndarray):
         shape = shape.tolist()
     try:
         made = (int(shape),) if isinstance(shape, SupportsIndex) else tuple(int(n) for n in shape)
     except (TypeError, ValueError):
-        raise ShapeError(f"shape is {shape!r}, expected whole numbers") from None
+        raise ShapeError(f"shape is {shape!r}, expected ints") from None
     if any(n < 0 for n in made):
         raise ShapeError(f"shape is {made}, expected lengths from 0")
     return made

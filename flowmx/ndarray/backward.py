@@ -17,7 +17,7 @@ from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import BaseArray, comes_from, may_store, store
 from flowmx.ndarray.recording import Entry, Leaf, Saved, Scope, TapeNode, free, state
 from flowmx.ndarray.rules import Rule, learn, rule_for
-from flowmx.ndarray.stretch import Cell, Stretch, Value
+from flowmx.ndarray.stretch import Bulk, Cell, Value
 from flowmx.ops.registry import Operator
 
 _stopped: set[tuple[str, int]] = set()
@@ -78,7 +78,7 @@ def _is_dead(node: TapeNode, dead: set[TapeNode]) -> bool:
 class Walk:
     """A walk back over the tape, from heads to the total gradient of every leaf that they depend on.
 
-    Gradients by rules are gathered in stretches (``ndarray/stretch.py``); others are called with arrays.
+    Gradients by rules are gathered in bulks (``ndarray/stretch.py``); others are called with arrays.
 
     Args:
         retain: keep the tape.
@@ -92,9 +92,9 @@ class Walk:
         seen = create_graph or engine.is_watched
         self._by_calls = seen or not engine.config.backward_stretches
         self._sums: dict[Entry, Cell] = {}
-        self._stretch: Stretch | None = None
+        self._bulk: Bulk | None = None
         self._nodes: list[TapeNode] = []
-        """What is walked over, and how far it is."""
+        """The tape's nodes in the order of the walk; ``_at`` is the position reached."""
         self._at = 0
         self.leaves: dict[Leaf, None] = {}
         """The variables that the heads depend on whose gradient buffers are to be written yet."""
@@ -261,25 +261,25 @@ class Walk:
         """For each input of a node whether its gradient leads anywhere."""
         return tuple([each is not None and each.node not in self._dead for each in node.entries])
 
-    # -- stretches -------------------------------------------------------------------------------------
+    # -- bulks -----------------------------------------------------------------------------------------
 
-    def _on(self, device: Device) -> Stretch:
-        """The stretch to add to."""
-        stretch = self._stretch
-        if stretch is None or stretch.device is not device or stretch.is_full:
-            if stretch is not None and stretch.is_full and self._nodes and self._stores:
-                self._store_early(stretch)
+    def _on(self, device: Device) -> Bulk:
+        """The bulk to add to."""
+        bulk = self._bulk
+        if bulk is None or bulk.device is not device or bulk.is_full:
+            if bulk is not None and bulk.is_full and self._nodes and self._stores:
+                self._store_early(bulk)
             self._push()
             order = self._orders.get(device)
             if order is None:
                 order = self._orders[device] = Variable("order of a backward pass")
-            stretch = self._stretch = Stretch(device, self._train, self._origin, order)
-        return stretch
+            bulk = self._bulk = Bulk(device, self._train, self._origin, order)
+        return bulk
 
     def _push(self) -> None:
-        if self._stretch is not None:
-            self._stretch.push()
-            self._stretch = None
+        if self._bulk is not None:
+            self._bulk.push()
+            self._bulk = None
 
     def arrays(self, cells: Sequence[Cell | None]) -> list[Any]:
         """Gradients as arrays."""
@@ -356,7 +356,7 @@ class Walk:
             self._left = Counter(entry for node in reached for entry in node.entries if entry is not None)
             self._kept = {each._storage for node in reached for each in node.arrays or ()}
 
-    def _store_early(self, stretch: Stretch) -> None:
+    def _store_early(self, bulk: Bulk) -> None:
         """Hand over the totals that are complete, so that they can be used while the pass goes on."""
         self._look_ahead()
         assert self._left is not None
@@ -368,12 +368,12 @@ class Walk:
             if (
                 isinstance(now, Value)
                 and leaf.grad._storage not in self._kept
-                and _is_like(now, leaf.grad, stretch.device)
+                and _is_like(now, leaf.grad, bulk.device)
             ):
                 del self._sums[entry]
                 self.leaves.pop(leaf, None)
                 _overwrite(leaf, leaf.grad)
-                _store(stretch, leaf, now, leaf.grad)
+                _store(bulk, leaf, now, leaf.grad)
 
     def _store(self, leaf: Leaf, total: Cell) -> None:
         target, total = cast("NDArray | None", leaf.grad), _seen(total)
@@ -413,7 +413,7 @@ def _own_buffer(entry: Entry | None, array: BaseArray) -> NDArray | None:
 
 
 def _seen(cell: Cell) -> Cell:
-    """What stands for a value now."""
+    """The current cell of a value: its array, once it has one."""
     return cell.handle if type(cell) is Value and cell.handle is not None else cell
 
 
@@ -425,14 +425,14 @@ def _is_like(cell: Cell, array: BaseArray, device: Device) -> bool:
     return _device(cell) is device and cell._shape == array._shape and cell._dtype == array._dtype
 
 
-def _store(stretch: Stretch, leaf: Leaf, total: Cell, target: BaseArray) -> None:
+def _store(bulk: Bulk, leaf: Leaf, total: Cell, target: BaseArray) -> None:
     """Put a total into a leaf's buffer, which is like it, as its request says."""
     if leaf.request == "write":
-        stretch.store(total, target)
+        bulk.store(total, target)
     elif leaf.request == "add":
         rule = _sum_of(target, total)
         assert rule is not None
-        stretch.add_to(total, target, rule)
+        bulk.add_to(total, target, rule)
 
 
 _rules_of_tied: dict[Any, dict[Any, Any]] = {}

@@ -80,7 +80,16 @@ def while_loop(
 
 
 def cond(pred: Any, then_func: Callable[[], Any], else_func: Callable[[], Any]) -> Any:
-    """What one of two functions returns, as an array of one element (or a number) says."""
+    """Call ``then_func`` if ``pred`` (an array of one element, or a number) is not zero, else ``else_func``.
+
+    Blocks until ``pred`` is computed.
+
+    Returns:
+        The result of the function that was called.
+
+    Raises:
+        ValueError: ``pred`` has more than one element.
+    """
     return then_func() if bool(pred) else else_func()
 
 
@@ -94,7 +103,7 @@ class _Stacked:
 
     @property
     def count(self) -> int:
-        """How many iterations there were."""
+        """Number of iterations that were run."""
         return len(self._rows)
 
     def add(self, outputs: Any) -> None:

@@ -180,14 +180,14 @@ def allocate(device: Device, shape: Shape, dtype: DType, array: Any = None) -> B
 
 
 def _compute(forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]) -> Any:
-    """What an imperative operation does when it runs; returns what the forward does, which may have to be awaited."""
+    """Run the forward of an imperative operation; returns its result, which may have to be awaited."""
     return forward(run, [each._read() for each in inputs], [each._written() for each in outputs])
 
 
 def _compute_into_copy(
     forward: Callable[..., Any], run: Run, inputs: Sequence[BaseArray], outputs: Sequence[BaseArray]
 ) -> Any:
-    """As :func:`_compute`, where an output's memory is also an input's: computed beside it, then copied."""
+    """As :func:`_compute`, where an output's memory is also an input's: computed in a temporary, then copied."""
     targets = [each._written() for each in outputs]
     results = [run.device.allocate(each._shape, each._dtype) for each in outputs]
     pending = forward(run, [each._read() for each in inputs], results)
@@ -254,7 +254,7 @@ def _nothing(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
 
 
 def _compute_ufunc(ufunc: Callable[..., Any], operands: tuple[BaseArray, ...], number: Any, result: BaseArray) -> None:
-    """What an elementwise operation does when it runs: one call of a ufunc."""
+    """Run an elementwise operation: one call of a ufunc, into the result's memory."""
     storage = result._storage
     array = storage.array
     if array is None:
@@ -277,7 +277,7 @@ class Casting(Protocol):
 
     @property
     def needs_scaling(self) -> bool:
-        """Whether small gradients vanish, so that losses must be scaled."""
+        """True if small gradients underflow in the target dtype, so that losses must be scaled."""
 
     def targets(self, op: Operator, dtypes: tuple[DType, ...], name: str = "") -> tuple[DType, ...] | None:
         """The dtypes that the inputs are to have; None where all stay as they are."""
@@ -287,7 +287,7 @@ class Casting(Protocol):
 
 
 casting: Casting | None = None
-"""What is cast before operators see it; set by :func:`use_casting`."""
+"""The casts that are applied to inputs of operators (AMP), or None; set by :func:`use_casting`."""
 
 
 def use_casting(chosen: Casting | None) -> None:
@@ -545,7 +545,7 @@ def record_written(
     origin: Origin | None = None,
     rules: dict[Any, Any] | None = None,
 ) -> None:
-    """Put a call on the tape whose first outputs are memory that was there before: all handles on it are told.
+    """Put a call on the tape whose first outputs are memory that was there before: all handles on it are notified.
 
     The arguments are those of :func:`record`, and ``targets``, the arrays that the user gave for outputs.
     """
@@ -659,7 +659,7 @@ def store(source: BaseArray, target: BaseArray) -> None:
 
 
 def may_store(source: BaseArray, target: BaseArray) -> bool:
-    """Whether :func:`store` may be used for a fresh result."""
+    """Tell whether :func:`store` may hand the memory of a fresh result over to the target instead of copying."""
     taken, given = source._storage, target._storage
     return (
         not taken.shared

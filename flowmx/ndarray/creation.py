@@ -151,10 +151,15 @@ def onehot_encode(indices: NDArray, out: NDArray) -> NDArray:
 
 
 def histogram(a: NDArray, bins: int | NDArray = 10, range: tuple[float, float] | None = None) -> list[NDArray]:
-    """How many elements lie between neighbouring edges (the last included), and the edges.
+    """Count the elements of each bin; a bin includes its lower edge, the last one also its upper edge.
 
-    ``bins`` are the edges, or the number of bins of one width that cover ``range``. Where that is not given it goes
-    from the smallest element to the largest, so that this blocks until they are there.
+    Args:
+        a: an array of any shape.
+        bins: number of bins of equal width, or an increasing array of edges of shape (n + 1,).
+        range: lowest and highest edge (default: the smallest and largest element, for which the call blocks).
+
+    Returns:
+        The counts, int64 of shape (n,), and the edges, of the input's dtype and shape (n + 1,).
 
     Raises:
         ValueError: the array has no elements to take the range from.
@@ -286,7 +291,7 @@ def _is_of_numpy(data: np.ndarray[Any, Any]) -> bool:
 
 
 class _Capsule:
-    """What NumPy wants around a bare DLPack capsule."""
+    """Adapter of a bare DLPack capsule to the object that ``numpy.from_dlpack`` takes."""
 
     def __init__(self, capsule: Any) -> None:
         self._capsule = capsule

@@ -1,6 +1,6 @@
 """Operators on arrays that lie in several kinds of the CPU's memory: pinned, shared between processes, and plain.
 
-A loader hands batches out in pinned or shared memory. MXNet's operators take them beside plain ones, and so do ours:
+A loader hands batches out in pinned or shared memory. MXNet's operators take them with plain ones, and so do ours:
 what lies elsewhere is copied to the device that the operator runs on, which the tape knows of.
 """
 

@@ -115,7 +115,7 @@ def _brought(value: np.ndarray[Any, Any], array: BaseArray) -> BaseArray:
 
 
 class _Selected:
-    """What an advanced key selects, as something to assign to."""
+    """Assignment target for the elements that an advanced key selects."""
 
     def __init__(self, array: BaseArray, template: str, indexes: tuple[BaseArray, ...]) -> None:
         self._array, self._key = array, (template, indexes)

@@ -1,4 +1,4 @@
-"""How an array looks in a notebook: what it is, and a part of its content where that is there already."""
+"""Notebook view of an array: shape, dtype, device, and a part of its content if that is computed already."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def negative_binomial(
     k: Number = 1, p: Number = 1.0, shape: Any = None, dtype: Any = None, ctx: Context | None = None,
     out: NDArray | None = None, **kwargs: Any,
 ) -> NDArray:  # fmt: skip
-    """How often fails what succeeds with probability ``p``, until the ``k``-th success."""
+    """Draw from the negative binomial distribution: the failures before the ``k``-th success of probability ``p``."""
     return _draw("negative_binomial", {"k": k, "p": p}, shape, dtype, ctx, out)
 
 
@@ -110,7 +110,7 @@ def randint(
     low: int, high: int, shape: Any = None, dtype: Any = None, ctx: Context | None = None,
     out: NDArray | None = None, **kwargs: Any,
 ) -> NDArray:  # fmt: skip
-    """Uniform whole numbers from ``low`` to ``high`` - 1, int32 by default."""
+    """Uniform integers from ``low`` to ``high`` - 1, int32 by default."""
     return _draw("randint", {"low": low, "high": high}, shape, dtype, ctx, out)
 
 

@@ -1,4 +1,4 @@
-"""The tape: what autograd remembers of the operators that ran while recording.
+"""The tape: the calls that autograd records.
 
 The dispatcher asks :func:`state` at each call, and where it says so makes a :class:`TapeNode`. The walk
 back over the tape is in ``flowmx/autograd.py``.
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
 
 
 class State(NamedTuple):
-    """What the current task's autograd scopes say."""
+    """Autograd's scopes of the current task."""
 
     recording: bool = False
     training: bool = False
     backward: bool = False
     """True where a backward pass computes gradients."""
     notes: Notes | None = None
-    """Where calls are noted in place of being made, while a gradient is learned."""
+    """Receiver of calls that are noted instead of run, while a gradient rule is learned."""
     outer: State | None = None
     """The state outside of the innermost scope."""
 
 
 class Notes:
-    """What notes calls on arrays that stand for others; see ``rules.py``."""
+    """Receiver of calls on placeholder arrays; see ``rules.py``."""
 
     def note(self, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Any, out: Any) -> list[BaseArray]:
         """Note the call of an operator; returns arrays that stand for its outputs."""
         raise NotImplementedError
 
     def refuse(self) -> None:
-        """Say that something was called which can not be noted."""
+        """Report a call that can not be noted."""
         raise NotImplementedError
 
 
@@ -71,7 +71,7 @@ class Scope:
 
 
 class Leaf:
-    """A marked variable: where gradients end up."""
+    """A marked variable, with its gradient buffer."""
 
     __slots__ = ("__weakref__", "grad", "request")
 
@@ -210,5 +210,5 @@ class Saved(Sequence["BaseArray"]):
         return self._arrays[self._first + index]
 
     def wanted(self, index: int) -> bool:
-        """Whether an input's gradient leads anywhere (a gradient may leave out what is costly)."""
+        """Tell whether the gradient of an input is needed; a gradient function may skip costly ones that are not."""
         return self._node.entries[index] is not None

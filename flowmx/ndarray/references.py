@@ -1,4 +1,4 @@
-"""Counting who else refers to an array's memory.
+"""Reference counts of an array's memory.
 
 :func:`sys.getrefcount` counts the references of the frames that ask, too, and how many those are differs between
 versions of CPython. What it says of memory that nobody else has is therefore asked once, in code of the same form.
@@ -26,6 +26,6 @@ def _count_taken(holder: _Holder) -> int:
 
 
 HELD = _count_held(_Holder())
-"""The count ``sys.getrefcount(holder.array)`` where nobody else refers to it."""
+"""The count ``sys.getrefcount(holder.array)`` where there is no other reference."""
 TAKEN = _count_taken(_Holder())
-"""The count ``sys.getrefcount(array)`` after ``array, holder.array = holder.array, None``, where nobody else does."""
+"""The count ``sys.getrefcount(array)`` after ``array, holder.array = holder.array, None``, without other references."""

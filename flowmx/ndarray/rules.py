@@ -1,4 +1,4 @@
-"""Gradients as they were learned: what an operator's ``gradient`` calls, noted once for each form of its call.
+"""Gradient rules: the calls of an operator's ``gradient``, noted once for each form of its call.
 
 The first time that a backward pass meets an operator with inputs of these shapes and dtypes, its ``gradient`` is called
 with arrays that only stand for others. What it calls on them is noted as the steps of a :class:`Rule`, which later
@@ -43,7 +43,7 @@ class Step(NamedTuple):
 
 
 class Rule:
-    """How the gradients of one operator's inputs are computed, for one form of its call.
+    """A compiled gradient of one operator, for one form of its call (shapes, dtypes, parameters).
 
     Values are numbered: first what comes in, then what the steps make.
 
@@ -79,11 +79,11 @@ class Rule:
 
 
 class Unlearnable(Exception):
-    """A gradient does what can not be noted."""
+    """A gradient makes a call that can not be noted."""
 
 
 class _Noted(Notes):
-    """What is called on arrays that stand for others."""
+    """The calls noted while a gradient function runs on placeholder arrays."""
 
     def __init__(self, device: Device, given: Sequence[BaseArray]) -> None:
         self._device = device
@@ -134,7 +134,7 @@ class _Noted(Notes):
 
 
 def _is_whole(view: BaseArray, of: BaseArray) -> bool:
-    """Whether a handle differs from another one of the same memory by its shape alone."""
+    """Tell whether two handles on the same memory show the same elements and differ at most in shape."""
     if of._view is not None or view._dtype != of._dtype:
         return False
     if view._view is None:
@@ -149,7 +149,7 @@ def _is_whole(view: BaseArray, of: BaseArray) -> bool:
 
 
 class _Standing(Sequence[Any]):
-    """The inputs, or the outputs, as a gradient sees them; notes which it looks at."""
+    """The inputs, or the outputs, as a gradient sees them; notes those that it reads."""
 
     def __init__(self, arrays: Sequence[BaseArray], wanted: Sequence[bool]) -> None:
         self._arrays, self._wanted = arrays, wanted
@@ -169,7 +169,7 @@ class _Standing(Sequence[Any]):
         return self._arrays[index]
 
     def wanted(self, index: int) -> bool:
-        """Whether an input's gradient leads anywhere."""
+        """Tell whether the gradient of an input is needed."""
         return self._wanted[index]
 
 
@@ -177,7 +177,7 @@ def learn(
     gradient: Callable[..., Any], inputs: Sequence[BaseArray], outputs: Sequence[BaseArray], wanted: Sequence[bool],
     given: Sequence[bool], device: Device,
 ) -> Rule | None:  # fmt: skip
-    """The rule of a gradient; None where there can be none.
+    """Learn the rule of a gradient; None where it makes calls that can not be noted.
 
     Args:
         gradient: as :meth:`flowmx.ops.registry.Operator.gradient`.

@@ -1,6 +1,6 @@
-"""A stretch of a backward pass as one operation of the engine.
+"""Bulks: parts of a backward pass that run as one operation of the engine.
 
-Rules (``rules.py``) are put into a :class:`Stretch` with the arrays that they read. What they compute for each other
+Rules (``rules.py``) are put into a :class:`Bulk` with the arrays that they read. What they compute for each other
 are :class:`Value` objects, which the engine knows nothing of: only what the tape kept is tagged as read, and only what
 somebody may ask for, the gradients of variables, as written. So a gradient costs what its arithmetic does.
 
@@ -26,13 +26,13 @@ from flowmx.ops.dtypes import DType
 from flowmx.ops.registry import Run, Shape
 
 MOST_PARTS = 32
-"""Parts after which a stretch is pushed, so that it may begin."""
+"""Parts after which a bulk is pushed, so that it may begin."""
 MOST_WEIGHT = 1 << 23
 """Bytes to move after which it is pushed: big gradients are handed over while others are computed."""
 
 
 class Value:
-    """A gradient on its way between the parts of stretches.
+    """A gradient on its way between the parts of bulks.
 
     Attributes:
         array: its content, once it is computed.
@@ -58,14 +58,14 @@ Part = tuple[Callable[..., None], Sequence[Cell], Any, Sequence[Any]]
 """A function called as ``function(run, cells, more, targets)``: what it reads, and the values or storages it sets."""
 
 
-class Stretch:
+class Bulk:
     """Parts of a backward pass, in the order in which they run.
 
     Args:
         device: where all their arrays are.
         train: whether they run in training mode.
         origin: the user's line.
-        order: what all stretches of a pass on this device write, so that they run one after the other.
+        order: what all bulks of a pass on this device write, so that they run one after the other.
     """
 
     def __init__(self, device: Device, train: bool, origin: Origin, order: Variable) -> None:
@@ -79,7 +79,7 @@ class Stretch:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is time to push it."""
+        """True if the bulk is large enough to be pushed."""
         return len(self._parts) >= MOST_PARTS or self._weight >= MOST_WEIGHT
 
     def compute(self, rule: Rule, cells: Sequence[Cell]) -> list[Cell | None]:
@@ -119,7 +119,7 @@ class Stretch:
         self._weight += rule.weight
 
     def show(self, value: Value) -> BaseArray:
-        """The value as an array that anybody may use, from now on in its place."""
+        """The value as an array outside of the bulk, which replaces it from now on."""
         if value.handle is None:
             value.handle = allocate(self.device, value._shape, value._dtype)
             storage = value.handle._storage
@@ -151,7 +151,7 @@ class Stretch:
 
 
 def _compute(run: Run, parts: list[Part | None], op: Operation) -> None:
-    """The operation: part by part, each let go of when it is done."""
+    """The operation: run part by part; each is released when it is done."""
     careful = engine.poisoned
     for index, part in enumerate(parts):
         assert part is not None
@@ -170,7 +170,7 @@ def _compute(run: Run, parts: list[Part | None], op: Operation) -> None:
 def _settle(run: Run, part: Part, op: Operation) -> None:
     """Run a part where something has failed before."""
     function, cells, more, targets = part
-    order = op.writes[0]  # fails where a stretch before this one was broken off as a whole
+    order = op.writes[0]  # fails where a bulk before this one was broken off as a whole
     failure = next((found for cell in cells if (found := _failure(cell)) is not None), order.failure)
     if failure is None:
         try:
@@ -189,7 +189,7 @@ def _failure(cell: Cell) -> Failure | None:
 
 
 def _fail(failure: Failure, targets: Sequence[Any], op: Operation) -> None:
-    """What a part sets carries its error."""
+    """Give the error of a part to everything that the part writes."""
     for target in targets:
         if isinstance(target, Value):
             target.failure = failure

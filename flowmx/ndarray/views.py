@@ -1,4 +1,4 @@
-"""Views of memory, and what the tape knows of memory that several handles see.
+"""Views of memory, and the tape's histories of memory with several handles.
 
 A handle that shares its memory with no other knows by itself where its content came from (``_past``). Handles that
 share memory have a :class:`History` in common there, which knows where the content of the whole memory came from. A
@@ -41,8 +41,8 @@ def make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, .
     if history.entry is None or state.get().recording:
         made._past = history
     else:
-        history.beside(array)
-        made._past = History().beside(array)
+        history.share_memory_of(array)
+        made._past = History().share_memory_of(array)
     return made
 
 
@@ -112,8 +112,8 @@ def detach(array: BaseArray) -> BaseArray:
 def set_apart(made: BaseArray, array: BaseArray) -> History:
     """Give a new handle on an array's memory a history of its own, with what is recorded of it already."""
     if variable_of(array) is None:
-        share(array).beside(array)
-    return share(made).beside(array)
+        share(array).share_memory_of(array)
+    return share(made).share_memory_of(array)
 
 
 def mark(array: BaseArray, leaf: Leaf | None) -> None:
@@ -128,9 +128,9 @@ def mark(array: BaseArray, leaf: Leaf | None) -> None:
         storage.variables.add(leaf)
     array._past = None if leaf is None else Entry(leaf, 0)
     if isinstance(before, History):
-        before.beside(array)
+        before.share_memory_of(array)
         if leaf is None:
-            array._past = History().beside(array)
+            array._past = History().share_memory_of(array)
 
 
 def refuse_write(array: BaseArray, name: str, records: bool) -> None:
@@ -177,8 +177,8 @@ class History:
         self._parts: dict[Any, Entry] = {}
         """The parts of the entry that were read."""
 
-    def beside(self, array: BaseArray) -> History:
-        """Say that it is one of several on an array's memory; returns itself."""
+    def share_memory_of(self, array: BaseArray) -> History:
+        """Register as one of several histories on an array's memory; returns itself."""
         storage = array._storage
         if storage.histories is None:
             storage.histories = weakref.WeakSet()
@@ -211,7 +211,7 @@ class History:
         return known
 
     def write(self, array: BaseArray, entry: Entry | None, origin: Origin | None) -> None:
-        """Take down that the content of a handle comes from somewhere else now (None: from nothing recorded)."""
+        """Set the origin of a handle's content (None: nothing recorded)."""
         if self.of_variable:
             return
         before = self.entry

@@ -1,4 +1,4 @@
-"""How a plan looks in a notebook: a bar for each device, and its words."""
+"""Notebook view of a plan: a bar for each device, and the report's text."""
 
 from __future__ import annotations
 

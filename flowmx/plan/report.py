@@ -1,4 +1,4 @@
-"""What a plan tells, as values; ``text.py`` puts it into words."""
+"""Result of planning, as values; ``text.py`` formats it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 KEPT = ("weights", "gradients", "optimizer", "kvstore")
-"""What takes the same memory whatever the batch."""
+"""Roles whose memory does not depend on the batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class DevicePlan:
 
     @property
     def growth(self) -> float | None:
-        """How many times this batch would still fit, if what is not kept grows with it; None: nothing is known."""
+        """Factor by which the batch could grow, if all memory but :data:`KEPT` grows with it; None if not known."""
         kept = sum(self.roles.get(role, 0) for role in KEPT)
         grows = self.peak - kept
         return (self.memory - kept) / grows if kept and grows > 0 else None
@@ -42,7 +42,7 @@ class DevicePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a program would take on devices of a kind.
+    """Time and memory of a program on devices of a kind.
 
     Attributes:
         device: the kind.
@@ -69,17 +69,17 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Whether the memory of every device was enough."""
+        """True if the memory of every device was enough."""
         return all(each.exceeded is None for each in self.devices)
 
     @property
     def is_empty(self) -> bool:
-        """Whether the program put nothing on any device."""
+        """True if the program put nothing on any device."""
         return not any(each.peak for each in self.devices)
 
     @property
     def growth(self) -> float | None:
-        """How many times this batch would still fit on the fullest device; None: nothing is known."""
+        """Factor by which the batch could grow on the fullest device; None if not known."""
         found = [each.growth for each in self.devices if each.growth is not None]
         return min(found, default=None)
 

@@ -19,10 +19,10 @@ def run(
     function: Callable[[], Any], device: str | Description = "h100", *, steps: int | None = None,
     memory: int | str | None = None, count: int | None = None, graphs: bool = False,
 ) -> Plan:  # fmt: skip
-    """What a function takes that trains on ``mx.gpu(0)``, ``mx.gpu(1)``, ...
+    """Measure a training function on simulated devices ``mx.gpu(0)``, ``mx.gpu(1)``, ...
 
     It runs as it is, each operation launched at its push, on simulated devices that compute nothing: what it asks for
-    is 0. Memory beyond the devices' is given all the same, and told in the plan.
+    is 0. Memory beyond the devices' is given all the same, and shown in the plan.
 
     Args:
         function: what to run; a coroutine that it returns is run to its end.

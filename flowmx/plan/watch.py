@@ -1,4 +1,4 @@
-"""What is noted while a program runs on simulated devices: where its steps end, and what its memory is used as."""
+"""Recorder of a program on simulated devices: the ends of its steps, and the roles of its memory."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Enough(BaseException):
 
 
 class Mark(NamedTuple):
-    """Where the machine stands, in its own time.
+    """State of the machine, in simulated time.
 
     Attributes:
         seconds: when all that was launched is done.
@@ -80,11 +80,11 @@ class Watch:
         autograd.before_backward.remove(self._passed_back)
 
     def marks(self) -> tuple[str, list[Mark]]:
-        """What counts as a step, and the marks: of the beginning, and of the end of each step."""
+        """The kind of event that counts as a step, and its marks: the beginning, then the end of each step."""
         kind = BY_UPDATES if len(self._marks[BY_UPDATES]) > 1 else BY_BACKWARD
         return kind, self._marks[kind]
 
-    # -- what it is told -------------------------------------------------------------------------------
+    # -- notifications ---------------------------------------------------------------------------------
 
     def _stepped(self, owner: Any) -> None:
         """The weights were updated."""
@@ -114,7 +114,7 @@ class Watch:
 
 
 def mark(machine: System) -> Mark:
-    """Where a machine stands."""
+    """Take a mark of a machine, once all that it was given is done."""
     machine.settle()
     clock = machine.clock
     return Mark(*clock.end(), clock.launching, dict(clock.busy), dict(machine.operators))

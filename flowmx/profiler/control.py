@@ -1,4 +1,4 @@
-"""What MXNet's profiler is told: what to record, when, and where to write it."""
+"""MXNet's functions of the profiler: configuration, start and stop, and output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What recorded things are called: the operators and layers of graphs' steps, the user's lines."""
+"""Names of recorded things: the operators and layers of graphs' steps, the user's lines."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Named(NamedTuple):
 
 
 def named(record: Record) -> Iterator[Named]:
-    """What stands for an operation in tables: itself, or of a graph its operators."""
+    """Rows for a table: the operation itself, or the operators of a graph."""
     if record.steps:
         yield from (Named(*of_node(step.node), step.start, step.end) for step in record.steps)
     else:

@@ -1,4 +1,4 @@
-"""What users mark themselves: domains with tasks, frames, counters and markers; events; scopes."""
+"""User-defined profiling objects: domains with tasks, frames, counters and markers; events; scopes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from flowmx.profiler.recorder import recorder, scope_name
-from flowmx.profiler.records import Change, Mark, Span, here
+from flowmx.profiler.records import Change, Mark, Span, local
 
 __all__ = ["Counter", "Domain", "Event", "Frame", "Marker", "Task", "scope"]
 
@@ -51,7 +51,7 @@ class Domain:
 
 
 class _Timed:
-    """What begins and ends; also a context manager."""
+    """Base class of objects with a beginning and an end; also a context manager."""
 
     _kind = ""
 
@@ -76,7 +76,7 @@ class _Timed:
         if self._start is None:
             raise RuntimeError(f"{self._kind} {self.name!r} was stopped and has not been started: call start() first")
         if recorder.running:
-            track = f"{self._category} · {here.thread}"
+            track = f"{self._category} · {local.thread}"
             recorder.spans.append(Span(self.name, self._category, track, self._start, perf_counter(), {}))
         self._start = None
 
@@ -189,7 +189,7 @@ class Marker:
         if scope not in _REACH:
             raise ValueError(f"mark: scope is {scope!r}, expected one of {list(_REACH)}")
         if recorder.running:
-            recorder.marks.append(Mark(self.name, self.domain.name, _REACH[scope], here.thread, perf_counter()))
+            recorder.marks.append(Mark(self.name, self.domain.name, _REACH[scope], local.thread, perf_counter()))
 
 
 @contextlib.contextmanager

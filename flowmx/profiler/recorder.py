@@ -14,7 +14,7 @@ from flowmx import devices, flight
 from flowmx.engine import Operation, ThreadActor, origin
 from flowmx.engine.runtime import engine
 from flowmx.ops import custom
-from flowmx.profiler.records import CUSTOM, Change, Mark, Record, Span, here
+from flowmx.profiler.records import CUSTOM, Change, Mark, Record, Span, local
 
 __all__ = ["MOST", "Recorder", "recorder", "scope_name"]
 
@@ -28,7 +28,7 @@ scope_name: ContextVar[str] = ContextVar("flowmx_profiler_scope", default="")
 
 
 class Recorder:
-    """What was recorded, and whether more is.
+    """The profiler's records, and its state.
 
     Attributes:
         records, spans, marks, changes: what was recorded.
@@ -87,13 +87,13 @@ class Recorder:
             op.tell(record, partial(self._end, record))
 
     def _time(self, record: Record, op: Operation, proceed: Callable[[], Any]) -> Any:
-        record.thread = here.thread
-        outer, here.record = here.record, record
+        record.thread = local.thread
+        outer, local.record = local.record, record
         record.start = perf_counter()
         try:
             return proceed()
         finally:
-            here.record = outer
+            local.record = outer
             self._end(record)
 
     async def _time_coroutine(self, record: Record, op: Operation, proceed: Callable[[], Any]) -> Any:
@@ -120,7 +120,7 @@ class Recorder:
 
     def _called(self, name: str, start: float, end: float) -> None:
         """A method of a user's operator has run."""
-        track = f"{CUSTOM} · {here.thread}"
+        track = f"{CUSTOM} · {local.thread}"
         self.spans.append(Span(f"{name}::pure_python", CUSTOM, track, start, end, {}))
 
     def _exchanged(self, peer: str, operation: str, start: float, end: float, facts: Mapping[str, Any]) -> None:

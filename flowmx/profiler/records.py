@@ -1,4 +1,4 @@
-"""What the profiler keeps: plain facts, noted as cheaply as can be. Names, lines and tracks are made of them later."""
+"""Records of the profiler: plain facts, noted as cheaply as possible; names, lines and tracks are derived later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from flowmx.engine import Origin
 
-__all__ = ["CUSTOM", "Change", "Here", "Mark", "Record", "Span", "StepTime", "here"]
+__all__ = ["CUSTOM", "Change", "Mark", "Record", "Span", "StepTime", "ThreadState", "local"]
 
 
 CUSTOM = "Custom Operator"
@@ -40,7 +40,7 @@ class Record:
         within: the user's operator that pushed it, if one did.
         after: the records of the operations whose results it reads.
         pushed, start, end: in seconds.
-        thread: the name of the thread that ran it; empty where several may have run beside each other on one.
+        thread: the name of the thread that ran it; empty where several may have run at the same time on one.
         steps: of a graph, its operators.
     """
 
@@ -58,7 +58,7 @@ class Record:
 
 
 class Span(NamedTuple):
-    """What is no operation and takes time: a task of the user's, a request to a server.
+    """A timed activity that is not an operation: a user's task, a request to a server.
 
     Attributes:
         name: what it is called.
@@ -95,8 +95,8 @@ class Change(NamedTuple):
     value: float
 
 
-class Here(threading.local):
-    """What the profiler knows of the calling thread.
+class ThreadState(threading.local):
+    """Thread-local state of the profiler.
 
     Attributes:
         thread: its name.
@@ -109,4 +109,4 @@ class Here(threading.local):
         self.thread = threading.current_thread().name
 
 
-here = Here()
+local = ThreadState()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any
 
-from flowmx.profiler.records import Record, StepTime, here
+from flowmx.profiler.records import Record, StepTime, local
 
 __all__ = ["current", "run"]
 
 
 def current() -> Record | None:
-    """The record of the operation that this thread runs; None where nobody profiles."""
-    return here.record
+    """The record of the operation that this thread runs; None while nothing is profiled."""
+    return local.record
 
 
 def run(record: Record, where: Any, step: Any) -> None:

@@ -107,7 +107,7 @@ class _Trace:
         self.add(**common, ph="f", bp="e", ts=max(later.start, leaves), tid=to_tid)
 
     def add_spans(self, spans: Iterable[Span]) -> None:
-        """What is no operation, by track."""
+        """Add spans that are not operations, by track."""
         tracks: dict[str, list[Span]] = {}
         for span in spans:
             tracks.setdefault(span.track, []).append(span)

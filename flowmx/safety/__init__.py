@@ -1,4 +1,4 @@
-"""Safety nets: what goes wrong silently in training is found where it begins.
+"""Detection of silent faults in training, such as NaN, at the operation where they begin.
 
 Example:
     >>> with mx.safety.stop_at_nan():

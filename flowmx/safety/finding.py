@@ -1,4 +1,4 @@
-"""What a watch found: where a NaN or an infinity came about."""
+"""Result of a watch: the origin of a NaN or an infinity."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flowmx.errors import MXNetError
 
 
 class Finding(NamedTuple):
-    """Where a value that is not finite came about.
+    """The operator that first produced a value that is not finite.
 
     Attributes:
         operator: the operator.

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 _done = 0
 _samples = 0
-_told: list[Callable[[], None]] = []
+_callbacks: list[Callable[[], None]] = []
 observers: list[Callable[[object], None]] = []
-"""Told at the end of each step what has updated its weights: a ``Trainer``, a ``Module``, or None."""
+"""Callbacks at the end of each step, called with what has updated its weights: a ``Trainer``, a ``Module``, or None."""
 
 
 def current_step() -> int:
@@ -17,7 +17,7 @@ def current_step() -> int:
 
 
 def counted() -> tuple[int, int]:
-    """How many steps were done, and how many samples they were computed from, as far as that is known."""
+    """Numbers of completed training steps, and of the samples in them, as far as known."""
     return _done, _samples
 
 
@@ -34,7 +34,7 @@ def next_step(owner: object = None, samples: int = 0) -> None:
     global _done, _samples
     _done += 1
     _samples += samples
-    for tell in _told:
+    for tell in _callbacks:
         tell()
     for observe in observers:
         observe(owner)
@@ -42,4 +42,4 @@ def next_step(owner: object = None, samples: int = 0) -> None:
 
 def tell(function: Callable[[], None]) -> None:
     """Have a function called at the end of each step."""
-    _told.append(function)
+    _callbacks.append(function)

@@ -33,7 +33,7 @@ _MOVES = frozenset({"store", "seed", "assign", "fill", "copy", "array"})
 
 
 class Watch:
-    """What looks for values that are not finite.
+    """Watch for values that are not finite.
 
     Args:
         stops: raise at the first, in place of remembering it alone.
@@ -49,7 +49,7 @@ class Watch:
         self.found: Finding | None = None
 
     def report(self, make: Callable[[], Finding]) -> None:
-        """Say that something was found.
+        """Report a finding.
 
         Raises:
             NonFiniteError: the watch stops at it.
@@ -62,7 +62,7 @@ class Watch:
             raise NonFiniteError(self.found)
 
     def is_bad(self, array: Array, inputs: Sequence[Array]) -> bool:
-        """Whether an output is to be reported, computed from these inputs."""
+        """Tell whether to report an output computed from these inputs: a new NaN, or an infinity that no input had."""
         if all_finite(np, array):
             return False
         nans, infinities = count(np, array)
@@ -70,7 +70,7 @@ class Watch:
 
 
 class Look:
-    """One operation under a watch.
+    """The check of one operation under a watch.
 
     Attributes:
         went_through: True once the steps of a graph in it were looked at.

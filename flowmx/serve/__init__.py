@@ -1,4 +1,4 @@
-"""Inference services (``mx.serve``): await a prediction, share batches, shed load, never hold up the event loop.
+"""Inference services (``mx.serve``): awaited predictions in shared batches, load shedding, no blocked event loop.
 
 Example:
     >>> async with mx.serve.Predictor("model/", shape=(3, 32, 32)) as predictor:

@@ -17,7 +17,7 @@ _log = logging.getLogger("flowmx.serve")
 FRONT = web.AppKey("flowmx_front", Front)
 CLOSING = web.AppKey("flowmx_closing", asyncio.Event)
 _LEAVING = 1.0
-"""Seconds in which clients that have a connection are told to close it, when a service ends."""
+"""Seconds in which clients with a connection are asked to close it, when a service ends."""
 _LEAVING_LOOKS = 100
 
 
@@ -84,7 +84,7 @@ async def run(
         application: the application.
         host: an address of this machine.
         port: 0 takes a free one.
-        started: told the address once it serves.
+        started: called with the address once it serves.
 
     Raises:
         OSError: the address is taken, or not of this machine.

@@ -1,4 +1,4 @@
-"""Which waiting rows make up the next batch, and when it begins. Pure: no clock, no threads.
+"""Choice of the rows of the next batch, and of its start time. Pure: no clock, no threads.
 
 A batch is made when the engine is free for it, of what waits then. Rows wait for company only while the engine is
 idle, more are expected within the latency budget, and there is room for them: so the budget costs nothing where
@@ -20,12 +20,12 @@ from flowmx.serve.inputs import Rows, Shape
 __all__ = ["Job", "Pace", "Piece", "Queue", "sizes_up_to"]
 
 Key = tuple[Any, tuple[Shape, ...]]
-"""Rows that may be in one batch have the same: the model that computes them, opaque here, and the shapes of a row."""
+"""Key that all rows of a batch share: the model that computes them, opaque here, and the shapes of a row."""
 
 _AS_GOOD = 0.97
 """The part of the best rate that another size must reach."""
 _FORGET = 0.1
-"""What a new interval between rows counts, in the mean of intervals."""
+"""Weight of the newest interval in the moving average of intervals between rows."""
 
 
 class Job:
@@ -38,7 +38,7 @@ class Job:
         answer: whom to tell; opaque here.
 
     Attributes:
-        taken: how many rows have gone into batches.
+        taken: rows that are in batches already.
         dropped: whether nobody waits for it any more.
         waiting_for: rows that have no result yet.
         results: outputs of pieces, by their first row: batches may end in another order than they began.
@@ -74,7 +74,7 @@ class Queue:
         return bool(self._jobs)
 
     def has_room(self, rows: int) -> bool:
-        """Whether so many more may wait; one request always may where nothing waits."""
+        """Tell whether so many more rows may wait; one request may always wait in an empty queue."""
         return not self.rows or self.rows + rows <= self.limit
 
     def put(self, job: Job) -> None:
@@ -87,7 +87,7 @@ class Queue:
         return min((jobs[0] for jobs in self._jobs.values()), key=lambda job: job.arrived)
 
     def waiting(self, key: Key) -> int:
-        """How many rows of a key wait."""
+        """Number of waiting rows of a key."""
         return sum(job.rows.rows - job.taken for job in self._jobs.get(key, ()))
 
     def take(self, key: Key, most: int) -> list[Piece]:
@@ -129,7 +129,7 @@ class Queue:
 
 
 class Pace:
-    """When a batch begins, and how large it is.
+    """Decides when a batch begins, and how large it is.
 
     Args:
         sizes: that batches may have, increasing.
@@ -140,7 +140,7 @@ class Pace:
         self.sizes = tuple(sizes)
         self.max_latency = max_latency
         self.seconds: dict[int, float] = {size: float(size) for size in sizes}
-        """What a batch of each size takes; only their ratios matter."""
+        """Duration of a batch of each size, of which only the ratios matter."""
         self.rate = 0.0
         """Rows a second that batches get done."""
         self._interval = float("inf")
@@ -161,7 +161,7 @@ class Pace:
         self.rate = self.rate + _FORGET * (rate - self.rate) if self.rate else rate
 
     def begin_at(self, waiting: int, oldest: float, now: float) -> float:
-        """When to begin a batch, if nothing more comes: now, or later.
+        """The time at which to begin a batch if no more rows come: now, or later.
 
         Args:
             waiting: rows that could be in it.
@@ -184,7 +184,7 @@ class Pace:
         self._refused_at = now
 
     def refused_within(self, seconds: float, now: float) -> bool:
-        """Whether rows were refused a short while ago."""
+        """Tell whether rows were refused within the last seconds."""
         return self._refused > 0 and now - self._refused_at <= seconds
 
     def retry_after(self, waiting: int) -> float:

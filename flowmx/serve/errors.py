@@ -1,4 +1,4 @@
-"""What a predictor refuses, and why."""
+"""Errors of predictors."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def _write_npy(outputs: Outputs) -> bytes:
 
 @lru_cache(128)
 def _npy_head(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
-    """What a file of an array in C's order begins with."""
+    """Header of an ``.npy`` file of a C-contiguous array."""
     stream = io.BytesIO()
     descr = np.lib.format.dtype_to_descr(dtype)
     np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": shape})

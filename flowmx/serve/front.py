@@ -1,4 +1,4 @@
-"""What a service answers, whoever carries the bytes: routes, refusals, bodies. Knows no server.
+"""HTTP interface of a service, independent of any server: routes, refusals, bodies.
 
 =============================  ====================================================================
 ``POST /predict``              a prediction of the only model, or of the first

@@ -15,8 +15,8 @@ Receive = Callable[[], Awaitable[Event]]
 Send = Callable[[Event], Awaitable[None]]
 
 
-class _Gone(Exception):
-    """The client has gone away."""
+class _Disconnected(Exception):
+    """The client has disconnected."""
 
 
 def asgi(predictors: Predictors, *, max_body: int = MAX_BODY, max_text: int = MAX_TEXT) -> Gateway:
@@ -67,7 +67,7 @@ class Gateway:
         found = self.front.begin(scope["method"], _path(scope), headers)
         try:
             reply = await _predict(found, receive) if isinstance(found, Call) else found
-        except _Gone:
+        except _Disconnected:
             return
         await _send(reply, scope["method"] == "HEAD", send)
 
@@ -84,26 +84,26 @@ async def _predict(call: Call, receive: Receive) -> Reply:
     while more:
         event = await receive()
         if event["type"] == "http.disconnect":
-            raise _Gone
+            raise _Disconnected
         body += event.get("body", b"")
         if (refused := call.too_large(len(body))) is not None:
             return refused
         more = event.get("more_body", False)
-    return await _unless_gone(call, bytes(body), receive)
+    return await _unless_disconnected(call, bytes(body), receive)
 
 
-async def _unless_gone(call: Call, body: bytes, receive: Receive) -> Reply:
-    """The answer; where the client goes away before, its rows are taken back."""
-    answer, gone = asyncio.ensure_future(call.reply(body)), asyncio.ensure_future(_disconnected(receive))
+async def _unless_disconnected(call: Call, body: bytes, receive: Receive) -> Reply:
+    """The answer; if the client disconnects before, its rows are withdrawn."""
+    answer, disconnected = asyncio.ensure_future(call.reply(body)), asyncio.ensure_future(_disconnected(receive))
     try:
-        await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({answer, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if answer.done():
             return answer.result()
-        raise _Gone
+        raise _Disconnected
     finally:
         answer.cancel()
-        gone.cancel()
-        await asyncio.gather(answer, gone, return_exceptions=True)
+        disconnected.cancel()
+        await asyncio.gather(answer, disconnected, return_exceptions=True)
 
 
 async def _disconnected(receive: Receive) -> None:

@@ -1,4 +1,4 @@
-"""What a model takes, and the check of what it is given: names, shapes, dtypes, lengths, values. Pure."""
+"""Inputs of a model, and their check: names, shapes, dtypes, lengths, values. Pure."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class Inputs:
         ]
 
     def described(self) -> list[dict[str, Any]]:
-        """What is expected, as JSON can hold it."""
+        """Description of the expected inputs, JSON-compatible."""
         return [each.described() for each in self.specs]
 
     def _parts(self, given: Any) -> list[Any]:

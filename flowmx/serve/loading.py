@@ -1,4 +1,4 @@
-"""What a predictor may be made of, as a Gluon block: blocks, symbols with parameters, checkpoints, folders, ONNX."""
+"""Loading of models as Gluon blocks: from blocks, symbols with parameters, checkpoints, folders, ONNX files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from flowmx.symbol import Symbol
 __all__ = ["Source", "load"]
 
 _LABEL = "label"
-"""How the inputs of losses end, which predictions do not read."""
+"""Suffix of the names of losses' inputs, which predictions do not read."""
 
 
 class Source(NamedTuple):

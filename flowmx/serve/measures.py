@@ -1,4 +1,4 @@
-"""What predictors count, in Prometheus' form, by the name of the model."""
+"""Prometheus metrics of predictors, by the name of the model."""
 
 from __future__ import annotations
 

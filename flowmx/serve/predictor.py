@@ -1,4 +1,4 @@
-"""A model to await predictions of."""
+"""Predictors: models whose predictions are awaited."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Predictor:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it is warm, and takes requests."""
+        """True once it is warm and takes requests."""
         warm = self._runner.warm
         return warm.done() and warm.exception() is None and self._runner.accepting
 
@@ -171,7 +171,7 @@ class Predictor:
         """Put another model in the place of this one, of the same inputs; loses no request.
 
         The new model is loaded and warmed while the old one answers. Requests that came before it was warm are
-        answered by the old one, which is then let go.
+        answered by the old one, which is then released.
 
         Args:
             model: as for :class:`Predictor`.
@@ -221,12 +221,12 @@ class Predictor:
 
     @property
     def version(self) -> int:
-        """How often the model was swapped."""
+        """Number of times that the model was swapped."""
         return self._runner.model.version
 
     @property
     def inputs(self) -> Inputs:
-        """What a request may hold."""
+        """Specification of a request's inputs."""
         return self._runner.model.inputs
 
     @property
@@ -236,7 +236,7 @@ class Predictor:
 
     @property
     def metrics(self) -> Metrics:
-        """Where it counts."""
+        """The registry of its metrics."""
         return self._measures.metrics
 
     def check_room(self) -> None:
@@ -255,7 +255,7 @@ class Predictor:
             raise runner.overloaded(1)
 
     def described(self) -> dict[str, Any]:
-        """What it is, as JSON can hold it."""
+        """Description of the predictor, JSON-compatible."""
         runner = self._runner
         return {
             "name": self.name, "ready": self.is_ready, "version": self.version, "inputs": self.inputs.described(),
@@ -276,7 +276,7 @@ def _sizes(max_batch: int, sizes: Sequence[int] | None) -> tuple[int, ...]:
 
 
 async def _on_host(x: Any) -> Any:
-    """What was given, with arrays of ours as NumPy's."""
+    """The input with its NDArrays as NumPy arrays, awaited."""
     if isinstance(x, NDArray):
         await x
         return x.asnumpy()

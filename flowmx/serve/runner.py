@@ -1,4 +1,4 @@
-"""The threads that make batches of what waits, have the engine compute them, and hand rows to who waits for them.
+"""The threads that form batches of waiting rows, have the engine compute them, and answer the requests.
 
 Requests come from any event loop, so the queue stands behind a lock, which is held for microseconds. Everything that
 takes longer (compiling, copying rows, waiting for the engine) happens on these threads, or on the engine's. There is
@@ -97,7 +97,7 @@ class Runner:
         )
 
     def drop(self, job: Job) -> None:
-        """Nobody waits for a request any more: take out what has not started."""
+        """Withdraw the rows of an abandoned request that have not started."""
         with self._changed:
             if not job.dropped and job.waiting_for:
                 self.queue.drop(job)
@@ -223,7 +223,7 @@ class Runner:
         self._answer(failed, error)
 
     def _answer(self, jobs: Sequence[Job], error: BaseException | None) -> None:
-        """Tell those who wait, with one call for each of their loops."""
+        """Complete the futures of requests, with one call for each of their loops."""
         by_loop: dict[asyncio.AbstractEventLoop, list[Job]] = {}
         for job in jobs:
             by_loop.setdefault(job.answer[0], []).append(job)
@@ -242,7 +242,7 @@ class Runner:
         self._tell_settled()
 
     def _tell_settled(self) -> None:
-        """Tell who waits for the end of requests (locked)."""
+        """Complete the futures of :meth:`settled` (locked)."""
         left = []
         for model, future in self._settled:
             if self._pending_of if model is None else model in self._pending_of:

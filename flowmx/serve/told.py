@@ -1,4 +1,4 @@
-"""What a predictor tells the flight recorder: what waits, how requests ended, and whether it is overloaded."""
+"""A predictor's part of flight reports: its queue, the results of requests, overload."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _LATELY = 5.0
 
 
 def speak(runner: Runner) -> Callable[[], None]:
-    """Have the flight recorder ask a runner; returns what ends that."""
+    """Register a runner's report with the flight recorder; returns the function that removes it."""
     name, say = f"serving {runner.name}", partial(of_runner, runner)
     flight.describe(name, say)
     return partial(flight.forget, name, say)
 
 
 def of_runner(runner: Runner) -> dict[str, Any]:
-    """What it says; see :func:`flowmx.flight.describe`."""
+    """Report of a runner; see :func:`flowmx.flight.describe`."""
     measures, name = runner.measures, runner.name
     return {
         "model": name, "version": runner.model.version, "accepting": runner.accepting,

@@ -1,4 +1,4 @@
-"""How the parameters of some operators begin where nothing else is said: the ``__init__`` of their variables."""
+"""Default initializers of some operators' parameters: the ``__init__`` attribute of their variables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 _STATISTICS: Final = {"moving_mean": '["zero", {}]', "moving_var": '["one", {}]'}
-_BEGINNINGS: Final[Mapping[str, Mapping[str, str]]] = {
+_DEFAULT_INITIALIZERS: Final[Mapping[str, Mapping[str, str]]] = {
     "BatchNorm": _STATISTICS,
     "_contrib_BatchNormWithReLU": _STATISTICS,
     "_contrib_SyncBatchNorm": _STATISTICS,
@@ -14,6 +14,6 @@ _BEGINNINGS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 
 
-def beginnings(operator: str) -> Mapping[str, str]:
+def default_initializers(operator: str) -> Mapping[str, str]:
     """The initializers of an operator's inputs, by the inputs' names, in the text form of ``Initializer.dumps``."""
-    return _BEGINNINGS.get(operator, {})
+    return _DEFAULT_INITIALIZERS.get(operator, {})

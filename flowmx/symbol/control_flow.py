@@ -104,7 +104,7 @@ def _placeholder(symbol: Symbol) -> Symbol:
 
 
 def _given(symbols: Sequence[Symbol]) -> dict[str, Entry]:
-    """What the placeholders of these symbols stand for, by name."""
+    """The entries that the placeholders of these symbols stand for, by name."""
     table = {_inside_name(each): each._entries[0] for each in symbols}
     if len(table) != len(symbols):
         raise ValueError(f"two of the symbols {', '.join(map(_inside_name, symbols))} have the same name")

@@ -108,9 +108,16 @@ pow = power
 
 
 def histogram(a: Symbol, bins: int | Symbol = 10, range: tuple[float, float] | None = None, **kwargs: Any) -> Symbol:
-    """How many elements lie between neighbouring edges (the last included), and the edges, as two outputs.
+    """Count the elements of each bin; a bin includes its lower edge, the last one also its upper edge.
 
-    ``bins`` are the edges, or the number of bins of one width that cover ``range``.
+    Args:
+        a: a symbol of any shape.
+        bins: number of bins of equal width, or a symbol of increasing edges of shape (n + 1,).
+        range: lowest and highest edge; needed where ``bins`` is a number.
+        **kwargs: ``name`` and ``attr`` of the new symbol.
+
+    Returns:
+        A symbol of two outputs: the counts, int64 of shape (n,), and the edges, of the data's dtype and shape (n + 1,).
 
     Raises:
         ValueError: a number of bins without a range, which a symbol can not take from the elements.

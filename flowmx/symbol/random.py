@@ -62,7 +62,7 @@ def gamma(alpha: Number = 1, beta: Number = 1, shape: Any = None, dtype: Any = N
 
 
 def negative_binomial(k: Number = 1, p: Number = 1, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """How often fails what succeeds with probability ``p``, until the ``k``-th success."""
+    """Draw from the negative binomial distribution: the failures before the ``k``-th success of probability ``p``."""
     return _draw("negative_binomial", {"k": k, "p": p}, shape, dtype, kwargs)
 
 
@@ -89,7 +89,7 @@ def shuffle(data: Symbol, **kwargs: Any) -> Symbol:
 
 
 def randint(low: Any, high: Any, shape: Any = None, dtype: Any = None, **kwargs: Any) -> Symbol:
-    """Uniform whole numbers from ``low`` to ``high`` - 1, int32 by default; of numbers only."""
+    """Uniform integers from ``low`` to ``high`` - 1, int32 by default; of numbers only."""
     for key, value in (("low", low), ("high", high)):
         if isinstance(value, Symbol):
             raise TypeError(f"random.randint: {key} is a Symbol, expected a number")

@@ -21,7 +21,7 @@ from flowmx.ops.dtypes import FLAGS, as_dtype, name_of
 from flowmx.ops.registry import Operator, Shape, ShapeOrNone, lookup
 from flowmx.serialization import symbol_json
 from flowmx.serialization.atomic import replace_file
-from flowmx.symbol.beginnings import beginnings
+from flowmx.symbol.beginnings import default_initializers
 from flowmx.symbol.methods import Methods
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Symbol(Methods):
 
     @property
     def num_outputs(self) -> int:
-        """How many outputs it has."""
+        """Number of outputs."""
         return len(self._entries)
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class Symbol(Methods):
 
     def __bool__(self) -> bool:
         raise NoTruthValue(
-            "a Symbol has no truth value: it is computed only when it is bound (compare names, or use len)"
+            "a Symbol can not be converted to bool: it is computed only when it is bound (compare names, or use len)"
         )
 
     # -- composition -----------------------------------------------------------------------------------
@@ -362,7 +362,7 @@ class Symbol(Methods):
         self, ctx: Any = None, grad_req: Any = "write", type_dict: Mapping[str, Any] | None = None,
         group2ctx: Any = None, optimizer: Any = None, budget: int | None = None, **kwargs: Sequence[int],
     ) -> MemoryEstimate:  # fmt: skip
-        """What :meth:`simple_bind` with these arguments would take in memory; nothing is allocated.
+        """Estimate the memory that :meth:`simple_bind` would take with these arguments; nothing is allocated.
 
         Arguments whose shapes are given count as inputs, and so do those whose names end in ``label``; the others are
         parameters.
@@ -555,13 +555,13 @@ def _attributes_of(cls: type[Operator], given: Mapping[str, Any]) -> dict[str, s
 
 
 def _begin(op: Operator, entries: Sequence[Entry]) -> None:
-    """Tell variables how they begin that an operator has an opinion on, and nobody else."""
-    told = beginnings(op.name)
-    if not told:
+    """Set the operator's default initializers on its variables that have none."""
+    defaults = default_initializers(op.name)
+    if not defaults:
         return
     for argument, entry in zip((*op.inputs(), *op.auxiliary), entries, strict=True):
-        if argument in told and entry.node.is_variable:
-            entry.node.attributes.setdefault("__init__", told[argument])
+        if argument in defaults and entry.node.is_variable:
+            entry.node.attributes.setdefault("__init__", defaults[argument])
 
 
 def _text(value: Any) -> str:
@@ -707,7 +707,7 @@ def _input_names(plain: symbol_json.NodeJSON) -> Sequence[str]:
 
 def _beginnings_of(called: str) -> Mapping[str, str]:
     try:
-        return beginnings(lookup(called).name)
+        return default_initializers(lookup(called).name)
     except AttributeError:
         return {}
 
@@ -733,7 +733,7 @@ def _as_known(variable: str, shape: Any) -> Shape:
     try:
         lengths = tuple(int(n) for n in ([shape] if isinstance(shape, (int, np.integer)) else shape))
     except (TypeError, ValueError):
-        raise ShapeError(f"the shape of {variable!r} is {shape!r}, expected whole numbers") from None
+        raise ShapeError(f"the shape of {variable!r} is {shape!r}, expected ints") from None
     return tuple(n if n > 0 else -1 for n in lengths)
 
 

@@ -133,8 +133,8 @@ class Servers:
         whole = hashlib.sha256()
         for server in self.servers:
             core = server.core
-            whole.update(repr((core.recovery.common, core.desk.mode.name)).encode())
-            for part, slot in sorted(core.desk.slots.items(), key=repr):
+            whole.update(repr((core.recovery.common, core.state.mode.name)).encode())
+            for part, slot in sorted(core.state.slots.items(), key=repr):
                 held = slot.value.array.tobytes() if slot.value is not None else None
                 state = (part, slot.number, slot.round, slot.marks, slot.counted, slot.turns, held, len(slot.gradients))
                 whole.update(repr(state).encode())

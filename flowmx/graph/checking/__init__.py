@@ -1,1 +1,1 @@
-"""Plans put to the test: random legal orders, and free memory overwritten."""
+"""Checks of plans: random legal orders, and free memory overwritten."""

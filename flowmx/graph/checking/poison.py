@@ -16,28 +16,28 @@ from flowmx.graph.seeing.occupancy import Occupancy
 from flowmx.ops.registry import Array, Run
 
 PATTERN = 0xFF
-"""What each free byte becomes."""
+"""The byte that free memory is filled with."""
 
 Forward = Callable[[Run, Sequence[Array], Sequence[Array]], None]
-Stretch = tuple[int, int]
-"""First byte, and the one after the last."""
+ByteRange = tuple[int, int]
+"""Position of the first byte, and of the one after the last."""
 
 
 class Group(NamedTuple):
     """Steps between which nothing can be said to be free.
 
     Attributes:
-        chains: rows of steps that may run at the same time; a single step where none runs beside it.
+        chains: rows of steps that may run at the same time; a single step where none runs at the same time.
         taken: the bytes that they begin to use, for each device.
         freed: the bytes that hold no value any more once all are done, for each device.
     """
 
     chains: Sequence[Sequence[Node]]
-    taken: Mapping[Context | None, list[Stretch]]
-    freed: Mapping[Context | None, list[Stretch]]
+    taken: Mapping[Context | None, list[ByteRange]]
+    freed: Mapping[Context | None, list[ByteRange]]
 
     def alone(self) -> Node | None:
-        """The step that nothing runs beside; None where there are several."""
+        """The step, if it runs alone; None where there are several."""
         return self.chains[0][0] if len(self.chains) == 1 else None
 
 
@@ -53,18 +53,18 @@ def groups(plan: Plan) -> list[Group]:
     for place, life in enumerate(lives):
         born[life.first].append(place)
         dying[life.last].append(place)
-    alive: dict[Context | None, dict[int, Stretch]] = {context: {} for context in contexts}
+    alive: dict[Context | None, dict[int, ByteRange]] = {context: {} for context in contexts}
     found, step = [], 0
     for chains in _stages(plan, occupancy.steps):
         now = range(step, step := step + sum(map(len, chains)))
-        taken: dict[Context | None, list[Stretch]] = {}
-        freed: dict[Context | None, list[Stretch]] = {}
+        taken: dict[Context | None, list[ByteRange]] = {}
+        freed: dict[Context | None, list[ByteRange]] = {}
         for place in (place for each in now for place in born[each]):
-            stretch = alive[contexts[place]][place] = (offsets[place], offsets[place] + lives[place].size)
-            taken.setdefault(contexts[place], []).append(stretch)
-        gone = [(contexts[place], alive[contexts[place]].pop(place)) for each in now for place in dying[each]]
-        for context, stretch in gone if not plan.keeps_values else ():
-            freed.setdefault(context, []).extend(without(stretch, alive[context].values()))
+            extent = alive[contexts[place]][place] = (offsets[place], offsets[place] + lives[place].size)
+            taken.setdefault(contexts[place], []).append(extent)
+        ended = [(contexts[place], alive[contexts[place]].pop(place)) for each in now for place in dying[each]]
+        for context, extent in ended if not plan.keeps_values else ():
+            freed.setdefault(context, []).extend(without(extent, alive[context].values()))
         found.append(Group(chains, taken, freed))
     return found
 
@@ -79,9 +79,9 @@ def _stages(plan: Plan, steps: Sequence[Node]) -> Iterator[list[list[Node]]]:
         yield from ([[node]] for node in steps)
 
 
-def without(stretch: Stretch, others: Iterable[Stretch]) -> list[Stretch]:
-    """The parts of a stretch that none of the others covers."""
-    rest, (start, stop) = [], stretch
+def without(extent: ByteRange, others: Iterable[ByteRange]) -> list[ByteRange]:
+    """The parts of a byte range that no other range covers."""
+    rest, (start, stop) = [], extent
     for low, high in sorted(other for other in others if other[0] < stop and other[1] > start):
         if low > start:
             rest.append((start, low))
@@ -89,14 +89,14 @@ def without(stretch: Stretch, others: Iterable[Stretch]) -> list[Stretch]:
     return [*rest, (start, stop)] if start < stop else rest
 
 
-def fill(memory: Array, stretches: Iterable[Stretch]) -> None:
-    """Write over some bytes of an arena."""
-    for start, stop in stretches:
+def fill(memory: Array, ranges: Iterable[ByteRange]) -> None:
+    """Overwrite ranges of an arena with :data:`PATTERN`."""
+    for start, stop in ranges:
         memory[start:stop] = PATTERN
 
 
 class Poisoned:
-    """Forwards that leave nothing but living values behind.
+    """Wraps forwards so that they overwrite all bytes without living values.
 
     What becomes free while several steps may run is written over before the next step that runs alone: nobody can
     tell which of several ends last.
@@ -109,17 +109,17 @@ class Poisoned:
     def __init__(self, plan: Plan, memory: Callable[[Context | None], Array]) -> None:
         self._plan = plan
         self._memory = memory
-        self._fills: dict[Node, tuple[list[Stretch], list[Stretch]]] = {}
+        self._fills: dict[Node, tuple[list[ByteRange], list[ByteRange]]] = {}
         if not plan.keeps_values:
             self._plan_fills()
 
     def _plan_fills(self) -> None:
-        """What to write over before and after each step that runs alone."""
+        """Decide which bytes to overwrite before and after each step that runs alone."""
         plan = self._plan
-        waiting: dict[Context | None, list[Stretch]] = {each: [(0, nbytes)] for each, nbytes in plan.arenas.items()}
+        waiting: dict[Context | None, list[ByteRange]] = {each: [(0, nbytes)] for each, nbytes in plan.arenas.items()}
         for group in groups(plan):
             for context, taken in group.taken.items():
-                waiting[context] = [rest for stretch in waiting[context] for rest in without(stretch, taken)]
+                waiting[context] = [rest for extent in waiting[context] for rest in without(extent, taken)]
             node = group.alone()
             here = None if node is None else plan.graph.context(node)
             if node is not None and here in waiting and any(plan.nbytes(Entry(node, i)) for i in range(node.outputs())):

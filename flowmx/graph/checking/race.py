@@ -35,7 +35,7 @@ Schedule = tuple[list[Node], list[Node]]
 
 
 class Checked(NamedTuple):
-    """What a check went through without finding anything.
+    """Counts of a check that found nothing.
 
     Attributes:
         plans: how many plans were run.

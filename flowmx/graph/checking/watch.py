@@ -24,7 +24,7 @@ from flowmx.ops.registry import Array, Run
 
 
 class RaceError(MXNetError):
-    """A plan gives something else than its graph; the message names the value and the step that spoilt it."""
+    """A plan computes other values than its graph; the message names the value and the step that overwrote it."""
 
 
 class _Run(Run):
@@ -177,11 +177,11 @@ class _Running:
             run_steps(self._runs[self.plan.graph.context(step.node)], [step], "a checked graph")
 
     def outputs(self, step: Step) -> list[Entry]:
-        """What a step computes."""
+        """The entries that a step computes."""
         return [Entry(step.node, index) for index in range(len(step.outputs))]
 
     def log(self, entry: Entry, what: str) -> None:
-        """Remember who wrote a value."""
+        """Log the step that wrote a value."""
         if entry in self.plan.place:
             start = self.plan.arena.offsets[self.plan.place[entry]]
             what = f"{what}, which writes {label(entry)} there"
@@ -191,14 +191,14 @@ class _Running:
             )
 
     def free(self, group: Group, what: str) -> None:
-        """Overwrite what holds no value after some steps."""
-        for context, stretches in group.freed.items():
-            fill(self._memory[context], stretches)
+        """Overwrite the bytes that are free after some steps."""
+        for context, ranges in group.freed.items():
+            fill(self._memory[context], ranges)
             said = f"others: its bytes count as free after {what}"
-            self._log += [_Written(context, *stretch, said) for stretch in stretches]
+            self._log += [_Written(context, *extent, said) for extent in ranges]
 
     def culprit(self, entry: Entry) -> str:
-        """What wrote over a value first."""
+        """Description of the step that first overwrote a value."""
         place = self.plan.place.get(entry)
         if place is None:
             return "a step that changes its input without saying so"
@@ -210,7 +210,7 @@ class _Running:
         return "a step that changes its input without saying so"
 
     def company(self, entry: Entry) -> str:
-        """What lies on the bytes of a value while it is computed."""
+        """Description of the other values on the same bytes while a value is computed."""
         place = self.plan.place.get(entry, -1)
         for each in entry.node.inputs:
             if self.plan.place.get(self.plan.root.get(each, each)) == place:
@@ -232,6 +232,6 @@ def _woven(chains: Sequence[Sequence[Node]], chooser: Random) -> Iterator[Node]:
 
 
 def _same(one: Array, other: Array) -> bool:
-    """Whether two arrays have the same bits."""
+    """Tell whether two arrays have the same dtype and the same bits."""
     kind = np.dtype(f"u{one.dtype.itemsize}")
     return one.dtype == other.dtype and bool(np.array_equal(one.view(kind), other.view(kind)))

@@ -32,7 +32,7 @@ _SCALES: dict[str, _Factor] = {
     "_div_scalar": lambda op, shape: 1 / op.scalar if op.scalar else 0.0,
     "_contrib_div_sqrt_dim": lambda op, shape: 1 / math.sqrt(max(1, shape[-1])),
 }
-"""What an operator multiplies an array of a shape by."""
+"""Operators that scale an array: from the operator and its input's shape to the factor."""
 _ADDITIONS = ("elemwise_add", "broadcast_add")
 _INTERLEAVED: dict[str, tuple[str, Shape]] = {
     "_contrib_interleaved_matmul_selfatt_valatt": ("_contrib_interleaved_matmul_selfatt_qk", (3,)),
@@ -94,13 +94,13 @@ class Search:
     # -- the way back from weights to the first product -----------------------------------------------------
 
     def _is_part(self, entry: Entry, end: Node) -> bool:
-        """Whether a value is for the attention alone, and on its device."""
+        """Tell whether a value is used by the attention alone, and on its device."""
         node = entry.node
         is_here = self._graph.context(node) is self._graph.context(end)
         return node.op is not None and entry.index == 0 and self._rewriter.uses[entry] == 1 and is_here
 
     def _behind(self, entry: Entry, end: Node, scales: Mapping[str, _Factor]) -> tuple[Entry, float]:
-        """What an entry is made of by operators that only scale it or change nothing, and the product of the scales."""
+        """Skip operators that scale an entry or leave it unchanged; returns the source and the product of scales."""
         factor = 1.0
         while self._is_part(entry, end):
             node, op = entry.node, entry.node.op
@@ -113,7 +113,7 @@ class Search:
         return entry, factor
 
     def _changes_nothing(self, entry: Entry) -> bool:
-        """Whether an operator is one that the kernel has no use for: a cast between floating types, an idle Dropout."""
+        """Tell whether the kernel can ignore an operator: a cast between floating types, or an inactive Dropout."""
         op = entry.node.op
         assert op is not None
         if op.name == "Dropout":
@@ -193,7 +193,7 @@ class Search:
     # -- whether a kernel can ------------------------------------------------------------------------------
 
     def _has_kernel(self, end: Node, found: Attention) -> bool:
-        """Whether the device computes this, as it would be computed otherwise."""
+        """Tell whether the device has an attention kernel for this form, dtype and head size."""
         context = self._graph.context(end)
         dtypes = {self._rewriter.dtypes[entry] for entry in found.inputs}
         sizes = {shape[4] for shape in found.shapes}
@@ -207,7 +207,7 @@ class Search:
         )
 
     def _fits(self, bias: Entry, scores: Entry) -> bool:
-        """Whether the kernel can add a bias: one for all heads and examples, or one for each, that learns nothing."""
+        """Tell whether the kernel can add a bias: one for all heads and examples or one for each, without gradient."""
         shape, whole = self._rewriter.shapes[bias], self._rewriter.shapes[scores]
         return (
             shape[-2:] == whole[1:]
@@ -219,7 +219,7 @@ class Search:
         )
 
     def _learns(self, bias: Entry) -> bool:
-        """Whether a gradient would flow into a bias."""
+        """Tell whether a gradient would flow into a bias."""
         learning = set(self._wanted)
         for node in topological([bias]):
             if node.op is not None and not node.op.no_gradient and any(e.node in learning for e in node.inputs):

@@ -1,4 +1,4 @@
-"""Which values to compute again so that a training step fits into so many bytes, and takes as little longer as it can.
+"""Choice of values to compute again so that a training step fits into a memory budget at the least cost.
 
 A choice has three parts. *How dear*: what takes at most so long for each byte that it saves is computed again; cheap
 results (normalisations, activations) go first, convolutions and products last. *Segments*: the forward pass is cut
@@ -21,17 +21,17 @@ import numpy as np
 from flowmx.graph.passes.repeat import Repeats
 
 _CLASSES = 8
-"""How many classes of dearness are told apart."""
+"""Number of cost classes that nodes are sorted into."""
 _HALVINGS = 10
-"""How often segments are halved."""
+"""Number of times that segments are halved."""
 _FINE = 6
-"""How often the range of the last step is halved."""
+"""Number of bisections of the last range."""
 _SEGMENTS = 3
-"""With how many sizes of segments that fit the rest is tried."""
+"""Number of fitting segment sizes with which the rest is tried."""
 
 
 class Choice(NamedTuple):
-    """What is computed again.
+    """A set of nodes to compute again, with its memory and cost.
 
     Attributes:
         again: positions in the forward pass.
@@ -111,7 +111,7 @@ class _Search:
         return found
 
     def shortened(self, klass: int, segment: float, choice: Choice, budget: int) -> Choice:
-        """The choice with the dearest class only up to the earliest step that still fits."""
+        """The choice with the most costly class only up to the earliest step that still fits."""
         low, high, best = 0, self._repeats.forward, choice
         for _ in range(_FINE):
             middle = (low + high) // 2
@@ -137,7 +137,7 @@ class _Search:
         return np.where(may, np.array(self._repeats.bytes, np.int64), 0)
 
     def _choice(self, klass: int, segment: float, until: int) -> Choice:
-        """The choice of a class of dearness, a length of segments in bytes, and a last step for that class."""
+        """The choice for a cost class, a length of segments in bytes, and a last step for that class."""
         most = self.classes[klass]
         always = self.classes[klass - 1] if klass else 0.0
         allowed = self._dear <= most

@@ -35,7 +35,7 @@ LEAST_BROADCAST = 1 << 14
 """Elements from which one operator that broadcasts becomes a loop by itself."""
 
 Place = tuple[Context | None, Shape, DType, bool]
-"""What the members of a group have in common: device, shape and dtype of their values, and the pass they are in."""
+"""Key that all members of a group share: device, shape and dtype of their values, and the pass that they are in."""
 
 
 @dataclass(eq=False)
@@ -89,7 +89,7 @@ def fuse_chains(graph: Graph, options: Options) -> Graph:
 
 
 def _is_worth_it(graph: Graph, group: _Group) -> bool:
-    """Whether one operator becomes a chain: of big arrays that are broadcast, which its own kernel leaves to NumPy."""
+    """Tell whether a chain of one operator pays off: large broadcast arrays, which its own kernel leaves to NumPy."""
     _, shape, _, _ = group.place
     return math.prod(shape) >= LEAST_BROADCAST and any(graph.shapes[entry] != shape for entry in group.inputs)
 
@@ -136,7 +136,7 @@ class _Search:
                 self._visit(node)
 
     def _reading(self, nodes: Sequence[Node]) -> tuple[dict[Node, list[Node]], dict[Entry, int]]:
-        """Who reads something of each node, and where each entry is read last."""
+        """For each node its readers, and for each entry the position of its last reader."""
         users: dict[Node, list[Node]] = {}
         last: dict[Entry, int] = {}
         for node in nodes:
@@ -146,7 +146,7 @@ class _Search:
         return users, last
 
     def _weight(self, node: Node) -> int | None:
-        """What a node weighs as a member of a group; None where it can be in none."""
+        """The weight of a node as a member of a group; None if it can not be in any."""
         op, out, graph = node.op, Entry(node, 0), self._graph
         assert op is not None
         if node.outputs() != 1 or not is_pure(op) or op.mode_matters or op.once or len(node.inputs) >= MOST_ARRAYS:
@@ -186,7 +186,7 @@ class _Search:
         return graph.context(node), graph.shapes[out], graph.dtypes[out], node in self._forward
 
     def _fits(self, node: Node, group: _Group) -> bool:
-        """Whether a node may join a group."""
+        """Tell whether a node may join a group."""
         if group.place != self._place(node) or len(group.members) >= MOST_OPERATORS:
             return False
         arrays = len({*group.inputs, *node.inputs}) + len(group.outputs)
@@ -206,7 +206,7 @@ class _Search:
 
 
 def _walks_well(shape: Shape, whole: Shape) -> bool:
-    """Whether an array that is broadcast to a shape has long enough rows there, along which it goes or stands still."""
+    """Tell whether a broadcast array has long enough contiguous (or constant) rows for the loop over a shape."""
     padded = (1,) * (len(whole) - len(shape)) + shape
     row, stands = 1, None
     for length, full in zip(reversed(padded), reversed(whole), strict=True):

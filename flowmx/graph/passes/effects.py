@@ -1,4 +1,4 @@
-"""What operators do besides their outputs, a BatchNorm's running mean or a Dropout's draw: no pass may lose it."""
+"""Side effects of operators (BatchNorm's running mean, Dropout's draw), which every pass must keep."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from flowmx.ops.nn_normalization import BatchStatistics
 from flowmx.ops.registry import lookup
 
 NORMALIZATIONS = {"BatchNorm": "", "_contrib_SyncBatchNorm": "", "_contrib_BatchNormWithReLU": "relu"}
-"""What may go into a layer, and the activation that comes with it."""
+"""Normalisations that can be folded into a layer, and the activation that comes with each."""
 
 
 def fold_normalization(graph: Graph, options: Options) -> Graph:
@@ -43,7 +43,7 @@ def fold_normalization(graph: Graph, options: Options) -> Graph:
 
 
 def _why_not(rewriter: Rewriter, norm: Node) -> str:
-    """What keeps a normalisation from going into the layer before it; empty where nothing does."""
+    """The reason why a normalisation can not be folded into the layer before it; empty if it can."""
     op, source, graph = norm.op, norm.inputs[0], rewriter.graph
     layer: Any = source.node
     assert isinstance(op, BatchStatistics)

@@ -63,7 +63,7 @@ def fuse(graph: Graph, options: Options) -> Graph:
     """The same outputs and gradients, by fewer steps."""
     rewriter = Rewriter(graph)
     groups = _groups(rewriter)
-    gone = {node for group in groups.values() for node in (group.layer, *group.members)}
+    fused = {node for group in groups.values() for node in (group.layer, *group.members)}
     relus = _relus(rewriter)
     biases = {
         node.inputs[0]: node
@@ -74,7 +74,7 @@ def fuse(graph: Graph, options: Options) -> Graph:
     for node in rewriter.nodes:
         if node in groups:
             _put_group(rewriter, groups[node], node)
-        elif node.op is None or node in gone or rewriter.new(Entry(node, 0)) != Entry(node, 0):
+        elif node.op is None or node in fused or rewriter.new(Entry(node, 0)) != Entry(node, 0):
             continue
         elif node in relus:
             _put(rewriter, node, "_relu_BatchNorm", [Entry(relus[node], 0)])
@@ -115,7 +115,7 @@ def fused(layer: Node, **changes: Any) -> Operator:
 
 
 def _groups(rewriter: Rewriter) -> dict[Node, _Group]:
-    """What goes together, by the last node of each group; later layers choose first."""
+    """Groups of nodes to fuse, by the last node of each; later layers choose first."""
     readers = {entry: node for node in rewriter.nodes for entry in node.inputs}
     taken: set[Node] = set()
     found = {}
@@ -143,7 +143,7 @@ def _grown(rewriter: Rewriter, layer: Node, readers: dict[Entry, Node], taken: s
 
 
 def _acts(group: _Group, user: Node) -> bool:
-    """Whether a node is an activation that a layer can do, which is then noted."""
+    """Tell whether a node is an activation that the layer's kernel can apply; if so, note it in the group."""
     kind = _activation(user)
     if not kind or kind not in _THEN:
         return False
@@ -152,7 +152,7 @@ def _acts(group: _Group, user: Node) -> bool:
 
 
 def _adds(rewriter: Rewriter, group: _Group, user: Node, end: Entry) -> bool:
-    """Whether a node adds something that a layer can add, which is then noted."""
+    """Tell whether a node adds something that the layer's kernel can add; if so, note it in the group."""
     if _name(user) not in _ADDITIONS or group.addend is not None:
         return False
     other = user.inputs[1] if user.inputs[0] == end else user.inputs[0]

@@ -60,18 +60,18 @@ class _Site:
         self._changing = changing
 
     def is_like(self, entry: Entry) -> bool:
-        """Whether its first output has the shape and the dtype of an entry."""
+        """Tell whether the first output has the shape and the dtype of an entry."""
         return (self.shape, self.dtype) == (self.rewriter.shapes[entry], self.rewriter.dtypes[entry])
 
     def inner(self, names: Collection[str]) -> Entry | None:
-        """What the node before it reads, where that has one of these operators."""
+        """The first input of the preceding node if that has one of these operators, else None."""
         before = self.inputs[0].node
         if before.op is None or before.op.name not in names or before.inputs[0].node in self._changing:
             return None
         return before.inputs[0]
 
     def is_only_reader(self) -> bool:
-        """Whether nothing else reads its first input."""
+        """True if nothing else reads the first input."""
         return self.rewriter.uses[self.node.inputs[0]] == 1
 
     def make(self, name: str, inputs: list[Entry], **parameters: Any) -> Entry:
@@ -165,7 +165,7 @@ def order_of_axes(op: Any, ndim: int) -> tuple[int, ...]:
 
 
 def _moves_nothing(site: _Site, entry: Entry, axes: tuple[int, ...]) -> bool:
-    """Whether only axes of length 1 change their place."""
+    """Tell whether a permutation moves only axes of length 1."""
     moved = [axis for axis in axes if site.rewriter.shapes[entry][axis] != 1]
     return moved == sorted(moved)
 
@@ -197,7 +197,7 @@ def _to_the_first(site: _Site) -> Entry | None:
 
 
 def _is(site: _Site, number: float | None, neutral: float) -> bool:
-    """Whether a number is the neutral one, in the arithmetic of the site's dtype."""
+    """Tell whether a number is the neutral element in the arithmetic of the site's dtype."""
     if number != neutral:
         return False
     if site.dtype.kind == "f":
@@ -234,4 +234,4 @@ RULES: dict[str, Rule] = {
     "Dropout": _dropout,
     "_power_scalar": _to_the_first,
 }  # fmt: skip
-"""When an operator changes nothing: the entry that its output is the same as, or None."""
+"""By operator, the rule that finds the entry equal to its output, or None where it changes something."""

@@ -1,7 +1,7 @@
 """Weights in the order that kernels want, copied once and kept.
 
 In prediction weights stay as they are for a long time, and a convolution of one image takes about as long as it takes
-to bring its filters into order. A copy of each takes memory beside the plan; a scale is multiplied in on the way.
+to bring its filters into order. A copy of each takes memory outside the plan; a scale is multiplied in on the way.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def place(graph: Graph, options: Options) -> Graph:
     copies: dict[tuple[Entry, object], Entry] = {}
 
     def at(entry: Entry, user: Node) -> Entry:
-        """What stands for an old entry, where a node may read it."""
+        """The replacement of an old entry, copied to the device of the node that reads it."""
         new, here, there = rewriter.new(entry), graph.context(entry.node), graph.context(user)
         if here is there:
             return new

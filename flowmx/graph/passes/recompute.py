@@ -26,10 +26,10 @@ from flowmx.ops.nn_common import bound
 from flowmx.ops.recomputed import AGAIN
 
 DEAR = frozenset({"Concat", "SoftmaxOutput", "CTCLoss"})
-"""What ``mirror`` keeps, besides convolutions, products and all else whose work grows faster than its bytes."""
+"""Operators that ``mirror`` does not compute again, besides the heavy ones (convolutions, products)."""
 FORCE = ("__force_mirroring__", "force_mirroring")
 _TRIES = 4
-"""How often a choice is tightened whose plan is larger than the bytes that are alive."""
+"""Number of times that a choice is tightened whose plan is larger than the bytes that are alive."""
 
 
 def recompute(graph: Graph, options: Options) -> Graph:
@@ -48,7 +48,7 @@ def recompute(graph: Graph, options: Options) -> Graph:
     before, after = repeats.weigh(())[0], repeats.weigh(chosen)[0]
     if not forced and after >= before:
         return graph.with_notes("nothing is computed again: it would save no memory")
-    return _told(compute_again(graph, [repeats.nodes[at] for at in chosen]), before, after)
+    return _with_note(compute_again(graph, [repeats.nodes[at] for at in chosen]), before, after)
 
 
 def fit(graph: Graph, options: Options, budget: int) -> Graph:
@@ -67,7 +67,7 @@ def fit(graph: Graph, options: Options, budget: int) -> Graph:
         made = compute_again(graph, [repeats.nodes[at] for at in choice.again])
         planned = _planned(made, options).internal_bytes()
         if planned <= budget:
-            return _told(made, before, choice.peak)
+            return _with_note(made, before, choice.peak)
         least = min(least or planned, planned)
         if choice.peak > target:
             break  # there is nothing smaller
@@ -76,11 +76,11 @@ def fit(graph: Graph, options: Options, budget: int) -> Graph:
 
 
 def _planned(graph: Graph, options: Options) -> Plan:
-    """What the compiler would make of the graph."""
+    """The plan that the compiler would make of the graph."""
     return make_plan(graph, external(graph), (), options)
 
 
-def _told(made: Graph, before: int, after: int) -> Graph:
+def _with_note(made: Graph, before: int, after: int) -> Graph:
     """The new graph, with a note of what is computed again."""
     count = sum(LATE in node.attributes for node in made.nodes())
     if not count:
@@ -109,12 +109,12 @@ def _advice(repeats: Repeats, options: Options, budget: int, least: int) -> str:
 
 
 def is_forced(node: Node) -> bool:
-    """Whether the user has asked for this node to be computed again."""
+    """True if the user has asked for this node to be computed again."""
     return any(node.attributes.get(key, "").lower() in ("true", "1") for key in FORCE)
 
 
 def is_cheap(node: Node) -> bool:
-    """Whether ``mirror`` computes it again."""
+    """True if ``mirror`` computes this node again."""
     return node.op is not None and not node.op.heavy and node.op.name not in DEAR
 
 

@@ -1,4 +1,4 @@
-"""What of a forward pass can be computed again, and what it costs and saves: by positions, without making graphs."""
+"""Candidates for recomputation in a forward pass, with cost and savings: by positions, without making graphs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COPY = "_copy_to_device"
 FLOPS = 8
 """Floating-point operations that take about as long as moving one byte."""
 _SMALL = 8
-"""What is so many times smaller than the result may be kept for computing it again."""
+"""A value that is this many times smaller than the result may be kept in order to recompute it."""
 
 
 class Repeats:
@@ -92,7 +92,7 @@ class Repeats:
         return [at for at in range(self.forward) if again[at]]
 
     def _at_hand(self, value: int, at: int, again: Sequence[int], kept: Collection[int]) -> bool:
-        """Whether a value can be read again in the backward pass, without keeping more than is kept anyway."""
+        """Tell whether the backward pass can read a value again, without keeping more than is kept anyway."""
         source = self.source[value]
         return bool(
             self.held[value]
@@ -153,7 +153,7 @@ class Repeats:
 
 
 def _may_repeat(node: Node, train: bool, changed: Collection[Node]) -> bool:
-    """Whether running a node a second time gives the same, and nothing else."""
+    """Tell whether a second run of a node gives the same result, without side effects."""
     assert node.op is not None
     if node.op.name in AGAIN:
         return True

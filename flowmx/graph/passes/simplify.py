@@ -1,4 +1,4 @@
-"""What can be said with fewer nodes: constants, and the same thing twice."""
+"""Simplification of graphs: constant folding, and merging of common subexpressions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WITHOUT_LIKE: dict[str, tuple[str, tuple[str, ...], int]] = {
     "reshape_like": ("Reshape", ("shape",), 1),
     "_cast_like": ("Cast", ("dtype",), 1),
 }
-"""Instead of an operator that is like an input: another, what it must be told, and the inputs that stay. What was
+"""Instead of an operator that is like an input: another, its parameters, and the inputs that stay. What was
 only looked at then need not be there any more."""
 
 
@@ -88,7 +88,7 @@ class _Folding:
         return self._values.get(entry)
 
     def _forward(self, op: Operator, inputs: list[Array], outputs: list[Entry]) -> list[Array] | None:
-        """What it computes, as it would when the graph runs; None where it fails, as it then will again."""
+        """Compute a node's outputs as the graph would at run time; None if that fails, as it then will again."""
         made = [np.empty(self._graph.shapes[entry], self._graph.dtypes[entry]) for entry in outputs]
         try:
             with np.errstate(all="ignore"):
@@ -172,7 +172,7 @@ def merge_common(graph: Graph, options: Options) -> Graph:
 
 
 def _says(op: Operator) -> object:
-    """What is equal for operators that compute the same: class and parameters, else the operator itself."""
+    """A key that is equal for operators with the same result: class and parameters, else the operator itself."""
     cls = type(op)
     if cls.__init__ is not Operator.__init__ or cls.create.__func__ is not Operator.create.__func__:  # type: ignore[attr-defined]
         return op
@@ -180,7 +180,7 @@ def _says(op: Operator) -> object:
 
 
 def _lasting(graph: Graph) -> set[Entry]:
-    """What the forward pass computes and the backward pass reads, and the outputs."""
+    """The entries that outlive the forward pass: outputs, and those that the backward pass reads."""
     forward = set(graph.forward())
     found = set(graph.outputs)
     for node in graph.nodes():

@@ -1,1 +1,1 @@
-"""What a plan is made of: the order of the steps, layouts, lives, and where each value lies."""
+"""Planning: the order of the steps, layouts, lifetimes, and the offset of each value."""

@@ -20,7 +20,7 @@ _FLOPS_A_NS = 60
 _ELEMENTS_A_NS = 1
 
 Stage = list[list[int]]
-"""Chains of positions of steps; one chain where nothing runs beside it."""
+"""Chains of positions of steps; one chain where nothing runs at the same time."""
 
 
 def branch(graph: Graph, nodes: Sequence[Node]) -> list[list[list[Node]]]:
@@ -33,7 +33,7 @@ def branch(graph: Graph, nodes: Sequence[Node]) -> list[list[list[Node]]]:
     before = predecessors(nodes)
     for at, node in enumerate(nodes):
         if LATE in node.attributes and at:
-            before[at] = sorted({*before[at], at - 1})  # it may not run earlier, beside what comes before it
+            before[at] = sorted({*before[at], at - 1})  # it may not run earlier, together with what comes before it
     found = stages(before, [nanoseconds(graph, node) for node in nodes], WORTH_NS)
     return [[[nodes[at] for at in chain] for chain in stage] for stage in found]
 
@@ -52,7 +52,7 @@ def stages(before: Sequence[Sequence[int]], costs: Sequence[float], worth: float
     Args:
         before: for each step the positions of those that must run before it, all of them earlier.
         costs: about how many nanoseconds each step takes.
-        worth: nanoseconds from which a chain runs beside others.
+        worth: nanoseconds from which a chain runs concurrently with others.
 
     Returns:
         stages which hold every step once. What a step waits for is in an earlier stage, or earlier in its chain.

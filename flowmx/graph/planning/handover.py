@@ -1,4 +1,4 @@
-"""Where a pass is cut so that what it hands over, or waits for, need not wait for the rest of it.
+"""Cuts of a pass into pieces, so that gradients leave, and parameters are awaited, before the whole pass is done.
 
 A backward pass in one operation would hand over all gradients at its end: none could be summed over devices, or travel
 to other machines, while the others are computed. So it is cut after every so many bytes of gradients; and a forward

@@ -1,6 +1,6 @@
-"""Which values of a graph lie channels-last in memory.
+"""Choice of the values of a graph that lie channels-last in memory.
 
-Kernels of convolutions are fastest where the channels (axis 1) lie beside each other. Laid out like that from one
+Kernels of convolutions are fastest where the channels (axis 1) are contiguous. Laid out like that from one
 to the next, through all that merely keeps a layout between them, nothing is copied in between. Shapes stay as they
 are; only the strides differ, so every operator may read such a value.
 """

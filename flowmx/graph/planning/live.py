@@ -1,4 +1,4 @@
-"""How many bytes are alive at each step, for steps in any order: what orders are compared by.
+"""Bytes alive at each step, for steps in any order: the figure by which orders are compared.
 
 It counts as the plan does (views are the bytes of what they show, an operator may take over an input that is done
 with, what lies outside of the arena counts nothing), but only counts, which takes little time.

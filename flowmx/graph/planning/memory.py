@@ -19,7 +19,7 @@ ALIGNMENT = 64
 _CAREFUL = 4000
 """Values up to which orders are tried that take time quadratic in their number."""
 _GOOD = 1.005
-"""What is this near the lower bound is not improved further."""
+"""Packings within this factor of the lower bound are not improved further."""
 _TRIES = 24
 
 
@@ -32,7 +32,7 @@ class Life(NamedTuple):
 
 
 class Packing(NamedTuple):
-    """Where each value lies, and the bytes of the whole."""
+    """The offset of each value in bytes, and the size of the whole."""
 
     offsets: list[int]
     size: int
@@ -125,14 +125,14 @@ def _place(lives: Sequence[Life], order: Sequence[int]) -> Packing:
 
 
 def _sweep(lives: Sequence[Life]) -> Packing:
-    """Go through the steps as an allocator does: the smallest free stretch that fits, joined again when freed."""
+    """Go through the steps as an allocator does: the smallest free range that fits, joined again when freed."""
     offsets, free = [0] * len(lives), _Free()
     ending: list[tuple[int, int]] = []
     for at in sorted(range(len(lives)), key=lambda at: (lives[at].first, -lives[at].size)):
         life = lives[at]
         while ending and ending[0][0] < life.first:
-            _, gone = heapq.heappop(ending)
-            free.give(offsets[gone], offsets[gone] + lives[gone].size)
+            _, ended = heapq.heappop(ending)
+            free.give(offsets[ended], offsets[ended] + lives[ended].size)
         if life.size:
             offsets[at] = free.take(life.size)
             heapq.heappush(ending, (life.last, at))
@@ -140,7 +140,7 @@ def _sweep(lives: Sequence[Life]) -> Packing:
 
 
 class _Free:
-    """The free stretches of an arena that grows as needed: found by their size, and joined with their neighbours.
+    """The free ranges of an arena that grows as needed: found by their size, and joined with their neighbours.
 
     Attributes:
         total: the arena's size.
@@ -153,7 +153,7 @@ class _Free:
         self._starts: dict[int, int] = {}
 
     def take(self, size: int) -> int:
-        """The start of so many bytes: of the smallest stretch that fits, else the arena's end is moved."""
+        """The start of so many bytes: of the smallest range that fits, else the arena's end is moved."""
         at = bisect_left(self._by_size, (size, 0))
         if at < len(self._by_size):
             length, start = self._by_size[at]
@@ -168,7 +168,7 @@ class _Free:
         return start
 
     def give(self, start: int, stop: int) -> None:
-        """Free a stretch."""
+        """Free a range."""
         if stop in self._stops:
             stop = self._remove(stop)
         if start in self._starts:
@@ -181,7 +181,7 @@ class _Free:
         self._stops[start], self._starts[stop] = stop, start
 
     def _remove(self, start: int) -> int:
-        """Take a stretch out; returns where it stops."""
+        """Take a range out; returns where it stops."""
         stop = self._stops.pop(start)
         del self._starts[stop]
         del self._by_size[bisect_left(self._by_size, (stop - start, start))]

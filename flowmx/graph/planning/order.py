@@ -22,7 +22,7 @@ from flowmx.graph.planning.live import Values
 LATE = "__late__"
 """The attribute of nodes that run as late as they can."""
 _GAIN = 0.995
-"""What another order must be below, relative to the depth-first one, to be worth leaving that."""
+"""Memory, relative to the depth-first order's, that another order must stay below to be chosen."""
 
 Walk = Callable[["Steps", Sequence[int]], list[int]]
 

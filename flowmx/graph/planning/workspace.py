@@ -1,4 +1,4 @@
-"""The bytes that kernels need beside the arrays of their step: room for copies in other layouts, and scratch memory.
+"""Workspace bytes of kernels: room for copies in other layouts, and scratch memory.
 
 A kernel says how many, for arrays that lie as the plan lets them lie; the plan gives it a place in the arena for that
 one step.
@@ -33,7 +33,7 @@ def workspaces(plan: Plan, steps: Sequence[Node], options: Options) -> dict[int,
 
 
 def _laid(plan: Plan, entry: Entry) -> Laid:
-    """How a value lies in memory."""
+    """The memory layout of a value: shape, strides and dtype."""
     shape = plan.graph.shapes[entry]
     return Laid(shape, strides(shape, entry in plan.channels_last), plan.graph.dtypes[entry])
 

@@ -1,1 +1,1 @@
-"""What the compiler did, in words and pictures, and what a network would need."""
+"""Reports on plans, in words and pictures, and memory estimates of networks."""

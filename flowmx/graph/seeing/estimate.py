@@ -1,4 +1,4 @@
-"""What a network will take in memory, said before any of it is allocated.
+"""Estimates of a network's memory, before any of it is allocated.
 
 The figures are those of the plan that an executor would run, so they are not near what it binds, but equal to it. Left
 out are the interpreter and its libraries, scratch memory of kernels, values inside bodies of loops and branches, and
@@ -77,7 +77,7 @@ class MemoryEstimate:
         return sum(nbytes for _, nbytes in self._parts())
 
     def fits(self, where: int | Context | Device) -> bool:
-        """Whether there is room for it.
+        """Tell whether the network fits into so many bytes, or into a device's free memory.
 
         Args:
             where: bytes; or a device, of whose memory counts what is free now. Of a network that is placed on several
@@ -203,7 +203,7 @@ def _layer(node: Node) -> str:
 
 
 def _alive_at_peak(plan: Plan) -> list[tuple[Node, int]]:
-    """What is alive when most is alive in each arena: the node whose value it is, and its bytes."""
+    """The values alive at the peak of each arena: the node of each, and its bytes."""
     where, found = Occupancy(plan), []
     at = {node: step for step, node in enumerate(where.steps)}
     for context in plan.arenas:

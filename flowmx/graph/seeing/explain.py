@@ -16,7 +16,7 @@ from flowmx.graph.seeing.occupancy import Occupancy, label
 from flowmx.graph.seeing.sizes import in_words
 
 _NAMED = 4
-"""Of how many values whose bytes another one takes over the names are told."""
+"""Number of values listed by name among those whose bytes another one takes over."""
 
 
 def explain(plan: Plan, limit: int | None = None) -> str:
@@ -105,7 +105,7 @@ class _Explanation:
                 yield f"    {label(case.output)} is not in place of {label(case.source)}: {case.why_not()[1]}"
 
     def _placed(self, entry: Entry, step: int, sources: dict[Entry, Entry], before: list[list[int]]) -> str:
-        """Where a value lies, until when, and what lay there before."""
+        """Describe a value's place: its offset, its last reader, and the values that lay there before."""
         plan = self._plan
         if entry not in plan.place:
             where = "in an array of the user's" if entry in plan.external else "kept"

@@ -37,7 +37,7 @@ class Case(NamedTuple):
 
     @property
     def is_done(self) -> bool:
-        """Whether it is written there."""
+        """True if the output is written over its input."""
         place = self.plan.place
         return self.output in place and place[self.output] == place.get(self.source)
 
@@ -113,7 +113,7 @@ class InPlace:
         return max(self._readers.get(entry, [step]))
 
     def is_wanted(self, entry: Entry) -> bool:
-        """Whether a value is handed out at the end."""
+        """Tell whether a value is an output or a gradient, so that it is read at the end."""
         return entry in self._wanted
 
     def _case(self, step: int, node: Node, output: Entry, source: Entry) -> Case:

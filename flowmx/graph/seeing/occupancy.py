@@ -1,4 +1,4 @@
-"""Who is where in the arenas of a plan, and when: what explanations, pictures and estimates are made of."""
+"""Occupancy of the arenas of a plan over its steps; explanations, pictures and estimates are made from it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Occupancy:
         return members[0].node if members else self.steps[self.plan.lives[place].first]
 
     def names(self, place: int) -> list[str]:
-        """What lies in a place, in words."""
+        """Labels of the values in a place."""
         found = [label(entry) for entry in self.members[place]]
         return found or [f"work space of {self.node(place).name}"]
 
@@ -86,14 +86,14 @@ def label(entry: Entry) -> str:
 
 
 class _Ground:
-    """Stretches of an arena, each with who lay there last."""
+    """Ranges of an arena, each with the value that lay there last."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
         self._rest: list[tuple[int, int]] = []  # (stop, who), for each start
 
     def cover(self, start: int, stop: int, who: int) -> list[int]:
-        """Put someone on a stretch; returns who was there."""
+        """Put a value on a range; returns those that were there."""
         if start >= stop:
             return []
         low = bisect_right(self._starts, start) - 1

@@ -1,7 +1,7 @@
 """The memory plan as a picture: where each value lies, over the steps of a run.
 
-A place in an arena is a bar: the steps in which it is needed to the right, its bytes upwards. Beside the bars stand the
-bytes alive at each step and the greatest of these sums, the lower bound. SVG is written here; PNG needs matplotlib.
+A place in an arena is a bar: the steps in which it is needed to the right, its bytes upwards. Next to it are the bytes
+alive at each step and the greatest of these sums, the lower bound. SVG is written here; PNG needs matplotlib.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Panel(NamedTuple):
 
 
 def panels(plan: Plan) -> list[Panel]:
-    """What is drawn, for each device."""
+    """The panels of the picture, one for each device."""
     where = Occupancy(plan)
     return [
         Panel(

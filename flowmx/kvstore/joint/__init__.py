@@ -1,4 +1,4 @@
-"""Sums over devices with memory of their own: many small arrays as one, beside what the devices compute."""
+"""Sums over devices with memory of their own: many small arrays as one, concurrent with what the devices compute."""
 
 from flowmx.kvstore.joint import nccl
 from flowmx.kvstore.joint.communicator import Communicator, PeerCommunicator

@@ -1,4 +1,4 @@
-"""Buckets: small arrays of one kind that go over devices as one, and how arrays are joined and split again."""
+"""Buckets: small arrays of one kind that are exchanged as one; joining and splitting of arrays."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def piece(whole: NDArray, start: int, shape: tuple[int, ...]) -> NDArray:
 
 
 def devices_of(arrays: Iterable[NDArray]) -> tuple[Device, ...]:
-    """Where arrays are, in their order."""
+    """The device of each array, in their order."""
     return tuple([each._storage.device for each in arrays])
 
 

@@ -1,7 +1,7 @@
-"""What brings arrays together over devices: an interface, and the way that every device has, copies between peers.
+"""Collective sums and copies over devices: the interface, and its portable form by copies between peers.
 
 Arrays are of one dtype and length, at most one on each device, and sums are flat. All is enqueued, and runs on the
-actors of copies between peers, beside what the devices compute.
+actors of copies between peers, concurrent with what the devices compute.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from flowmx.ndarray.core import allocate
 __all__ = ["Communicator", "Moves", "PeerCommunicator", "empty_on", "enqueue"]
 
 Moves = list[tuple[str, int]]
-"""Bytes by launch, ``here`` or ``there`` (from elsewhere to here): what a simulated device is told."""
+"""Bytes by launch, ``here`` or ``there`` (from elsewhere to here): the costs on a simulated device."""
 
 
 class Communicator(ABC):
-    """Brings arrays together over devices."""
+    """Interface of collective operations over devices."""
 
     @abstractmethod
     def reduce(self, sources: Sequence[NDArray], device: Device, priority: int = 0) -> NDArray:
@@ -106,7 +106,7 @@ def enqueue(
 
 
 def _lane(device: Device, arrays: Sequence[NDArray]) -> Actor:
-    """The actor that brings arrays to a device, beside what it computes."""
+    """The actor that copies arrays to a device, while it computes."""
     far = next((each._storage.device for each in arrays if each._storage.device is not device), device)
     return device.copy_actor(far)
 

@@ -25,7 +25,7 @@ Updater = Callable[[Any, Any, Any], Any]
 
 
 class Part(NamedTuple):
-    """A key of an exchange.
+    """The arrays of one key in an exchange.
 
     Attributes:
         key: the key.
@@ -40,11 +40,11 @@ class Part(NamedTuple):
     targets: Sequence[NDArray]
 
     def devices(self) -> tuple[Device, ...]:
-        """All devices that it is about, the value's first."""
+        """All devices of its arrays, the value's first."""
         return devices_of([self.stored, *self.values, *self.targets])
 
     def kind(self) -> Hashable:
-        """What parts of a bucket have in common."""
+        """Key that all parts of a bucket share: the dtype, and the devices of stored values, values and targets."""
         return self.stored._dtype, devices_of([self.stored]), devices_of(self.values), devices_of(self.targets)
 
 
@@ -56,7 +56,7 @@ class Sum(NamedTuple):
 
 
 def fits(part: Part) -> bool:
-    """Whether a key goes over devices that have memory of their own, several of them, in one dtype."""
+    """Tell whether a key can be summed across devices: several asynchronous ones, each once, and one dtype."""
     arrays = (part.stored, *part.values, *part.targets)
     return (
         len(part.values) > 1
@@ -94,8 +94,8 @@ def _summed(parts: Sequence[Part], updater: Updater | None, communicator: Commun
     places, root = devices_of(parts[0].values), parts[0].stored._storage.device
     sources = []
     for index, place in enumerate(places):
-        beside = place.copy_actor(next(each for each in places if each is not place))
-        sources.append(joined([part.values[index] for part in parts], beside))
+        copying = place.copy_actor(next(each for each in places if each is not place))
+        sources.append(joined([part.values[index] for part in parts], copying))
     if updater is not None:
         return Sum(parts, [communicator.reduce(sources, root)])
     wanted = dict.fromkeys([root, *devices_of(parts[0].targets)])

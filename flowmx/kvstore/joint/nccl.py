@@ -5,7 +5,7 @@ devices that begin with different ones wait for ever. So a collective is one ope
 the part of each device in one group call; and all collectives of the process write one variable, so that the engine
 launches them in the order pushed, whichever communicator and thread they come from.
 
-The parts run on streams of their own, beside what the devices compute. The operation's own stream, one of the first
+The parts run on streams of their own, while the devices compute. The operation's own stream, one of the first
 device's, goes before these and after them: what waits for the operation waits for all of them.
 
 Which way a sum takes is NCCL's choice, so sums of more than two devices may differ in their last bits from those of
@@ -41,7 +41,7 @@ def library() -> Any:
 
 
 def are_gpus(devices: Iterable[Device]) -> bool:
-    """Whether these are GPUs of this machine, and not simulated ones."""
+    """Tell whether all devices are GPUs of this machine, not simulated ones."""
     return all(each.context.device_type == "gpu" and hasattr(each, "number") for each in devices)
 
 
@@ -148,7 +148,7 @@ _collective.moves_memory = True  # type: ignore[attr-defined]  # a simulated dev
 
 
 def _memory(device: Device, source: NDArray | None, result: NDArray | None, form: NDArray) -> tuple[Any, Any]:
-    """What a rank sends, zeros if it has nothing, and where it receives: what it sends, if it wants nothing."""
+    """Send and receive buffers of a rank: zeros if it has no source; the send buffer twice if it wants no result."""
     received = None if result is None else result._written()
     if source is None:
         sent = device.allocate((form.size,), form._dtype)
@@ -175,6 +175,6 @@ def _raw(stream: Any) -> int:
 
 
 def _address(array: Any) -> int:
-    """Where an array of CuPy's begins, or one of NumPy's on a simulated device."""
+    """Address of an array's first byte, of CuPy's or, on a simulated device, of NumPy's."""
     pointer = getattr(array.data, "ptr", None)
     return int(array.__array_interface__["data"][0] if pointer is None else pointer)

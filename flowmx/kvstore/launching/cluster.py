@@ -56,12 +56,12 @@ class Supervised:
         self._output = output
         self._heard = 0
         self._bell = Bell()
-        self._gone = asyncio.Event()
+        self._lost_event = asyncio.Event()
         self.ended = asyncio.create_task(self._follow())
 
     @property
     def how(self) -> str:
-        """How it ended, in words."""
+        """Description of how the process ended, for messages."""
         if self.lost:
             return f"the Dask worker {self.host.name} is gone"
         return "it runs" if self.status is None else describe(self.status)
@@ -76,29 +76,29 @@ class Supervised:
         if not here and number == signal.SIGKILL:  # it has not started, and must not
             await self.future.cancel()
 
-    def hear(self, lines: list[str]) -> None:
-        """Take lines of the process."""
+    def take_lines(self, lines: list[str]) -> None:
+        """Write lines of the process to the output."""
         for line in lines:
             self._output(self.name, line)
         self._heard += len(lines)
         self._bell.ring()
 
     def lose(self) -> None:
-        """The Dask worker is gone."""
-        self._gone.set()
+        """Note that the Dask worker was lost."""
+        self._lost_event.set()
 
     async def _follow(self) -> int:
-        result, gone = asyncio.create_task(self._result()), asyncio.create_task(self._gone.wait())
-        await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if result.done() and not self._gone.is_set():
+        result, lost = asyncio.create_task(self._result()), asyncio.create_task(self._lost_event.wait())
+        await asyncio.wait({result, lost}, return_when=asyncio.FIRST_COMPLETED)
+        if result.done() and not self._lost_event.is_set():
             status, lines = result.result()
             await within(Clock(), 1.0, lambda: self._all(lines))
         else:
             self.lost, status = True, LOST
             await self.future.cancel()  # Dask would wait for another worker of that address
-        for task in (result, gone):
+        for task in (result, lost):
             task.cancel()
-        await asyncio.gather(result, gone, return_exceptions=True)
+        await asyncio.gather(result, lost, return_exceptions=True)
         self.status = status
         return status
 
@@ -137,7 +137,7 @@ class DaskWorker:
         return self.site.submit(self, order, output, holds=order.name != "scheduler")
 
     async def _make_room(self) -> None:
-        """Where all slots are kept by this job, one more process must not wait for one of them."""
+        """Free a slot for one more process if this job's processes hold all slots of the Dask worker."""
         holders = [found for found in self.site.running(self.name) if found.holds]
         if len(holders) >= self.slots:
             holders[0].holds = False
@@ -178,7 +178,7 @@ class Relay:
         return Message(answer, []) if answer else _no_answer(operation)
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no connection is held."""
 
 
 def _no_answer(operation: str) -> Message:
@@ -237,7 +237,7 @@ class Cluster:
             await self._client.close()
 
     async def _check(self) -> None:
-        """See that there are workers, and that they have flowmx.
+        """Check that there are workers, and that they have flowmx.
 
         Raises:
             ValueError: there is none.
@@ -251,7 +251,7 @@ class Cluster:
                 raise RuntimeError(f"the Dask worker {name} can not use flowmx, as installed here: {answer}")
 
     def hosts(self) -> Sequence[Host]:
-        """Those workers that are there now."""
+        """The current Dask workers."""
         return list(self._hosts.values())
 
     def connect(self, scheduler: str) -> Line:
@@ -259,7 +259,7 @@ class Cluster:
         return Relay(self)
 
     def tell(self, line: str) -> None:
-        """Put what the launcher says among the job's events."""
+        """Add a line of the launcher's to the job's events."""
         self.spawn(self._tell(line))
 
     async def _tell(self, line: str) -> None:
@@ -296,7 +296,7 @@ class Cluster:
         return None
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Have something done beside."""
+        """Run a coroutine as a background task."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -312,7 +312,7 @@ class Cluster:
         message = event[1]
         process = self._processes.get(message.get("key", ""))
         if process is not None and "lines" in message:
-            process.hear(message["lines"])
+            process.take_lines(message["lines"])
         if process is not None and process is self.scheduler and "view" in message:
             self.view = message["view"]
             self._bell.ring()

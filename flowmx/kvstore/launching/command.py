@@ -18,7 +18,7 @@ __all__ = ["main", "parser"]
 
 
 def parser() -> argparse.ArgumentParser:
-    """What ``launch`` takes.
+    """Make the argument parser of ``launch``.
 
     Raises:
         SettingError: a setting, which is a default here, has a wrong value.
@@ -102,7 +102,7 @@ def _plan(given: argparse.Namespace, command: Sequence[str]) -> Plan:
 
 
 def _environment(dashboard: int | None) -> dict[str, str]:
-    """What the processes are given: this one's, and the setting that has a dashboard served."""
+    """The environment of the job's processes: this one's, and the setting that serves a dashboard."""
     return {**os.environ} | ({} if dashboard is None else {"FLOWMX_DASHBOARD": str(dashboard)})
 
 

@@ -18,7 +18,7 @@ __all__ = ["Job", "Result", "run_on"]
 
 @dataclass(frozen=True)
 class Result:
-    """How a job ended.
+    """The result of a job that has ended.
 
     Attributes:
         status: 0, or that of the process that failed first.
@@ -34,7 +34,7 @@ class Result:
 
     @property
     def ok(self) -> bool:
-        """Whether the job ended well."""
+        """True if the job ended with status 0."""
         return self.status == 0
 
 
@@ -62,7 +62,7 @@ class Job:
         if asynchronous:
             self._begin()
         else:
-            threading.Thread(target=lambda: asyncio.run(self._beside()), name="flowmx launch", daemon=True).start()
+            threading.Thread(target=lambda: asyncio.run(self._main()), name="flowmx launch", daemon=True).start()
             self._ready.wait()
 
     def _begin(self) -> None:
@@ -71,7 +71,7 @@ class Job:
         self._task.add_done_callback(self._finish)
         self._ready.set()
 
-    async def _beside(self) -> None:
+    async def _main(self) -> None:
         self._begin()
         await asyncio.wait({self._task})
 
@@ -99,7 +99,7 @@ class Job:
         return {name: host.name for name, host in hosts.items()}
 
     def done(self) -> bool:
-        """Whether the job has ended."""
+        """True once the job has ended."""
         return self._future.done()
 
     def __await__(self) -> Generator[Any, None, Result]:

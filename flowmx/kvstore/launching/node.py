@@ -1,7 +1,7 @@
-"""What runs inside a Dask worker: a task that has one process of a job as a child, and ends with it.
+"""The task on a Dask worker: it has one process of a job as a child, and ends with it.
 
 The task is in a thread of its own, with an event loop of its own, so that Dask's is never held up. Lines of the process
-go to the launcher as events of Dask; beside the scheduler of the job, its views do too, so that the launcher need not
+go to the launcher as events of Dask; where it is the job's scheduler, its views do too, so that the launcher need not
 reach it. The process ends with the task, with the Dask worker, and when Dask no longer wants the task: it was
 cancelled, or its client is gone.
 """
@@ -36,7 +36,7 @@ WANTED = ("executing", "long-running")
 
 
 class Ended(NamedTuple):
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
         status: negative for a signal.
@@ -72,8 +72,8 @@ class Running:
         self._context = contextvars.copy_context()  # in which Dask knows its worker
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def hear(self, _: str, line: str) -> None:
-        """Take a line of the process."""
+    def take_line(self, _: str, line: str) -> None:
+        """Collect a line of the process, to be sent to the launcher."""
         if not self.lines:
             self.loop.call_later(SOON, self.flush)
         self.lines.append(line)
@@ -98,7 +98,7 @@ class Running:
             secede()
 
     async def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining lines."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -151,7 +151,7 @@ def run(order: Order, topic: str, holds: bool) -> Ended:
 
 async def _run(order: Order, topic: str, worker: Any, key: str) -> Ended:
     async with _entered(Running(key, order, topic, worker)) as running:
-        async with started(order, running.hear) as running.child:
+        async with started(order, running.take_line) as running.child:
             unwanted = asyncio.create_task(running.wanted())
             await asyncio.wait({unwanted, running.child.ended}, return_when=asyncio.FIRST_COMPLETED)
             unwanted.cancel()

@@ -1,1 +1,1 @@
-"""A server of a distributed store: a pure state machine, what it keeps values in, and the service around it."""
+"""A server of a distributed store: a pure state machine, its storage, and the service around it."""

@@ -1,4 +1,4 @@
-"""Who may ask a server for what: workers of the job, and its other servers, as the newest view has them."""
+"""Access control of a server: the job's workers and other servers, as the newest view has them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OPERATIONS: Mapping[str, Role | None] = {
 """The operations of a server, and the role of those who may call each; None is anybody whom the transport lets in."""
 
 PATIENCE = 5.0
-"""Seconds that a caller waits that is in no view yet: it may have heard of a newer one than this server."""
+"""Seconds that a caller in no view waits: it may know a newer view than this server."""
 
 
 def identity(node: str, incarnation: int) -> str:
-    """What the state machine knows a node by: another one after every restart."""
+    """Identity of one start of a node in the state machine; it changes with every restart."""
     return f"{node}:{incarnation}"
 
 
@@ -53,7 +53,7 @@ class Callers:
         self._bell.ring()
 
     def only(self, role: Role | None, handler: Handler) -> Handler:
-        """The handler, for nodes of a role alone."""
+        """Wrap a handler so that it admits only nodes of a role."""
 
         async def answer(caller: Caller, message: Message) -> Message:
             if role is not None and identity(caller.node, caller.incarnation) not in self._alive[role]:

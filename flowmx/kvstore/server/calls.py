@@ -72,7 +72,7 @@ class Answers:
         await self._all
 
     def end(self) -> None:
-        """Nobody waits any more: a refusal that came as well is not told."""
+        """End the wait: a refusal that came as well is not reported."""
         if self._all.done() and not self._all.cancelled():
             self._all.exception()
 
@@ -120,7 +120,7 @@ class JoinedCall:
         self._answers.count()
 
     def flush(self) -> None:
-        """Copy what is to be copied."""
+        """Copy the collected values into the tensor."""
         base, self._from = self._from, None
         if base is not None and self._tensor is not None:
             length = self._to - self._copied
@@ -136,7 +136,7 @@ class JoinedCall:
         return Message({"numbers": self._numbers}, [] if self._tensor is None else [Tensor.of(self._tensor)])
 
     def end(self) -> list[int]:
-        """Nobody waits any more; returns the positions of parts without an answer."""
+        """End the wait; returns the positions of parts without an answer."""
         self._answers.end()
         return [position for position, done in enumerate(self._done) if not done]
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from flowmx.kvstore.server.desk import Desk
+from flowmx.kvstore.server.desk import State
 from flowmx.kvstore.server.modes import Mode
 from flowmx.kvstore.server.protocol import (
     Acknowledged,
@@ -53,7 +53,7 @@ MOST_AHEAD = 4096
 """Pushes of a worker for a part that may wait: numbers without end would take memory without end."""
 
 Act: TypeAlias = Callable[..., None]
-"""What is done about a request, once this server answers for its part: called with both, and what else there is."""
+"""Action on a request, called with the request and its part once this server answers for the part's home."""
 
 
 class Core:
@@ -66,11 +66,11 @@ class Core:
     """
 
     def __init__(self, me: str, mode: Mode, mode_of: Callable[[Any], Mode | None] = lambda config: None) -> None:
-        self.desk = Desk(me, mode)
+        self.state = State(me, mode)
         self._mode_of = mode_of
-        self.steps = Steps(self.desk)
-        self.rounds = Rounds(self.desk, self.steps)
-        self.recovery = Recovery(self.desk, self.steps)
+        self.steps = Steps(self.state)
+        self.rounds = Rounds(self.state, self.steps)
+        self.recovery = Recovery(self.state, self.steps)
         self._parked: dict[Request, tuple[Part, Act, tuple[Any, ...]]] = {}
 
     # -- requests of workers ---------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class Core:
     def enrol(
         self, request: Request, worker: str, turn: int, part: Part, member: Member, value: Any = None
     ) -> list[Effect]:
-        """A worker wants to count from now on; answered with the number that its pushes go on from.
+        """Let a worker count from now on; the answer is the number that its pushes continue from.
 
         Args:
             request: what the answer goes to.
@@ -93,18 +93,18 @@ class Core:
         return self._request(request, part, self._administer, steps)
 
     def rest(self, request: Request, worker: str, turn: int, part: Part) -> list[Effect]:
-        """A worker has no more to push for now, and wants to hold nobody up; it comes back by :meth:`enrol`."""
+        """Stop counting a worker that has no more to push for now; it returns by :meth:`enrol`."""
         return self._request(request, part, self._administer, [Step("rest", worker=worker, turn=turn)])
 
     def load(self, request: Request, worker: str, turn: int, part: Part, loaded: Any) -> list[Effect]:
-        """The value is to take in something that is no gradient; it reaches ``Update`` as the merged gradient would."""
+        """Update the value by something other than a gradient, which reaches ``Update`` as a merged gradient would."""
         steps = [Step("load", worker=worker, turn=turn, merged=loaded)]
         return self._request(request, part, self._administer, steps)
 
     def push(
         self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int = 0
     ) -> list[Effect]:
-        """A gradient; answered once it is in the value.
+        """Take a gradient; it is answered once it is in the value.
 
         Args:
             request: what the answer goes to.
@@ -119,11 +119,11 @@ class Core:
     def pushpull(
         self, request: Request, worker: str, part: Part, sequence: int, gradient: Any, acknowledged: int = 0
     ) -> list[Effect]:
-        """A gradient, as for :meth:`push`; answered with the value, once that is new enough for who pushed it."""
+        """Take a gradient, as :meth:`push`; the answer is the value, once it is new enough for that worker."""
         return self._request(request, part, self._push, worker, sequence, gradient, acknowledged, True)
 
     def pull(self, request: Request, worker: str, part: Part, wanted: int, acknowledged: int = 0) -> list[Effect]:
-        """Wants the value; answered once it is new enough for a worker whose last push was number `wanted`."""
+        """Ask for the value; it is answered once it is new enough for a worker whose last push was number `wanted`."""
         return self._request(request, part, self._pull, worker, wanted, acknowledged)
 
     def push_all(
@@ -147,104 +147,104 @@ class Core:
         return self._effects()
 
     def cancel(self, request: Request, part: Part) -> list[Effect]:
-        """Nobody waits for the answer about a part any more. What was pushed stays pushed."""
+        """Drop a request whose caller no longer waits. What was pushed stays pushed."""
         self._parked.pop(request, None)
-        if part in self.desk.slots:
-            self.desk.slots[part].forget(request)
+        if part in self.state.slots:
+            self.state.slots[part].forget(request)
         return self._effects()
 
     def configure(self, request: Request, config: Any) -> list[Effect]:
         """Use a configuration (the mode, the optimizer) for every update from now on."""
         self._configure(self.recovery.common[0] + 1, config)
-        self.desk.reply(request, Acknowledged(self.recovery.common[0]))
+        self.state.reply(request, Acknowledged(self.recovery.common[0]))
         return self._effects()
 
     # -- everything else -------------------------------------------------------------------------------
 
     def is_settled(self, home: int) -> bool:
-        """Whether it is known who answers for a home, and if it is this server, it does: nothing is put off."""
-        view = self.desk.view
-        if view is None or home in self.desk.active:
+        """Tell whether requests for a home can be handled now: this server answers for it, or another one does."""
+        view = self.state.view
+        if view is None or home in self.state.active:
             return view is not None
-        return home >= len(view.servers) or view.primary(home) != self.desk.me
+        return home >= len(view.servers) or view.primary(home) != self.state.me
 
     def view(self, view: View) -> list[Effect]:
-        """The newest view. Older ones, and the same again, are ignored."""
-        if view.epoch > self.desk.epoch:
+        """Take a view. Older ones, and the same again, are ignored."""
+        if view.epoch > self.state.epoch:
             self.recovery.view(view)
             self._unpark()
         return self._effects()
 
     def deliver(self, sender: str, message: Message) -> list[Effect]:
-        """A message of another server. One from a view older than this server's own is ignored.
+        """Take a message of another server. One from a view older than this server's own is ignored.
 
         Its sender gets to know the new view too, and then sends what still matters again.
         """
-        if message.epoch >= self.desk.epoch:
+        if message.epoch >= self.state.epoch:
             self._deliver(sender, message)
             self.recovery.look()
             self._unpark()
         return self._effects()
 
     def merged(self, part: Part, ticket: int, merged: Any) -> list[Effect]:
-        """What a :class:`~flowmx.kvstore.server.protocol.Merge` asked for is done."""
+        """Take the result of a :class:`~flowmx.kvstore.server.protocol.Merge`; returns effects."""
         return self._computed(part, self.steps.merged, ticket, merged)
 
     def updated(self, part: Part, ticket: int, value: Any) -> list[Effect]:
-        """What an :class:`~flowmx.kvstore.server.protocol.Update` asked for is done."""
+        """Take the result of an :class:`~flowmx.kvstore.server.protocol.Update`; returns effects."""
         return self._computed(part, self.steps.updated, ticket, value)
 
     def merged_all(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[Any]) -> list[Effect]:
-        """What a :class:`~flowmx.kvstore.server.protocol.Merges` asked for is done."""
+        """Take the results of a :class:`~flowmx.kvstore.server.protocol.Merges`; returns effects."""
         self.rounds.merged(parts, tickets, merged)
         return self._effects()
 
     def updated_all(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[Any]) -> list[Effect]:
-        """What an :class:`~flowmx.kvstore.server.protocol.Updates` asked for is done."""
+        """Take the results of an :class:`~flowmx.kvstore.server.protocol.Updates`; returns effects."""
         self.rounds.updated(parts, tickets, values)
         self._look_again()
         return self._effects()
 
     def failed(self, part: Part, ticket: int, why: str) -> list[Effect]:
-        """Merging or updating raised."""
+        """Take the error of a merge or an update; returns effects."""
         return self._computed(part, self.steps.failed, ticket, why)
 
     def restore(self, records: Iterable[Record], common: tuple[int, Any] = (0, None)) -> list[Effect]:
-        """Begin with what a snapshot holds; before the first view.
+        """Load a snapshot, before the first view.
 
         Raises:
             ValueError: there has been a view.
         """
-        if self.desk.view is not None:
+        if self.state.view is not None:
             raise ValueError("restore: a server takes a snapshot before its first view, not in the middle of a job")
         for record in records:
-            self.desk.slot(record.part).load(record)
+            self.state.slot(record.part).load(record)
         if common[0]:
             self._configure(*common)
         return self._effects()
 
     def record(self, part: Part) -> Record | None:
-        """What a snapshot holds of a part; None while its value is being worked on."""
-        slot = self.desk.slots[part]
+        """The snapshot's record of a part; None while its value is being updated."""
+        slot = self.state.slots[part]
         return None if slot.updating else slot.record()
 
     # -- within ----------------------------------------------------------------------------------------
 
     def _request(self, request: Request, part: Part, act: Act, *arguments: Any) -> list[Effect]:
-        if part.home in self.desk.active:
+        if part.home in self.state.active:
             act(request, part, *arguments)
         else:
             self._route(request, part, act, arguments)
         return self._effects()
 
     def _route(self, request: Request, part: Part, act: Act, arguments: tuple[Any, ...]) -> None:
-        view = self.desk.view
+        view = self.state.view
         if view is not None and not 0 <= part.home < len(view.servers):
-            self.desk.reply(request, Refused("invalid", f"there is no home {part.home}, only {len(view.servers)}"))
-        elif part.home in self.desk.active:
+            self.state.reply(request, Refused("invalid", f"there is no home {part.home}, only {len(view.servers)}"))
+        elif part.home in self.state.active:
             act(request, part, *arguments)
-        elif view is not None and view.primary(part.home) != self.desk.me:
-            self.desk.reply(request, Refused("moved", f"{view.primary(part.home)} answers for home {part.home}"))
+        elif view is not None and view.primary(part.home) != self.state.me:
+            self.state.reply(request, Refused("moved", f"{view.primary(part.home)} answers for home {part.home}"))
         else:
             self._parked[request] = (part, act, arguments)
 
@@ -256,17 +256,17 @@ class Core:
             self._route(request, part, act, arguments)
 
     def _administer(self, request: Request, part: Part, steps: list[Step]) -> None:
-        slot, last = self.desk.slot(part), steps[-1]
+        slot, last = self.state.slot(part), steps[-1]
         if last.kind != "enrol" and not slot.number:
-            self.desk.reply(request, self._unknown(part))
-        elif last.member is not None and self._is_gone(last.worker, last.member):
-            self.desk.reply(request, Refused("not_counted", f"worker {last.worker} is not in view {self.desk.epoch}"))
+            self.state.reply(request, self._unknown(part))
+        elif last.member is not None and self._has_left(last.worker, last.member):
+            self.state.reply(request, Refused("not_counted", f"worker {last.worker} is not in view {self.state.epoch}"))
         else:
             slot.admin.extend(Admin(step, request if step is last else None) for step in steps)
             self.steps.advance(slot)
 
-    def _is_gone(self, worker: str, member: Member) -> bool:
-        view = self.desk.view
+    def _has_left(self, worker: str, member: Member) -> bool:
+        view = self.state.view
         return view is not None and worker not in view.workers and member.joined <= view.epoch
 
     def _push(
@@ -285,11 +285,11 @@ class Core:
         known = slot.knows(worker, sequence)
         if not known and worker not in slot.counted:
             text = f"worker {worker} does not count for key {part.key!r}: it left, rests, or never enrolled; init first"
-            self.desk.reply(request, Refused("not_counted", text))
+            self.state.reply(request, Refused("not_counted", text))
             return
         if sequence > slot.marks.get(worker, 0) + MOST_AHEAD:
             text = f"key {part.key!r}: push {sequence} of worker {worker} is more than {MOST_AHEAD} ahead of its turn"
-            self.desk.reply(request, Refused("invalid", text))
+            self.state.reply(request, Refused("invalid", text))
             return
         if not known:
             slot.gradients[worker, sequence] = Pending(slot.counted[worker].rank, gradient)
@@ -306,20 +306,22 @@ class Core:
 
     def _existing(self, request: Request, worker: str, part: Part, acknowledged: int) -> Slot | None:
         """The slot of a part; where there is none, or it has lost something, the request is refused."""
-        slot = self.desk.slots.get(part)
+        slot = self.state.slots.get(part)
         if slot is None or not slot.number:
-            self.desk.reply(request, self._lost(part, worker, 0, acknowledged) if acknowledged else self._unknown(part))
+            self.state.reply(
+                request, self._lost(part, worker, 0, acknowledged) if acknowledged else self._unknown(part)
+            )
             return None
         if worker in slot.counted and acknowledged > (have := slot.marks.get(worker, 0)):
-            self.desk.reply(request, self._lost(part, worker, have, acknowledged))
+            self.state.reply(request, self._lost(part, worker, have, acknowledged))
             return None
         return slot
 
-    def _lost(self, part: Part, worker: str, have: int, told: int) -> Refused:
+    def _lost(self, part: Part, worker: str, have: int, acknowledged: int) -> Refused:
         return Refused(
             "lost",
-            f"key {part.key!r} has {have} pushes of worker {worker}, which was told of {told}: the servers that had "
-            "them are gone; start again from a checkpoint",
+            f"key {part.key!r} has {have} pushes of worker {worker}, which was told of {acknowledged}: the servers "
+            "that had them are gone; start again from a checkpoint",
         )
 
     def _unknown(self, part: Part) -> Refused:
@@ -343,8 +345,8 @@ class Core:
         elif isinstance(message, Copy):
             self.steps.take_copy(sender, message)
             self.recovery.copied(message.record.part)
-        elif message.part in self.desk.slots and message.part.home in self.desk.active:
-            slot = self.desk.slots[message.part]
+        elif message.part in self.state.slots and message.part.home in self.state.active:
+            slot = self.state.slots[message.part]
             if isinstance(message, Have):
                 self.steps.have(slot, sender, message)
             elif isinstance(message, Behind):
@@ -353,15 +355,15 @@ class Core:
     def _learn(self, sender: str, message: Tell) -> None:
         if message.common[0] > self.recovery.common[0]:
             self._configure(*message.common)
-        self.recovery.told(sender, message)
+        self.recovery.collect(sender, message)
 
     def _configure(self, version: int, config: Any) -> None:
         self.recovery.common = (version, config)
-        self.desk.mode = self._mode_of(config) or self.desk.mode
-        self.desk.effects.append(Configure(config))
+        self.state.mode = self._mode_of(config) or self.state.mode
+        self.state.effects.append(Configure(config))
 
     def _computed(self, part: Part, act: Callable[[Slot, int, Any], None], ticket: int, found: Any) -> list[Effect]:
-        slot = self.desk.slots.get(part)
+        slot = self.state.slots.get(part)
         if slot is not None:
             act(slot, ticket, found)
             self._look_again()
@@ -373,5 +375,5 @@ class Core:
             self._unpark()
 
     def _effects(self) -> list[Effect]:
-        effects, self.desk.effects = self.desk.effects, []
+        effects, self.state.effects = self.state.effects, []
         return effects

@@ -1,4 +1,4 @@
-"""What the pieces of a server's state machine share."""
+"""State that the pieces of a server's state machine share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from flowmx.kvstore.server.modes import Mode
 from flowmx.kvstore.server.protocol import Answer, Effect, Message, Part, Refused, Reply, Request, Send, View
 from flowmx.kvstore.server.slot import Slot
 
-__all__ = ["Desk"]
+__all__ = ["State"]
 
 
 @dataclass
-class Desk:
+class State:
     """The state of one server, and the effects that wait to be carried out.
 
     Attributes:
@@ -39,7 +39,7 @@ class Desk:
         return -1 if self.view is None else self.view.epoch
 
     def backup(self, part: Part) -> str | None:
-        """Who backs up a part that this server answers for."""
+        """Identity of the server that backs up a part for which this server answers; None without one."""
         return None if self.view is None else self.view.backup(part.home)
 
     def of_home(self, home: int) -> Iterator[Slot]:
@@ -51,12 +51,12 @@ class Desk:
         return self.slots.setdefault(part, Slot(part))
 
     def reply(self, request: Request, answer: Answer) -> None:
-        """Answer a request; None is nobody's."""
+        """Answer a request; nothing is done for None."""
         if request is not None:
             self.effects.append(Reply(request, answer))
 
     def refuse_all(self, slot: Slot, refusal: Refused) -> None:
-        """Refuse everything that waits at a slot, and forget what was pushed."""
+        """Refuse all requests that wait at a slot, and drop its pending gradients."""
         for request in slot.waiting():
             self.reply(request, refusal)
         slot.drop_requests()

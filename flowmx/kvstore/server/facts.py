@@ -1,4 +1,4 @@
-"""What the nodes of a job say of themselves, and in which they must not differ: versions, seeds, shapes. Pure."""
+"""Agreement of a job's nodes on their facts: versions, seeds, shapes. Pure."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _SHOWN = 5
 
 
 class Facts:
-    """Compares what each node says with what the others have said, as long as one of them is there."""
+    """Compares the facts of each node with those of the nodes that are in the job."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._said: dict[str, dict[str, str]] = {}
 
     def know(self, names: Mapping[str, str]) -> None:
-        """Take the nodes that there are, by identity, with their names; what others have said is forgotten."""
+        """Set the nodes of the job, names by identity; facts of all others are dropped."""
         self._names = dict(names)
-        self._said = {item: left for item, told in self._said.items() if (left := _of(told, names))}
+        self._said = {item: left for item, values in self._said.items() if (left := _of(values, names))}
 
     def say(self, node: str, facts: Mapping[str, str]) -> None:
-        """A node says things of itself, in which it must not differ from others.
+        """Record facts of a node that must equal those of the others.
 
         Raises:
-            Refused: another one has said something else, or too much is said.
+            Refused: another node has a different value, or there are too many facts.
         """
         differences = self.differences(node, facts)
         if differences:
@@ -40,10 +40,10 @@ class Facts:
         self.note(node, facts)
 
     def note(self, node: str, facts: Mapping[str, str]) -> None:
-        """A node says things of itself, in which it may differ from others.
+        """Record facts of a node that may differ from those of the others.
 
         Raises:
-            Refused: too much is said.
+            Refused: there are too many facts.
         """
         if len(self._said.keys() | facts.keys()) > MOST_ITEMS:
             raise Refused(f"the nodes of the job say more than {MOST_ITEMS} things of themselves", "invalid")
@@ -51,7 +51,7 @@ class Facts:
             self._said.setdefault(item, {})[node] = value
 
     def differences(self, node: str, facts: Mapping[str, str]) -> list[str]:
-        """In words, what a node says that another one says otherwise."""
+        """Sentences on the facts in which a node differs from another one."""
         return [
             f"{item} is {value} on {self._name(node)}, and {other} on {self._name(who)}"
             for item, value in facts.items()
@@ -64,7 +64,7 @@ class Facts:
 
 
 def facts_of(header: Mapping[str, Any], name: str) -> dict[str, str]:
-    """The field of a header that holds what a node says; empty where it is missing.
+    """A node's facts from a field of a header; empty where it is missing.
 
     Raises:
         ValueError: it is no map of text to text, or too large.
@@ -77,9 +77,9 @@ def facts_of(header: Mapping[str, Any], name: str) -> dict[str, str]:
     return dict(found)
 
 
-def _of(told: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
+def _of(values: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     known = set(names)
-    return {node: value for node, value in told.items() if node in known}
+    return {node: value for node, value in values.items() if node in known}
 
 
 def _sentence(differences: list[str]) -> str:

@@ -16,7 +16,7 @@ from flowmx.comm.errors import Refused
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.headers import take
 from flowmx.kvstore.server.protocol import Part
-from flowmx.kvstore.server.store import Array, Stretch, name_of
+from flowmx.kvstore.server.store import Array, Slice, name_of
 from flowmx.kvstore.server.wire import part_of
 
 __all__ = ["MOST_GROUPS", "Group", "Groups", "Joined", "Layout", "lay_out"]
@@ -26,7 +26,7 @@ MOST_GROUPS, MOST_PARTS = 4096, 1 << 20
 
 
 class Layout(NamedTuple):
-    """Where the parts of a request lie in its tensor.
+    """Layout of the parts of a request in its tensor.
 
     Attributes:
         dtype: of all of them.
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     stops: list[int]
     shapes: list[tuple[int, ...]]
 
-    def stretches(self, tensor: Tensor) -> list[Stretch]:
+    def slices(self, tensor: Tensor) -> list[Slice]:
         """The gradients in a tensor.
 
         Raises:
@@ -79,7 +79,7 @@ def lay_out(parts: Sequence[Part], values: Sequence[Array]) -> Layout:
 
 
 class Group:
-    """A list of parts, and what is known of it.
+    """A list of parts, and its cached layout.
 
     Attributes:
         parts: in their order.
@@ -98,7 +98,7 @@ class Group:
 
 
 class Joined(NamedTuple):
-    """What a joined request says.
+    """A decoded joined request.
 
     Attributes:
         group: its parts.
@@ -124,7 +124,7 @@ class Groups:
         self._known = {worker: groups for worker, groups in self._known.items() if worker in workers}
 
     def read(self, worker: str, message: Message, tensors: int) -> Joined:
-        """What a request says.
+        """Decode and check a joined request.
 
         Args:
             worker: who sent it.
@@ -175,7 +175,7 @@ class Groups:
         parts = sum(len(each.parts) for each in known.values())
         if number < 0 or len(known) > MOST_GROUPS or parts > MOST_PARTS:
             raise Refused(
-                f"group {number} of {len(group.parts)} parts: a group is a whole number, and a worker has at most "
+                f"group {number} of {len(group.parts)} parts: a group is an int from 0, and a worker has at most "
                 f"{MOST_GROUPS} of them here, with {MOST_PARTS} parts; {worker} would have {len(known)} with {parts}",
                 "invalid",
             )
@@ -194,14 +194,14 @@ def _part(entry: Any) -> Part:
 
 
 def _numbers(entries: list[list[Any]]) -> tuple[Any, Any]:
-    """The numbers that stand with the parts themselves."""
+    """Sequence numbers and acknowledged numbers from the entries of parts."""
     return [(*entry, 0)[3] for entry in entries], [(*entry, 0, 0)[4] for entry in entries]
 
 
 def _for_all(name: str, given: Any, count: int) -> list[int]:
-    """A number for each part, of a list of them or of one that holds for all."""
+    """A number for each part, from a list of them or from one for all."""
     found: list[int] = given if isinstance(given, list) else [given] * count
     if len(found) != count or not set(map(type, found)) <= {int} or min(found, default=0) < 0:
-        text = f"the header's {name!r} is a whole number for each of the {count} parts, or one for all, not {given!r}"
+        text = f"the header's {name!r} is an int from 0 for each of the {count} parts, or one for all, not {given!r}"
         raise Refused(text[:500], "invalid")
     return found

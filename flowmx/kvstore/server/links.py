@@ -27,7 +27,7 @@ _FIRST_DELAY, _LAST_DELAY = 0.02, 1.0
 
 
 class Caller(Protocol):
-    """What is needed of a :class:`flowmx.comm.client.Peer`."""
+    """The methods of :class:`flowmx.comm.client.Peer` that links use."""
 
     async def call(
         self,
@@ -66,7 +66,7 @@ class Links:
         self._links: dict[str, _Link] = {}
 
     def know(self, addresses: Mapping[str, str]) -> None:
-        """Take these servers, by identity, for the ones that are alive; what waits for others is dropped."""
+        """Set the servers that are alive, by identity; messages for others are dropped."""
         for identity in list(self._links.keys() - addresses.keys()):
             self._links.pop(identity).end()
         for identity in addresses.keys() - self._links.keys():
@@ -81,7 +81,7 @@ class Links:
         self.unreached(identity, why)
 
     async def close(self) -> None:
-        """Drop everything that waits."""
+        """Drop all queued messages."""
         tasks = [link.end() for link in self._links.values()]
         self._links.clear()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -78,7 +78,7 @@ _accusing: set[asyncio.Task[None]] = set()
 
 
 def _accuse(node: Node, identity: str, why: str) -> None:
-    """Tell the scheduler of a server that can not be reached from here."""
+    """Report a server that can not be reached from here to the scheduler."""
     for member in node.view.servers:
         if server_identity(member.id, member.incarnation) == identity:
             task = asyncio.create_task(node.accuse(member, f"{node.name} can not reach it: {why}"))
@@ -119,7 +119,7 @@ async def _save_every(server: KVServer, path: Path, every: float) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what ``server`` takes."""
+    """Declare the arguments of ``server``."""
     config = settings.get()
     parser.add_argument("--host", default=config.node_host, help="the address to serve on (FLOWMX_NODE_HOST)")
     parser.add_argument("--port", type=usage.port, default=0, help="the port; 0 takes a free one")

@@ -1,4 +1,4 @@
-"""When a push is applied and when a pull is answered: sequential, eventual and bounded consistency."""
+"""Consistency modes, sequential, eventual and bounded: the conditions to apply a push and to answer a pull."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Push: TypeAlias = tuple[str, int]
 
 
 class Mode:
-    """What the three kinds of consistency have in common: nothing but their questions."""
+    """Base class of consistency modes."""
 
     name: str
 
@@ -23,11 +23,11 @@ class Mode:
         raise NotImplementedError
 
     def start(self, slot: Slot, worker: str) -> int:
-        """The number that the pushes of a worker go on from that enrols now."""
+        """The number that the pushes of a worker continue from if it enrols now."""
         return slot.marks.get(worker, 0)
 
     def may_pull(self, slot: Slot, worker: str, wanted: int) -> bool:
-        """Whether the value is new enough for a worker whose last push was number `wanted`."""
+        """Tell whether the value is new enough for a worker whose last push was number `wanted`."""
         return slot.marks.get(worker, 0) >= wanted
 
 
@@ -74,7 +74,7 @@ class Stale(Async):
         self.bound = bound
 
     def start(self, slot: Slot, worker: str) -> int:
-        # Who joins late starts beside the slowest, so that the others need not wait until it caught up.
+        # Who joins late starts level with the slowest, so that the others need not wait until it caught up.
         return max(slot.marks.get(worker, 0), slot.slowest() or 0)
 
     def may_pull(self, slot: Slot, worker: str, wanted: int) -> bool:

@@ -1,4 +1,4 @@
-"""What goes into a server's state machine and what comes out of it.
+"""Inputs and effects of a server's state machine.
 
 Values and gradients are opaque here: the machine moves them about and never looks into them. What is made for every
 push is a named tuple, since a frozen dataclass takes four times as long to make.
@@ -46,11 +46,11 @@ __all__ = [
 ]
 
 Request: TypeAlias = Hashable
-"""What the shell knows a call by that waits for its answer."""
+"""The shell's handle of a call that waits for its answer."""
 
 
 class Part(NamedTuple):
-    """A stretch of a key that one server keeps: which of the key's, and the rank of its home server."""
+    """A range of a key's elements that one server keeps: the key, its number among the key's, and the home's rank."""
 
     key: Key
     piece: int
@@ -71,7 +71,7 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class View:
-    """Who is there.
+    """Membership of the job: the servers and workers that are alive.
 
     Attributes:
         epoch: counts the views.
@@ -135,13 +135,13 @@ class Step(NamedTuple):
 
     @property
     def computes(self) -> bool:
-        """Whether the value has to be worked on."""
+        """True for kinds of steps that compute a new value."""
         return self.kind in ("update", "load")
 
 
 @dataclass(frozen=True)
 class Record:
-    """All of a part at one moment, as it goes to another server or into a snapshot.
+    """The whole state of a part at one moment, for another server or a snapshot.
 
     Attributes:
         part: which.
@@ -268,7 +268,7 @@ class Content(NamedTuple):
 
 @dataclass(frozen=True)
 class Refused:
-    """Not done. What to do depends on the kind.
+    """Refusal of a request; the caller's reaction depends on the kind.
 
     ``moved``: another server answers for the part: ask again there, after the next view. ``not_counted``: the worker
     does not count (any more): enrol first. ``not_initialized``: the part was never created. ``lost``: this server has

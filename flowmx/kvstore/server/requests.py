@@ -1,4 +1,4 @@
-"""What the headers of the operations hold, checked. Pure; ``docs/wire.md`` describes them for other languages."""
+"""Decoding and checks of request headers. Pure; ``docs/wire.md`` describes them for other languages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Item", "items_of", "mode_of", "uncompressed"]
 
 
 class Item(NamedTuple):
-    """What a request says of one part.
+    """One part of a request.
 
     Attributes:
         part: which.
@@ -111,7 +111,7 @@ def _item(entry: Any, tensor: Tensor | None) -> Item:
     number, acknowledged, packing = entry[3:] + _MISSING[len(entry) - 3 :]
     if type(number) is not int or type(acknowledged) is not int or number < 0 or acknowledged < 0:
         raise Refused(
-            f"a part's 'number' and 'acknowledged' are whole numbers, not {number!r} and {acknowledged!r}"[:500],
+            f"a part's 'number' and 'acknowledged' are ints from 0, not {number!r} and {acknowledged!r}"[:500],
             "invalid",
         )
     if packing is not None:

@@ -1,4 +1,4 @@
-"""Rounds of many parts at once: what a request for many parts comes to in mode ``sync``, nearly always.
+"""Rounds of many parts at once: the common case of a request for many parts in mode ``sync``.
 
 A part that is as it nearly always is, idle and with nothing missing but this push, takes its steps in one loop with
 many others, with one effect and one message for all of them. Any other goes by itself through :mod:`steps`, which comes
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.kvstore.server.desk import Desk
+from flowmx.kvstore.server.desk import State
 from flowmx.kvstore.server.modes import Sync
 from flowmx.kvstore.server.protocol import (
     Acknowledged,
@@ -37,12 +37,12 @@ class Rounds:
     """The steps of many parts.
 
     Args:
-        desk: as the machine's.
+        state: the state machine's.
         steps: takes the steps of single parts.
     """
 
-    def __init__(self, desk: Desk, steps: Steps) -> None:
-        self.desk = desk
+    def __init__(self, state: State, steps: Steps) -> None:
+        self.state = state
         self.steps = steps
 
     # -- requests --------------------------------------------------------------------------------------
@@ -56,13 +56,13 @@ class Rounds:
         Returns:
             The positions of those that were not taken in.
         """
-        if not isinstance(self.desk.mode, Sync):
+        if not isinstance(self.state.mode, Sync):
             return list(range(len(parts)))
-        slots, active = self.desk.slots, self.desk.active
+        slots, active = self.state.slots, self.state.active
         begun, left = Merges([], [], []), []
-        for position, (part, number, told) in enumerate(zip(parts, numbers, acknowledged, strict=True)):
+        for position, (part, number, known) in enumerate(zip(parts, numbers, acknowledged, strict=True)):
             slot, push = slots.get(part), (worker, number)
-            if slot is None or part.home not in active or not _is_next(slot, push, told):
+            if slot is None or part.home not in active or not _is_next(slot, push, known):
                 left.append(position)
                 continue
             request = requests[position]
@@ -73,26 +73,26 @@ class Rounds:
             if len(slot.gradients) >= len(slot.counted):
                 self._begin(slot, number, begun)
         if begun.parts:
-            self.desk.effects.append(begun)
+            self.state.effects.append(begun)
         return left
 
     def pull(
         self, requests: Sequence[Request], worker: str, parts: Sequence[Part], wanted: Sequence[int],
         acknowledged: Sequence[int],
     ) -> list[int]:  # fmt: skip
-        """Answer those who want values, or let them wait.
+        """Answer requests for values, or let them wait.
 
         Returns:
             The positions of those for which neither was done.
         """
-        if not isinstance(self.desk.mode, Sync):
+        if not isinstance(self.state.mode, Sync):
             return list(range(len(parts)))
-        slots, active = self.desk.slots, self.desk.active
+        slots, active = self.state.slots, self.state.active
         answers: list[tuple[Request, Answer]] = []
         left = []
-        for position, (part, number, told) in enumerate(zip(parts, wanted, acknowledged, strict=True)):
+        for position, (part, number, known) in enumerate(zip(parts, wanted, acknowledged, strict=True)):
             slot = slots.get(part)
-            if slot is None or part.home not in active or not _is_usable(slot) or told > slot.marks.get(worker, 0):
+            if slot is None or part.home not in active or not _is_usable(slot) or known > slot.marks.get(worker, 0):
                 left.append(position)
             elif slot.step is None and slot.round >= number:
                 answers.append((requests[position], Content(slot.value, slot.round)))
@@ -120,8 +120,8 @@ class Rounds:
     # -- what is computed ------------------------------------------------------------------------------
 
     def merged(self, parts: Sequence[Part], tickets: Sequence[int], merged: Sequence[Any]) -> None:
-        """The sums of many steps are there."""
-        slots, desk = self.desk.slots, self.desk
+        """Take the sums of many steps."""
+        slots, state = self.state.slots, self.state
         updates = Updates([], [], [], [])
         sent: dict[str, StepsSent] = {}
         for part, ticket, total in zip(parts, tickets, merged, strict=True):
@@ -131,24 +131,24 @@ class Rounds:
                 continue
             step = slot.step = Step("update", step.number, "", 0, None, 0, None, total, step.marks)
             _add(updates, slot, total)
-            backup = desk.backup(part)
+            backup = state.backup(part)
             if backup is None:
                 slot.confirmed = True
             elif slot.mirrored and not slot.confirmed:
-                slot.sent_epoch = desk.epoch
+                slot.sent_epoch = state.epoch
                 if backup not in sent:
-                    sent[backup] = StepsSent(desk.epoch, [], [], [])
+                    sent[backup] = StepsSent(state.epoch, [], [], [])
                 message = sent[backup]
                 message.parts.append(part)
                 message.terms.append(slot.term)
                 message.steps.append(step)
         self._update(updates)
         for backup, message in sent.items():
-            desk.send(backup, message)
+            state.send(backup, message)
 
     def updated(self, parts: Sequence[Part], tickets: Sequence[int], values: Sequence[Any]) -> None:
-        """The new values of many parts are there."""
-        slots, desk, tell = self.desk.slots, self.desk, self.steps.tell
+        """Take the new values of many parts."""
+        slots, state, tell = self.state.slots, self.state, self.steps.tell
         answers: list[tuple[Request, Answer]] = []
         have: dict[tuple[str, int], Haves] = {}
         for part, ticket, value in zip(parts, tickets, values, strict=True):
@@ -156,31 +156,31 @@ class Rounds:
             step = slot.step
             if ticket != slot.ticket or step is None:
                 continue
-            told = tell.get(part)
-            if told is None and (part.home not in desk.active or not (slot.mirrored or slot.confirmed)):
+            primary = tell.get(part)
+            if primary is None and (part.home not in state.active or not (slot.mirrored or slot.confirmed)):
                 self.steps.updated(slot, ticket, value)
                 continue
-            if told is None and not desk.largest_lag:  # in rounds it is 1, once there was one
+            if primary is None and not state.largest_lag:  # in rounds it is 1, once there was one
                 self.steps.measure_lag(slot, step)
             slot.take(step)
             slot.value = value
             slot.computing = False
-            if told is not None:
+            if primary is not None:
                 del tell[part]
                 slot.step = None
-                message = have.setdefault(told, Haves(told[1], [], []))
+                message = have.setdefault(primary, Haves(primary[1], [], []))
                 message.parts.append(part)
                 message.numbers.append(slot.number)
             elif slot.confirmed:
                 self._settle(slot, answers)
         for (backed, _), message in have.items():
-            desk.send(backed, message)
+            state.send(backed, message)
         self._reply(answers)
 
     def _settle(self, slot: Slot, answers: list[tuple[Request, Answer]]) -> None:
-        """The step is done: answer who waited for it, and begin the next if there is one."""
+        """End a step: answer the requests that waited for it, and begin the next if there is one."""
         slot.step = None
-        if slot.admin or slot.error or not isinstance(self.desk.mode, Sync):
+        if slot.admin or slot.error or not isinstance(self.state.mode, Sync):
             self.steps.advance(slot)
             return
         pulls, marks = slot.pulls, slot.marks
@@ -203,7 +203,7 @@ class Rounds:
 
     def take_steps(self, sender: str, message: StepsSent) -> None:
         """On the backup: take the primary's steps, where each is the next one."""
-        slots, told = self.desk.slots, (sender, message.epoch)
+        slots, primary = self.state.slots, (sender, message.epoch)
         updates = Updates([], [], [], [])
         for part, term, step in zip(message.parts, message.terms, message.steps, strict=True):
             slot = slots.get(part)
@@ -212,7 +212,7 @@ class Rounds:
                 continue
             slot.step, slot.computing = step, True
             slot.ticket += 1
-            self.steps.tell[part] = told
+            self.steps.tell[part] = primary
             _add(updates, slot, step.merged)
         self._update(updates)
 
@@ -221,17 +221,17 @@ class Rounds:
         return follows and not slot.computing and _is_usable(slot)
 
     def have(self, sender: str, message: Haves) -> None:
-        """On the primary: the backup has taken steps."""
-        slots, desk = self.desk.slots, self.desk
+        """On the primary: take the backup's confirmation of steps."""
+        slots, state = self.state.slots, self.state
         answers: list[tuple[Request, Answer]] = []
         for part, number in zip(message.parts, message.numbers, strict=True):
             slot = slots.get(part)
-            if slot is None or part.home not in desk.active:
+            if slot is None or part.home not in state.active:
                 continue
             step = slot.step
             if (
                 step is None or step.number != number or step.kind != "update" or slot.computing
-                or slot.sent_epoch != message.epoch or desk.backup(part) != sender
+                or slot.sent_epoch != message.epoch or state.backup(part) != sender
             ):  # fmt: skip
                 self.steps.have(slot, sender, Have(message.epoch, part, number))
                 continue
@@ -241,23 +241,23 @@ class Rounds:
 
     def _update(self, updates: Updates) -> None:
         if updates.parts:
-            self.desk.effects.append(updates)
+            self.state.effects.append(updates)
 
     def _reply(self, answers: list[tuple[Request, Answer]]) -> None:
         if answers:
-            self.desk.effects.append(Replies(list(answers)))
+            self.state.effects.append(Replies(list(answers)))
 
 
 def _is_usable(slot: Slot) -> bool:
     return slot.number > 0 and not slot.error
 
 
-def _is_next(slot: Slot, push: tuple[str, int], told: int) -> bool:
-    """Whether the part is idle, and has waited for this push and knows what was acknowledged."""
+def _is_next(slot: Slot, push: tuple[str, int], acknowledged: int) -> bool:
+    """Tell whether a push is the next of an idle part that waits for it, with nothing out of the ordinary."""
     worker, number = push
     now = slot.round
     return (
-        slot.step is None and number == now + 1 and told <= now and worker in slot.counted
+        slot.step is None and number == now + 1 and acknowledged <= now and worker in slot.counted
         and slot.marks.get(worker, 0) == now and push not in slot.gradients and not slot.admin and _is_usable(slot)
     )  # fmt: skip
 

@@ -44,14 +44,14 @@ log = logging.getLogger("flowmx.kvstore")
 
 
 Ask = Callable[[Call, Item], list[p.Effect]]
-"""Puts the question for one part to the machine."""
+"""Passes the request for one part to the state machine."""
 
 Push = Callable[[p.Request, str, p.Part, int, Any, int], list[p.Effect]]
-"""Puts a push to the machine, which answers that, or the value."""
+"""Passes a push to the state machine, which answers with an acknowledgement or with the value."""
 
 
 class KVServer:
-    """A server, once :meth:`know` told it of the first view.
+    """A server; it answers once :meth:`know` was called with the first view.
 
     Args:
         node: its name in the job.
@@ -107,7 +107,7 @@ class KVServer:
         self._do(self.core.view(p.View(view.epoch, tuple(servers), workers, self.replicas)))
 
     def _compare(self, view: View) -> None:
-        """Let what the nodes of a view say of themselves be compared, with what this server is too."""
+        """Compare the facts of a view's nodes with each other and with this server's."""
         alive = (*view.alive("server"), *view.alive("worker"))
         names = {identity(each.id, each.incarnation): f"{each.role} {each.rank} on {each.host}" for each in alive}
         self.facts.know(names)
@@ -120,7 +120,7 @@ class KVServer:
         Raises:
             OSError: the file can not be written.
         """
-        parts = [part for part, slot in self.core.desk.slots.items() if slot.number and not slot.error]
+        parts = [part for part, slot in self.core.state.slots.items() if slot.number and not slot.error]
         captured = [await self._capture(part) for part in parts]
         found = [record for record in captured if record is not None]
         common = self.core.recovery.common
@@ -137,7 +137,7 @@ class KVServer:
         self._do(self.core.restore(found.records, found.common))
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel running tasks, and close connections and threads."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -170,9 +170,7 @@ class KVServer:
             check_optimizer(header["optimizer"])
         order = header.get("order")
         if order is not None and [type(each) for each in order] != [int] * 3:
-            raise Refused(
-                f"an order is [number, incarnation, turn], three whole numbers, not {order!r}"[:200], "invalid"
-            )
+            raise Refused(f"an order is [number, incarnation, turn], three ints, not {order!r}"[:200], "invalid")
         await self._recovered()
         config = self.core.recovery.common[1] or {}
         if order is not None and order <= config.get("order", []):
@@ -181,11 +179,11 @@ class KVServer:
         return await self._configure({**config, "optimizer": header["optimizer"], **more})
 
     async def _position(self, caller: Caller, message: Message) -> Message:
-        """Keep how far the job has come in its data, for workers that come later; the furthest that is told counts."""
+        """Keep the furthest position in the job's data that a worker has reported, for workers that join later."""
         header = take(message.header, {}, {"position": list, "tensors": list})
         given, config = header.get("position"), self.core.recovery.common[1] or {}
         if given is not None and [type(each) for each in given] != [int] * 3:
-            raise Refused(f"a position is [fit, epoch, step], three whole numbers, not {given!r}"[:200], "invalid")
+            raise Refused(f"a position is [fit, epoch, step], three ints, not {given!r}"[:200], "invalid")
         if given is not None and given > config.get("position", []):
             config = {**config, "position": given}
             await self._configure(config)
@@ -251,14 +249,14 @@ class KVServer:
         return await self._ask(items, load)
 
     async def _stats(self, caller: Caller, message: Message) -> Message:
-        desk = self.core.desk
+        state = self.core.state
         parts = [
             {"part": list(slot.part), "number": slot.number, "round": slot.round, "waits_for": slot.missing()}
-            for slot in desk.slots.values()
-            if slot.part.home in desk.active
+            for slot in state.slots.values()
+            if slot.part.home in state.active
         ]
-        found = {"epoch": desk.epoch, "homes": sorted(desk.active), "largest_lag": desk.largest_lag, "parts": parts}
-        return Message({**found, "mode": desk.mode.name}, [])
+        found = {"epoch": state.epoch, "homes": sorted(state.active), "largest_lag": state.largest_lag, "parts": parts}
+        return Message({**found, "mode": state.mode.name}, [])
 
     async def _messages(self, caller: Caller, message: Message) -> Message:
         left = list(message.tensors)
@@ -273,12 +271,12 @@ class KVServer:
     # -- parts of a request ----------------------------------------------------------------------------
 
     def _push_one(self, ask: Push, worker: str, call: Call, item: Item) -> list[p.Effect]:
-        slot = self.core.desk.slots.get(item.part)
+        slot = self.core.state.slots.get(item.part)
         gradient = None
         if slot is not None and slot.value is not None:
             array = slot.value.array
             gradient = uncompressed(item, array.shape, name_of(array.dtype))
-            if not isinstance(self.core.desk.mode, Sync):  # where no sum takes its place before the answer
+            if not isinstance(self.core.state.mode, Sync):  # where no sum takes its place before the answer
                 gradient = owned(gradient)
         self._check_updates()
         return ask(call, worker, item.part, item.number, gradient, item.acknowledged)
@@ -287,7 +285,7 @@ class KVServer:
         return self.core.pull(call, worker, item.part, item.number, item.acknowledged)
 
     def _check_updates(self) -> None:
-        if self.core.desk.mode.name != "sync" and not self.store.updates:
+        if self.core.state.mode.name != "sync" and not self.store.updates:
             text = "without an optimizer each push would replace the value: call set_optimizer first, or use dist_sync"
             raise Refused(text, "invalid")
 
@@ -306,9 +304,9 @@ class KVServer:
 
     def _check_exist(self, items: list[Item]) -> None:
         """Refuse to wait for first values of keys that had theirs."""
-        desk = self.core.desk
+        state = self.core.state
         for part in (item.part for item in items):
-            if part.home in desk.active and (part not in desk.slots or not desk.slots[part].number):
+            if part.home in state.active and (part not in state.slots or not state.slots[part].number):
                 raise Refused(
                     f"key {part.key!r} (part {part.piece}) was lost: the servers that had it died together; start "
                     "again from a checkpoint",
@@ -325,7 +323,7 @@ class KVServer:
     async def _ask(
         self, items: list[Item], ask: Ask, read: Callable[[Item], Read] = lambda item: Value.lease
     ) -> Message:
-        """Put a question for each part to the machine, and wait for all the answers.
+        """Pass a request for each part to the state machine, and wait for all answers.
 
         Args:
             items: what the request says of the parts.
@@ -354,35 +352,35 @@ class KVServer:
         found = self.groups.read(worker, message, tensors=1)
         layout = await self._layout(worker, found)
         assert found.tensor is not None
-        gradients = layout.stretches(found.tensor)
+        gradients = layout.slices(found.tensor)
         self._check_updates()
         call = JoinedCall(layout, values=pulls)
-        parts, numbers, told = found.group.parts, found.numbers, found.acknowledged
-        ask = partial(self.core.push_all, call.requests, worker, parts, numbers, gradients, told, pulls)
+        parts, numbers, acknowledged = found.group.parts, found.numbers, found.acknowledged
+        ask = partial(self.core.push_all, call.requests, worker, parts, numbers, gradients, acknowledged, pulls)
         return await self._answer_joined(call, found, ask)
 
     async def _pull_joined(self, worker: str, message: Message) -> Message:
         found = self.groups.read(worker, message, tensors=0)
         call = JoinedCall(await self._layout(worker, found), values=True)
-        parts, numbers, told = found.group.parts, found.numbers, found.acknowledged
-        ask = partial(self.core.pull_all, call.requests, worker, parts, numbers, told)
+        parts, numbers, acknowledged = found.group.parts, found.numbers, found.acknowledged
+        ask = partial(self.core.pull_all, call.requests, worker, parts, numbers, acknowledged)
         return await self._answer_joined(call, found, ask)
 
     async def _layout(self, worker: str, found: Joined) -> Layout:
-        """How the values of a request's parts lie in a tensor.
+        """The layout of the values of a request's parts in one tensor.
 
         Raises:
             Refused: this server does not have them all, or they are of more than one dtype.
         """
-        group, desk = found.group, self.core.desk
+        group, state = found.group, self.core.state
         await self._settle(group.homes)
-        if group.layout is None or group.epoch != desk.epoch:
-            slots = [desk.slots.get(part) for part in group.parts]
+        if group.layout is None or group.epoch != state.epoch:
+            slots = [state.slots.get(part) for part in group.parts]
             missing = [i for i, slot in enumerate(slots) if slot is None or slot.value is None]
             items = [Item(group.parts[i], acknowledged=found.acknowledged[i]) for i in missing]
             await self._ask(items, partial(self._pull_one, worker))  # which is refused, if there are any
             group.layout = lay_out(group.parts, [slot.value.array for slot in slots if slot is not None])
-            group.epoch = desk.epoch
+            group.epoch = state.epoch
         return group.layout
 
     async def _answer_joined(self, call: JoinedCall, found: Joined, ask: Callable[[], list[p.Effect]]) -> Message:
@@ -437,7 +435,7 @@ class KVServer:
             self._do(self.core.merged(effect.part, effect.ticket, merged))
             return
         if not self._merging:  # in this turn of the loop there may come more, and fewer hops to threads do for them all
-            asyncio.get_running_loop().call_soon(self._merge_beside)
+            asyncio.get_running_loop().call_soon(self._merge_together)
         self._merging.append((effect, gradients))
 
     def _merge_all(self, effect: p.Merges) -> None:
@@ -447,7 +445,7 @@ class KVServer:
         for part, ticket, gradients in zip(*effect, strict=True):
             self._merge(p.Merge(part, ticket, gradients))
 
-    def _merge_beside(self) -> None:
+    def _merge_together(self) -> None:
         """Begin the sums that wait."""
         waiting, self._merging = self._merging, []
         self._start(self._merge_waiting(waiting), [effect for effect, _ in waiting])
@@ -463,7 +461,7 @@ class KVServer:
             self._updated(effect, found)
 
     def _update_soon(self, effect: p.Update) -> Value | None:
-        """The new value; None where it takes longer, or fails, and the machine is told of that by itself."""
+        """The new value; None where it takes longer or fails: the state machine then gets the result separately."""
         try:
             found = self.store.update(effect.part.key, effect.value, effect.merged)
         except Exception as error:
@@ -471,7 +469,7 @@ class KVServer:
             return None
         if isinstance(found, Value):
             return found
-        self._start(self._update_beside(effect, found), [effect])
+        self._start(self._update_in_task(effect, found), [effect])
         return None
 
     def _update_all(self, effect: p.Updates) -> None:
@@ -489,7 +487,7 @@ class KVServer:
             self._capture_now(part)
         self._do(effects)
 
-    async def _update_beside(self, effect: p.Update, update: Coroutine[Any, Any, Value]) -> None:
+    async def _update_in_task(self, effect: p.Update, update: Coroutine[Any, Any, Value]) -> None:
         self._updated(effect, await update)
 
     def _updated(self, effect: p.Update, value: Value) -> None:
@@ -519,7 +517,7 @@ class KVServer:
     # -- snapshots -------------------------------------------------------------------------------------
 
     async def _capture(self, part: p.Part) -> snapshot.Captured | None:
-        """A part's record, from between two updates."""
+        """The record of a part, taken between two updates."""
         await asyncio.sleep(0)  # others may have a turn: there may be many parts, with much to copy
         record = self.core.record(part)
         if record is not None:
@@ -532,20 +530,20 @@ class KVServer:
         for waiting in self._captures.pop(part, []):
             if not waiting.done():
                 record = self.core.record(part)
-                broken = record is None or self.core.desk.slots[part].error
+                broken = record is None or self.core.state.slots[part].error
                 waiting.set_result(None if broken or record is None else snapshot.capture(record))
 
     def _measure(self, service: Service) -> None:
-        desk = self.core.desk
+        state = self.core.state
         gauge = service.metrics.gauge
         gauge("flowmx_kvserver_parts", "Parts of keys on this server, copies of others' included.").follow(
-            lambda: len(desk.slots)
+            lambda: len(state.slots)
         )
         gauge("flowmx_kvserver_updates", "Updates in the values of this server's parts.").follow(
-            lambda: sum(slot.round for slot in desk.slots.values() if slot.part.home in desk.active)
+            lambda: sum(slot.round for slot in state.slots.values() if slot.part.home in state.active)
         )
         gauge("flowmx_kvserver_largest_lag", "Most pushes that a worker was ahead of the slowest.").follow(
-            lambda: desk.largest_lag
+            lambda: state.largest_lag
         )
 
 
@@ -574,7 +572,7 @@ def _worker(caller: Caller) -> str:
 def _field(message: Message, name: str) -> int:
     found = message.header.get(name)
     if type(found) is not int or found < 0:
-        raise Refused(f"the header's {name!r} is {found!r}, expected a whole number", "invalid")
+        raise Refused(f"the header's {name!r} is {found!r}, expected an int from 0", "invalid")
     return found
 
 

@@ -1,4 +1,4 @@
-"""One part on one server: its value, who counts, what waits."""
+"""One part on one server: its value, the counted workers, the waiting requests."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Slot:
 
     @property
     def version(self) -> tuple[int, int]:
-        """Of two versions of a part the greater is newer; what was never created is older than everything."""
+        """Term and step number; the greater of two versions is newer, and a part that was never created is oldest."""
         return (self.term, self.number) if self.number else (-1, 0)
 
     def pushed(self, sequence: int) -> dict[str, int]:
@@ -79,21 +79,21 @@ class Slot:
         return {worker: found.rank for (worker, number), found in self.gradients.items() if number == sequence}
 
     def knows(self, worker: str, sequence: int) -> bool:
-        """Whether a push is in the value, on its way there, or waits."""
+        """Tell whether a push is in the value, being applied, or waiting."""
         in_progress = self.step is not None and (worker, sequence) in self.step.marks
         return in_progress or sequence <= self.marks.get(worker, 0) or (worker, sequence) in self.gradients
 
     def missing(self) -> list[str]:
-        """Who counts and has nothing waiting here: in a synchronous round, whom the others wait for."""
+        """Counted workers without a waiting push, sorted: those that a synchronous round waits for."""
         have = {worker for worker, _ in self.gradients}
         return sorted(worker for worker in self.counted if worker not in have)
 
     def slowest(self) -> int | None:
-        """The least number of applied pushes among those who count."""
+        """The least number of applied pushes among the counted workers."""
         return min([self.marks.get(worker, 0) for worker in self.counted], default=None)
 
     def take(self, step: Step) -> None:
-        """Let a step count, but for the value that an update makes."""
+        """Apply a step, but for the value that an update computes."""
         self.number = step.number
         if step.kind == "create":
             self.value = step.value
@@ -110,14 +110,16 @@ class Slot:
             self.turns[step.worker] = step.turn
 
     def evict(self, view: View) -> list[str]:
-        """Count the workers no more that a view does not have, and return them.
+        """Stop counting the workers that a view does not have; returns these.
 
         One that joined after the view is in no view yet that this server knows.
         """
-        gone = [who for who, member in self.counted.items() if who not in view.workers and member.joined <= view.epoch]
-        for worker in gone:
+        evicted = [
+            who for who, member in self.counted.items() if who not in view.workers and member.joined <= view.epoch
+        ]
+        for worker in evicted:
             self._evict(worker)
-        return gone
+        return evicted
 
     def _evict(self, worker: str) -> None:
         # Of what it pushed, what still can be applied is.
@@ -130,7 +132,7 @@ class Slot:
 
     @property
     def updating(self) -> bool:
-        """Whether the value itself is being worked on, and not only what it will be updated by."""
+        """True while the value itself is being computed, not only the sum that it will be updated by."""
         return self.computing and self.step is not None and self.step.merged is not None
 
     def record(self) -> Record:
@@ -142,7 +144,7 @@ class Slot:
         )  # fmt: skip
 
     def load(self, record: Record) -> None:
-        """Become what a record says, and give up what was in progress."""
+        """Replace the state by a record's, and drop the step in progress."""
         self.term, self.number, self.round = record.term, record.number, record.round
         self.marks, self.counted, self.turns = dict(record.marks), _in_order(record.counted), dict(record.turns)
         self.value = record.value

@@ -28,7 +28,7 @@ class SnapshotError(MXNetError, ValueError):
 
 
 class Snapshot(NamedTuple):
-    """What a snapshot holds.
+    """Content of a snapshot.
 
     Attributes:
         records: the parts.

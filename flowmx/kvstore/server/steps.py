@@ -1,15 +1,15 @@
-"""How a part changes: one step at a time, computed here, confirmed by the backup, and only then visible.
+"""Steps of a part: changed one step at a time, computed here, confirmed by the backup, and only then visible.
 
-A step is chosen when the part is idle. Nothing that it changes is told to anybody before both its computation is done
-and the backup has it; then everything that waits is looked at again, and the next step chosen. So whatever a worker was
-told is in two places, and a value is never read while it is worked on.
+A step is chosen when the part is idle. Its changes become visible only when its computation is done and the backup has
+it; then all waiting requests are looked at again, and the next step is chosen. So whatever a worker was sent is in two
+places, and a value is never read while it is being computed.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from flowmx.kvstore.server.desk import Desk
+from flowmx.kvstore.server.desk import State
 from flowmx.kvstore.server.protocol import (
     Acknowledged,
     Behind,
@@ -29,10 +29,10 @@ __all__ = ["Steps"]
 
 
 class Steps:
-    """The primary's half and the backup's half of taking steps."""
+    """Both roles in a step: the primary's and the backup's."""
 
-    def __init__(self, desk: Desk) -> None:
-        self.desk = desk
+    def __init__(self, state: State) -> None:
+        self.state = state
         self.tell: dict[Part, tuple[str, int]] = {}
         """The primary, and its epoch, to tell once the step that it sent is computed here."""
 
@@ -40,9 +40,9 @@ class Steps:
 
     def advance(self, slot: Slot) -> None:
         """Answer what can be answered at an idle part, and begin the next step if there is one."""
-        while slot.step is None and slot.part.home in self.desk.active:
+        while slot.step is None and slot.part.home in self.state.active:
             if slot.error:
-                self.desk.refuse_all(slot, Refused("update_failed", slot.error))
+                self.state.refuse_all(slot, Refused("update_failed", slot.error))
                 return
             self._answer(slot)
             step = self._next(slot)
@@ -63,31 +63,31 @@ class Steps:
         self.advance(slot)
 
     def evict(self, slot: Slot) -> None:
-        """Count the workers no more that have gone, and refuse what of theirs can not be applied any more."""
-        assert self.desk.view is not None
-        gone = slot.evict(self.desk.view)
+        """Stop counting workers that have left, and refuse their pushes that can not be applied any more."""
+        assert self.state.view is not None
+        evicted = slot.evict(self.state.view)
         for request, (worker, sequence) in list(slot.pushes.items()):
-            if worker in gone and not slot.knows(worker, sequence):
+            if worker in evicted and not slot.knows(worker, sequence):
                 slot.forget(request)
-                self.desk.reply(request, Refused("not_counted", f"worker {worker} is not in view {self.desk.epoch}"))
+                self.state.reply(request, Refused("not_counted", f"worker {worker} is not in view {self.state.epoch}"))
 
     def replicate(self, slot: Slot) -> None:
         """Send the step in progress to the backup: the step itself, or all of the part where that would not do."""
-        step, backup = slot.step, self.desk.backup(slot.part)
+        step, backup = slot.step, self.state.backup(slot.part)
         if step is None or slot.confirmed:
             return
         if backup is None:
             slot.confirmed = True
         elif slot.mirrored and step.kind != "mirror":
             if not step.computes or step.merged is not None:
-                self._send(slot, backup, StepSent(self.desk.epoch, slot.part, slot.term, step))
+                self._send(slot, backup, StepSent(self.state.epoch, slot.part, slot.term, step))
         elif not slot.computing:
-            self._send(slot, backup, Copy(self.desk.epoch, slot.record()))
+            self._send(slot, backup, Copy(self.state.epoch, slot.record()))
 
     def have(self, slot: Slot, sender: str, message: Have) -> None:
-        """The backup has a step or a copy."""
+        """Take the backup's confirmation of a step or a copy."""
         step = slot.step
-        if step is None or (sender, message.epoch) != (self.desk.backup(slot.part), slot.sent_epoch):
+        if step is None or (sender, message.epoch) != (self.state.backup(slot.part), slot.sent_epoch):
             return
         if message.number == step.number:
             slot.mirrored = slot.confirmed = True
@@ -95,8 +95,8 @@ class Steps:
             self.advance(slot)
 
     def behind(self, slot: Slot, sender: str, message: Behind) -> None:
-        """The backup can not take the step: it gets a copy."""
-        if (sender, message.epoch) == (self.desk.backup(slot.part), slot.sent_epoch) and not slot.confirmed:
+        """Send a copy to a backup that can not take the step."""
+        if (sender, message.epoch) == (self.state.backup(slot.part), slot.sent_epoch) and not slot.confirmed:
             slot.mirrored = False
             self.replicate(slot)
 
@@ -107,7 +107,7 @@ class Steps:
             self._show(slot)
         while slot.admin and slot.number and self._is_done(slot, slot.admin[0].step):
             admin = slot.admin.popleft()
-            self.desk.reply(admin.request, Acknowledged(slot.marks.get(admin.step.worker, 0)))
+            self.state.reply(admin.request, Acknowledged(slot.marks.get(admin.step.worker, 0)))
 
     def _acknowledge(self, slot: Slot) -> None:
         marks = slot.marks
@@ -115,14 +115,14 @@ class Steps:
             if sequence <= marks.get(worker, 0):
                 del slot.pushes[request]
                 if request not in slot.pulls:  # who waits for the value too is answered by that
-                    self.desk.reply(request, Acknowledged(sequence))
+                    self.state.reply(request, Acknowledged(sequence))
 
     def _show(self, slot: Slot) -> None:
-        may_pull = self.desk.mode.may_pull
+        may_pull = self.state.mode.may_pull
         for request, (worker, wanted) in list(slot.pulls.items()):
             if may_pull(slot, worker, wanted):
                 del slot.pulls[request]
-                self.desk.reply(request, Content(slot.value, slot.round))
+                self.state.reply(request, Content(slot.value, slot.round))
 
     def _is_done(self, slot: Slot, step: Step) -> bool:
         return step.kind == "create" or step.turn <= slot.turns.get(step.worker, 0)
@@ -135,8 +135,8 @@ class Steps:
             return None if first is None else first._replace(number=number)
         if slot.admin:
             step = slot.admin[0].step
-            return step._replace(number=number, start=self.desk.mode.start(slot, step.worker))
-        chosen = tuple(self.desk.mode.choose(slot))
+            return step._replace(number=number, start=self.state.mode.start(slot, step.worker))
+        chosen = tuple(self.state.mode.choose(slot))
         return Step("update", number, marks=chosen) if chosen else None
 
     def _begin(self, slot: Slot, step: Step) -> None:
@@ -147,7 +147,7 @@ class Steps:
             self._compute(slot, step)
             return
         if step.kind == "create":
-            slot.term = max(slot.term, self.desk.epoch)  # later than if another primary created the part before
+            slot.term = max(slot.term, self.state.epoch)  # later than if another primary created the part before
         slot.take(step)
         self.replicate(slot)
         self._finish(slot)
@@ -157,7 +157,7 @@ class Steps:
             self.merged(slot, slot.ticket, step.merged)
         else:
             gradients = [slot.gradients.pop(push).gradient for push in step.marks]
-            self.desk.effects.append(Merge(slot.part, slot.ticket, gradients))
+            self.state.effects.append(Merge(slot.part, slot.ticket, gradients))
 
     def _finish(self, slot: Slot) -> None:
         if slot.confirmed and not slot.computing:
@@ -166,15 +166,15 @@ class Steps:
     # -- what is computed ------------------------------------------------------------------------------
 
     def merged(self, slot: Slot, ticket: int, merged: Any) -> None:
-        """The sum of a step's gradients is there."""
+        """Take the sum of a step's gradients."""
         if ticket != slot.ticket or slot.step is None:
             return
         slot.step = slot.step._replace(merged=merged)
-        self.desk.effects.append(Update(slot.part, ticket, slot.value, merged))
+        self.state.effects.append(Update(slot.part, ticket, slot.value, merged))
         self.replicate(slot)
 
     def updated(self, slot: Slot, ticket: int, value: Any) -> None:
-        """The new value is there."""
+        """Take the new value."""
         if ticket != slot.ticket or slot.step is None:
             return
         self.measure_lag(slot, slot.step)
@@ -184,8 +184,8 @@ class Steps:
         if slot.part in self.tell:
             slot.step = None
             sender, epoch = self.tell.pop(slot.part)
-            self.desk.send(sender, Have(epoch, slot.part, slot.number))
-        elif slot.part.home in self.desk.active:
+            self.state.send(sender, Have(epoch, slot.part, slot.number))
+        elif slot.part.home in self.state.active:
             if not slot.mirrored:
                 self.replicate(slot)  # a copy, which had to wait for the value
             self._finish(slot)
@@ -194,51 +194,51 @@ class Steps:
             slot.step = None
 
     def failed(self, slot: Slot, ticket: int, why: str) -> None:
-        """The computation raised: the part is not to be used any more, since nobody knows what its value is."""
+        """Mark a part whose computation raised as unusable, since its value is unknown."""
         if ticket != slot.ticket:
             return
         slot.give_up()
         slot.error = why
         if slot.part in self.tell:
             sender, epoch = self.tell.pop(slot.part)
-            self.desk.send(sender, Behind(epoch, slot.part))
+            self.state.send(sender, Behind(epoch, slot.part))
         self.advance(slot)
 
     def measure_lag(self, slot: Slot, step: Step) -> None:
         """Note by how much a step brings a worker ahead of the slowest."""
         slowest = slot.slowest()
-        if step.marks and slowest is not None and slot.part.home in self.desk.active:
+        if step.marks and slowest is not None and slot.part.home in self.state.active:
             lag = max([sequence for _, sequence in step.marks]) - slowest
-            self.desk.largest_lag = max(self.desk.largest_lag, lag)
+            self.state.largest_lag = max(self.state.largest_lag, lag)
 
     # -- the backup ------------------------------------------------------------------------------------
 
     def take_step(self, sender: str, message: StepSent) -> None:
         """Take the primary's step, if it is the next one."""
-        slot, step = self.desk.slot(message.part), message.step
+        slot, step = self.state.slot(message.part), message.step
         busy_with = slot.step.number if slot.computing and slot.step and slot.part in self.tell else None
         if message.term == slot.term and step.number == busy_with:
             epoch = max(message.epoch, self.tell[slot.part][1])  # sent once more, since the view has changed
             self.tell[slot.part] = (sender, epoch)
         elif message.term == slot.term and step.number <= slot.number:
             if step.number == slot.number:  # what is older was confirmed long ago, and comes a second time
-                self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
+                self.state.send(sender, Have(message.epoch, slot.part, slot.number))
         elif message.term != slot.term or not self._is_next(slot, step) or slot.computing or slot.error:
-            self.desk.send(sender, Behind(message.epoch, slot.part))
+            self.state.send(sender, Behind(message.epoch, slot.part))
         elif not step.computes:
             slot.take(step)
-            self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
+            self.state.send(sender, Have(message.epoch, slot.part, slot.number))
         else:
             slot.step, slot.computing = step, True
             slot.ticket += 1
             self.tell[slot.part] = (sender, message.epoch)
-            self.desk.effects.append(Update(slot.part, slot.ticket, slot.value, step.merged))
+            self.state.effects.append(Update(slot.part, slot.ticket, slot.value, step.merged))
 
     def _is_next(self, slot: Slot, step: Step) -> bool:
         return step.number == slot.number + 1 and (step.kind == "create") == (slot.number == 0)
 
     def stand_down(self, slot: Slot) -> None:
-        """Another server is the primary now: give up what nobody was told, but for what is already in the value."""
+        """Another server is the primary now: drop unacknowledged steps, but for those already in the value."""
         slot.mirrored = False
         if slot.step is None:
             return
@@ -252,14 +252,14 @@ class Steps:
 
         A copy may come twice, the second time long after; so the last word is not always the newest.
         """
-        record, slot = message.record, self.desk.slot(message.record.part)
-        if (record.term, record.number) < slot.version or slot.part.home in self.desk.active:
+        record, slot = message.record, self.state.slot(message.record.part)
+        if (record.term, record.number) < slot.version or slot.part.home in self.state.active:
             return
         if (record.term, record.number) > slot.version or slot.error:
             self.tell.pop(slot.part, None)
             slot.load(record)
-        self.desk.send(sender, Have(message.epoch, slot.part, slot.number))
+        self.state.send(sender, Have(message.epoch, slot.part, slot.number))
 
     def _send(self, slot: Slot, to: str, message: StepSent | Copy) -> None:
-        slot.sent_epoch = self.desk.epoch
-        self.desk.send(to, message)
+        slot.sent_epoch = self.state.epoch
+        self.state.send(to, message)

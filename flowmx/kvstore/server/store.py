@@ -1,4 +1,4 @@
-"""What a server keeps: values as NumPy arrays, summed by several threads, and optimizers that update them.
+"""Storage of a server: values as NumPy arrays, summed by several threads, and optimizers that update them.
 
 A value is updated in place, unless somebody still reads it: an answer that is on its way to a worker holds a *lease* on
 the memory, and an update that finds one makes a copy first.
@@ -29,28 +29,28 @@ from flowmx.optimizer import states as states_file
 from flowmx.optimizer.base import from_config
 from flowmx.optimizer.updater import Updater, arrays_in
 
-__all__ = ["SMALL", "Array", "States", "Store", "Stretch", "Value", "as_array", "join", "name_of", "owned", "shape_of"]
+__all__ = ["SMALL", "Array", "Slice", "States", "Store", "Value", "as_array", "join", "name_of", "owned", "shape_of"]
 
 Array: TypeAlias = npt.NDArray[Any]
 
-Stretch: TypeAlias = tuple[Array, int, int, tuple[int, ...]]
+Slice: TypeAlias = tuple[Array, int, int, tuple[int, ...]]
 """An array within a longer one of one dimension: that, where it begins and ends there, and its shape."""
 
 
-def as_array(found: Array | Stretch) -> Array:
-    """The array that a stretch stands for; any other is itself."""
+def as_array(found: Array | Slice) -> Array:
+    """The array that a slice stands for; any other is itself."""
     if isinstance(found, tuple):
         base, start, stop, shape = found
         return base[start:stop].reshape(shape)
     return found
 
 
-def shape_of(found: Array | Stretch) -> tuple[int, ...]:
-    """The shape of an array, or of the one that a stretch stands for."""
+def shape_of(found: Array | Slice) -> tuple[int, ...]:
+    """The shape of an array, or of the one that a slice stands for."""
     return found[3] if isinstance(found, tuple) else found.shape
 
 
-def join(found: Sequence[Array | Stretch]) -> Array:
+def join(found: Sequence[Array | Slice]) -> Array:
     """Arrays, one after the other, as one of one dimension; where they lie like that already it is no copy."""
     pieces = [each for each in found if isinstance(each, tuple)]
     follow = all(a[0] is b[0] and a[2] == b[1] for a, b in pairwise(pieces))
@@ -84,7 +84,7 @@ class States(bytes):
     """The states of a part's optimizer, as ``Updater.get_states`` gives them."""
 
     def check(self) -> States:
-        """Return them, if they are what they should be.
+        """Check and return them.
 
         Raises:
             StatesFormatError: they are something else, or damaged.
@@ -125,7 +125,7 @@ class Value:
         return self.lies
 
     def lease(self) -> Tensor:
-        """The array as a tensor that keeps its content, whatever comes, for as long as somebody holds it."""
+        """The array as a tensor whose content stays as it is for as long as the tensor is referenced."""
         view = None if self.read is None else self.read()
         if view is None:
             flat = self.array.reshape(-1).view(np.uint8)
@@ -134,7 +134,7 @@ class Value:
         return Tensor(name_of(self.array.dtype), self.array.shape, view.data)
 
     def is_leased(self) -> bool:
-        """Whether somebody still reads the array."""
+        """True while an answer still reads the array."""
         return self.read is not None and self.read() is not None
 
     def rows(self, ids: Array) -> Array:
@@ -145,7 +145,7 @@ class Value:
         """
         if not self.array.ndim or ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise ValueError(
-                f"row ids must be a list of whole numbers for an array with rows; these are {ids.dtype} {ids.shape} "
+                f"row ids must be a list of ints for an array with rows; these are {ids.dtype} {ids.shape} "
                 f"for an array of shape {self.array.shape}"
             )
         if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < len(self.array):
@@ -177,7 +177,7 @@ class Store:
         self.pool.shutdown(wait=False, cancel_futures=True)
 
     def use(self, config: Mapping[str, Any] | None) -> None:
-        """Update by this optimizer from now on, as ``Optimizer.get_config`` described it; by none: replace.
+        """Set the optimizer, by its ``Optimizer.get_config`` (None: sums replace values).
 
         Raises:
             ValueError: it does not describe any optimizer that exists here.
@@ -190,11 +190,11 @@ class Store:
 
     @property
     def updates(self) -> bool:
-        """Whether there is an optimizer."""
+        """True if an optimizer is set."""
         return self._config is not None
 
     def is_small(self, gradients: Sequence[Array]) -> bool:
-        """Whether a sum is made quicker than a thread is woken."""
+        """Tell whether computing a sum takes less time than waking a thread."""
         alone = len(gradients) == 1 and gradients[0].flags.writeable
         return alone or gradients[0].nbytes <= SMALL
 
@@ -206,12 +206,12 @@ class Store:
             self._quiet.run(np.add, total, gradient, total)
         return total
 
-    def are_small(self, gradients: Sequence[Sequence[Array | Stretch]]) -> bool:
-        """Whether the sums of many parts are made at once."""
+    def are_small(self, gradients: Sequence[Sequence[Array | Slice]]) -> bool:
+        """Tell whether the sums of many parts are small enough to be computed at once, in the calling thread."""
         return sum([_size(found[0]) for found in gradients]) <= _AT_ONCE
 
-    def merge_all(self, gradients: Sequence[Sequence[Array | Stretch]]) -> list[Array | Stretch]:
-        """As :meth:`merge_now` for many parts; stretches that follow each other for all workers are summed at once."""
+    def merge_all(self, gradients: Sequence[Sequence[Array | Slice]]) -> list[Array | Slice]:
+        """As :meth:`merge_now` for many parts; slices that follow each other for all workers are summed at once."""
         first = 0
         for part in range(1, len(gradients) + 1):
             if part == len(gradients) or not _follow(gradients[part - 1], gradients[part]):
@@ -258,12 +258,12 @@ class Store:
             return Value(weight._host(), value.updater, self._version, weight)
         return _when_updated(value.updater, self._version, changed)
 
-    def replace(self, merged: Sequence[Array | Stretch]) -> list[Value] | None:
+    def replace(self, merged: Sequence[Array | Slice]) -> list[Value] | None:
         """The values of many parts where sums take their place; None where there is an optimizer."""
         return None if self._config is not None else [_replaced(each) for each in merged]
 
     def _make_updater(self, key: Key, value: Value) -> Updater:
-        """The updater of the present configuration, which goes on from the states that there are, if they fit it."""
+        """The updater of the current configuration; it continues from the present states where these fit."""
         # A part has an updater of its own, so that its counts are the same whatever other parts are on the server.
         assert self._config is not None
         made, before = Updater(from_config(self._config)), value.updater
@@ -278,19 +278,19 @@ class Store:
         return made
 
 
-def _size(found: Array | Stretch) -> int:
+def _size(found: Array | Slice) -> int:
     return found[2] - found[1] if isinstance(found, tuple) else found.size
 
 
-def _span(first: Array | Stretch, last: Array | Stretch) -> Array:
-    """All from one stretch to another."""
+def _span(first: Array | Slice, last: Array | Slice) -> Array:
+    """The array from the first slice's start to the last one's end."""
     if first is not last and isinstance(first, tuple) and isinstance(last, tuple):
         return first[0][first[1] : last[2]]
     return as_array(first)
 
 
-def _follow(before: Sequence[Array | Stretch], after: Sequence[Array | Stretch]) -> bool:
-    """Whether each of some stretches goes on where another ends."""
+def _follow(before: Sequence[Array | Slice], after: Sequence[Array | Slice]) -> bool:
+    """Tell whether each of some ranges begins where the corresponding one before it ends, in the same memory."""
     if len(before) != len(after):
         return False
     for a, b in zip(before, after, strict=True):
@@ -299,7 +299,7 @@ def _follow(before: Sequence[Array | Stretch], after: Sequence[Array | Stretch])
     return True
 
 
-def _replaced(merged: Array | Stretch) -> Value:
+def _replaced(merged: Array | Slice) -> Value:
     """The value that a sum becomes."""
     if isinstance(merged, tuple):
         base, start, stop, shape = merged
@@ -314,7 +314,7 @@ async def _when_updated(updater: Updater, version: int, changed: list[NDArray]) 
 
 
 def _is_there(array: NDArray) -> bool:
-    # Small operations are run as they are pushed; what failed is told by waiting for it.
+    # Small operations run at their push; the wait raises what failed.
     return array.variable.writer is None and array.variable.failure is None
 
 
@@ -336,7 +336,7 @@ def check_optimizer(config: Mapping[str, Any]) -> None:
 
 
 def _alike(state: Any, other: Any) -> bool:
-    """Whether two states of an optimizer are of one form."""
+    """Tell whether two optimizer states have the same structure and shapes."""
     if isinstance(state, (tuple, list)):
         same = type(state) is type(other) and len(state) == len(other)
         return same and all(map(_alike, state, other))
@@ -344,11 +344,11 @@ def _alike(state: Any, other: Any) -> bool:
 
 
 _Sum: TypeAlias = tuple[Array, Sequence[Array]]
-"""Where a sum goes, which may be the first of its terms, and these; all of one dimension."""
+"""The target of a sum, which may be its first term, and the terms; all 1-dimensional."""
 
 
 def _shares(sums: Sequence[_Sum], threads: int) -> list[list[_Sum]]:
-    """Stretches of sums, shared out to about so many threads."""
+    """Split sums into about equal shares for so many threads."""
     most = max(-(-sum(total.size for total, _ in sums) // threads), _BLOCK)
     shares: list[list[_Sum]] = [[]]
     room = most

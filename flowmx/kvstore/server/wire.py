@@ -20,13 +20,13 @@ LONGEST = 1024
 """Characters of a key: each stands in every request, message and refusal."""
 
 Packed: TypeAlias = tuple[dict[str, Any], list[Tensor]]
-"""What stands in the header for a message, and its tensors."""
+"""An encoded message: its part of the header, and its tensors."""
 
 Tensors: TypeAlias = list[Tensor]
 
 
 def pack(message: p.Message) -> Packed:
-    """A message as it travels. The tensors keep their content, whatever happens to the values."""
+    """Encode a message. The tensors keep their content, whatever happens to the values."""
     tensors: Tensors = []
     kind, write, _ = _KINDS[type(message)]
     return {"kind": kind, "epoch": message.epoch, **write(message, tensors)}, tensors
@@ -50,7 +50,7 @@ def unpack(header: Any, tensors: Sequence[Tensor]) -> p.Message:
 
 
 def part_of(found: Sequence[Any]) -> p.Part:
-    """The part that three values stand for: key, piece and home.
+    """The part of an encoded key, piece and home.
 
     Raises:
         WireError: they are none.
@@ -60,7 +60,7 @@ def part_of(found: Sequence[Any]) -> p.Part:
         fits = len(key) <= LONGEST if type(key) is str else type(key) is int
         if fits and type(piece) is int and type(home) is int and piece >= 0 and home >= 0:
             return p.Part(key, piece, home)
-    text = f"a part is a key (a whole number, or text of at most {LONGEST} characters), its piece and its home"
+    text = f"a part is a key (an int, or text of at most {LONGEST} characters), its piece and its home"
     raise WireError(f"{text}, not {list(found)!r}"[:500])
 
 
@@ -197,7 +197,7 @@ def _unpack_tell(header: dict[str, Any], tensors: Tensors) -> p.Tell:
 
 def _whole(found: Any) -> int:
     if type(found) is not int or not 0 <= found < 1 << 62:
-        raise ValueError(f"{found!r:.80} is no whole number")
+        raise ValueError(f"{found!r:.80} is no int from 0 to 2**62 - 1")
     return found
 
 

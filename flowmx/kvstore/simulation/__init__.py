@@ -1,4 +1,4 @@
-"""How long training takes on machines that are not there: the real store's code, on simulated time and networks.
+"""Simulation of distributed training: the real store's code, on simulated time and networks.
 
 What is real: the placing of keys, what a worker sends when (:class:`~flowmx.kvstore.worker.sender.Sender`), and the
 servers with their state machine, backups included. What is simulated: time (:mod:`.clock`), the network

@@ -16,7 +16,7 @@ from flowmx.kvstore.shards import Key, Layout
 from flowmx.kvstore.simulation import clock
 from flowmx.kvstore.simulation.network import Cpu, Fabric, Network
 from flowmx.kvstore.simulation.profile import Profile, Step
-from flowmx.kvstore.simulation.server import Line, Server
+from flowmx.kvstore.simulation.server import Channel, Server
 from flowmx.kvstore.worker.keys import Entry
 from flowmx.kvstore.worker.outbox import Exchange, Item
 from flowmx.kvstore.worker.sender import Sender
@@ -26,7 +26,7 @@ __all__ = ["Setting", "simulate"]
 
 @dataclass(frozen=True)
 class Setting:
-    """What is simulated.
+    """A job to be simulated.
 
     Args:
         profile: the training of one machine.
@@ -45,7 +45,7 @@ class Setting:
 
 
 def simulate(setting: Setting) -> float:
-    """How long a training step takes, in seconds: the mean over all but the first, until the last worker is there.
+    """Duration of a training step in seconds: the mean over all but the first, until the last worker is done.
 
     Raises:
         ValueError: there are no machines or no steps.
@@ -97,8 +97,8 @@ class _Worker:
         self._profile = profile
         self._overlap = setting.overlap
         self._steps = setting.steps + 1
-        lines = [Line(f"worker-{rank}", rank, cpu, server, fabric, profile.costs) for server in servers]
-        self._sender = Sender(_Servers(lines), {})  # type: ignore[arg-type]
+        channels = [Channel(f"worker-{rank}", rank, cpu, server, fabric, profile.costs) for server in servers]
+        self._sender = Sender(_Servers(channels), {})  # type: ignore[arg-type]
         self._entries = {entry.key: entry for entry in entries}
         self._priorities = {entry.key: -index for index, entry in enumerate(entries)}
         self._arrived: dict[Key, asyncio.Event] = {entry.key: asyncio.Event() for entry in entries}
@@ -106,7 +106,7 @@ class _Worker:
             event.set()
 
     async def train(self) -> list[float]:
-        """Make the steps; return when each of them was over, the pulling of its parameters included."""
+        """Run the steps; returns the time at which each ended, the pulls of its parameters included."""
         times = []
         for _ in range(self._steps):
             await self._compute(self._profile.forward, before=self._wait)
@@ -147,16 +147,16 @@ class _Worker:
 
 
 class _Servers:
-    """What takes the place of :class:`flowmx.kvstore.worker.servers.Servers`: none of these is ever lost."""
+    """Replacement of :class:`flowmx.kvstore.worker.servers.Servers` whose servers never fail."""
 
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self._lines = lines
+    def __init__(self, channels: Sequence[Channel]) -> None:
+        self._channels = channels
 
     async def call(
         self, home: int, operation: str, header: dict[str, Any], tensors: Sequence[Tensor] = (),
         into: Any = None, sent: Callable[[], object] = lambda: None,
     ) -> Message:  # fmt: skip
-        return await self._lines[home].call(operation, header, tensors, into, None, sent)
+        return await self._channels[home].call(operation, header, tensors, into, None, sent)
 
     def is_local(self, home: int) -> bool:
         return False

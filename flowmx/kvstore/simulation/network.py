@@ -13,7 +13,7 @@ __all__ = ["Cpu", "Fabric", "Network"]
 
 @dataclass(frozen=True)
 class Network:
-    """What the network is like.
+    """Parameters of a simulated network.
 
     Args:
         rate: bits a second of each machine's link, in each direction.
@@ -87,7 +87,7 @@ class Fabric:
         self._go(lane, then)
 
     def _left(self, lane: _Lane, transfer: _Transfer, nbytes: int) -> None:
-        """A piece has left its machine."""
+        """Note that a piece has left its machine."""
         transfer.to_send -= nbytes
         if transfer.to_send:
             lane.waiting.append((transfer, 0))
@@ -96,7 +96,7 @@ class Fabric:
         self._loop.call_later(self.network.latency, self._reached, transfer, nbytes)
 
     def _reached(self, transfer: _Transfer, nbytes: int) -> None:
-        """A piece is at the link of the machine that it is for."""
+        """Note that a piece has reached the link of its receiver."""
         lane = self._down[transfer.target]
         lane.waiting.append((transfer, nbytes))
         self._go(lane, self._came)
@@ -108,7 +108,7 @@ class Fabric:
 
 
 class Cpu:
-    """A thread that does one thing after the other."""
+    """A simulated thread, which does its work one item after the other."""
 
     def __init__(self) -> None:
         self._free = -math.inf

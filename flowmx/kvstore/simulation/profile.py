@@ -1,4 +1,4 @@
-"""What was measured: how long the steps of a network's training take, and what messages and sums cost."""
+"""Measured durations: the steps of a network's training, messages, and sums."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """What else takes time.
+    """Costs of messages, sums and updates.
 
     Args:
         request: seconds of a request, on each side.
@@ -75,7 +75,7 @@ class Profile:
 
     @property
     def seconds(self) -> float:
-        """How long a step takes on one machine, without any store."""
+        """Duration of a step in seconds on one machine, without a store."""
         return sum(step.seconds for step in (*self.forward, *self.backward))
 
     @property
@@ -84,7 +84,7 @@ class Profile:
         return 4 * sum(math.prod(shape) for shape in self.shapes.values())
 
     def at(self, seconds: float) -> Profile:
-        """The same on a machine that takes so long for a step, all of it in proportion."""
+        """The profile scaled to a machine that takes so many seconds for a step."""
         scale = seconds / self.seconds
         forward, backward = (
             [Step(scale * step.seconds, step.keys) for step in each] for each in (self.forward, self.backward)

@@ -17,7 +17,7 @@ from flowmx.kvstore.simulation.network import Cpu, Fabric
 from flowmx.kvstore.simulation.profile import Costs
 from flowmx.kvstore.worker.keys import Entry
 
-__all__ = ["Line", "Server"]
+__all__ = ["Channel", "Server"]
 
 ENVELOPE, DESCRIBED = 700, 60
 """Bytes of a request's HTTP headers and signature, and of what its header says of a part."""
@@ -61,7 +61,7 @@ class Server:
         self.machine = machine
         self.cpu = Cpu()
         self.service = Service(name)
-        connect = lambda address: Line(name, machine, self.cpu, find(address), fabric, costs)  # noqa: E731
+        connect = lambda address: Channel(name, machine, self.cpu, find(address), fabric, costs)  # noqa: E731
         self._real = KVServer(name, 1, servers, self.service, connect, _Store(costs))
 
     def begin(self, view: View, entries: Sequence[Entry]) -> None:
@@ -72,7 +72,7 @@ class Server:
         self._real.know(view)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel running tasks."""
         await self._real.close()
 
 
@@ -84,8 +84,8 @@ def _records(entries: Sequence[Entry], home: int, counted: dict[str, Member]) ->
                 yield Record(Part(*shard[:3]), 0, 1, 0, dict.fromkeys(counted, 0), counted, {}, value)
 
 
-class Line:
-    """What takes a :class:`flowmx.comm.client.Peer`'s place: a way to one server.
+class Channel:
+    """Simulated connection to one server, in place of a :class:`flowmx.comm.client.Peer`.
 
     Args:
         node: the caller's name.
@@ -121,7 +121,7 @@ class Line:
         return answer
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: no connection is held."""
 
     async def _carry(
         self, message: Message, here: Cpu, there: Cpu, source: int, target: int,

@@ -21,7 +21,7 @@ __all__ = ["Deferred", "NetworkActor"]
 
 
 class Deferred:
-    """What an operation's function returns that is not over yet. Belongs to the session's loop.
+    """Result of an operation that has begun and ends later, as a future. Belongs to the session's loop.
 
     Args:
         cancel: is called to end it early, where it can be ended. A push can not: the servers count on every number.
@@ -34,7 +34,7 @@ class Deferred:
         self._tell: Callable[[Deferred], object] | None = None
 
     def end(self, error: BaseException | None = None) -> None:
-        """It is over, well or with an error; what comes later changes nothing."""
+        """End it, with an error if given; later calls change nothing."""
         if self.ended:
             return
         self.ended, self.error = True, error
@@ -42,7 +42,7 @@ class Deferred:
             self._tell(self)
 
     def whenever(self, tell: Callable[[Deferred], object]) -> None:
-        """Have a function called when it is over, or now if it is."""
+        """Call a function when it has ended, or now if it has."""
         self._tell = tell
         if self.ended:
             tell(self)
@@ -96,6 +96,6 @@ class NetworkActor(BatchActor):
             self.own_loop.call_soon(self.flush)
 
     def flush(self) -> None:
-        """Complete what is over."""
+        """Complete the operations that have ended."""
         over, self._over = self._over, []
         engine.end_all([(op, failure) for op, failure in over if op.state != DONE])

@@ -1,8 +1,8 @@
 """Which checkpoint the workers of a job go on from: the newest that all of them have.
 
-The job's *position* is what all workers can tell and read, and of what is told the greatest counts. A worker tells the
-newest place that it has, so that of an older place something greater is told; all then look for the oldest place that
-was told, or for the next older one that they have, and tell that, until a round changes nothing. Positions of the
+The job's *position* is a value that all workers can report and read; the greatest reported counts. A worker reports its
+newest place, encoded so that an older place is a greater value; all then look for the oldest place that was
+reported, or for the next older one that they have, and report that, until a round changes nothing. Positions of the
 training that follows are greater than all of these.
 """
 
@@ -18,7 +18,7 @@ Place = tuple[int, int]
 
 _LATEST = 2**40
 _NONE: Place = (-1, 0)
-"""Before all places: that of a worker that has none."""
+"""The place of a worker without checkpoints, before all others."""
 
 
 async def newest_common(session: Session, places: Sequence[Place], fits: int, number: int) -> Place | None:
@@ -41,7 +41,7 @@ async def newest_common(session: Session, places: Sequence[Place], fits: int, nu
     while True:
         turn += 1
         own = newest_until(places, oldest)
-        await session.position(_told(own, fits, number))
+        await session.position(_position(own, fits, number))
         await session.node.barrier(f"{name}, told {turn}")
         found = _place(await session.position(), number)
         await session.node.barrier(f"{name}, read {turn}")  # before anyone tells more
@@ -55,7 +55,7 @@ def newest_until(places: Sequence[Place], latest: Place) -> Place:
     return next((tuple(place) for place in places if tuple(place) <= latest), _NONE)  # type: ignore[return-value]
 
 
-def _told(place: Place, fits: int, number: int) -> list[int]:
+def _position(place: Place, fits: int, number: int) -> list[int]:
     return [fits, 2 * number * _LATEST + _LATEST - place[0], _LATEST - place[1]]
 
 

@@ -1,6 +1,6 @@
-"""What a worker says of itself at the start of a job, in which it must not differ from the others.
+"""Facts that a worker reports at the start of a job, which must equal those of the other workers.
 
-Versions, the seed and settings are told when the job is joined; the shapes and dtypes of keys when they are started. A
+Versions, the seed and settings are reported at the start, the shapes and dtypes of keys when they are started. A
 server compares them, and refuses the worker that differs from those before it: no step has been made then.
 """
 
@@ -36,14 +36,14 @@ _ADVICE = (
 
 
 class Calling(Protocol):
-    """What is needed of :class:`flowmx.kvstore.worker.servers.Servers`."""
+    """The method of :class:`flowmx.kvstore.worker.servers.Servers` that is used here."""
 
     async def call(self, home: int, operation: str, header: dict[str, Any]) -> Message:
         """Call an operation of the server of a home."""
 
 
 def of_process() -> tuple[dict[str, str], dict[str, str]]:
-    """What this process says of itself: what must be alike on all workers, and what should be."""
+    """Facts of this process that must be equal on all workers, and hints that should be, each by name."""
     config = settings.get()
     facts = version() | {settings.TABLE[name].variable: str(getattr(config, name)) for name in _SETTINGS}
     seed = generator.seeding()[1]
@@ -59,7 +59,7 @@ def of_process() -> tuple[dict[str, str], dict[str, str]]:
 
 
 def of_keys(entries: Sequence[Entry]) -> dict[str, str]:
-    """What keys are to this worker."""
+    """Facts on keys: their dtypes and shapes, as text."""
     return {
         f"the value of key {entry.key!r}": f"{np.dtype(entry.dtype).name} {tuple(entry.shape)}" for entry in entries
     }
@@ -68,7 +68,7 @@ def of_keys(entries: Sequence[Entry]) -> dict[str, str]:
 async def tell(
     servers: Calling, home: int, header: Mapping[str, Any], facts: Mapping[str, str], hints: Mapping[str, str]
 ) -> None:  # fmt: skip
-    """Open a server's store, and say what this worker is; differences that may be are logged.
+    """Open a server's store with this worker's facts; differences in hints are logged.
 
     Raises:
         KVStoreError: another worker says something else.

@@ -1,4 +1,4 @@
-"""Small keys of one server that travel as one tensor: what each would cost by itself is more than its bytes."""
+"""Groups: small keys of one server that are sent as one tensor, since a key by itself costs more than its bytes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Group:
         self.parts = [(entry.key, entry.shards[0].part, self.home) for entry in entries]
 
     def advance(self) -> None:
-        """One more push of each."""
+        """Count one more push of each key."""
         for entry in self.entries:
             entry.numbers[0] += 1
 
@@ -67,7 +67,7 @@ class Group:
     def item(
         self, operation: str, exchange: Exchange, priority: int, tensor: Tensor | None = None, target: Any = None
     ) -> Item:
-        """What travels for all of them."""
+        """The joined item that is sent for all of them."""
         numbers = one_or_all([entry.numbers[0] for entry in self.entries])
         return Item(operation, self.shard, numbers, priority, [exchange], tensor, None, target, self)
 

@@ -1,4 +1,4 @@
-"""What a worker knows of a key: where its parts are, and how far its pushes have come."""
+"""A worker's state of a key: the homes of its parts, and the sequence numbers of its pushes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(eq=False)
 class Entry:
-    """A key.
+    """A worker's state of one key.
 
     Attributes:
         key: the key.
@@ -42,7 +42,7 @@ class Entry:
         self.order.name = f"key {self.key!r}"
 
     def advance(self) -> None:
-        """One more push."""
+        """Count one more push."""
         for piece in range(len(self.numbers)):
             self.numbers[piece] += 1
 
@@ -74,7 +74,7 @@ class Entry:
 
     @property
     def has_rows(self) -> bool:
-        """Whether every part holds whole rows."""
+        """True if every part holds complete rows."""
         return bool(self.shape) and all(
             shard.start % self.row == 0 == shard.stop % self.row for shard in self.shards if self.row
         )

@@ -1,4 +1,4 @@
-"""What waits to be sent to the server of one home: the most urgent first, small parts together. Pure."""
+"""Priority queue of items for the server of one home, which joins small parts into one request. Pure."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Exchange(Deferred):
         self.answered(0)
 
     def answered(self, parts: int = 1) -> None:
-        """So many more were answered."""
+        """Count answered parts."""
         self._left -= parts
         if self._left > 0 or self.ended:
             return
@@ -121,7 +121,7 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is enough for a request that takes no more."""
+        """True if there is enough for a request of the largest size."""
         return self.nbytes >= self.limit or len(self._heap) >= MOST
 
     def take(self) -> list[Item]:

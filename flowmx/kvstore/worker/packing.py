@@ -1,4 +1,4 @@
-"""Gradients in fewer bits before they travel, as operations of the engine; what is left out waits for the next."""
+"""Compression of pushed gradients, with error feedback, as operations of the engine."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Packed:
 
 
 class Packing:
-    """Compresses what this worker pushes.
+    """Compresses this worker's gradients.
 
     Args:
         compression: how.

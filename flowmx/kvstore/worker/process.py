@@ -1,4 +1,4 @@
-"""The store of this process (one, since a job knows each process once), and what the process's end does to it."""
+"""The distributed store of this process (one, since a job knows each process once), and its end with the process."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ log = logging.getLogger("flowmx.kvstore")
 
 
 class Leaving(Protocol):
-    """What is needed of a store."""
+    """The methods of a store that this module uses."""
 
     @property
     def closed(self) -> bool:
-        """Whether it has left its job."""
+        """True once the store has left its job."""
 
     def close(self, timeout: float | None = None) -> None:
         """Leave the job."""
@@ -70,7 +70,7 @@ def of_process(kind: object, make: Callable[[], S]) -> S:
 
 
 def leave_on_sigterm() -> None:
-    """Let SIGTERM end the program in order, if nothing else is arranged; does nothing beside the main thread."""
+    """Let SIGTERM end the program in order, if nothing else is arranged; does nothing outside the main thread."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         signal.signal(signal.SIGTERM, _end_program)

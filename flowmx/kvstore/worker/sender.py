@@ -1,4 +1,4 @@
-"""Sends the items of all homes, and tells their operations of the answers."""
+"""Sends the items of all homes, and passes the answers to their operations."""
 
 from __future__ import annotations
 
@@ -71,18 +71,18 @@ class Sender:
             self._filled[home] = None
 
     def under_way(self) -> list[Item]:
-        """What is sent and not answered, oldest first; then what waits."""
+        """Items that are sent and not answered, oldest first; then those that wait."""
         sent = [item for items in self._sending.values() for item in items]
         return sent + [item for box in self._boxes.values() for item in box]
 
     def fail(self, error: BaseException) -> None:
-        """End everything with an error."""
+        """Fail all items."""
         for box in self._boxes.values():
             while bundle := box.take():
                 _fail(bundle, error)
 
     async def close(self) -> None:
-        """End what is under way."""
+        """Cancel the requests under way."""
         for timer in self._held.values():
             timer.cancel()
         for task in self._sending:
@@ -95,7 +95,7 @@ class Sender:
             self._pump(home)
 
     def _pump(self, home: int) -> None:
-        """Send what may go to a server now."""
+        """Send the requests that a server may get now."""
         box = self._boxes[home]
         box.limit = self._limit * (LOCAL if self._servers.is_local(home) else 1)
         while self._uploads[home] < UPLOADS and box:
@@ -105,7 +105,7 @@ class Sender:
             self._start(home, box.take())
 
     def _hold(self, home: int) -> None:
-        """Let what waits go a little later."""
+        """Delay the waiting items a little."""
         if home not in self._held:
             self._held[home] = asyncio.get_running_loop().call_later(HOLD, self._release, home)
 
@@ -136,7 +136,7 @@ class Sender:
             _fail(bundle, KVStoreError("the store was closed before this was answered"))
             raise
         except Exception as error:
-            _fail(bundle, _told(bundle, error))
+            _fail(bundle, _explained(bundle, error))
         finally:
             self._unanswered[home] -= 1
             sent()
@@ -210,13 +210,13 @@ def _fail(bundle: list[Item], error: BaseException) -> None:
 
 
 _ADVICE: Mapping[str, str] = {
-    "not_counted": "this worker was taken for gone: start it again, so that it joins anew",
+    "not_counted": "this worker was taken for lost: start it again, so that it joins anew",
     "not_initialized": "it was lost: the servers that had it died together; start again from a checkpoint",
     "lost": "start again from a checkpoint",
 }
 
 
-def _told(bundle: list[Item], error: Exception) -> Exception:
+def _explained(bundle: list[Item], error: Exception) -> Exception:
     """The error as the user's code sees it."""
     if not isinstance(error, Refused):
         return error

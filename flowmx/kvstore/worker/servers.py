@@ -18,7 +18,7 @@ from flowmx.comm.outage import Outage
 from flowmx.comm.view import Member, View
 from flowmx.errors import KVStoreError
 
-__all__ = ["Connect", "Line", "Servers", "primary"]
+__all__ = ["Channel", "Connect", "Servers", "primary"]
 
 log = logging.getLogger("flowmx.kvstore")
 
@@ -29,8 +29,8 @@ _RATE = 1 << 20
 """Bytes a second that sending is expected to reach at first."""
 
 
-class Line(Protocol):
-    """What is needed of a :class:`flowmx.comm.client.Peer`."""
+class Channel(Protocol):
+    """The methods of :class:`flowmx.comm.client.Peer` that are used here."""
 
     async def call(
         self,
@@ -48,11 +48,11 @@ class Line(Protocol):
 
     @property
     def is_local(self) -> bool:
-        """Whether memory is shared."""
+        """True if memory is shared with the server."""
 
 
-Connect = Callable[[str], Line]
-"""From an address to its line."""
+Connect = Callable[[str], Channel]
+"""Makes the channel to an address."""
 
 
 def primary(view: View, home: int, servers: int) -> Member | None:
@@ -66,7 +66,7 @@ class Servers:
 
     Args:
         count: how many servers the job has.
-        connect: makes lines to them.
+        connect: makes channels to them.
         sender: what headers say of this worker: "node" and "incarnation".
         patience: seconds that a home may be without any server, or with one that can not be reached from here.
         timeout: seconds after which a call is made again whose answer has not come: what was sent, or the answer, may
@@ -81,9 +81,9 @@ class Servers:
         self._patience = patience
         self._timeout = timeout
         self._view: View | None = None
-        self._lines: dict[tuple[str, int], Line] = {}
-        self._calls: dict[asyncio.Task[Message], tuple[int, Member, Line]] = {}
-        self._retired: set[Line] = set()
+        self._channels: dict[tuple[str, int], Channel] = {}
+        self._calls: dict[asyncio.Task[Message], tuple[int, Member, Channel]] = {}
+        self._retired: set[Channel] = set()
         self._bell = Bell()
         self._error: BaseException | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -92,8 +92,8 @@ class Servers:
         """Take a view of the job: calls of servers that answer for their home no more are given up, and made anew."""
         self._view = view
         alive = {(member.id, member.incarnation) for member in view.servers}
-        for identity in self._lines.keys() - alive:
-            self._close_soon(self._lines.pop(identity))
+        for identity in self._channels.keys() - alive:
+            self._close_soon(self._channels.pop(identity))
         for call, (home, member, _) in self._calls.items():
             now = primary(view, home, self.count)
             if now is None or (now.id, now.incarnation) != (member.id, member.incarnation):
@@ -101,22 +101,22 @@ class Servers:
         self._bell.ring()
 
     def is_local(self, home: int) -> bool:
-        """Whether memory is shared with the server that answers for a home; it may not be known yet."""
+        """Tell whether memory is shared with the server of a home; False while that is not known."""
         member = None if self._view is None else primary(self._view, home, self.count)
-        line = None if member is None else self._lines.get((member.id, member.incarnation))
-        return line is not None and line.is_local
+        channel = None if member is None else self._channels.get((member.id, member.incarnation))
+        return channel is not None and channel.is_local
 
     def fail(self, error: BaseException) -> None:
-        """Nothing can be called any more: every call, now and later, raises this."""
+        """Make every call, now and later, raise an error."""
         self._error = error
         for call in self._calls:
             call.cancel()
         self._bell.ring()
 
     async def close(self) -> None:
-        """Close all lines."""
-        lines, self._lines = [*self._lines.values(), *self._retired], {}
-        await asyncio.gather(*(line.close() for line in lines), *self._closing, return_exceptions=True)
+        """Close all channels."""
+        channels, self._channels = [*self._channels.values(), *self._retired], {}
+        await asyncio.gather(*(channel.close() for channel in channels), *self._closing, return_exceptions=True)
 
     async def call(
         self,
@@ -161,29 +161,29 @@ class Servers:
                 await self._probe(
                     outages[member.id, member.incarnation], member, operation, 2 * (seconds + sending), error
                 )
-            await self._heard(delay)
+            await self._wait_for_change(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
     async def _once(
         self, home: int, member: Member, operation: str, header: dict[str, Any], tensors: Sequence[Tensor],
         into: Sequence[np.ndarray[Any, Any]] | None, seconds: float, sent: Callable[[], object],
     ) -> Message:  # fmt: skip
-        line = self._line(member)
-        call = asyncio.ensure_future(line.call(operation, header, tensors, into, seconds, sent))
-        self._calls[call] = (home, member, line)
+        channel = self._channel(member)
+        call = asyncio.ensure_future(channel.call(operation, header, tensors, into, seconds, sent))
+        self._calls[call] = (home, member, channel)
         try:
             return await call
         except BaseException as error:
             call.cancel()
             if isinstance(error, TimeoutError):
-                self._retire(member, line)
+                self._retire(member, channel)
             raise
         finally:
             del self._calls[call]
             self._close_retired()
 
     async def _probe(self, outage: Outage, member: Member, operation: str, most: float, error: Exception) -> None:
-        """See whether a server that has not answered can be reached at all, as it is alive for the scheduler.
+        """Check whether a server that has not answered, but is alive for the scheduler, can be reached.
 
         Raises:
             KVStoreError: it could not for too long.
@@ -201,13 +201,13 @@ class Servers:
     async def _answers(self, member: Member) -> bool:
         try:
             with suppress(Refused):  # whatever it says
-                await self._line(member).call("local", {}, timeout=self._timeout)
+                await self._channel(member).call("local", {}, timeout=self._timeout)
         except (PeerGone, TimeoutError):
             return False
         return True
 
     async def _serving(self, home: int) -> Member:
-        """Who answers for a home, as soon as somebody does."""
+        """Wait for a server that answers for a home."""
         loop = asyncio.get_running_loop()
         since = loop.time()
         while True:
@@ -219,7 +219,7 @@ class Servers:
             left = since + self._patience - loop.time()
             if left <= 0:
                 raise KVStoreError(self._nobody(home))
-            await self._heard(left)
+            await self._wait_for_change(left)
 
     def _nobody(self, home: int) -> str:
         lost = [] if self._view is None else [each.obituary for each in self._view.gone if each.role == "server"]
@@ -227,29 +227,29 @@ class Servers:
             "; ".join(lost) or "all have left"
         )
 
-    def _line(self, member: Member) -> Line:
+    def _channel(self, member: Member) -> Channel:
         identity = (member.id, member.incarnation)
-        if identity not in self._lines:
-            self._lines[identity] = self._connect(member.address)
-        return self._lines[identity]
+        if identity not in self._channels:
+            self._channels[identity] = self._connect(member.address)
+        return self._channels[identity]
 
-    def _retire(self, member: Member, line: Line) -> None:
-        """Begin no more calls on a line: its other connections may be as dead as the one that did not answer."""
-        if self._lines.get((member.id, member.incarnation)) is line:
-            del self._lines[member.id, member.incarnation]
-            self._retired.add(line)
+    def _retire(self, member: Member, channel: Channel) -> None:
+        """Begin no more calls on a channel: its other connections may be as dead as the one that did not answer."""
+        if self._channels.get((member.id, member.incarnation)) is channel:
+            del self._channels[member.id, member.incarnation]
+            self._retired.add(channel)
 
     def _close_retired(self) -> None:
-        for line in self._retired - {line for _, _, line in self._calls.values()}:
-            self._retired.discard(line)
-            self._close_soon(line)
+        for channel in self._retired - {channel for _, _, channel in self._calls.values()}:
+            self._retired.discard(channel)
+            self._close_soon(channel)
 
-    async def _heard(self, seconds: float) -> None:
+    async def _wait_for_change(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._bell.heard()
 
-    def _close_soon(self, line: Line) -> None:
-        task = asyncio.get_running_loop().create_task(line.close())
+    def _close_soon(self, channel: Channel) -> None:
+        task = asyncio.get_running_loop().create_task(channel.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)

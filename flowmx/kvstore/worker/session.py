@@ -101,7 +101,7 @@ class Session:
     # -- its life --------------------------------------------------------------------------------------
 
     def start(self) -> Future[None]:
-        """Join the job; the result is there when the job runs."""
+        """Join the job; the future ends when the job runs."""
         self._home.start()
         self._life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
         return self._joined
@@ -112,7 +112,7 @@ class Session:
             return
         self.closed = True
         self._loop.call_soon_threadsafe(self._leaving.set)
-        with suppress(Exception):  # whoever waits for an operation is told
+        with suppress(Exception):  # whoever waits for an operation sees the error
             if self._life is not None:
                 self._life.result(seconds)
         if not self._has_work():
@@ -123,7 +123,7 @@ class Session:
             self._loop.call_soon_threadsafe(self._stop_later)
 
     def _has_work(self) -> bool:
-        """Whether operations wait for something else, which will be refused when their turn comes."""
+        """Tell whether operations still wait for their turn, which will then be refused."""
         with engine.lock:
             return any(op.actor is self.actor for op in engine.pending)
 
@@ -136,11 +136,11 @@ class Session:
 
     @property
     def is_own(self) -> bool:
-        """Whether it belongs to this process, and not to one that forked this one."""
+        """True if the session was made in this process, not in one that forked this one."""
         return self._process == os.getpid()
 
     def check(self) -> None:
-        """Raise what ended this session, if anything did.
+        """Raise the error that ended this session, if there is one.
 
         Raises:
             KVStoreError: it is closed, or belongs to the parent of this process.
@@ -161,7 +161,7 @@ class Session:
                 try:
                     await self._open()
                     self._joined.set_result(None)
-                    flight.describe("kvstore", self._told)
+                    flight.describe("kvstore", self._report)
                     await self._leaving.wait()
                 finally:
                     flight.forget("kvstore")
@@ -177,14 +177,14 @@ class Session:
                 self._loop.call_soon(self._stop_later)
 
     failed = ""
-    """Why the program fails, told to the job at its end."""
+    """The error with which the program fails, reported to the job at its end."""
 
-    def _told(self) -> dict[str, Any]:
-        """What the flight recorder is told."""
+    def _report(self) -> dict[str, Any]:
+        """This worker's part of flight reports."""
         return told.of_node(self.node, facts.of_process()[0])
 
     async def _follow(self) -> None:
-        """Let the servers be those of the newest view, until the job is over."""
+        """Pass each new view to the servers' calls, until the job ends."""
         view = self.node.view
         try:
             while True:
@@ -197,7 +197,7 @@ class Session:
             self._fail(error)
 
     async def _open(self) -> None:
-        """Open the store on all servers, and see whether this worker is as the others are."""
+        """Open the store on all servers, which compare this worker's facts with the others'."""
         said, hints = facts.of_process()
         for home in range(self._servers.count):
             await facts.tell(self._servers, home, self._kind, said, hints if home == 0 else {})
@@ -208,7 +208,7 @@ class Session:
         return {"mode": name} if bound is None else {"mode": name, "max_staleness": bound}
 
     async def _compare(self, entries: Sequence[Entry]) -> None:
-        """See whether keys are to this worker what they are to the others; if not, it fails for the whole job."""
+        """Compare the keys' shapes and dtypes with the other workers'; a difference fails the whole job."""
         try:
             await facts.tell(self._servers, 0, self._kind, facts.of_keys(entries), {})
         except KVStoreError as error:
@@ -234,7 +234,7 @@ class Session:
     # -- what is sent ----------------------------------------------------------------------------------
 
     def submit(self, items: list[Item]) -> None:
-        """Send items soon; from any thread."""
+        """Enqueue items for sending; from any thread."""
         self._inbox.append(items)
         if len(self._inbox) == 1:
             self._loop.call_soon_threadsafe(self._put)
@@ -251,7 +251,7 @@ class Session:
             self._sender.put(items)
 
     def doing(self) -> str:
-        """What the others are told, should this worker be gone: what it waits for."""
+        """Description of what this worker waits for, which the others are shown if it fails."""
         waiting = self._sender.under_way()
         if not waiting:
             return f"computing since {self._activity}" if self._activity else "starting"
@@ -361,7 +361,7 @@ class Session:
         await self.node.barrier(f"kvstore {self.met}", meet=True)
 
     async def rest(self, entries: Sequence[Entry]) -> None:
-        """Hold nobody up: this worker has nothing more to push, for now."""
+        """Let rounds proceed without this worker, which has nothing more to push for now."""
         await self._administer("rest", {}, entries, {})
 
     async def configure(self, optimizer: dict[str, Any] | None, number: int) -> None:
@@ -394,16 +394,16 @@ class Session:
         await self.node.barrier(barrier)
 
     def _begins(self, barrier: str) -> bool:
-        """Whether this worker does what one does for all; what was done before it joined is not done again."""
+        """Tell whether this worker must do what one does for all: it has rank 0, and was there before it was done."""
         return self.node.rank == 0 and not self.node.is_past(barrier)
 
     @property
     def leads(self) -> bool:
-        """Whether this worker has the lowest rank of all that live."""
+        """True if this worker has the lowest rank of those alive."""
         return self.node.rank == min((member.rank for member in self.node.view.workers), default=self.node.rank)
 
     async def position(self, reached: Sequence[int] | None = None) -> list[int]:
-        """How far the job has come in its data, as far as was told: [fit, epoch, step]; empty at its start.
+        """The job's position in its data, the furthest that was reported: [fit, epoch, step]; empty at its start.
 
         Args:
             reached: how far it has come, as this worker knows.
@@ -422,7 +422,7 @@ class Session:
         return found
 
     async def stats(self) -> list[dict[str, Any]]:
-        """What each server says of itself."""
+        """Statistics of each server."""
         return [(await self._servers.call(home, "stats", {})).header for home in range(self._servers.count)]
 
     async def _enrol(self, entries: Sequence[Entry], tensors: dict[Shard, Tensor], exist: bool = False) -> None:
@@ -440,7 +440,7 @@ class Session:
     async def _administer(
         self, operation: str, header: dict[str, Any], entries: Sequence[Entry], tensors: dict[Shard, Tensor]
     ) -> dict[Shard, int]:
-        """Ask something of every part of some keys; returns the numbers of the answers."""
+        """Call an operation for every part of some keys; returns the numbers of the answers."""
         self._turn += 1
         header = {**header, "turn": self._turn}
         numbers: dict[Shard, int] = {}

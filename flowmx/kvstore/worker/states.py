@@ -80,7 +80,7 @@ def _cut(entry: Entry, shard: Shard, arrays: list[Any]) -> Any:
 
 
 def _later(progress: dict[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """How far the optimizer has come by two parts together."""
+    """Merge the optimizer's progress (update counts) of two parts."""
     counts = {device: dict(table) for device, table in progress.get("counts", [])}
     for device, table in other["counts"]:
         known = counts.setdefault(device, {})

@@ -35,7 +35,7 @@ __all__ = ["DistKVStore"]
 log = logging.getLogger("flowmx.kvstore")
 
 _PATIENCE = 10.0
-"""Seconds after which the log is told what is waited for."""
+"""Seconds of waiting after which the log shows what is waited for."""
 
 
 @registry.alias(*SYNC, *ASYNC)
@@ -74,11 +74,11 @@ class DistKVStore(DistValues):
 
     @property
     def num_dead_nodes(self) -> int:
-        """How many nodes the job has lost lately."""
+        """Number of nodes in the newest view's list of lost ones."""
         return len(self._session.node.view.gone)
 
     def get_num_dead_node(self, node_id: int = 0, timeout: float = 60) -> int:
-        """MXNet's form of :attr:`num_dead_nodes`: of all nodes, whatever is asked for."""
+        """MXNet's form of :attr:`num_dead_nodes`; the arguments are ignored."""
         return self.num_dead_nodes
 
     # -- updating --------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ class DistKVStore(DistValues):
 
     async def _resume_states(self, states: bytes | None) -> None:
         await self.ready()
-        if not self._steps():  # else the servers have gone on from there
+        if not self._steps():  # else the servers are past that point
             self._load_states(states, f"resumed {self._fits}")
             await self.ready()
 
@@ -252,7 +252,7 @@ class DistKVStore(DistValues):
         self._fits += 1
         found = await self._position()
         if found and found[0] > self._fits:
-            return sys.maxsize, 0  # the others have gone on to something else
+            return sys.maxsize, 0  # the others are past this barrier
         if not found or found[0] < self._fits:
             await self._position([self._fits, epoch, self._steps() - batch])
             return epoch, batch
@@ -283,7 +283,12 @@ class DistKVStore(DistValues):
             self._control_by("kvstore rest", self._session.rest, (list(self._entries.values()),))
 
     def stats(self) -> dict[str, Any]:
-        """What the servers say: ``mode``, ``largest_lag`` (pushes that a worker was ahead of the slowest), ``keys``."""
+        """Statistics of the servers.
+
+        Returns:
+            ``mode`` (the consistency mode), ``largest_lag`` (pushes by which a worker was ever ahead of the slowest),
+            ``keys`` (their number) and ``servers`` (the statistics of each).
+        """
         found = self._session.ask(self._session.stats).result()
         return {
             "mode": found[0]["mode"],
@@ -308,7 +313,7 @@ class DistKVStore(DistValues):
         self._session.close(settings.get().exit_timeout)
 
     def _wait(self, op: Handle, timeout: float | None) -> None:
-        """Wait for an operation, whatever comes of it, and tell the log now and then for whom."""
+        """Wait for an operation to end, well or not, and log now and then for whom."""
         done = threading.Event()
         with engine.lock:
             if op.state != State.DONE:
@@ -324,7 +329,7 @@ class DistKVStore(DistValues):
 
     @property
     def closed(self) -> bool:
-        """Whether it has left its job."""
+        """True once the store has left its job."""
         return self._session.closed
 
     def fail(self, error: BaseException) -> None:
@@ -354,6 +359,6 @@ def _mode(name: str, max_staleness: int | None = None) -> tuple[str, int | None]
     if name in SYNC or type(max_staleness) is not int or max_staleness < 1:
         raise ValueError(
             f"create: max_staleness is {max_staleness!r} for the kvstore {name!r}: only 'dist_async' takes one, a "
-            "whole number of at least 1 (none may get ahead in 'dist_sync')"
+            "int of at least 1 (none may get ahead in 'dist_sync')"
         )
     return "stale", max_staleness

@@ -1,4 +1,4 @@
-"""What operations on keys do when their turn comes: arrays become items that travel. On the session's loop."""
+"""Operations on keys: arrays become items to send. Runs on the session's loop."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ class DistValues(KVStore):
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job has places for, whoever has left: gradients and data are divided by it."""
+        """Number of worker places in the job, filled or not, by which gradients and data are divided."""
         return max(sum(member.role == "worker" for member in self._session.node.view.members), 1)
 
     @property
@@ -71,7 +71,7 @@ class DistValues(KVStore):
 
     @property
     def step(self) -> int:
-        """How many pushes of each key that is pushed at all are done: a synchronous job's steps.
+        """Number of completed pushes of each key that is pushed at all: the steps of a synchronous job.
 
         A worker that starts again in the middle of a synchronous job goes on from here, when its keys are started.
         """
@@ -208,10 +208,10 @@ class DistValues(KVStore):
         self.pull(key, arrays)
 
     def _move(self, slot: Slot, pushed: NDArray) -> None:
-        """Values are kept by the servers."""
+        """Do nothing: values are kept by the servers."""
 
     def _outgoing(self, slot: Slot, values: list[NDArray], priority: int) -> Any:
-        """What is sent for the values of all devices: an array in this machine's memory, or a compressed one."""
+        """The payload for the values of all devices: an array in host memory, or a compressed one."""
         source = values[0]
         if len(values) > 1 or not isinstance(source._storage.device, CPUDevice):
             source = self._merged(slot, values, priority)
@@ -220,7 +220,7 @@ class DistValues(KVStore):
         return self._packing.packed(self._entries[slot.key], source, priority)
 
     def _arrives(self, slot: Slot, targets: Sequence[NDArray]) -> NDArray:
-        """The array that an answer is received in: one of the targets, if it may be."""
+        """The array that an answer is received in: one of the targets, if possible."""
         kind = dtype_of(slot.value)
         for each in targets:
             if each._view is None and dtype_of(each) == kind and isinstance(each._storage.device, CPUDevice):
@@ -278,12 +278,12 @@ class DistValues(KVStore):
 
 
 def _may_join(entry: Entry, source: Any) -> bool:
-    """Whether what is pushed may travel with that of other small keys."""
+    """Tell whether a pushed value may be joined with those of other small keys: an array of the key's dtype."""
     return isinstance(source, BaseArray) and source._dtype == entry.dtype
 
 
 def _are_here(targets: Sequence[BaseArray]) -> bool:
-    """Whether arrays may be written as they are, without a copy operation of a device's."""
+    """Tell whether all arrays are in host memory, so that they can be written without a copy by a device."""
     return all(isinstance(each._storage.device, CPUDevice) for each in targets)
 
 
