@@ -19,7 +19,7 @@ from benchmarks import serving as services
 
 
 def engine(rounds: int) -> None:
-    """What an operation costs beyond its arithmetic, on arrays of 16 floats."""
+    """Measure the cost of an operation beyond its arithmetic, on arrays of 16 floats."""
     turns.report(
         "Engine cost (microseconds an operation, arrays of 16 floats)",
         turns.compare("engine", ["mxnet"], rounds),
@@ -90,7 +90,7 @@ def scaling(rounds: int) -> None:
 
 
 def scaling_measured(rounds: int) -> None:
-    """What figure 8 is simulated from, measured anew on this machine."""
+    """Measure the costs on this machine that figure 8 is simulated from."""
     del rounds
     profile = figure8.measure()
     print(f"{profile.about}: {profile.seconds:.3f} s a step, {profile.nbytes / 1e6:.1f} MB of parameters")
@@ -263,7 +263,7 @@ BENCHMARKS = {
 PICTURES = {
     "figure7": memory_strategies, "figure8": scaling, "figure8_measure": scaling_measured, "sim_scaling": sim_scaled,
 }  # fmt: skip
-"""What writes into the documentation, and so is run only when it is named."""
+"""Measurements that write into the documentation: they run only when they are named."""
 
 
 def main() -> None:

@@ -46,13 +46,13 @@ class Service:
         self.address = f"http://127.0.0.1:{json.loads(self.process.stdout.readline())['port']}"
 
     def lag(self) -> Figures:
-        """How late its loop was since the last look, and its memory."""
+        """The delays of the server's event loop since the previous call, and its memory."""
         with urllib.request.urlopen(f"{self.address}/lag") as reply:
             found: Figures = json.load(reply)
         return found
 
     def load(self, clients: int, seconds: float, leaving: float = 0.0) -> dict[str, Any]:
-        """What so many clients get."""
+        """Run so many concurrent clients for so many seconds; return their latencies and throughput."""
         script = str(turns.WORKERS / "serving_load.py")
         command = [sys.executable, script, f"{self.address}/ml/predict", str(clients), str(seconds), str(leaving)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 300, check=False)

@@ -1,4 +1,4 @@
-"""What the training examples share: their options, a progress line, and a plot of what was learnt."""
+"""Common code of the training examples: options, a progress line, and a plot of what was learnt."""
 
 from __future__ import annotations
 

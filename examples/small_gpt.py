@@ -82,7 +82,7 @@ class Windows(data.Dataset):
 
 
 async def perplexity(net: GPT, loader: data.DataLoader) -> float:
-    """How many characters the model hesitates between: e to the mean loss for a character."""
+    """The perplexity: e to the mean loss per character."""
     loss_of, losses = SoftmaxCrossEntropyLoss(), []
     async for inputs, targets in loader:
         losses.append(loss_of(net(inputs), targets))

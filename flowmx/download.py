@@ -56,7 +56,7 @@ def repository() -> str:
 
 
 def check_sha1(filename: Folder, sha1_hash: str) -> bool:
-    """Whether a file has this SHA-1, in hexadecimal digits."""
+    """Tell whether a file has this SHA-1, given in hexadecimal digits."""
     with Path(filename).open("rb") as file:
         return hashlib.file_digest(file, "sha1").hexdigest() == sha1_hash
 
@@ -170,7 +170,7 @@ def _explained(error: Exception, url: str, target: Path) -> Exception:
 
 
 class Part:
-    """What is there of a file that is being fetched, and which version of the file it is of.
+    """A partly fetched file, with the version of the file that it is a part of.
 
     Args:
         path: the part's file; the version's name is kept beside it.
@@ -183,7 +183,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """How many bytes are there."""
+        """The bytes fetched so far."""
         return self.file.seek(0, os.SEEK_END)
 
     @property
@@ -277,7 +277,7 @@ def _transfer(url: str, part: Part, verify: bool) -> None:
 
 
 def _version_of(response: requests.Response) -> str:
-    """What names the version of the file, where the server can go on from a part of it."""
+    """The identifier of the file's version (ETag or Last-Modified); empty where a transfer can not be resumed."""
     headers: Any = response.headers
     tag = headers.get("ETag", "")
     return "" if tag.startswith("W/") else tag or headers.get("Last-Modified", "")

@@ -179,7 +179,7 @@ _OF_PLAIN_NAMES: list[tuple[str, str, str]] = [
     ("stn_loc", "weight", "_init_zero"),
     ("stn_loc", "bias", "_init_loc_bias"),
 ]
-"""What names said before there was :class:`InitDesc`: their start, their end, and the method."""
+"""Methods by the name of a parameter (prefix, suffix, method), as before :class:`InitDesc` existed."""
 
 _registry: Registry[Initializer] = Registry(Initializer, "initializer")
 register = _registry.register

@@ -40,7 +40,7 @@ _WRITTEN = ("out_data", "in_grad", "aux")
 
 
 class CustomOp:
-    """What computes an operator of the user's own; made by :meth:`CustomOpProp.create_operator`.
+    """The computation of a custom operator; made by :meth:`CustomOpProp.create_operator`.
 
     One object serves the forward and the backward pass of a call, or of a node of a bound graph, so what the
     first keeps on ``self`` the second finds there.
@@ -80,7 +80,7 @@ class CustomOp:
 
 
 class CustomOpProp:
-    """What an operator of the user's own takes and gives.
+    """The declaration of a custom operator: its arguments, outputs, shapes and dtypes.
 
     The parameters of a call reach the constructor of a subclass as text.
 

@@ -20,14 +20,14 @@ _REDRAW, _LINE_EVERY = 0.1, 10.0
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether a line that was written can be written over: on terminals, and in notebooks."""
+    """True where a written line can be overwritten: on terminals, and in notebooks."""
     if type(stream).__module__.startswith("ipykernel"):
         return True
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Bar:
-    """How far something is.
+    """A progress bar.
 
     Args:
         total: how many steps there are; None where nobody knows.

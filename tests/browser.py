@@ -27,7 +27,7 @@ PATIENCE = 30.0
 
 
 def path() -> str | None:
-    """Where Chromium is; None where it is not."""
+    """The path of Chromium; None where it is not installed."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 

@@ -310,7 +310,7 @@ class World:
                 must(self.now - since <= 2 * TIMEOUT, f"{member.name} is silent and not declared gone")
 
     def pending(self, node):
-        """Whether the network still holds something of a node, which may count as a sign of life."""
+        """True where the network still holds a message of a node, which may count as a sign of life."""
         if any(message[1] == node for message in self.network):
             self.silent_since[node] = self.now
             return True

@@ -49,7 +49,7 @@ def numbers(batch: Any) -> str:
 
 
 def digest(arrays: dict[str, Any]) -> str:
-    """What parameters are, to the bit."""
+    """A fingerprint of parameters, to the bit."""
     found = hashlib.sha256()
     for name in sorted(arrays):
         found.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())

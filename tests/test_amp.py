@@ -65,7 +65,7 @@ def test_every_operator_is_on_one_list(dtype):
 
 
 def test_lists_agree_with_mxnet():
-    """What both have is on the same list, by whatever name."""
+    """Operators that both have are on the same list, under any of their names."""
     for ours, theirs in (
         (lists.LP16, "FP16_FUNCS"), (lists.FP32, "FP32_FUNCS"), (lists.WIDEST, "WIDEST_TYPE_CASTS"),
         (lists.lp16_fp32(), "FP16_FP32_FUNCS"),
@@ -287,7 +287,7 @@ def test_gradients_are_not_cast_again(use):
 
 
 def test_loops_compute_in_one_type(use):
-    """What is computed before a loop in 16 bits meets float32 weights inside."""
+    """Values computed before a loop in 16 bits meet float32 weights inside."""
 
     def run():
         x, w = mx.sym.var("x"), mx.sym.var("w")

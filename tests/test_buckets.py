@@ -11,7 +11,7 @@ TOLD = json.loads(recorded.PATH.read_text())
 
 
 def differences(found, wanted, at=""):
-    """Where two results differ by more than rounding."""
+    """The places in which two results differ by more than rounding."""
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys(), at
         return [each for name in wanted for each in differences(found[name], wanted[name], f"{at} {name}")]

@@ -29,7 +29,7 @@ SECRET = "a secret of some letters"
 
 
 def client(frames):
-    """What a page knows that was told these frames; it does as state.js does."""
+    """The state of a page that received these frames, as state.js computes it."""
     times, series, bars, points = [], {}, [], {}
     for frame in frames:
         assert json.loads(json.dumps(frame, allow_nan=False)) == frame

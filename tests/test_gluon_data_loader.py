@@ -43,7 +43,7 @@ class Squares(data.Dataset):
 
 
 class Chance(Squares):
-    """What every stream gives."""
+    """The index, and numbers from every random stream."""
 
     def __getitem__(self, index):
         drawn = mx.nd.random.uniform(shape=(2,)).asnumpy().tolist()

@@ -45,7 +45,7 @@ def weights(estimator):
 
 
 def by_hand(epochs, net=None):
-    """What a loop of one's own makes of the parameters."""
+    """The parameters after a training loop written by hand."""
     net = network() if net is None else net
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05})
     for _ in range(epochs):

@@ -423,7 +423,7 @@ def marked():
 
 
 def white(image):
-    """Where the white part of an image is, as shares of its sides."""
+    """The bounding box of the white part of an image, as fractions of its sides."""
     bright = image.asnumpy()[:, :, 0] > 150
     rows, columns = np.where(bright.any(1))[0], np.where(bright.any(0))[0]
     h, w = bright.shape

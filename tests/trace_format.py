@@ -20,7 +20,7 @@ SLACK = 0.002  # microseconds: times are rounded to nanoseconds
 
 
 def problems(document: Any) -> list[str]:
-    """What is wrong with a trace; nothing where it is right."""
+    """The faults of a trace; an empty list where there are none."""
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         return ["a trace is an object with a list of traceEvents"]
     events = document["traceEvents"]

@@ -1,4 +1,4 @@
-"""What the device itself costs: launching, copying beside computing, and memory for shapes that vary.
+"""Measure costs of the GPU: launching, copying beside computing, and memory for varying shapes.
 
     python gpu_device.py SYSTEM
 

@@ -65,7 +65,7 @@ def gradients(shapes, rank):
 
 
 def timed(exchange, meet, iterations):
-    """When each iteration of `exchange` began and ended."""
+    """The (start, end) times of each iteration of `exchange`."""
     times = []
     for iteration in range(-WARM, iterations):
         meet()

@@ -1,4 +1,4 @@
-"""What watches over a trainer in mixed precision: overflows are named, and so are losses that were not scaled."""
+"""Overflow checks of a trainer in mixed precision: the overflowing operator is named, and so is an unscaled loss."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Overflow(NamedTuple):
 
 
 class Guard:
-    """What a trainer asks before it updates, in mixed precision.
+    """The overflow check that a trainer runs before each update in mixed precision.
 
     While a step has overflowed, and at first, the following one is watched operator by operator, so that what overflows
     again and again is named; steps after a good one cost nothing but the check of the gradients.
@@ -135,7 +135,7 @@ class Guard:
     # -- steps -----------------------------------------------------------------------------------------
 
     def skips(self) -> bool:
-        """Whether the step overflowed, and is to be left out. Blocks until its gradients are there.
+        """Tell whether the step overflowed and is to be skipped. Blocks until its gradients are computed.
 
         Raises:
             UnscaledLossError: its loss was not scaled.
@@ -226,7 +226,7 @@ class _Recorder:
             watch.no_longer(self._watch)
 
     def take(self) -> Finding | None:
-        """What was found in this step."""
+        """Take the finding of the current step, or None; the recorder is empty afterwards."""
         found, self._watch.found = self._watch.found, None
         return found if found is not None and found.step == current_step() else None
 

@@ -46,11 +46,11 @@ class LossScaler:
 
     @property
     def is_least(self) -> bool:
-        """Whether it can not become smaller."""
+        """True where the scale has reached its minimum."""
         return self.loss_scale <= self._min
 
     def has_overflow(self, params: Iterable[Any]) -> bool:
-        """Whether a gradient of these parameters is infinite or NaN; the loss scale follows.
+        """Tell whether a gradient of these parameters is infinite or NaN, and adapt the loss scale accordingly.
 
         Blocks until they are there. In a coroutine, await :meth:`has_overflow_async`.
         """
@@ -86,7 +86,7 @@ class LossScaler:
             self.loss_scale = scale
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps of it."""
+        """The state that a checkpoint saves, as plain numbers."""
         return {"loss_scale": self.loss_scale, "unskipped": self._unskipped, "skipped": self.skipped}
 
     def set_state(self, state: dict[str, float]) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and its bytes.
+"""The content of a checkpoint, and its file format.
 
 A file is::
 
@@ -38,7 +38,7 @@ class CheckpointError(MXNetError, ValueError):
 
 
 class Place(NamedTuple):
-    """How far training has come.
+    """The progress of training.
 
     Attributes:
         epoch: the epoch, from 0.

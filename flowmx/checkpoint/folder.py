@@ -50,7 +50,7 @@ class Checkpoints:
         return self if workers == 1 else Checkpoints(self.folder / f"worker-{rank}", self.every, self.keep)
 
     def is_due(self, batches: int) -> bool:
-        """Whether one is to be written after so many batches of an epoch."""
+        """True where a checkpoint is due after so many batches of an epoch."""
         return self.every is not None and batches % self.every == 0
 
     def path(self, place: Place) -> Path:

@@ -1,4 +1,4 @@
-"""What ``convert --check`` does: whether what was written is what was read."""
+"""``convert --check``: compare the written model with the one that was read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``python -m flowmx convert`` does: which form a file has, and what turns one form into another."""
+"""``python -m flowmx convert``: detect a model's file format, and write it in another one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SYMBOL = "-symbol.json"
 
 
 class Job(NamedTuple):
-    """What is to be done.
+    """Options of a conversion.
 
     Attributes:
         source: the file, or prefix, or folder.

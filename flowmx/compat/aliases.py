@@ -87,7 +87,7 @@ def _add(module: ModuleType) -> None:
 
 
 def _is_own(module: ModuleType, name: str) -> bool:
-    """Whether it is a module of flowmx itself, which the import system is about to import."""
+    """True where the name is a submodule of the package, which the import system is about to import."""
     places = vars(module).get("__path__")
     return bool(places) and PathFinder.find_spec(f"{module.__name__}.{name}", places) is not None
 

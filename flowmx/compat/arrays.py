@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.ndarray`` beside arrays and operators."""
+"""Private helpers of ``mxnet.ndarray`` that packages import."""
 
 from __future__ import annotations
 

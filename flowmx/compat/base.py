@@ -1,4 +1,4 @@
-"""What MXNet's packages take from ``mxnet.base`` beside errors and types."""
+"""Helpers of ``mxnet.base`` that packages import: ctypes conversions, registration of errors, folders, docstrings."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class NotSupportedForSparseNDArray(MXNetError):
 
 
 class InternalError(MXNetError):
-    """What MXNet raises where it finds itself at fault."""
+    """An error inside MXNet itself, not of its caller."""
 
 
 error_types: dict[str, type[Exception]] = {}

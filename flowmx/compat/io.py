@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.io`` beside the iterators, and the iterator of ``mxnet.contrib.io``."""
+"""Private helpers of ``mxnet.io`` that packages import, and the iterator of ``mxnet.contrib.io``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _as_array(name: str, value: Any) -> NDArray:
 
 
 def _has_instance(data: list[tuple[str, Any]], dtype: Any) -> bool:
-    """Whether one of the arrays is of a class."""
+    """True where one of the arrays is an instance of `dtype`, a class."""
     return any(isinstance(array, dtype) for _, array in data)
 
 

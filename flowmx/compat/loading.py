@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.gluon.data`` beside the loader: the pieces that loaders of their own are made of."""
+"""Parts of MXNet's DataLoader that packages import from ``mxnet.gluon.data`` to build loaders of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.module`` and ``mxnet.executor_manager``: the executors of several devices."""
+"""Helpers of ``mxnet.module`` and ``mxnet.executor_manager`` that packages import: executors of several devices."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _check_arguments(symbol: Any) -> None:
 
 
 def _merge_multi_context(outputs: Sequence[list[NDArray]], major_axis: Sequence[int]) -> list[NDArray]:
-    """What the devices have of each output, put together on the first of them."""
+    """Each output of all devices, concatenated on the first device along its axis of the batch."""
     return merged(outputs, major_axis)
 
 
@@ -165,7 +165,7 @@ class DataParallelExecutorGroup:
 
     @property
     def grad_req(self) -> dict[str, str]:
-        """What happens to the gradient of each argument."""
+        """The gradient request of each argument: ``"write"``, ``"add"`` or ``"null"``, by name."""
         return dict(self._group.execs[0]._requests)
 
     # -- arrays ----------------------------------------------------------------------------------------

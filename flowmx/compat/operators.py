@@ -27,7 +27,7 @@ class PythonOp:
     """
 
     _as_numpy: ClassVar[bool] = False
-    """Whether its functions take NumPy's arrays."""
+    """True where its functions take NumPy arrays, False where they take NDArrays."""
 
     def __init__(self, need_top_grad: bool = True) -> None:
         self.info_ = None
@@ -73,7 +73,7 @@ class PythonOp:
         return ["data"]
 
     def need_top_grad(self) -> bool:
-        """Whether ``backward`` needs the gradients of the outputs."""
+        """True where ``backward`` needs the gradients of the outputs."""
         return self.need_top_grad_
 
     def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
@@ -92,7 +92,7 @@ class NDArrayOp(PythonOp):
 
 
 class _Prop(CustomOpProp):
-    """What such an operator takes and gives."""
+    """Declares the arguments, outputs and shapes of such an operator."""
 
     def __init__(self, op: PythonOp) -> None:
         super().__init__(op.need_top_grad())

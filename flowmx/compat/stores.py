@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.gluon.utils`` and the model store: where files are."""
+"""Private helpers of ``mxnet.gluon.utils`` and the model store: addresses of files in the repository."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.symbol`` beside symbols and operators."""
+"""Private helpers of ``mxnet.symbol`` that packages import."""
 
 from __future__ import annotations
 

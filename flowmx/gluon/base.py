@@ -92,12 +92,12 @@ class Block:
     # -- names -----------------------------------------------------------------------------------------
 
     def _alias(self) -> str:
-        """What blocks of its kind are called."""
+        """The stem of default names: the class name in lower case."""
         return type(self).__name__.lower()
 
     @property
     def prefix(self) -> str:
-        """What comes before the names of its parameters."""
+        """The prefix of its parameters' names."""
         return self._prefix
 
     @property

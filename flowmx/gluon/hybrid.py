@@ -28,7 +28,7 @@ __all__ = ["HybridBlock"]
 
 
 class Traced(NamedTuple):
-    """What a block composed of symbols.
+    """The symbol that a block was traced into.
 
     Attributes:
         inputs: names of the variables for its inputs.

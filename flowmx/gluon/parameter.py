@@ -45,7 +45,7 @@ class DeferredInitializationError(MXNetError):
 
 
 class _Deferred(NamedTuple):
-    """What an initialization that waits for the shape will need."""
+    """Arguments of an initialization that is deferred until the shape is known."""
 
     init: Any
     contexts: list[Context]
@@ -119,7 +119,7 @@ class Parameter:
 
     @property
     def grad_req(self) -> str:
-        """What a backward pass does with its gradient; setting ``"null"`` frees the gradient's memory.
+        """The gradient request: ``"write"``, ``"add"`` or ``"null"``; setting ``"null"`` frees the gradient's memory.
 
         Raises:
             ValueError: set to something unknown.
@@ -435,7 +435,7 @@ class Parameter:
     # -- what a trainer asks ---------------------------------------------------------------------------
 
     def _is_fresh(self, ctx: Context) -> bool:
-        """Whether a backward pass has written the gradient since an update used it last."""
+        """True where a backward pass has written the gradient since an update last used it."""
         assert self._grads is not None
         return self._grads[ctx].variable.version != self._used.get(ctx, _AS_MADE)
 
@@ -505,5 +505,5 @@ def _is_known(shape: Shape | None) -> bool:
 
 
 def _fits(known: Shape, given: Shape) -> bool:
-    """Whether a shape agrees with another wherever both are known."""
+    """True where two shapes have the same rank and agree on every length that both know (> 0)."""
     return len(known) == len(given) and all(a == b or a <= 0 or b <= 0 for a, b in zip(known, given, strict=True))

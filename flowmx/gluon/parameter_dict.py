@@ -64,7 +64,7 @@ class ParameterDict:
 
     @property
     def prefix(self) -> str:
-        """What comes before the names of parameters that :meth:`get` makes."""
+        """The prefix of the names of parameters that :meth:`get` makes."""
         return self._prefix
 
     # -- making and finding ----------------------------------------------------------------------------

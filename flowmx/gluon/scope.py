@@ -11,7 +11,7 @@ from flowmx.gluon.parameter_dict import ParameterDict
 
 
 class Scope:
-    """Where the children of one block get their names.
+    """The naming scope of one block's children.
 
     Args:
         prefix: the block's.

@@ -91,7 +91,7 @@ class Trainer:
         return contexts
 
     def _checked(self, update_on_kvstore: bool | None) -> bool | None:
-        """Whether the store updates weights; None where that is left open until the first step."""
+        """Validate ``update_on_kvstore`` against the store; None where it is decided at the first step."""
         store = self._kvstore
         if store is None:
             return False
@@ -200,7 +200,7 @@ class Trainer:
         self._finish_step(fresh, batch_size, self._amp_guard is not None and self._amp_guard.skips())
 
     def _on_kvstore(self, otherwise: bool | None) -> bool:
-        """Whether the store updates weights, decided at the first call: as given, or as the store can."""
+        """True where the store updates weights; decided at the first call: as given, or as the store is able to."""
         if self._update_on_kvstore is None:
             if otherwise is None:
                 otherwise = updates(self._kvstore, self._wanted, [param.shape or () for param in self._params])
@@ -302,7 +302,7 @@ class Trainer:
         return {param.name: param.list_data() for param in self._params if param._arrays is not None}
 
     def _planned_bytes(self) -> int:
-        """What plans say of activations; 0: blocks have their own plans, which nobody here knows."""
+        """The bytes of activations that plans reserve; 0 here, since hybridized blocks keep plans of their own."""
         return 0
 
     # -- several machines ------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class Trainer:
     # -- states ----------------------------------------------------------------------------------------
 
     def _is_updated_elsewhere(self) -> bool:
-        """Whether the states are kept by other processes."""
+        """True where other processes keep the optimizer states."""
         return is_elsewhere(self._kvstore) and self._on_kvstore(otherwise=None)
 
     async def ready(self) -> None:

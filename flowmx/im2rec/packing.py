@@ -18,7 +18,7 @@ _LINEAR = 1
 
 @dataclass(frozen=True)
 class Options:
-    """How images are changed on their way; see the command line's help."""
+    """Changes to images while they are packed; see the command line's help."""
 
     root: str
     pass_through: bool = False

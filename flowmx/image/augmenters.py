@@ -15,7 +15,7 @@ from flowmx.image.chance import stream
 from flowmx.ndarray import NDArray
 
 _GRAY = (0.299, 0.587, 0.114)
-"""How much red, green and blue count for the brightness."""
+"""Weights of red, green and blue in the luminance."""
 _EIGENVALUES = (55.46, 4.794, 1.148)
 _EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 """Principal components of ImageNet's colours (Krizhevsky et al., 2012)."""

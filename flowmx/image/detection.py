@@ -108,7 +108,7 @@ def _range(value: Any) -> tuple[float, float]:
 
 
 def _usable(name: str, areas: tuple[float, float], ratios: tuple[float, float], least: float) -> bool:
-    """Whether there are such areas and proportions; warns where not."""
+    """Tell whether the ranges of areas and aspect ratios allow any crop; warns where they do not."""
     bad_areas = areas[1] <= least or areas[0] > areas[1]
     bad_ratios = ratios[0] <= 0 or ratios[0] > ratios[1]
     for argument, value, bad in (("area_range", areas, bad_areas), ("aspect_ratio_range", ratios, bad_ratios)):
@@ -184,7 +184,7 @@ class DetRandomCropAug(DetAugmenter):
         return _Frame(stream().randint(0, width - w), stream().randint(0, height - h), w, h)
 
     def _covers(self, label: Label, frame: _Frame, height: int, width: int) -> bool:
-        """Whether it holds enough of every object that it touches, and touches one."""
+        """True where a crop touches an object, and covers enough of every object that it touches."""
         boxes = label[:, 1:5]
         boxes = boxes[_areas(boxes) * width * height > 2]
         edges = np.array([frame.x, frame.y, frame.x + frame.width, frame.y + frame.height])

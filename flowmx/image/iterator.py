@@ -263,7 +263,7 @@ class ImageIter(DataIter):
         return self._current.pad if self._current else None
 
     def state(self) -> dict[str, Any]:
-        """Where it stands, with the random stream that augmentation draws from."""
+        """The position in the epoch, with the state of the augmentation's random stream."""
         return {
             "count": len(self.seq), "batch_size": self.batch_size, "cur": self.cur, "ended": self._ended,
             "rest": list(self._rest), "order": self.seq if self.shuffle else None, "random": chance.state(),

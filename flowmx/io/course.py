@@ -102,7 +102,7 @@ class Course:
     # -- the middle of an epoch ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Where it stands, as plain data."""
+        """The position in the epoch, as plain data."""
         before = None if self._before is None else self._before.tolist()
         return {
             "lap": self.lap, "at": self.at, "wrapped": self._wrapped, "drawn": self.drawn, "seed": self.seed,

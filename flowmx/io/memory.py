@@ -165,7 +165,7 @@ class NDArrayIter(DataIter):
         return -self.cursor if self.last_batch_handle == "roll_over" and self.cursor < 0 else 0
 
     def state(self) -> dict[str, Any]:
-        """Where it stands; waits for the shuffled order, and for instances that roll over.
+        """The position in the epoch; waits for the shuffled order, and for instances that roll over.
 
         The order of later epochs comes from the generator that ``mx.random.seed`` seeds, which is not in the state.
         """

@@ -205,7 +205,7 @@ def _libsvm(path: str | os.PathLike[str], width: int) -> tuple[Any, Any]:
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, float, list[tuple[int, float]]]]:
-    """Where each line is, its first number, and its pairs."""
+    """Parse files: iterate over (location for messages, first number, (index, value) pairs) of each line."""
     for file in _files("LibSVMIter", path):
         with file.open(encoding="utf-8") as opened:
             for number, line in enumerate(opened, 1):

@@ -158,7 +158,7 @@ class EvalMetric:
         return _pairs(*self.get_global())
 
     def get_config(self) -> dict[str, Any]:
-        """What :func:`create` makes the metric from again."""
+        """The configuration from which :func:`create` makes the metric again."""
         return {
             **self._kwargs,
             "metric": type(self).__name__,

@@ -24,7 +24,7 @@ _DECAYED = ("_weight", "_gamma")
 """Names of parameters end so, where weight decay is meant for them."""
 
 _LIVE = ("rescale_grad", "wd", "clip_gradient", "lr", "multi_precision", "begin_num_update")
-"""What may have been changed on the instance since it was made."""
+"""Attributes whose value at pickling counts, since scripts may set them after construction."""
 
 _ELSEWHERE = ("sym", "param_dict", "param_idx2name", "lr_scheduler")
 """Arguments that do not travel as they are."""
@@ -92,12 +92,12 @@ class Optimizer(Recorded):
         self.set_wd_mult({})
 
     whole_array: ClassVar[bool] = False
-    """Whether a step needs all of a weight, as one by norms does (LAMB, LARS): a distributed store then splits none."""
+    """True where a step needs the whole weight, as for a norm (LAMB, LARS): distributed stores do not split it."""
 
     # -- what a subclass writes ------------------------------------------------------------------------
 
     def create_state(self, index: Index, weight: NDArray) -> State:
-        """What is kept for a weight between updates: arrays like it, or None."""
+        """The state of a weight between updates: arrays like it, or None."""
         return None
 
     def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
@@ -185,7 +185,7 @@ class Optimizer(Recorded):
                 self.update(i, w, g, s)
 
     def _has_master(self, weight: NDArray) -> bool:
-        """Whether a float32 copy of the weight is what is updated."""
+        """True where a float32 master copy of the weight is updated."""
         return self.multi_precision and _is_half(weight)
 
     def _update_count(self, index: Any) -> None:
@@ -266,7 +266,7 @@ class Optimizer(Recorded):
     # -- travelling ------------------------------------------------------------------------------------
 
     def progress(self) -> dict[str, Any]:
-        """How far training has come: what an optimizer made anew needs, besides the states, to go on exactly."""
+        """The progress of training: the counts that a new optimizer needs, besides the states, to continue exactly."""
         counts = [[device, list(table.items())] for device, table in self._all_index_update_counts.items()]
         return {"num_update": self.num_update, "counts": counts}
 
@@ -377,7 +377,7 @@ _warned: set[tuple[str, int]] = set()
 
 
 def _is_half(weight: NDArray) -> bool:
-    """Whether a weight is of float16 or bfloat16."""
+    """True for a weight of float16 or bfloat16."""
     return weight._dtype.itemsize == 2 and is_floating(weight._dtype)
 
 

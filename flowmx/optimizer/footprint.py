@@ -1,4 +1,4 @@
-"""How many bytes of state an optimizer keeps for a weight, found out without making them."""
+"""The number of bytes of state that an optimizer keeps for a weight, found without allocating them."""
 
 from __future__ import annotations
 

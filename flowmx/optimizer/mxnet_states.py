@@ -23,7 +23,7 @@ from flowmx.optimizer.states import StatesFormatError
 from flowmx.serialization import params
 
 _ONE = struct.pack("<QQQ", params.LIST_MAGIC, 0, 1)
-"""What stands before the array in a .params file of one; after it stands the number of names, 0."""
+"""The header of a .params file of one array; after the array comes the number of names, 0."""
 _NO_NAMES = struct.pack("<Q", 0)
 _ARRAY = Name("mxnet.ndarray.ndarray", "NDArray")
 _ARRAYS = {"NDArray", "RowSparseNDArray", "CSRNDArray"}
@@ -32,7 +32,7 @@ _CALLED = {"warmup_final_lr": "base_lr", "power": "pwr", "float_stable_eps": "ep
 _OURS = ("given", "param_dict", "aggregate_num", "_lr_update")
 """Attributes that MXNet does not have or save, or that mean something of its own there."""
 _AGGREGATED = {"SGD": 4, "ccSGD": 4, "LARS": 4, "LAMB": 45}
-"""How many weights MXNet's optimizers update by one operator; the others take one at a time."""
+"""The number of weights that one operator of MXNet's optimizers updates (1 for those not listed)."""
 
 
 def loads(data: bytes) -> tuple[dict[Any, Any], Optimizer | None]:
@@ -205,5 +205,5 @@ def _described(value: Optimizer | LRScheduler) -> Made:
 
 
 def _module(cls: type) -> str:
-    """Where MXNet keeps an optimizer."""
+    """The module of an optimizer in MXNet."""
     return "mxnet.optimizer.contrib" if cls.__module__.endswith(".contrib") else "mxnet.optimizer.optimizer"

@@ -39,7 +39,7 @@ def of(value: Any, what: str) -> Any:
 
 
 def made(value: Any) -> Any:
-    """What plain data stands for.
+    """Restore a value from plain data.
 
     Raises:
         ValueError: it names a schedule that does not exist here.

@@ -37,7 +37,7 @@ class Part(IntEnum):
 
 
 class Head(NamedTuple):
-    """What stands before a part."""
+    """The header of a part of a record."""
 
     part: Part
     length: int
@@ -72,7 +72,7 @@ def _part(flag: Part, content: bytes) -> bytes:
 
 
 def _magics(content: bytes) -> Iterator[int]:
-    """Where the magic stands in the content, at multiples of 4."""
+    """Offsets of the magic number in the content, at multiples of 4."""
     at = content.find(MAGIC)
     while at >= 0:
         if at % 4 == 0:

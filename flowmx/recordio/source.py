@@ -83,7 +83,7 @@ class Source:
         return Window(self, offset, self.bytes_at(offset, size)).take(offset)
 
     def offsets(self, start: int = 0, stop: int | None = None) -> Iterator[int]:
-        """Where the records in a range of the file begin, found by going from head to head.
+        """Offsets of the records in a range of the file, found by following the headers.
 
         Raises:
             RecordFormatError: something else stands where a record was expected.
@@ -97,7 +97,7 @@ class Source:
             at += HEAD.size + found.padded
 
     def next_head(self, offset: int) -> int:
-        """Where the first record begins that is not before an offset; the file's size where there is none.
+        """The offset of the first record at or after an offset; the file's size where there is none.
 
         It is found by its magic, as MXNet finds where a part of a file begins.
         """

@@ -1,4 +1,4 @@
-"""What all cells are: parameters as variables, states, and a graph for each step."""
+"""The base class of cells: parameters as variables, states, and a symbol for each step."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class BaseRNNCell:
         return ()
 
     def _step_name(self) -> str:
-        """How the layers of the next step are called."""
+        """The prefix of the next step's layers."""
         self._counter += 1
         return f"{self._prefix}t{self._counter}_"
 

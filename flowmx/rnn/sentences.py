@@ -170,7 +170,7 @@ class BucketSentenceIter(DataIter):
         return nd.array(values if self.major_axis == 0 else values.T, devices.cpu(), self.dtype)
 
     def state(self) -> dict[str, Any]:
-        """Where it stands; the orders of later epochs come from the stream that ``mx.random.seed`` starts anew."""
+        """The position in the epoch; orders of later epochs come from the stream that ``mx.random.seed`` restarts."""
         return {
             "batch_size": self.batch_size, "buckets": self.buckets, "sentences": self._counts(), "at": self.curr_idx,
             "idx": [list(each) for each in self.idx], "orders": [list(order) for order in self.orders.values()],

@@ -64,7 +64,7 @@ class NodeJSON:
 
     @property
     def is_variable(self) -> bool:
-        """Whether this is an input of the graph."""
+        """True where the node is an input of the graph."""
         return self.op == "null"
 
 

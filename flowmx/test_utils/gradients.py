@@ -38,7 +38,7 @@ _ABSOLUTE = {**default_atols(), _DOUBLE: 1e-7}
 
 
 class _Subject(NamedTuple):
-    """What is checked.
+    """A function under a gradient check.
 
     Attributes:
         label: what messages call it.

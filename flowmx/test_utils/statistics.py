@@ -1,4 +1,4 @@
-"""Whether random numbers are distributed as they should be."""
+"""Statistical tests of random numbers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def gen_buckets_probs_with_ppf(
 
 
 def mean_check(generator: Generator, mu: float, sigma: float, nsamples: int = 1000000) -> bool:
-    """Whether the mean of a sample is within three standard errors of what it should be."""
+    """Tell whether the mean of a sample is within three standard errors of ``mu``."""
     found = on_host(generator(nsamples)).mean(dtype=np.float64)
     return bool(abs(found - mu) < 3 * sigma / np.sqrt(nsamples))
 
 
 def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bool:
-    """Whether the variance of a sample is within three standard errors of what it should be (of a normal one)."""
+    """Tell whether the variance of a normal sample is within three standard errors of ``sigma**2``."""
     found = on_host(generator(nsamples)).var(ddof=1, dtype=np.float64)
     return bool(abs(found - sigma**2) < 3 * np.sqrt(2 * sigma**4 / (nsamples - 1)))
 

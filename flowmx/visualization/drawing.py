@@ -40,7 +40,7 @@ _LABELS: dict[str, Callable[[Any, Mapping[str, str]], str]] = {
     "LeakyReLU": lambda op, given: f"LeakyReLU\n{given.get('act_type', 'Leaky')}",
     "Custom": lambda op, given: str(op.op_type),
 }  # fmt: skip
-"""What the boxes of some operators say; those of the others say the node's name."""
+"""Labels of operators' boxes; every other box is labelled with the node's name."""
 
 
 def plot_network(
@@ -105,12 +105,12 @@ def colour_of(node: Node) -> str:
 
 
 def is_weight(node: Node) -> bool:
-    """Whether a variable is named as parameters are."""
+    """True where a variable has the name of a parameter."""
     return node.is_variable and node.name.endswith(_WEIGHTS)
 
 
 def label_of(node: Node) -> str:
-    """What a box says."""
+    """The label of a node's box."""
     label = _LABELS.get(kind(node))
     return node.name if label is None else label(node.op, node.given)
 

@@ -16,7 +16,7 @@ Record = Mapping[str, Any]
 
 
 class Look(NamedTuple):
-    """What somebody saw of one block.
+    """A worker's observation of one block.
 
     Attributes:
         writer: who looked.
@@ -38,7 +38,7 @@ class Look(NamedTuple):
 
 
 def check(records: Iterable[Record], mode: str, bound: int = 0) -> list[str]:
-    """What is wrong; nothing if the list is empty.
+    """The violations that the ledgers prove; an empty list where there are none.
 
     Args:
         records: of all ledgers.
@@ -83,7 +83,7 @@ def _looks(records: Sequence[Record]) -> dict[tuple[str, int], list[Look]]:
 
 
 def _invented(looks: Sequence[Look], pushed: Mapping[int, Sequence[tuple[int, float]]]) -> Iterator[str]:
-    """What was in a block before it was pushed."""
+    """Observations of pushes that had not been made yet."""
     for look in looks:
         for writer, count in enumerate(look.counts):
             most = max((number for number, at in pushed.get(writer, ()) if at <= look.at), default=0)
@@ -92,7 +92,7 @@ def _invented(looks: Sequence[Look], pushed: Mapping[int, Sequence[tuple[int, fl
 
 
 def _lost(looks: Sequence[Look]) -> Iterator[str]:
-    """What a writer had been told of, and somebody who asked later did not see."""
+    """Pushes that were acknowledged, and that a later observation lacks."""
     for told, look in itertools.product(looks, looks):
         if (told.at <= look.since or told is look) and look.counts[told.writer] < told.number:
             yield (
@@ -129,5 +129,5 @@ def _rounds(looks: Sequence[Look], starts: Mapping[int, int]) -> Iterator[str]:
 
 
 def _counted(look: Look, looks: Sequence[Look]) -> bool:
-    """Whether the one who looked pushed more afterwards, so that no round can have gone by without it."""
+    """True where the observer pushed more afterwards, so that no round can have passed without it."""
     return any(other.writer == look.writer and other.number > look.number for other in looks)

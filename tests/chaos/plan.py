@@ -1,4 +1,4 @@
-"""What happens to a job, drawn from a seed."""
+"""The faults of a run, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Plan:
 
     @property
     def may_lose(self) -> bool:
-        """Whether two servers are lost, perhaps before the first of them was replaced: then the job may say so."""
+        """True where two servers may be down at once: the job may then report a loss."""
         gone = [event for event in self.events if event.kind == "kill" or event.seconds > 2.0]
         return len({name for event in gone for name in event.targets if name.startswith("server")}) > 1
 

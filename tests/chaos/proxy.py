@@ -19,7 +19,7 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Weather:
-    """How often what happens to a request.
+    """Probabilities of network faults, for each request.
 
     Args:
         delayed: the part of the requests that are delayed, and of the answers.
@@ -103,7 +103,7 @@ class Proxy:
             line.swallows = True
 
     def happens(self, what: str, share: float) -> bool:
-        """Whether something happens now that happens to a share of all."""
+        """Draw whether a fault with this probability happens now, and count it."""
         found = self._random.random() < share
         self.counts[what] += found
         return found
@@ -157,7 +157,7 @@ class Proxy:
         self._heard(request.partition(b" HTTP/")[0].rpartition(b"/")[2].decode())
 
     def pieces(self, request: bytes) -> list[bytes]:
-        """How a request is sent: as a whole or not."""
+        """The pieces in which a request is sent: usually one."""
         if not self.happens("split", self.weather.split):
             return [request]
         cuts = sorted(self._random.randrange(len(request)) for _ in range(4))

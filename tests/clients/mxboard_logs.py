@@ -39,7 +39,7 @@ def events():
 
 
 def lines(data):
-    """What each event tells: its step and tags with scalars' values, or the nodes of a graph."""
+    """Parse events of TensorBoard: the step and tags with scalar values, or the nodes of a graph."""
     from mxboard.proto.event_pb2 import Event
     from mxboard.proto.graph_pb2 import GraphDef
 

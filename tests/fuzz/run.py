@@ -49,7 +49,7 @@ class Found(Exception):
 
 @dataclass
 class Report:
-    """What a run did.
+    """The statistics of a run.
 
     Attributes:
         seed: of the run.
@@ -218,7 +218,7 @@ def _array():
 
 
 def _wrong(kind, action, answer):
-    """What is wrong with an answer."""
+    """The fault of an answer; empty where it is right."""
     told = f"{answer.header.get('error', answer.header)!r:.300}"
     if answer.fault:
         return answer.fault
@@ -281,7 +281,7 @@ async def fuzz(seconds=None, blocks=None, seed=None, fault="", growth=GROWTH, at
 
 
 async def _explained(found, seed, number, block, fault, attempts):
-    """What was found, with the smallest conversation that leads to it again."""
+    """Describe a finding, with the smallest conversation that reproduces it."""
     conversations = [found.actions] if found.actions else block.conversations
     actions, again = await _shrunk(block.kind, conversations, fault, attempts)
     listed = "\n".join(f"  {action!r:.900}" for action in actions) or "  (does not happen again by itself)"
@@ -309,7 +309,7 @@ async def _shrunk(kind, conversations, fault, left):
 
 
 async def _happens(kind, actions, fault):
-    """Whether endpoints that have just started show something after these actions."""
+    """True where fresh endpoints fail after these actions."""
     alone = Block("", 0, kind, size=0)
     alone.conversations = [actions]
     async with Target.start(fault) as target:

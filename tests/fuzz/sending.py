@@ -1,4 +1,4 @@
-"""How the fuzzer's requests reach an endpoint: HTTP by hand, since much of it is to be wrong."""
+"""HTTP by hand, since many of the fuzzer's requests are malformed on purpose."""
 
 import asyncio
 import hashlib
@@ -36,7 +36,7 @@ CHANGES = {
 
 
 class Endpoint(NamedTuple):
-    """Where an endpoint is."""
+    """The address of an endpoint."""
 
     port: int
     path: str
@@ -45,7 +45,7 @@ class Endpoint(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back: the status and the header of the frame; a status of 0 if nothing came, -1 if it was too late.
+    """An answer: status and header of the frame; status 0 if the connection closed without one, -1 after a timeout.
 
     `fault` says what is wrong with it.
     """

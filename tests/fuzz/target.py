@@ -1,4 +1,4 @@
-"""What is fuzzed: a process with every kind of endpoint, once signed and once open to this machine.
+"""The process under the fuzzer: every kind of endpoint, once signed and once open to this machine.
 
 ``python -m tests.fuzz.target [fault]`` prints where they are, as a line of JSON, and then answers the commands that
 come by standard input: ``renew`` (the endpoints go on, with a new job), ``digests`` (of what they hold) and ``measure``

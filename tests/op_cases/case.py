@@ -24,15 +24,15 @@ class Case(NamedTuple):
     auxiliary: int = 0
     train: bool = True
     numeric: bool = True
-    """Whether the gradient is that of the outputs (an output layer's is not)."""
+    """True where the gradient is that of the outputs (an output layer's is not)."""
     wrt: tuple[int, ...] | None = None
     """The inputs to differentiate by; None means all but the auxiliary states."""
     recorded: bool = True
-    """Whether MXNet can be asked for the same."""
+    """True where MXNet's result is recorded."""
     outputs: int | None = None
-    """How many outputs to compare with MXNet's; None means all visible ones."""
+    """The number of outputs to compare with MXNet's; None means all visible ones."""
     second: bool = False
-    """Whether the gradient's own gradient is checked too."""
+    """True where the second gradient is checked too."""
     gradient: bool = True
     """False for operators through which no gradient flows, such as an optimizer's."""
     same_gradient: bool = True

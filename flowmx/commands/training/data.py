@@ -20,7 +20,7 @@ _DEVIATION = 58.0
 
 
 class Wanted(NamedTuple):
-    """What is asked of the data.
+    """Options of the data.
 
     Attributes:
         path: its name.
@@ -154,7 +154,7 @@ def _in_memory(wanted: Wanted, arrays: Arrays, apart: Arrays | None = None) -> D
 
 
 def _classes(wanted: Wanted, labels: Sequence[np.ndarray[Any, Any]]) -> int:
-    """How many classes there are, where all labels are numbers of classes."""
+    """The number of classes, where all labels are class indices."""
     known = np.concatenate([each.reshape(-1) for each in labels])
     if not len(known):
         raise ValueError(f"{wanted.path} has no rows")
@@ -166,7 +166,7 @@ def _classes(wanted: Wanted, labels: Sequence[np.ndarray[Any, Any]]) -> int:
 
 
 def _arrays_of(path: str) -> Arrays:
-    """What to validate on, from a file of its own."""
+    """The validation arrays from a file of their own."""
     if path.endswith(".csv"):
         return _table(path)
     if path.endswith(".npz"):
@@ -209,4 +209,4 @@ def _rec(wanted: Wanted) -> Data:
 
 
 SOURCES: dict[str, Callable[[Wanted], Data]] = {"digits": _digits, ".npz": _npz, ".csv": _csv, ".rec": _rec}
-"""What reads which data, by its name or the ending of its file."""
+"""Readers of data, by name or file suffix."""

@@ -24,7 +24,7 @@ __all__ = ["fit"]
 
 
 class Course:
-    """What callbacks of the training show: a bar in each epoch, and a line after it.
+    """Progress display of a training, as callbacks: a bar in each epoch, and a line after it.
 
     Attributes:
         accuracy: of the last validation.

@@ -1,4 +1,4 @@
-"""What stands around a training: settings, device, seed, profile, checkpoints."""
+"""The set-up of a training: settings, device, seed, profile, checkpoints."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class GraphExport:
         self.steps.steps += site.made
 
     def content(self, entry: Entry) -> np.ndarray[Any, Any]:
-        """What parameters alone make of an entry.
+        """Compute an entry that depends on parameters alone.
 
         Raises:
             Unsupported: it depends on an input.

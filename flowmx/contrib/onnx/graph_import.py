@@ -196,7 +196,7 @@ class GraphImport:
         self.values.update(zip(node.output, self._made(node), strict=False))
 
     def _made(self, node: Any) -> Any:
-        """What the converter of a node makes, by output."""
+        """Run the converter of a node; returns one value for each output."""
         result = importers()[node.op_type](NodeImport(self, node, self._base(node)))
         if isinstance(result, Known):
             return [result]

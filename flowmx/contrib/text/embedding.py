@@ -186,7 +186,7 @@ def _expect_vocabulary(vocabulary: Any) -> None:
 
 
 def _lines(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[str, str, list[float]]]:
-    """Where each line is, its token and its numbers."""
+    """Parse a file: iterate over (location for messages, token, numbers) of each line."""
     with path.open(encoding=encoding) as file:
         for number, line in enumerate(file, 1):
             token, *vector = line.rstrip().split(delimiter)
@@ -219,7 +219,7 @@ class _Published(_TokenEmbedding):
 
     @classmethod
     def _file(cls, root: Path, name: str) -> Path:
-        """Where a file is, once it is there."""
+        """The path of a file, fetched and unpacked first where it is not there."""
         folder = root / cls.__name__.lower()
         path = folder / name
         if path.exists() and check_sha1(path, cls.pretrained_file_name_sha1[name]):

@@ -66,7 +66,7 @@ class Epoch:
         return seeds.derive(start.seed, start.epoch, number)
 
     def _outcome(self, made: Any) -> Any:
-        """What the loop gets: the batch, or the error of one, after which there are no more."""
+        """Hand a batch to the loop, or raise the error that making it raised; the epoch ends with an error."""
         if isinstance(made, Failed):
             self.close()
             if isinstance(made.error, StopIteration | StopAsyncIteration):  # these would end the loop without a word

@@ -175,7 +175,7 @@ class DataLoader:
         return Ahead(place, length, self._crew, max(1, self._prefetch), self._timeout)
 
     def _start(self) -> Start:
-        """Where the next epoch begins."""
+        """The starting point of the next epoch: its number, seed and the state of the sampler."""
         seed, is_new = self._seed.value()
         if is_new:
             self._epochs = 0
@@ -201,7 +201,7 @@ class DataLoader:
     # -- the middle of an epoch --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Where the latest loop over the loader stands, as plain data, for a checkpoint.
+        """The position of the latest loop over the loader, as plain data, for a checkpoint.
 
         A loader made with the same arguments, given this by :meth:`set_state`, goes on with the batch that comes next
         here: the next loop over it is the rest of the epoch. For a sampler of your own without ``state()`` it holds the

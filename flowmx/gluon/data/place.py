@@ -1,4 +1,4 @@
-"""Where an epoch stands: apart from the loop, so that a loader knows it of one that was broken off."""
+"""The position in an epoch, kept apart from the loop, so that a loader knows it of a loop that was broken off."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Start(NamedTuple):
-    """Where an epoch begins.
+    """The starting point of an epoch.
 
     Attributes:
         epoch: its number.
@@ -25,7 +25,7 @@ class Start(NamedTuple):
 
 
 class Place:
-    """Where an epoch stands.
+    """The current position in an epoch.
 
     Args:
         start: where it begins.

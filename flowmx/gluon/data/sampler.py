@@ -37,7 +37,7 @@ class Sampler:
         raise NotImplementedError(f"{type(self).__name__} must implement __len__()")
 
     def state(self) -> Any:
-        """What the order of the next epoch depends on, as plain data."""
+        """The state that determines the order of the next epoch, as plain data."""
         raise NotImplementedError(f"{type(self).__name__} does not say where it stands: it must implement state()")
 
     def set_state(self, state: Any) -> None:
@@ -202,7 +202,7 @@ class BatchSampler(Sampler):
         return _ENDS[self._last_batch](len(self._sampler), self._batch_size, len(self._prev))
 
     def state(self) -> dict[str, Any]:
-        """Where its sampler stands, and what rolls over.
+        """The state of the wrapped sampler, and the indices that roll over into the next epoch.
 
         Raises:
             NotImplementedError: its sampler does not say.
@@ -215,7 +215,7 @@ class BatchSampler(Sampler):
 
 
 def state_of(sampler: Any) -> Any:
-    """What a sampler's next epoch depends on.
+    """The state that determines a sampler's next epoch.
 
     Raises:
         NotImplementedError: it does not say.

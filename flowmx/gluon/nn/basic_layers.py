@@ -208,7 +208,7 @@ class Lambda(Block):
         self._func_impl = _named_function(nd, function)
 
     def forward(self, *args: Any) -> Any:
-        """What the function returns."""
+        """Call the function."""
         return self._func_impl(*args)
 
     def __repr__(self) -> str:

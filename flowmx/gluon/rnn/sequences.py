@@ -21,7 +21,7 @@ def namespace(inputs: Any) -> Any:
 
 
 def time_axis(layout: str) -> int:
-    """Where time is in a layout.
+    """The index of the time axis in a layout, 0 or 1.
 
     Raises:
         ValueError: it is nowhere.

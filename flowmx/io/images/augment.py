@@ -1,4 +1,4 @@
-"""What MXNet's default augmenter does to an image, given its random numbers."""
+"""MXNet's default augmenter, as a function of an image and its random numbers."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from flowmx.io.images.records import Records, read_labels
 from flowmx.recordio.packing import unpack
 
 _FLAGS = {1: 0, 3: 1, 4: -1}
-"""How an image with so many channels is decoded."""
+"""The flag with which an image is decoded, by its number of channels."""
 _KINDS = ("float32", "float64", "float16", "uint8", "int8")
 
 
@@ -200,7 +200,7 @@ class ImageRecordIter(DataIter):
         )  # fmt: skip
 
     def _places(self, batch: Batch) -> list[tuple[int, int, Any]]:
-        """What to make: the place in the batch, the record, and its random numbers."""
+        """The images of a batch: (row in the batch, record number, random numbers of its augmentation)."""
         seed = self._reading.seed if self._reading.seed_aug is None else self._reading.seed_aug
         random = np.random.Generator(np.random.PCG64([seed % 2**64, 1, batch.number]))
         drawn = random.random((len(batch.rows), RANDOM + 3))

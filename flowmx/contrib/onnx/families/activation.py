@@ -108,7 +108,7 @@ def _softmax(n: NodeExport) -> str:
 
 
 def _softmax_of_length(n: NodeExport, x: str) -> str:
-    """What lies behind the length takes no part, and gets 0."""
+    """Softmax over the first ``length`` elements of the axis; the others get 0."""
     if n.op.name == "log_softmax":
         raise Unsupported("log_softmax with use_length has no counterpart")
     axis, rank = n.op.axis % n.rank(), n.rank()

@@ -53,7 +53,7 @@ def _windows(n: NodeExport, x: str) -> str:
 
 
 def _missing(n: NodeExport, at: int) -> int:
-    """How much the last window reaches beyond the padding, where sizes are rounded up."""
+    """The number of elements by which the last window exceeds the padded input, where sizes are rounded up."""
     op = n.op
     kernel, stride = op.kernel[at], (op.stride or (1,) * 3)[at]
     what = f"the size of its input, which pooling_convention {op.pooling_convention!r} depends on,"

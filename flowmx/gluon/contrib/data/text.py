@@ -75,7 +75,7 @@ class _WikiText(Dataset):
 
     @property
     def frequencies(self) -> Counter[str]:
-        """How often each word occurs."""
+        """The number of occurrences of each word."""
         return self._counter
 
     def __getitem__(self, idx: Any) -> Any:

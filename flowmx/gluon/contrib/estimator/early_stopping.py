@@ -49,7 +49,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         self._restart()
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
-        """Whether it is time to end."""
+        """Compare the metric with its best value; return True once training should stop."""
         name, value = self.monitor.get()
         if math.isnan(value):
             warnings.warn(

@@ -95,7 +95,7 @@ class Estimator:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether it is in a coroutine (``fit_async``), where handlers must not block but return awaitables."""
+        """True in a coroutine (``fit_async``), where handlers must not block but return awaitables."""
         return isinstance(self._waits, _Awaiting)
 
     # -- making ----------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def _completed(given: Any, made: Sequence[events.EventHandler], known: list[Eval
 
 
 class _Waits(Protocol):
-    """How the coroutine of a training waits."""
+    """The waiting strategy of the training coroutine: blocking, or awaiting."""
 
     def batches(self, data: Any) -> AsyncIterator[Any]:
         """The batches of a source, from its beginning."""
@@ -271,7 +271,7 @@ class _Waits(Protocol):
         """Wait until handlers can read arrays without blocking."""
 
     async def result(self, value: Any) -> Any:
-        """What a handler returned, which may be awaitable."""
+        """Return a handler's result, awaited where it is awaitable."""
 
 
 class _Blocking:

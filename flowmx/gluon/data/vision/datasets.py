@@ -42,7 +42,7 @@ class _FromFiles(Dataset):
     """
 
     _namespace = ""
-    """What the data set is called in the repository and in ``home``."""
+    """The name of the data set's folder in the repository and in the setting ``home``."""
 
     def __init__(self, root: Root, transform: Transform) -> None:
         self._root = data_dir() / "datasets" / self._namespace if root is None else Path(root).expanduser()

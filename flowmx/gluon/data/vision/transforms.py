@@ -81,7 +81,7 @@ class Compose(Sequential):
 
 
 def _is_ready(x: Any) -> bool:
-    """Whether an array's content is there, in this machine's memory, and no tape asks what becomes of it."""
+    """True where an array's content is computed, in host memory, and not recorded for a gradient."""
     if not isinstance(x, NDArray) or x.context.device_type == "gpu" or x._entry is not None:
         return False
     storage = x.variable

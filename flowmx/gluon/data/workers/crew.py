@@ -67,7 +67,7 @@ class Crew:
     """Base of the crews: a queue of jobs, that threads take from."""
 
     ends_late_ones = False
-    """Whether it sees to it that no batch takes too long."""
+    """True where the pool itself ends batches that exceed the time limit."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -99,7 +99,7 @@ class Crew:
             return self._jobs.popleft()
 
     def _wanted(self) -> bool:
-        """Whether there is a job that somebody wants (locked)."""
+        """True where a job is queued that was not abandoned; drops abandoned ones. Call with the lock held."""
         while self._jobs and not self._jobs[0].wanted:
             self._jobs.popleft()
         return bool(self._jobs)

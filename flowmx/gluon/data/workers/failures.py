@@ -1,4 +1,4 @@
-"""What goes wrong in a worker, as its loader's user sees it."""
+"""Errors of worker processes, as they are raised to the loader's user."""
 
 from __future__ import annotations
 

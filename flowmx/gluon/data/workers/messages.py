@@ -1,4 +1,4 @@
-"""What goes over the socket between a loader and a worker process.
+"""The wire format of the socket between a loader and a worker process.
 
 To the worker: pickled tasks, each after its length. From the worker: records of a fixed size that say in which block of
 memory a result is, with the block's descriptor where it is a new one.
@@ -21,7 +21,7 @@ BATCH, ERROR, READY, REFUSED = range(4)
 
 
 class Task(NamedTuple):
-    """What a worker is told.
+    """A message to a worker: a batch to make, or a task to abandon.
 
     Attributes:
         ticket: the task's number; results bear it.
@@ -41,7 +41,7 @@ class Task(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a worker answers.
+    """A worker's answer: the memory block that holds a result.
 
     Attributes:
         kind: what is in the block.
@@ -71,7 +71,7 @@ def send_task(connection: socket.socket, task: Task) -> None:
 
 
 def receive_task(connection: socket.socket) -> Task:
-    """What comes next.
+    """Receive the next task.
 
     Raises:
         EOFError: the loader is gone.
@@ -105,7 +105,7 @@ def send_result(connection: socket.socket, result: Result) -> None:
 
 
 def receive_result(connection: socket.socket) -> Result:
-    """What a worker answers next.
+    """Receive a worker's next answer.
 
     Raises:
         EOFError: it is gone.

@@ -1,4 +1,4 @@
-"""What a worker process gets at its start: the data set and the function that makes batches, and where its program is.
+"""The start-up package of a worker process: the data set, the batch function, and the location of the main program.
 
 The two are pickled once, into memory that all workers of a loader map; they write to copies of their own.
 """
@@ -19,7 +19,7 @@ from flowmx.gluon.data.workers import shared
 _MAIN = "__main__"
 
 Main = tuple[str, str]
-"""Where a program is from: ``"name"`` and its module's name, or ``"path"`` and its file."""
+"""The origin of the main program: ``("name", module name)`` or ``("path", file)``."""
 
 
 class PackageError(TypeError):
@@ -61,7 +61,7 @@ class Package:
 
 
 def main_file() -> Main | None:
-    """Where this program is from; None where it is neither a module nor a file."""
+    """The origin of this process's main program; None where it is neither a module nor a file."""
     main = sys.modules[_MAIN]
     spec = getattr(main, "__spec__", None)
     if spec is not None:

@@ -1,4 +1,4 @@
-"""What a worker process runs.
+"""The main program of a worker process.
 
 Its first thread makes batches, one after the other; a second one reads what the loader says, so that the process ends
 at once when the loader is gone, whatever it is doing.
@@ -26,7 +26,7 @@ sys.path[:], sys.argv[:] = given["path"], given["argv"]
 from flowmx.gluon.data.workers import process
 process.main(given)
 """
-"""What the interpreter is given to run: nothing may be imported before it knows where modules are."""
+"""The source given to ``python -c``: it sets ``sys.path`` before anything is imported."""
 
 
 def command(connection: int, given: package.Package) -> list[str]:

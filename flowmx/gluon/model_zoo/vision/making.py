@@ -1,4 +1,4 @@
-"""How the functions of the zoo make a model, and fill in weights from a file."""
+"""Construction of the zoo's models, and loading of their pretrained weights from a file."""
 
 from __future__ import annotations
 
