@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 if os.name == "posix":
     import fcntl
 
-__all__ = ["ChecksumError", "DownloadError", "alone", "check_sha1", "data_dir", "download", "fetch", "repository"]
+__all__ = [
+    "ChecksumError", "DownloadError", "alone", "check_sha1", "data_dir", "data_dir_default", "download", "fetch",
+    "repository",
+]  # fmt: skip
 
 _TIMEOUT = (10, 60)
 """Seconds to wait for a connection, and for the next bytes."""
@@ -45,8 +48,14 @@ class ChecksumError(DownloadError, UserWarning, ValueError):
 
 
 def data_dir() -> Path:
-    """The folder of models and data sets: the setting ``home``, or ``.mxnet`` in the user's home."""
-    return Path(settings.fresh("home") or "~/.mxnet").expanduser()
+    """The folder of models and data sets: the setting ``home``, or :func:`data_dir_default`."""
+    home = settings.fresh("home")
+    return Path(home).expanduser() if home else data_dir_default()
+
+
+def data_dir_default() -> Path:
+    """The folder of models and data sets where the setting ``home`` is unset: ``~/.mxnet``."""
+    return Path("~/.mxnet").expanduser()
 
 
 def repository() -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from flowmx import settings
+from flowmx import download
 from flowmx.errors import MXNetError
 
 __all__ = [
@@ -114,13 +113,13 @@ def check_call(ret: int) -> None:
 
 
 def data_dir_default() -> str:
-    """The folder of models and data sets where no setting names one: ``~/.mxnet``."""
-    return str(Path.home() / ".mxnet")
+    """:func:`flowmx.download.data_dir_default` as a str."""
+    return str(download.data_dir_default())
 
 
 def data_dir() -> str:
-    """The folder of models and data sets: ``MXNET_HOME`` where that is set."""
-    return settings.get().home or data_dir_default()
+    """:func:`flowmx.download.data_dir` as a str."""
+    return str(download.data_dir())
 
 
 def _as_list(obj: Any) -> Any:
