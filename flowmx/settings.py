@@ -76,7 +76,7 @@ _PARSERS: dict[type, Callable[[str], Any]] = {
     float: float,
     str: str,
 }
-_KINDS = {bool: "0, 1, true or false", int: "a whole number", float: "a number", str: "text"}
+_KINDS = {bool: "0, 1, true or false", int: "an int", float: "a number", str: "text"}
 
 
 class Setting(NamedTuple):

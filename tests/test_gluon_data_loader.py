@@ -197,7 +197,7 @@ def test_big_batches_share_memory_that_is_used_again():
         assert (array.asnumpy()[:, 0, 0] == np.arange(4 * position, 4 * position + 4) ** 2).all()
     kept[0][1][0][:] = 5  # an array like others: it may be written
     assert (kept[0][1][0] + 1).asnumpy().max() == 6
-    blocks = loader._crew._lines[0].worker.blocks
+    blocks = loader._pool._threads[0].worker.blocks
     assert len(blocks._all) <= len(kept) + 8
 
 
@@ -448,7 +448,7 @@ def test_a_dead_worker_is_told_of_by_name_and_replaced(number, told):
 def test_a_worker_that_is_killed_from_outside():
     loader = data.DataLoader(Squares(), 4, num_workers=1)
     assert len(list(loader)) == 8
-    os.kill(loader._crew.pids[0], signal.SIGKILL)
+    os.kill(loader._pool.pids[0], signal.SIGKILL)
     with pytest.raises(data.DataLoaderWorkerError, match="SIGKILL"):
         list(loader)
     assert len(list(loader)) == 8
@@ -529,7 +529,7 @@ def test_two_hundred_loops_that_are_broken_off_leave_nothing_behind():
     descriptors, children, blocks = resources()
     assert children == before[1]
     assert descriptors <= before[0] + 16 and blocks <= 16  # the blocks that two workers keep for what comes next
-    pids = loader._crew.pids
+    pids = loader._pool.pids
     assert len(list(loader)) == 20
     del loader, _
     descriptors, children, blocks = resources()
@@ -557,7 +557,7 @@ PROGRAM = """
     loader = mx.gluon.data.DataLoader({dataset}, 4, num_workers=2)
     batches = iter(loader)
     next(batches)
-    print(*loader._crew.pids, flush=True)
+    print(*loader._pool.pids, flush=True)
 """
 
 

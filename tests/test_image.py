@@ -515,4 +515,4 @@ def test_refuses_labels_without_boxes(label, message):
 def test_the_nearest_rows_are_opencvs():
     rows = mx.nd.arange(348).reshape((348, 1, 1))
     made = mx.image.imresize(rows, 1, 150, interp=0).asnumpy().ravel()
-    assert made[[25, 50, 100]].tolist() == [58, 116, 232], "where x times the scale is a whole number"
+    assert made[[25, 50, 100]].tolist() == [58, 116, 232], "where x times the scale is an integer"

@@ -12,7 +12,7 @@ import pytest
 
 import flowmx as mx
 from flowmx import codecs
-from flowmx.io.course import Course
+from flowmx.io.course import BatchOrder
 from flowmx.io.images import normalize
 from flowmx.io.images.colours import from_hls, to_hls
 from tests.fixtures import record_images as recorded
@@ -390,38 +390,38 @@ def test_says_that_an_image_is_too_small():
 
 
 def test_an_epoch_shorter_than_a_batch_goes_round():
-    course = Course(2, 5)
-    batch = course.take()
+    order = BatchOrder(2, 5)
+    batch = order.take()
     assert batch.rows.tolist() == [0, 1, 0, 1, 0] and batch.pad == 3
-    assert course.take() is None
-    course.reset()
-    assert course.take().rows.tolist() == [1, 0, 1, 0, 1]
+    assert order.take() is None
+    order.reset()
+    assert order.take().rows.tolist() == [1, 0, 1, 0, 1]
 
 
 def test_what_fills_no_batch_is_dropped():
-    course = Course(7, 3, "discard")
-    assert [course.take().rows.tolist(), course.take().rows.tolist(), course.take()] == [[0, 1, 2], [3, 4, 5], None]
-    course.reset()
-    assert course.take().rows.tolist() == [0, 1, 2]
+    order = BatchOrder(7, 3, "discard")
+    assert [order.take().rows.tolist(), order.take().rows.tolist(), order.take()] == [[0, 1, 2], [3, 4, 5], None]
+    order.reset()
+    assert order.take().rows.tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="only 2 instances"):
-        Course(2, 3, "discard")
+        BatchOrder(2, 3, "discard")
 
 
 @pytest.mark.parametrize("end", ["wrap", "repeat", "discard"])
 def test_every_state_leads_to_the_same_batches(end):
-    def batches(course, count):
+    def batches(order, count):
         found = []
         while len(found) < count:
-            batch = course.take()
+            batch = order.take()
             if batch is None:
-                course.reset()
+                order.reset()
             else:
                 found.append((batch.rows.tolist(), batch.pad, batch.number))
         return found
 
-    told = batches(Course(11, 4, end, True, 3), 12)
+    told = batches(BatchOrder(11, 4, end, True, 3), 12)
     for taken in range(12):
-        course, other = Course(11, 4, end, True, 3), Course(11, 4, end, True, 3)
-        batches(course, taken)
-        other.set_state(json.loads(json.dumps(course.state())))
+        order, other = BatchOrder(11, 4, end, True, 3), BatchOrder(11, 4, end, True, 3)
+        batches(order, taken)
+        other.set_state(json.loads(json.dumps(order.state())))
         assert batches(other, 12 - taken) == told[taken:]

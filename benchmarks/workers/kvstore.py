@@ -60,7 +60,7 @@ CASES = {
 
 
 def gradients(shapes, rank):
-    """Whole numbers, whose sums are exact."""
+    """Integers, whose sums are exact."""
     return [np.full(shape, index % 5 + rank, np.float32) for index, shape in enumerate(shapes)]
 
 

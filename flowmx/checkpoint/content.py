@@ -123,7 +123,7 @@ def _digest(parts: list[Any]) -> bytes:
 
 
 def pack(value: Any) -> bytes:
-    """Plain data as msgpack; with whole numbers of any size, tuples and NumPy arrays.
+    """Plain data as msgpack; with ints of any size, tuples and NumPy arrays.
 
     Raises:
         TypeError: it is something else.

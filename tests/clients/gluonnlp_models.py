@@ -6,7 +6,7 @@ from filling import fill, flat, trained, values
 
 
 def tokens(shape, highest, name="tokens"):
-    """Whole numbers below a bound."""
+    """Integers below a bound."""
     return mx.nd.array(np.floor((values(name, shape) + 1) / 2 * highest).clip(0, highest - 1))
 
 

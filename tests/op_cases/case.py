@@ -82,7 +82,7 @@ def apart(*shape: int) -> Maker:
 
 
 def ties(*shape: int) -> Maker:
-    """Few different whole numbers, so that many are equal."""
+    """Few different integers, so that many are equal."""
     return lambda rng: rng.integers(0, 3, shape)
 
 

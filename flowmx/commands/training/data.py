@@ -161,7 +161,7 @@ def _classes(wanted: Wanted, labels: Sequence[np.ndarray[Any, Any]]) -> int:
     classes = wanted.classes or (int(known.max()) + 1 if np.isfinite(known).all() else 1)
     wrong = known[~((known >= 0) & (known < classes) & (known == np.floor(known)))]
     if len(wrong):
-        raise ValueError(f"{wanted.path} has the label {wrong[0]:g}, expected whole numbers from 0 to {classes - 1}")
+        raise ValueError(f"{wanted.path} has the label {wrong[0]:g}, expected ints from 0 to {classes - 1}")
     return classes
 
 

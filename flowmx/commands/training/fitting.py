@@ -23,7 +23,7 @@ from flowmx.progress import Bar
 __all__ = ["fit"]
 
 
-class Course:
+class Progress:
     """Progress display of a training, as callbacks: a bar in each epoch, and a line after it.
 
     Attributes:
@@ -84,22 +84,23 @@ def fit(given: argparse.Namespace) -> int:
         Wanted(given.data, given.validation, given.batch_size, given.shape, given.classes, given.held_out, seed)
     )
     module = Module(models.make(given.model, data.shape, data.classes), context=given.device or [cpu()])
-    course = Course(module, data, given.epochs, given.batch_size)
-    run(_train(module, data, course, given))
+    progress = Progress(module, data, given.epochs, given.batch_size)
+    run(_train(module, data, progress, given))
     prefix = _save(module, given)
-    reached = "" if course.accuracy is None else f"validation accuracy {course.accuracy:.4f}; "
+    reached = "" if progress.accuracy is None else f"validation accuracy {progress.accuracy:.4f}; "
     sys.stdout.write(f"{reached}model: {prefix} (flowmx serve {prefix.parent})\n")
     return 0
 
 
-async def _train(module: Module, data: Data, course: Course, given: argparse.Namespace) -> None:
+async def _train(module: Module, data: Data, progress: Progress, given: argparse.Namespace) -> None:
     await module.fit(
         data.train, eval_metric=["accuracy", "ce"], optimizer=given.optimizer,
         optimizer_params=_optimizer(given, data.batches), num_epoch=given.epochs,
-        initializer=initializer.Xavier(magnitude=2), batch_end_callback=course.batch, epoch_end_callback=course.epoch,
+        initializer=initializer.Xavier(magnitude=2), batch_end_callback=progress.batch,
+        epoch_end_callback=progress.epoch,
     )  # fmt: skip
-    if course.accuracy is None and data.validation is not None:  # it was over already when it went on
-        course.accuracy = await accuracy(module, data.validation)
+    if progress.accuracy is None and data.validation is not None:  # it was over already when it went on
+        progress.accuracy = await accuracy(module, data.validation)
 
 
 def _optimizer(given: argparse.Namespace, batches: int | None) -> dict[str, Any]:

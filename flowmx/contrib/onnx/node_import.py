@@ -90,7 +90,7 @@ class NodeImport:
         return known.trials[0]
 
     def ints(self, at: int, attribute: str | None = None) -> list[int] | None:
-        """Whole numbers that are an input, or an attribute in older opsets; None where they are not given."""
+        """Ints from an input, or from an attribute in older opsets; None where they are not given."""
         if self.has(at):
             return [int(each) for each in self.array(at).reshape(-1)]
         given = None if attribute is None else self.attr(attribute)

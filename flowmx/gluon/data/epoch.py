@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flowmx import engine
 from flowmx.gluon.data import loading, seeds
 from flowmx.gluon.data.place import Place
-from flowmx.gluon.data.workers import Crew, DataLoaderTimeout, Failed, Job
+from flowmx.gluon.data.workers import DataLoaderTimeout, Failed, Job, WorkerPool
 
 if TYPE_CHECKING:
     from flowmx.gluon.data.loader import DataLoader
@@ -129,14 +129,14 @@ class Ahead(Epoch):
     Args:
         place: where it stands.
         length: how many batches there are in all.
-        crew: the workers.
+        pool: makes the batches.
         prefetch: how many batches are made ahead.
         timeout: seconds that one may take.
     """
 
-    def __init__(self, place: Place, length: int, crew: Crew, prefetch: int, timeout: float) -> None:
+    def __init__(self, place: Place, length: int, pool: WorkerPool, prefetch: int, timeout: float) -> None:
         super().__init__(place, length)
-        self._crew = crew
+        self._pool = pool
         self._prefetch = prefetch
         self._timeout = timeout
         self._ahead: deque[tuple[Job, engine.Handle]] = deque()
@@ -164,7 +164,7 @@ class Ahead(Epoch):
         """Have as many batches under way as are to be ahead."""
         while len(self._ahead) < self._prefetch and (task := self.place.take()) is not None:
             job = Job(task[1], task[0], self._seed_of(task[0]))
-            handle = engine.push(partial(_fetched, self._crew, job, self._timeout), name="DataLoader")
+            handle = engine.push(partial(_fetched, self._pool, job, self._timeout), name="DataLoader")
             self._ahead.append((job, handle))
 
     def close(self) -> None:
@@ -172,14 +172,14 @@ class Ahead(Epoch):
         ahead = [job for job, _ in getattr(self, "_ahead", ())]  # it may have failed before it had any
         self._ahead = deque()
         if ahead:
-            self._crew.forget(ahead)
+            self._pool.forget(ahead)
 
 
-async def _fetched(crew: Crew, job: Job, seconds: float) -> Any:
-    """A batch of the workers, or why there is none."""
-    crew.submit(job)
+async def _fetched(pool: WorkerPool, job: Job, seconds: float) -> Any:
+    """Submit a job; return its batch, or a :class:`Failed`."""
+    pool.submit(job)
     made = asyncio.wrap_future(job.future)
-    if crew.ends_late_ones:
+    if pool.ends_late_ones:
         return await made
     await asyncio.wait([made, asyncio.wrap_future(job.begun)], return_when=asyncio.FIRST_COMPLETED)
     try:

@@ -15,7 +15,7 @@ from flowmx.gluon.data.epoch import Ahead, Epoch, Sync
 from flowmx.gluon.data.place import Place, Start
 from flowmx.gluon.data.sampler import BatchSampler, RandomSampler, SplitSampler, state_of
 from flowmx.gluon.data.seeds import Seed
-from flowmx.gluon.data.workers import Crew, Processes, Threads
+from flowmx.gluon.data.workers import ProcessPool, ThreadPool, WorkerPool
 from flowmx.gluon.data.workers import package as packages
 from flowmx.io.course import check_state
 from flowmx.ndarray import NDArray
@@ -109,20 +109,20 @@ class DataLoader:
         self._resumed: dict[str, Any] | None = None
         self._latest: Place | None = None  # where the latest loop stands
         self._iter: Epoch | None = None  # one that was begun ahead
-        self._crew = self._employ() if self._num_workers else None
-        if self._crew is not None:
-            weakref.finalize(self, self._crew.close)
+        self._pool = self._start_workers() if self._num_workers else None
+        if self._pool is not None:
+            weakref.finalize(self, self._pool.close)
         self.auto_reload = auto_reload
         if auto_reload:
             self.refresh()
 
-    def _employ(self) -> Crew:
-        """The workers."""
+    def _start_workers(self) -> WorkerPool:
+        """Start the workers: processes, or threads where `thread_pool` is set or the data set can not be pickled."""
         if not self._thread_pool:
             packages.stop_main()
             try:
                 content = packages.Package((self._dataset, self._batchify_fn))
-                return Processes(self._num_workers, content, self._timeout)
+                return ProcessPool(self._num_workers, content, self._timeout)
             except packages.PackageError as error:
                 warnings.warn(
                     f"DataLoader: the data set or batchify_fn can not be handed to worker processes, so threads load "
@@ -130,7 +130,7 @@ class DataLoader:
                     stacklevel=3,
                 )
         dataset, batchify_fn = self._dataset, self._batchify_fn
-        return Threads(
+        return ThreadPool(
             self._num_workers,
             lambda job: loading.make(dataset, batchify_fn, job.samples, job.number, lambda: job.wanted),
         )
@@ -170,9 +170,9 @@ class DataLoader:
         self._resumed = None
         self._epochs = place.start.epoch + 1
         length = len(self) if hasattr(self._batch_sampler, "__len__") else 0
-        if self._crew is None:
+        if self._pool is None:
             return Sync(place, length, self._dataset, self._batchify_fn)
-        return Ahead(place, length, self._crew, max(1, self._prefetch), self._timeout)
+        return Ahead(place, length, self._pool, max(1, self._prefetch), self._timeout)
 
     def _start(self) -> Start:
         """The starting point of the next epoch: its number, seed and the state of the sampler."""

@@ -102,7 +102,7 @@ def _part(image: Image, height: int, width: int, anywhere: bool, u: Any) -> Imag
 
 
 def _between(u: float, low: int, high: int) -> int:
-    """A whole number from low to high, both included."""
+    """An int from low to high, both included."""
     return min(low + int(u * (high - low + 1)), high)
 
 

@@ -20,7 +20,7 @@ from flowmx import ndarray as nd
 from flowmx.devices import pool
 from flowmx.errors import MXNetError, ParameterError
 from flowmx.io.base import DataBatch, DataDesc, DataIter
-from flowmx.io.course import Batch, Course
+from flowmx.io.course import Batch, BatchOrder
 from flowmx.io.images import normalize, options
 from flowmx.io.images.augment import RANDOM, augment
 from flowmx.io.images.records import Records, read_labels
@@ -85,7 +85,7 @@ class ImageRecordIter(DataIter):
         self._mean = self._channel_values("mean")
         if self._normalizing.mean_img:
             self._mean = self._mean_image()
-        self._course = Course(
+        self._order = BatchOrder(
             len(self._records), reading.batch_size, "wrap" if reading.round_batch else "repeat", reading.shuffle,
             reading.seed,
         )  # fmt: skip
@@ -104,7 +104,7 @@ class ImageRecordIter(DataIter):
     def reset(self) -> None:
         """Begin the next epoch; in the middle of one, that is given up."""
         self._go_back(self.state())
-        self._course.reset()
+        self._order.reset()
         self._fetch()
 
     def next(self) -> DataBatch:
@@ -145,7 +145,7 @@ class ImageRecordIter(DataIter):
         return self._current.index if self._current else None
 
     def state(self) -> dict[str, Any]:
-        return self._ahead[0].state if self._ahead else self._course.state()
+        return self._ahead[0].state if self._ahead else self._order.state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._go_back(state)
@@ -153,7 +153,7 @@ class ImageRecordIter(DataIter):
 
     def _go_back(self, state: dict[str, Any]) -> None:
         """Stand somewhere, with no batch under way."""
-        self._course.set_state(state)
+        self._order.set_state(state)
         for job in self._ahead:
             job.wanted = False
         self._ahead.clear()
@@ -168,8 +168,8 @@ class ImageRecordIter(DataIter):
     def _fetch(self) -> None:
         """Have as many batches under way as are to be ahead."""
         while len(self._ahead) < max(1, self._reading.prefetch_buffer):
-            state = self._course.state()
-            batch = self._course.take()
+            state = self._order.state()
+            batch = self._order.take()
             if batch is None:
                 return
             job = _Job(state, batch)

@@ -45,7 +45,7 @@ def into(out: Any, image: Image, mirrored: bool, scaling: Scaling | None) -> Non
 
 
 def _rounded(mean: Any) -> Any:
-    """Whole numbers, halves away from zero, as C rounds."""
+    """Round to integers, halves away from zero, as C rounds."""
     return (np.sign(mean) * np.floor(np.abs(mean) + 0.5)).astype(np.int16)
 
 

@@ -77,7 +77,7 @@ _export_all(LOGIC, _logic)
 
 @exports("broadcast_mod", "_mod", "_mod_scalar", "_rmod_scalar")
 def _mod(n: NodeExport) -> str:
-    """The remainder has the divisor's sign; ONNX's own does for whole numbers alone."""
+    """The remainder has the divisor's sign; ONNX's own does for ints alone."""
     left, right = _pair(n)
     if n.dtype().kind in "iu":
         return n.add("Mod", left, right)

@@ -102,7 +102,7 @@ def _sign(n: NodeExport) -> str:
 
 @exports("round", "_contrib_round_ste", "trunc", "fix")
 def _towards_zero(n: NodeExport) -> str:
-    """Rounded by size alone: halves away from 0, or down to the whole number."""
+    """Round the magnitude: halves away from 0, or towards 0."""
     size = n.add("Abs", n.inputs[0])
     if "round" in n.op.name:
         size = n.add("Add", size, n.number(0.5))

@@ -146,7 +146,7 @@ def _import_one_hot(n: NodeImport) -> Symbol:
 
 
 def _grid(n: NodeExport) -> tuple[str, str]:
-    """The times, and the lengths, as whole numbers that broadcast to (time, batch) or (batch, time)."""
+    """The time indices, and the lengths, as int tensors that broadcast to (time, batch) or (batch, time)."""
     axis = n.op.axis
     count = n.add("Squeeze", n.shape((n.dims()[axis],)), [0])
     times = n.add("Range", np.asarray(0, np.int64), count, np.asarray(1, np.int64))
