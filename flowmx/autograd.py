@@ -116,7 +116,7 @@ def backward(
         train_mode: whether the backward pass counts as training.
 
     Raises:
-        AutogradError: a head was not recorded, or the tape is gone, or an array it needs was changed.
+        AutogradError: a head was not recorded, or the tape was freed, or an array it needs was changed.
     """
     for tell in before_backward:
         tell(_as_list(heads))

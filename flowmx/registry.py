@@ -95,7 +95,7 @@ class Registry(Generic[T]):
         ``'{"<nickname>": "name", "argument": value}'``.
 
         Raises:
-            ValueError: unknown name, or arguments beside an instance or a JSON string.
+            ValueError: unknown name, or arguments along with an instance or a JSON string.
             TypeError: ``given`` is neither.
         """
         if given is None:

@@ -27,7 +27,7 @@ class Checkpoints:
     Args:
         folder: the folder; it is made where there is none.
         every: write one after so many batches; None at the ends of epochs alone, at which one is written in any case.
-        keep: how many to keep; the beginnings of this epoch and of the one before are kept besides.
+        keep: the number to keep, in addition to those at the beginning of this epoch and of the previous one.
 
     Raises:
         ValueError: ``every`` or ``keep`` is too small.

@@ -1,6 +1,6 @@
 """MXNet's module paths, as `paths` lists them: modules made of names alone, and names added to flowmx's own modules.
 
-Neither is told of by the modules themselves. A finder stands first on ``sys.meta_path``; a module of flowmx whose path
+The modules themselves know of neither. A finder stands first on ``sys.meta_path``; a module of flowmx whose path
 is in the table is loaded as ever, and then looks for a name that it has not where the table says; where there is none,
 an empty one is made, which does likewise. Nothing is imported before a name is asked for.
 

@@ -107,7 +107,7 @@ def _is_initialized(trainer: Trainer) -> bool:
 
 
 def _set_initialized(trainer: Trainer, value: bool) -> None:
-    if not value:  # the store is told of every parameter again
+    if not value:  # every parameter is initialized in the store again
         trainer._started = {}
 
 

@@ -41,8 +41,8 @@ class Trainer:
 
     Raises:
         TypeError: something that is no parameter, no optimizer or no store.
-        ValueError: the parameters are on different devices, arguments beside an optimizer, a store that can not update
-            weights and is to, or an unknown name.
+        ValueError: the parameters are on different devices; arguments are given along with an optimizer; the store can
+            not update weights, and is to; or a name is unknown.
         NotImplementedError: a kvstore that is not here.
 
     Example:
@@ -76,7 +76,7 @@ class Trainer:
         self._update_on_kvstore = self._checked(update_on_kvstore)
         self._reached = self._contexts
         self._started: dict[int, NDArray] = {}
-        """The first of a parameter's arrays when the store was told of it."""
+        """The first of a parameter's arrays when the store was initialized with it."""
         if self._kvstore is not None and compression_params:
             self._kvstore.set_gradient_compression(compression_params)  # type: ignore[attr-defined]
 

@@ -163,11 +163,11 @@ def _wrapped(array: Any) -> NDArray:
 
 
 def _like(cls: Any, state: Mapping[str, Any]) -> Any:
-    """An instance made with the arguments that the attributes tell of, which then has all the attributes it knows."""
-    told = {_CALLED.get(key, key): value for key, value in state.items() if key not in ("base_lr", "lr")}
-    told["learning_rate"] = state.get("lr")
+    """An instance made with the arguments that the attributes hold; it then gets all of the attributes that it has."""
+    given = {_CALLED.get(key, key): value for key, value in state.items() if key not in ("base_lr", "lr")}
+    given["learning_rate"] = state.get("lr")
     known = {name for each in cls.__mro__ for name in _arguments(each)}
-    made = cls(**{key: value for key, value in told.items() if key in known and value is not None})
+    made = cls(**{key: value for key, value in given.items() if key in known and value is not None})
     vars(made).update({key: value for key, value in state.items() if key in vars(made) and key not in _OURS})
     return made
 

@@ -60,7 +60,7 @@ def plot_network(
         save_format: the format of the file that ``render`` writes.
         shape: shapes of inputs by name; shapes (without the batch) are then written at the arrows.
         dtype: dtypes of inputs by name; likewise.
-        node_attrs: graphviz's attributes of the boxes, besides and before the usual ones.
+        node_attrs: graphviz's attributes of the boxes, which take precedence over the usual ones.
         hide_weights: leave out variables that are named as parameters are.
 
     Returns:

@@ -127,7 +127,7 @@ def _dynamic(
     def dims(apart: bool) -> dict[Node, Lengths]:
         return {node: _lengths(asked, shapes[node], numbers, apart) for node, asked in wanted.items()}
 
-    try:  # lengths without names are told apart by their axes, if the graph lets them differ
+    try:  # lengths without names are distinguished by their axes, if the graph lets them differ
         lengths.trials(nodes, _fixed(nodes, params), dims(apart=True))
     except ShapeError:
         return dims(apart=False), names

@@ -35,7 +35,7 @@ Shapes = dict[Entry, Lengths]
 def varying(length: int, which: int) -> Varying:
     """A length that may vary: in the second trial a multiple, which keeps what it divides into.
 
-    Lengths of different numbers ``which`` are told apart by their multiples.
+    Lengths of different numbers ``which`` are distinguished by their multiples.
     """
     return Varying(length, length * (2 + which))
 

@@ -171,7 +171,7 @@ class _TokenEmbedding(Vocabulary):
     def _set_idx_to_vec_by_embeddings(
         self, token_embeddings: Sequence[_TokenEmbedding], vocab_len: int, vocab_idx_to_token: Sequence[Any]
     ) -> None:
-        """Put the vectors that embeddings have for tokens beside one another."""
+        """Concatenate the vectors that embeddings have for tokens."""
         columns = []
         for each in token_embeddings:
             first = each._vectors()[0:1]
@@ -338,7 +338,7 @@ class CustomEmbedding(_TokenEmbedding):
 
 
 class CompositeEmbedding(_TokenEmbedding):
-    """The vectors of several embeddings beside one another, for the tokens of a vocabulary.
+    """The concatenated vectors of several embeddings, for the tokens of a vocabulary.
 
     Args:
         vocabulary: the tokens.

@@ -158,7 +158,7 @@ class Group:
     def __init__(self, fn: Any, *args: Any) -> None:
         given = list(fn) if isinstance(fn, (list, tuple)) else [fn]
         if args and isinstance(fn, (list, tuple)):
-            raise TypeError("Group: fn is a list of functions, and others were given beside it")
+            raise TypeError("Group: fn is a list of functions, and others were given as well")
         self._fn: list[Callable[[Any], Any]] = [*given, *args]
         for index, each in enumerate(self._fn):
             if not callable(each):

@@ -260,7 +260,7 @@ def _expect_none(name: str, given: Any, **others: Any) -> None:
     """Check that what another argument decides was not given too."""
     found = [other for other, value in others.items() if value is not None]
     if given is not None and found:
-        raise ValueError(f"DataLoader: {name} was given, and {' and '.join(found)} beside it: {name} decides that")
+        raise ValueError(f"DataLoader: {name} was given, and {' and '.join(found)} as well: {name} decides that")
 
 
 def _moved(batch: Any, context: Any) -> Any:

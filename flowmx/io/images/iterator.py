@@ -212,7 +212,7 @@ class ImageRecordIter(DataIter):
         """A thread's work: one image after the other, until none is left (a list's iterator may be shared).
 
         Returns:
-            the place, the record and the error of an image that was none; the first of all threads' is told.
+            the place, the record and the error of an image that was none; the first of all threads' is raised.
         """
         for place, row, u in places:
             if not job.wanted:

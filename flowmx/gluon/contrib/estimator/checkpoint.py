@@ -27,7 +27,7 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         model_prefix: comes before the names of the files.
         monitor: a metric of the estimator, for ``save_best``.
         verbose: over 0: log what is saved.
-        save_best: keep the best beside the last ones.
+        save_best: keep the best as well as the last ones.
         mode: what is better: ``"max"``, ``"min"`` or ``"auto"``; see :class:`EarlyStoppingHandler`.
         epoch_period: after how many epochs to save, or None.
         batch_period: after how many batches, or None.

@@ -216,8 +216,8 @@ class Estimator:
             await self._tell(handlers, events.BatchBegin, "batch_begin", batch=batch)
             _, label, pred, loss = compute(self, batch, batch_axis)
             await self._waits.ready([label, pred, loss])
-            told = {"batch": batch, "pred": pred, "label": label, "loss": loss}
-            if await self._tell(handlers, events.BatchEnd, "batch_end", **told):
+            details = {"batch": batch, "pred": pred, "label": label, "loss": loss}
+            if await self._tell(handlers, events.BatchEnd, "batch_end", **details):
                 break
 
     async def _tell(

@@ -1,4 +1,4 @@
-"""Blocks beside each other, pixel shuffles, and variants of other layers."""
+"""Parallel blocks, pixel shuffles, and variants of other layers."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def send_task(connection: socket.socket, task: Task) -> None:
     """Tell a worker.
 
     Raises:
-        OSError: it is gone.
+        OSError: the worker has ended.
     """
     raw = pickle.dumps(tuple(task))
     connection.sendall(_LENGTH.pack(len(raw)) + raw)
@@ -74,7 +74,7 @@ def receive_task(connection: socket.socket) -> Task:
     """Receive the next task.
 
     Raises:
-        EOFError: the loader is gone.
+        EOFError: the loader has ended.
     """
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     return Task(*pickle.loads(_exactly(connection, length)))
@@ -94,7 +94,7 @@ def send_result(connection: socket.socket, result: Result) -> None:
     """Answer.
 
     Raises:
-        OSError: the loader is gone.
+        OSError: the loader has ended.
     """
     raw = _RESULT.pack(*result[:-1])
     if result.descriptor < 0:
@@ -108,7 +108,7 @@ def receive_result(connection: socket.socket) -> Result:
     """Receive a worker's next answer.
 
     Raises:
-        EOFError: it is gone.
+        EOFError: the worker has ended.
         TimeoutError: the connection's timeout is over.
     """
     descriptors = array.array("i")

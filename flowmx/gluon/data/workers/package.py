@@ -109,7 +109,7 @@ def _run_main(origin: Main, module: ModuleType) -> None:
     kind, place = origin
     if kind == "name":
         spec = importlib.util.find_spec(place)
-        assert spec is not None and isinstance(spec.loader, importlib.abc.InspectLoader), f"{place} is gone"
+        assert spec is not None and isinstance(spec.loader, importlib.abc.InspectLoader), f"{place} was not found"
         code, module.__package__ = spec.loader.get_code(place), spec.parent
         module.__file__ = spec.origin
     else:

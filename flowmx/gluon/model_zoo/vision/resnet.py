@@ -41,7 +41,7 @@ def _conv3x3(channels: int, stride: int, in_channels: int) -> nn.Conv2D:
 
 
 class _BlockV1(HybridBlock):
-    """Convolutions beside a shortcut, added and rectified.
+    """Convolutions in parallel with a shortcut, added and rectified.
 
     Args:
         channels: the number of output channels.
