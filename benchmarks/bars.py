@@ -1,4 +1,4 @@
-"""Bar charts as SVG: panels beside each other, each with groups of bars that have a scale of their own."""
+"""Bar charts as SVG: panels side by side, each with groups of bars that have a scale of their own."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def predicted(setting: Setting) -> Predicted:
 
 
 class Compared(NamedTuple):
-    """A real job beside its prediction, in seconds of a step."""
+    """A real job and its prediction, in seconds of a step."""
 
     computing: float
     overlap: bool

@@ -23,7 +23,7 @@ from flowmx.gluon.loss import SoftmaxCrossEntropyLoss
 
 
 class Layer(HybridBlock):
-    """Attention to what came before, then two dense layers, each beside a shortcut; (time, batch, width)."""
+    """Attention to what came before, then two dense layers, each with a shortcut; (time, batch, width)."""
 
     def __init__(self, width: int, heads: int, context: int, dropout: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
