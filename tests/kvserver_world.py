@@ -1,7 +1,7 @@
 """A world for the servers' state machine: a network, workers, views and crashes, all in the hands of chance.
 
 Values are histories: an update appends what it merged, so a value says which pushes are in it, and in which order.
-`World` asserts, whenever a worker is told something, that it agrees with everything that any worker was told before;
+`World` asserts, at each answer to a worker, that it agrees with every earlier answer to any worker;
 `World.check` looks at the end of a run.
 """
 

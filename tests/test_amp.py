@@ -500,8 +500,8 @@ def test_a_loss_that_was_not_scaled_is_named(use):
     with autograd.record():
         loss = net(x).mean()
     loss.backward()
-    told = r"the loss 'mean'.*test_amp.py.*'one_weight'.*1024 times too small"
-    with pytest.raises(amp.UnscaledLossError, match=told):
+    pattern = r"the loss 'mean'.*test_amp.py.*'one_weight'.*1024 times too small"
+    with pytest.raises(amp.UnscaledLossError, match=pattern):
         trainer.step(1)
     with autograd.record(), amp.scale_loss(net(x).sum(), trainer) as scaled:
         scaled.backward()
@@ -560,9 +560,9 @@ def test_weights_are_looked_at(use):
     trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
     with pytest.warns(amp.AmpWarning) as caught:
         amp.init_trainer(trainer)
-    told = [str(each.message) for each in caught]
-    assert any("net_dense0_weight" in each and "multi_precision=True" in each for each in told)
-    assert any("net_dense1_weight" in each and "left uncast" in each for each in told)
+    messages = [str(each.message) for each in caught]
+    assert any("net_dense0_weight" in each and "multi_precision=True" in each for each in messages)
+    assert any("net_dense1_weight" in each and "left uncast" in each for each in messages)
     whole = gluon.Trainer(net[0].collect_params(), "sgd", {"multi_precision": True}, update_on_kvstore=False)
     amp.init_trainer(whole)  # nothing to say
 

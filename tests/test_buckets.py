@@ -7,7 +7,7 @@ import pytest
 import flowmx as mx
 from tests.fixtures import record_buckets as recorded
 
-TOLD = json.loads(recorded.PATH.read_text())
+EXPECTED = json.loads(recorded.PATH.read_text())
 
 
 def differences(found, wanted, at=""):
@@ -28,7 +28,7 @@ def differences(found, wanted, at=""):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", sorted(recorded.RECORDED))
 def test_computes_what_mxnet_does(name):
-    assert differences(recorded.RECORDED[name](mx), TOLD[name]) == []
+    assert differences(recorded.RECORDED[name](mx), EXPECTED[name]) == []
 
 
 def test_finds_what_differs():

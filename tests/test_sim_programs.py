@@ -26,7 +26,7 @@ SHARE = {"Naive": 6, "Round": 2, "Unpooled": 2}
 
 @pytest.fixture(autouse=True)
 def forgotten_errors():
-    """Nobody is told at exit of the errors that programs are made to have."""
+    """Errors that programs provoke are not reported at exit."""
     yield
     engine.failures.clear()
 

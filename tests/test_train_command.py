@@ -287,7 +287,7 @@ def test_a_gluon_loop_does_not_go_on_from_checkpoints_of_fit(tmp_path, capsys):
 
 
 def test_rows_that_fill_up_the_last_batch_do_not_count():
-    """5 rows in batches of 4: the first three of the last batch's rows that are told right would count twice."""
+    """Of 5 rows in batches of 4, the first three of the last batch would count twice if classified correctly."""
     module = mx.mod.Module(mx.sym.SoftmaxOutput(mx.sym.var("data"), name="softmax"))
     module.bind([("data", (4, 2))], [("softmax_label", (4,))], for_training=False)
     module.init_params()

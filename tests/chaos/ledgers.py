@@ -1,4 +1,4 @@
-"""Compares what the workers of a job were told: nothing lost, nothing twice, one order for all. Pure.
+"""Compares the answers that the workers of a job got: nothing lost, nothing twice, one order for all. Pure.
 
 Each record of a ledger is a mapping, as :mod:`tests.chaos.worker` writes them: ``pushed`` (a push begins), ``pulled``
 and ``final`` (what an array had: for each block the pushes of every writer), ``ready``, ``failed``, ``ended``.
@@ -20,9 +20,9 @@ class Look(NamedTuple):
 
     Attributes:
         writer: who looked.
-        number: how many pushes of its own it had been told of then.
+        number: the number of its own pushes that had been acknowledged by then.
         since: when it asked.
-        at: when it was told.
+        at: when the answer came.
         counts: by writer, the pushes in the block.
     """
 
@@ -51,13 +51,13 @@ def check(records: Iterable[Record], mode: str, bound: int = 0) -> list[str]:
     pushed = _pushed(found)
     starts = {record["writer"]: record["starts"] for record in found if record["kind"] == "ready"}
     for (key, block), looks in _looks(found).items():
-        told = itertools.chain(
+        texts = itertools.chain(
             _invented(looks, pushed.get(key, {})),
             _lost(looks),
             _disordered(looks),
             _rounds(looks, {who: start[key][block] for who, start in starts.items()}) if mode == "sync" else (),
         )
-        problems += [f"{key}, block {block}: {text}" for text in told]
+        problems += [f"{key}, block {block}: {text}" for text in texts]
     return problems
 
 
@@ -93,11 +93,11 @@ def _invented(looks: Sequence[Look], pushed: Mapping[int, Sequence[tuple[int, fl
 
 def _lost(looks: Sequence[Look]) -> Iterator[str]:
     """Pushes that were acknowledged, and that a later observation lacks."""
-    for told, look in itertools.product(looks, looks):
-        if (told.at <= look.since or told is look) and look.counts[told.writer] < told.number:
+    for own, look in itertools.product(looks, looks):
+        if (own.at <= look.since or own is look) and look.counts[own.writer] < own.number:
             yield (
-                f"push {told.number} of writer {told.writer} was acknowledged, and then {look.who} saw "
-                f"{look.counts[told.writer]} of its pushes"
+                f"push {own.number} of writer {own.writer} was acknowledged, and then {look.who} saw "
+                f"{look.counts[own.writer]} of its pushes"
             )
 
 

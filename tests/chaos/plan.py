@@ -44,7 +44,7 @@ class Plan:
         compute: seconds that a step takes besides.
         secret: whether requests are signed.
         snapshot: whether the scheduler has a file.
-        told: whether the scheduler is told at once of processes that have ended, as launchers do.
+        reported: True where ended processes are reported to the scheduler at once, as launchers do.
         weather: what happens to requests.
         events: what happens once.
     """
@@ -58,7 +58,7 @@ class Plan:
     compute: float = 0.0
     secret: bool = False
     snapshot: bool = True
-    told: bool = True
+    reported: bool = True
     weather: Weather = Weather()
     events: tuple[Event, ...] = ()
 
@@ -84,7 +84,7 @@ def planned(seed: int) -> Plan:
         compute=draw.choice((0.0, 0.1, 0.3)),
         secret=draw.random() < 0.25,
         snapshot=draw.random() < 0.5,
-        told=draw.random() < 0.6,
+        reported=draw.random() < 0.6,
         weather=_weather(draw),
         events=(_kill(draw, workers, servers, policy),)
         if policy == "stop"

@@ -235,7 +235,7 @@ class _Run:
         if self._lost(life):
             self.over = True
             return
-        if self.plan.told:
+        if self.plan.reported:
             await self._tell(life)
         if life.name in self.workers and self.writers == worker.WRITERS:
             self.over = True  # there is no end to it

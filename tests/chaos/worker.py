@@ -1,4 +1,4 @@
-"""The program that trains: ``<ledger> <writer> <mode> <rounds> <pause>``. It keeps a ledger of what it was told.
+"""The program that trains: ``<ledger> <writer> <mode> <rounds> <pause>``. It keeps a ledger of its answers.
 
 Gradients say where they come from. A key's array is made of equal blocks; a block has a row for each *writer* (a start
 of a worker) and a column for each of its pushes. Push number 7 of a writer adds 1 to column 6 of its row, in every

@@ -127,7 +127,7 @@ class Block:
         if self.kind == "outsider":
             node = source.choice(["stranger", "worker0", "server9", "a" * 128, "-"])
         said = node if source.random() < 0.9 else self._any_node()
-        # By incarnation alone an outsider with a member's name is told apart.
+        # Its incarnation alone distinguishes an outsider with a member's name.
         incarnation = 1 if node != "worker0" or self.kind != "outsider" else 2
         header = {"node": said, "incarnation": incarnation, **header}
         local = source.random() < 0.25

@@ -219,18 +219,18 @@ def _array():
 
 def _wrong(kind, action, answer):
     """The fault of an answer; empty where it is right."""
-    told = f"{answer.header.get('error', answer.header)!r:.300}"
+    text = f"{answer.header.get('error', answer.header)!r:.300}"
     if answer.fault:
         return answer.fault
     if answer.status == -1:
         return f"no answer to {action.operation}, which never waits, within the time"
     if answer.status not in STATUSES:
-        return f"status {answer.status}: {told}"
+        return f"status {answer.status}: {text}"
     signed = action.endpoint.startswith("signed")
     if signed and action.signature not in ("right", "record") and answer.status == 200:
-        return f"{action.operation} was done though its signature is {action.signature}: {told}"
+        return f"{action.operation} was done though its signature is {action.signature}: {text}"
     if kind == "outsider" and answer.status == 200 and action.operation not in ("stats", "local"):
-        return f"{action.operation} was done for {action.node!r}, which is no node of the job: {told}"
+        return f"{action.operation} was done for {action.node!r}, which is no node of the job: {text}"
     return ""
 
 
@@ -244,7 +244,7 @@ async def fuzz(seconds=None, blocks=None, seed=None, fault="", growth=GROWTH, at
         fault: of the endpoints, to try the fuzzer itself.
         growth: bytes by which the process may grow.
         attempts: runs in which a conversation that leads to something is made smaller.
-        say: is told of progress.
+        say: called with messages of progress.
 
     Returns:
         what was done.

@@ -269,6 +269,8 @@ def _frame(status, body):
         header = unpack(memoryview(body)[8 : 8 + int.from_bytes(body[4:8], "little")])
     except (CommError, ValueError) as error:
         return Answer(status, {}, f"an answer that is no frame: {error}")
-    told = header.get("error")
-    told = isinstance(told, dict) and isinstance(told.get("kind"), str) and bool(told.get("text"))
-    return Answer(status, header, "" if told != (status == 200) else f"status {status} with the header {header!r:.200}")
+    error = header.get("error")
+    is_error = isinstance(error, dict) and isinstance(error.get("kind"), str) and bool(error.get("text"))
+    return Answer(
+        status, header, "" if is_error != (status == 200) else f"status {status} with the header {header!r:.200}"
+    )

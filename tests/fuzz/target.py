@@ -237,7 +237,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def _is_of_an_optimizer(record):
-    """Let go of the traceback of an optimizer that raises: the job chose it, and everybody is told."""
+    """Let go of the traceback of an optimizer that raises: the job chose it, and every worker gets the error."""
     if str(record.msg).startswith("key %r can not be updated"):
         record.exc_info = None
     return True

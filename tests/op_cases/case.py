@@ -41,7 +41,7 @@ class Case(NamedTuple):
     dtypes: Mapping[int, str] = MappingProxyType({})
     """Dtypes of inputs, by position, where float32 will not do."""
     out: tuple[int, ...] = ()
-    """Inputs that the outputs are written over, where MXNet needs to be told."""
+    """Inputs that the outputs are written over, which MXNet needs as an argument."""
 
     @property
     def id(self) -> str:
