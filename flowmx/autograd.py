@@ -268,7 +268,7 @@ def _arrays_in(values: Iterable[Any]) -> Iterator[NDArray]:
 def _differentiable_once(
     name: str, found: Sequence[NDArray | None], inputs: Sequence[NDArray], heads: Sequence[NDArray]
 ) -> Sequence[NDArray | None]:
-    """Gradients that can be used, but not differentiated: nobody knows what code of the user's made them of."""
+    """Gradients that can be used, but not differentiated, since user code computed them without a record."""
 
     def refuse(*_: Any) -> Any:
         raise AutogradError(

@@ -50,7 +50,7 @@ class Bar:
         self._width = 0
 
     def step(self, count: int = 1, note: str | None = None) -> None:
-        """So many steps more are done; ``note`` stands behind the bar from now on."""
+        """Advance by so many steps; ``note`` replaces the text behind the bar."""
         self.done += count
         self.note = self.note if note is None else note
         if time.monotonic() - self._drawn >= (_REDRAW if self._live else _LINE_EVERY):

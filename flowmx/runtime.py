@@ -20,7 +20,7 @@ __all__ = ["Feature", "Features", "feature_list"]
 
 
 class Feature(NamedTuple):
-    """One thing that an installation can do or not.
+    """An optional feature of an installation, and whether it is enabled.
 
     Attributes:
         name: MXNet's name of it.

@@ -80,7 +80,7 @@ _KINDS = {bool: "0, 1, true or false", int: "an int", float: "a number", str: "t
 
 
 class Setting(NamedTuple):
-    """One row of the table: what a setting is called, what it takes, and what it does."""
+    """A row of the table of settings: name, type, default, description, and the values that it takes."""
 
     name: str
     kind: type

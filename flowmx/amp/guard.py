@@ -162,7 +162,7 @@ class Guard:
             )
 
     def _flags(self) -> dict[str, NDArray]:
-        """For each parameter whether its gradient is finite, 1 or 0."""
+        """Arrays of shape (1,) by parameter name: 1 where the gradient is finite, else 0."""
         return {str(p.name): all_finite(p.list_grad()[:1]) for p in self._params if p.grad_req != "null"}
 
     def _settle(self, is_finite: bool, overflown: Sequence[str]) -> bool:
@@ -199,7 +199,7 @@ def _node(array: NDArray) -> TapeNode | Leaf | None:
 
 
 class _Recorder:
-    """One watch for all guards, on while one of them wants it."""
+    """The watch that all guards share: on while one of them needs it."""
 
     def __init__(self) -> None:
         self._watch = Watch(stops=False)
@@ -219,7 +219,7 @@ class _Recorder:
         self.tidy()
 
     def tidy(self) -> None:
-        """Watch no longer where nobody is left who wants it."""
+        """Stop watching once no guard needs it."""
         # A set of weak references may still count a guard while that is being freed, but does not give it.
         if self._is_on and not list(self._wanted):
             self._is_on = False

@@ -1,4 +1,4 @@
-"""Which operators compute in which precision; the lists are MXNet's for float16, with the operators that it forgot.
+"""The precision that each operator computes in; the lists are MXNet's for float16, with the operators that it forgot.
 
 They hold for bfloat16 too, where MXNet has longer lists of what stays float32: its kernels were fewer, not the bits.
 An operator that is on no list computes in whatever it is given (:func:`lp16_fp32`).

@@ -42,7 +42,7 @@ def set_config(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
 
 
 def _set_schedule(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
-    """The script's own schedule goes on, so that whoever holds it sees it."""
+    """Restore the state of the script's own schedule in place, since the script may hold it."""
     own = optimizer.lr_scheduler
     if config is not None and own is not None and type(own).__name__ == config["name"]:
         vars(own).update(plain.made(config["state"]))

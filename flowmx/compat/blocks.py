@@ -56,7 +56,7 @@ def _flatten(args: Any, inout_str: str) -> tuple[list[Any], Any]:
 
 
 def _regroup(args: Any, fmt: Any) -> tuple[Any, Any]:
-    """The first items of a flat list, nested as `_flatten` said, and the items that are left.
+    """Nest the first items of a flat list in the format that `_flatten` returned; returns them and the rest.
 
     Raises:
         ValueError: there is no list, or something in the place of a None.

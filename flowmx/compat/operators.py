@@ -77,7 +77,7 @@ class PythonOp:
         return self.need_top_grad_
 
     def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
-        """Which of these numbered arrays ``backward`` needs."""
+        """Select the numbered arrays that ``backward`` needs."""
         return [*(out_grad if self.need_top_grad() else []), *in_data, *out_data]
 
 

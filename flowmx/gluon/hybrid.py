@@ -258,7 +258,7 @@ class HybridBlock(Block):
         return regroup([found] if isinstance(found, NDArray) else found, form)
 
     def _observe(self, compiled: Compiled, inputs: Sequence[NDArray], hooks: Sequence[OpHook]) -> Any:
-        """Compute operator by operator, where somebody looks."""
+        """Compute operator by operator, so that hooks and monitors see every output."""
         symbol = compiled.traced.symbol
         found = observed(symbol, dict(zip(symbol.list_inputs(), inputs, strict=True)), hooks)
         return found[0] if len(found) == 1 else found

@@ -317,7 +317,7 @@ class Parameter:
         initializer.create(init if by_name else default)(InitDesc(self.name, attributes), data)
 
     def _place(self, data: NDArray, contexts: Sequence[Context], owned: bool = False) -> None:
-        """Put a value on devices; one that is ``owned`` by nobody else may be used as it is."""
+        """Put a value on devices; an ``owned`` one, which nothing else references, may be used without a copy."""
         self._arrays = {ctx: data if owned and ctx is data.context else data.copyto(ctx) for ctx in contexts}
         self._attach()
 

@@ -145,7 +145,7 @@ class Trainer:
         self._finish_step(fresh, batch_size, self._amp_guard is not None and self._amp_guard.skips())
 
     async def step_async(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """As :meth:`step`, awaiting what mixed precision wants to know of the gradients."""
+        """As :meth:`step`, awaiting the gradients where mixed precision checks them."""
         fresh = self._begin_step(batch_size, ignore_stale_grad)
         self._finish_step(fresh, batch_size, self._amp_guard is not None and await self._amp_guard.skips_async())
 
@@ -170,7 +170,7 @@ class Trainer:
         next_step(self, batch_size)
 
     def _warn_unscaled(self) -> None:
-        """Warn where operators compute in float16, and nobody scales the loss."""
+        """Warn where operators compute in float16 and the loss is not scaled."""
         if core.casting is not None and core.casting.needs_scaling and not self._is_warned:
             self._is_warned = True
             warnings.warn(

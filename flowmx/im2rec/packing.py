@@ -1,4 +1,4 @@
-"""From an image file to a record."""
+"""Conversion of an image file to a record."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ _MEAN, _STD = (123.68, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 class Described:
-    """Something that tells what it was made with.
+    """Base of augmenters: keeps the constructor's arguments for ``dumps``.
 
     Args:
-        **kwargs: what that was.
+        **kwargs: these arguments.
     """
 
     def __init__(self, **kwargs: Any) -> None:

@@ -256,7 +256,7 @@ class PCC(EvalMetric):
 
 
 def _correlation(matrix: Host) -> float:
-    """Of a confusion matrix; NaN where all predictions, or all labels, are one class."""
+    """Matthews' correlation of a confusion matrix; NaN where all predictions, or all labels, are one class."""
     total = matrix.sum()
     given, right = matrix.sum(axis=1), matrix.sum(axis=0)
     spread = np.sum(given * (total - given)) * np.sum(right * (total - right))

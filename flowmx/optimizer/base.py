@@ -388,7 +388,7 @@ def each_update(*given: Any) -> Any:
 
 @register
 class Test(Optimizer):
-    """For tests: adds the rescaled gradient to the weight, and keeps a copy of the weight as its state."""
+    """An optimizer for tests: adds the rescaled gradient to the weight, and keeps a copy of the weight as its state."""
 
     __test__ = False  # no test case, whatever its name says to pytest
 

@@ -31,7 +31,7 @@ class RecordFormatError(MXNetError, ValueError):
 
 
 class Part(IntEnum):
-    """Which part of a record follows a head."""
+    """The part of a record that follows a header."""
 
     WHOLE, FIRST, MIDDLE, LAST = range(4)
 

@@ -60,7 +60,7 @@ class Source:
         return os.fstat(self._descriptor).st_size
 
     def bytes_at(self, offset: int, size: int) -> bytes:
-        """So many bytes from an offset on, fewer only at the end of the file."""
+        """Read so many bytes at an offset, fewer only at the end of the file."""
         found = _read_at(self._descriptor, size, offset)
         if len(found) in (0, size):
             return found
@@ -160,7 +160,7 @@ class Window:
         self.raw = raw
 
     def take(self, offset: int) -> tuple[bytes, int]:
-        """As :meth:`Source.record`, from the bytes at hand as far as they go."""
+        """As :meth:`Source.record`, from the bytes already read as far as they reach."""
         raw, at = self.raw, offset - self.start
         # The common case in few steps: a whole record, all of it at hand.
         if 0 <= at <= len(raw) - 8 and raw[at : at + 4] == MAGIC:

@@ -200,7 +200,7 @@ class BaseRNNCell:
 
 
 def time_axis(layout: str) -> int:
-    """Which axis is time.
+    """The index of the time axis.
 
     Raises:
         ValueError: none is.

@@ -157,6 +157,6 @@ def _range(values: Sequence[float], first: float | None = None) -> tuple[float, 
 
 
 def _thinned(points: Points) -> Points:
-    """At most so many points, the last among them."""
+    """Thin a curve to at most so many points; the last one is kept."""
     step = math.ceil(len(points) / _POINTS)
     return points if step <= 1 else [*points[:-1:step], points[-1]]

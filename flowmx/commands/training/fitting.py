@@ -40,7 +40,7 @@ class Progress:
         self._trained: dict[str, float] = {}
 
     def batch(self, param: BatchEndParam) -> None:
-        """After each batch."""
+        """Count a batch, and update the bar."""
         if self._bar is None:
             self._bar = Bar(self.batches, f"epoch {param.epoch + 1}/{self.epochs}")
             self._started, self._samples = time.monotonic(), 0
@@ -49,7 +49,7 @@ class Progress:
         self._bar.step(note=f"loss {self._trained['cross-entropy']:.4f}  accuracy {self._trained['accuracy']:.4f}")
 
     async def epoch(self, epoch: int, *args: Any) -> None:
-        """After the last batch of an epoch: validate."""
+        """End an epoch: close the bar, validate, and write a line."""
         if self._bar is not None:
             self._bar.close()
         self._bar = None
@@ -61,7 +61,7 @@ class Progress:
 
 
 async def accuracy(module: Module, batches: DataIter) -> float:
-    """The part of the rows that a model tells right; those that fill up the last batch do not count."""
+    """The fraction of the rows that a model classifies correctly; padding of the last batch does not count."""
     metric = Accuracy()
     async for outputs, _, batch in module.iter_predict(batches):
         await outputs[0]

@@ -21,7 +21,7 @@ Value = Any
 
 
 class NodeExport:
-    """One node on its way into the file.
+    """A node under export.
 
     Attributes:
         op: the operator, with its parameters as attributes.

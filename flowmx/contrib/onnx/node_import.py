@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class NodeImport:
-    """One node of the file.
+    """An ONNX node under import.
 
     Attributes:
         kind: its operator.

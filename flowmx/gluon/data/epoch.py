@@ -1,4 +1,4 @@
-"""One epoch of a `DataLoader`: what a loop iterates over."""
+"""The iterators of one epoch of a `DataLoader`."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Epoch:
         return made if self.loader is None else self.loader._given(made)
 
     def _finish(self) -> None:
-        """It has come to its end."""
+        """Mark the epoch as finished."""
         loader = self.loader
         self.close()
         if loader is not None and not self.place.finished:

@@ -185,7 +185,7 @@ class DataLoader:
             return Start(self._epochs, seed, None, 0)
 
     def _resume(self, state: dict[str, Any]) -> Place:
-        """The place that a state tells of."""
+        """The position that a state describes."""
         start = Start(int(state["epoch"]), int(state["seed"]), state["sampler"], int(state["given"]))
         self._seed.set(start.seed)
         if start.sampler is None:
@@ -216,7 +216,7 @@ class DataLoader:
         return {**found, "samples": self._samples()}
 
     def _before(self) -> dict[str, Any]:
-        """The state of the next epoch, which is not begun for it but where nothing else tells its order."""
+        """The state before the next epoch, which is begun only where its order is not known otherwise."""
         start = self._start()
         if start.sampler is not None:
             return {**start._asdict(), "rest": None}

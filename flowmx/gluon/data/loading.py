@@ -9,7 +9,7 @@ from flowmx.errors import MXNetError
 
 
 class Unwanted(MXNetError):
-    """Nobody wants the batch any more."""
+    """The batch was abandoned."""
 
 
 def make(

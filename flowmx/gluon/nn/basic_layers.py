@@ -131,10 +131,10 @@ class Dense(HybridBlock):
 
 
 class Dropout(HybridBlock):
-    """In training, zeros in random places, and the rest larger by as much.
+    """Dropout: training zeroes random elements with probability ``rate``, and scales the others by 1/(1 - rate).
 
     Args:
-        rate: the part that becomes zero.
+        rate: the probability of a zero, from 0 to 1.
         axes: axes along which one decision counts.
         **kwargs: ``prefix`` and ``params``.
     """

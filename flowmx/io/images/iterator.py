@@ -310,7 +310,7 @@ class ImageRecordIter(DataIter):
 
 
 class _Job:
-    """A batch under way: where the iterator stood before it, its instances, and whether somebody still wants it."""
+    """A batch in progress: the iterator's state before it, its instances, and a flag once it was abandoned."""
 
     __slots__ = ("batch", "handle", "state", "wanted")
     handle: engine.Handle
@@ -322,7 +322,7 @@ class _Job:
 
 
 async def _make(reference: weakref.ref[ImageRecordIter], job: _Job) -> DataBatch | Exception | None:
-    """Make a batch, or say why not: an error of a batch that nobody came for is nobody's concern."""
+    """Make a batch, or return its error; errors of abandoned batches are dropped."""
     iterator = reference()
     if iterator is None or not job.wanted:
         return None

@@ -1,4 +1,4 @@
-"""From an image's bytes into a batch: mirrored, normalized, channels in front, in one pass over memory."""
+"""Copying of an image into a batch: mirrored, normalized, channels first, in one pass over memory."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def _cube_root(n: NodeExport) -> str:
 
 @exports("rint")
 def _rint(n: NodeExport) -> str:
-    """To the nearest, halves down, as MXNet rounds."""
+    """Round to the nearest integer, halves down, as MXNet does."""
     x = n.inputs[0]
     return n.add("Ceil", n.add("Sub", x, n.number(0.5)))
 

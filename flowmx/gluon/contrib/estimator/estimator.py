@@ -275,7 +275,7 @@ class _Waits(Protocol):
 
 
 class _Blocking:
-    """In a plain function: nothing is ever left to a loop."""
+    """Waiting in a plain function: it blocks."""
 
     async def batches(self, data: Any) -> AsyncIterator[Any]:
         for batch in _from_beginning(data):
@@ -289,7 +289,7 @@ class _Blocking:
 
 
 class _Awaiting:
-    """In a coroutine."""
+    """Waiting in a coroutine: it awaits."""
 
     async def batches(self, data: Any) -> AsyncIterator[Any]:
         if hasattr(data, "__aiter__"):

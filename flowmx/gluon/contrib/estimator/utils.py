@@ -28,7 +28,7 @@ def check_metrics(metrics: Any) -> list[EvalMetric]:
 
 
 def check_known(handler: Any, known: Collection[EvalMetric]) -> None:
-    """Check that a handler looks at no metrics that nobody updates.
+    """Check that every metric of a handler is one that the estimator updates.
 
     Raises:
         ValueError: it does.

@@ -174,7 +174,7 @@ class Cast(OnHost, HybridBlock):
 
 
 class ToTensor(OnHost, HybridBlock):
-    """From images (height, width, channels) with values to 255 to float32, the channels in front, with values to 1."""
+    """Convert images (H, W, C) with values from 0 to 255 to float32 (C, H, W) with values from 0 to 1."""
 
     def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
         return F.image.to_tensor(x)

@@ -212,7 +212,7 @@ class ProcessPool(WorkerPool):
         self._package.close()
 
     def leave(self) -> None:
-        """In the child of a fork: close its copies of the sockets, so that the workers see the parent's end."""
+        """Close the copies of the sockets in the child of a fork, so that the workers see the parent's end."""
         self.closed = True
         self._changed = threading.Condition()
         for thread in self._threads:

@@ -64,7 +64,7 @@ class Worker:
         self.process.kill()
 
     def leave(self) -> None:
-        """In the child of a fork: close the copy of its socket."""
+        """Close the copy of its socket in the child of a fork."""
         self.connection.close()
         self.process.returncode = 0  # it is not this process's child
 

@@ -81,11 +81,12 @@ _running_main = False
 
 
 def stop_main() -> None:
-    """Called where a program begins to load data in worker processes.
+    """Stop the main program where a worker process runs it for its definitions; else do nothing.
+
+    So a program needs no ``if __name__ == "__main__":``.
 
     Raises:
-        Enough: this is a worker process, which runs the program for what it defines. So a program needs no
-            ``if __name__ == "__main__":``.
+        Enough: this is such a worker process.
     """
     if _running_main:
         raise Enough
