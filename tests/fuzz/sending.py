@@ -269,8 +269,8 @@ def _frame(status, body):
         header = unpack(memoryview(body)[8 : 8 + int.from_bytes(body[4:8], "little")])
     except (CommError, ValueError) as error:
         return Answer(status, {}, f"an answer that is no frame: {error}")
-    error = header.get("error")
-    is_error = isinstance(error, dict) and isinstance(error.get("kind"), str) and bool(error.get("text"))
+    reported = header.get("error")
+    is_error = isinstance(reported, dict) and isinstance(reported.get("kind"), str) and bool(reported.get("text"))
     return Answer(
         status, header, "" if is_error != (status == 200) else f"status {status} with the header {header!r:.200}"
     )
