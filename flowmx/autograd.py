@@ -113,7 +113,7 @@ def backward(
         heads: recorded arrays.
         head_grads: gradients of the heads (default: ones).
         retain_graph: keep the tape for another backward pass.
-        train_mode: whether the backward pass counts as training.
+        train_mode: run the backward pass in training mode.
 
     Raises:
         AutogradError: a head was not recorded, or the tape was freed, or an array it needs was changed.
@@ -141,7 +141,7 @@ def grad(
         head_grads: gradients of the heads (default: ones).
         retain_graph: keep the tape (default: as ``create_graph``).
         create_graph: record the backward pass, for gradients of gradients.
-        train_mode: whether the backward pass counts as training.
+        train_mode: run the backward pass in training mode.
 
     Returns:
         a list of gradients, one for each variable, also where ``variables`` is one array.

@@ -84,7 +84,7 @@ def download(
         path: the file to write, or a folder for it (default: the current one). The end of the address is then its name.
         overwrite: fetch it although it is there.
         sha1_hash: the SHA-1 that it must have, in hexadecimal digits; a file with another one is replaced.
-        retries: how many attempts there are at most (at least one is made).
+        retries: the maximum number of attempts (at least one is made).
         verify_ssl: verify the server's certificate.
 
     Returns:

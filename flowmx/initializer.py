@@ -416,9 +416,9 @@ class FusedRNN(Initializer):
     Args:
         init: the initializer of the parts, or its JSON form; None takes that of the whole model.
         num_hidden: units of each layer.
-        num_layers: how many layers there are.
+        num_layers: the number of layers.
         mode: ``"rnn_relu"``, ``"rnn_tanh"``, ``"lstm"`` or ``"gru"``.
-        bidirectional: whether there are two directions.
+        bidirectional: True for two directions.
         forget_bias: both biases of an LSTM's forget gates.
 
     Raises:

@@ -19,7 +19,7 @@ class LRScheduler(Recorded):
 
     Args:
         base_lr: the learning rate after the warm-up.
-        warmup_steps: how many updates the warm-up takes.
+        warmup_steps: the number of updates of the warm-up.
         warmup_begin_lr: the learning rate at its start.
         warmup_mode: ``"linear"`` rises in equal steps, ``"constant"`` stays at ``warmup_begin_lr``.
 

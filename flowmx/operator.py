@@ -53,7 +53,7 @@ class CustomOp:
 
         Args:
             is_train: training mode.
-            req: how to store each output, for :meth:`assign`.
+            req: the storing request of each output, for :meth:`assign`.
             in_data: the arguments; they may not be written.
             out_data: the outputs to write.
             aux: the auxiliary states, which may be read and written.

@@ -30,7 +30,7 @@ class Bar:
     """A progress bar.
 
     Args:
-        total: how many steps there are; None where nobody knows.
+        total: the number of steps; None where it is unknown.
         what: stands before the bar.
         stream: where it is written (default: the error output).
 

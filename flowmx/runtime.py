@@ -24,7 +24,7 @@ class Feature(NamedTuple):
 
     Attributes:
         name: MXNet's name of it.
-        enabled: whether it is there.
+        enabled: True where it is available.
     """
 
     name: str

@@ -134,7 +134,7 @@ class Setting(NamedTuple):
         """Return the value that `text`, as found in the environment, stands for.
 
         Args:
-            text: what was found.
+            text: the given text.
             variable: where, if not in the setting's own variable.
 
         Raises:

@@ -25,7 +25,7 @@ def parser(
         name: of the command.
         about: a sentence or two.
         examples: command lines, without ``flowmx`` and the name.
-        exits: what statuses mean, in addition to (or instead of) the usual ones.
+        exits: the meanings of exit statuses, in addition to (or instead of) the usual ones.
         usage: the first line of the help, where argparse's own would be hard to read.
     """
     lines = ["examples:", *(f"  flowmx {name} {each}".rstrip() for each in examples), ""] if examples else []

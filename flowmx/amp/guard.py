@@ -34,7 +34,7 @@ class Overflow(NamedTuple):
 
     Attributes:
         step: its number.
-        loss_scale: what its loss was multiplied with.
+        loss_scale: the factor of its loss.
         parameters: names of those whose gradients are not finite.
         finding: the first operator that gave what is not finite; None where nobody watched, as in the first of several
             such steps.

@@ -25,14 +25,14 @@ class LossScaler:
     """The number that losses are multiplied with.
 
     Args:
-        init_scale: the first.
-        scale_factor: what it is divided by after an overflow, and multiplied with after many steps without.
-        scale_window: how many.
+        init_scale: the initial scale.
+        scale_factor: the divisor after an overflow, and the factor after ``scale_window`` steps without one.
+        scale_window: the number of steps.
         max_scale, min_scale: its bounds.
 
     Attributes:
         loss_scale: the number.
-        skipped: how many steps in a row have overflowed.
+        skipped: the number of consecutive steps that have overflowed.
     """
 
     def __init__(

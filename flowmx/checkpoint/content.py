@@ -42,7 +42,7 @@ class Place(NamedTuple):
 
     Attributes:
         epoch: the epoch, from 0.
-        batch: how many batches of it are done.
+        batch: the number of its batches that are done.
     """
 
     epoch: int
@@ -54,7 +54,7 @@ class Checkpoint:
     """A state of training.
 
     Attributes:
-        place: how far training has come.
+        place: the progress of training.
         arrays: parameters and auxiliary states, by names of the writer's.
         blobs: bytes by name, such as the states of an optimizer.
         content: all else, as plain data: numbers, texts, None, lists, tuples, dicts, NumPy arrays.

@@ -21,7 +21,7 @@ def arrays(params: Mapping[str, Any], leads: bool) -> Iterator[tuple[str, NDArra
 
     Args:
         params: the parameters.
-        leads: whether this worker saves what is the same for all.
+        leads: True for the worker that saves what all workers share.
     """
     for name, param in params.items():
         own = param.list_data()

@@ -97,7 +97,7 @@ def checkpoint(path: Path, epoch: int | None = None) -> tuple[str, Path]:
 
     Args:
         path: its prefix, its folder, or its symbol.
-        epoch: which (default: the latest).
+        epoch: the epoch's number (default: the latest).
 
     Raises:
         OSError: there is none.

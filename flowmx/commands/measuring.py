@@ -27,8 +27,8 @@ class Options(NamedTuple):
     Attributes:
         model: by name; None: lenet.
         shape: of a row; None: the model's usual one.
-        batches: how many rows.
-        hybridize: whether to compile the model.
+        batches: the batch sizes.
+        hybridize: compile the model.
         seconds: of each measurement, about.
     """
 

@@ -39,7 +39,7 @@ class NotSupportedForSparseNDArray(MXNetError):
     Args:
         function: it.
         alias: its other name, or None.
-        args: what it was given.
+        args: its arguments.
     """
 
     def __init__(self, function: Callable[..., Any], alias: str | None, *args: Any) -> None:
@@ -150,7 +150,7 @@ def build_param_doc(
     Args:
         arg_names: their names.
         arg_types: their types.
-        arg_descs: what they are for.
+        arg_descs: their descriptions.
         remove_dup: list a name once.
     """
     seen: set[str] = set()

@@ -30,7 +30,7 @@ def _init_data(data: Any, allow_empty: bool, default_name: str) -> list[tuple[st
 
     Args:
         data: an array, a list of them or a dict; or None.
-        allow_empty: whether there may be none.
+        allow_empty: accept an empty list.
         default_name: the name of a lone array; those of a list get a number before it.
 
     Raises:
@@ -82,7 +82,7 @@ class DataLoaderIter(DataIter):
         loader: gives data and label of each batch.
         data_name: the name of the data.
         label_name: the name of the label.
-        dtype: what both are cast to.
+        dtype: the dtype that both are cast to.
     """
 
     def __init__(

@@ -106,7 +106,7 @@ class DataParallelExecutorGroup:
         shared_group: the group to share parameters with.
         logger: not used.
         fixed_param_names: parameters that are not trained.
-        grad_req: what happens to gradients: one word, or from argument to word.
+        grad_req: the gradient request, one for all arguments or by name.
         state_names: arguments that are neither inputs nor parameters.
         group2ctxs: for each device, those of the ``ctx_group``s.
     """

@@ -241,7 +241,7 @@ class Block:
         """Print its layers, with the shapes of their outputs and the sizes of their parameters.
 
         Args:
-            *inputs: what to call it with.
+            *inputs: the arguments of the call.
 
         Raises:
             RuntimeError: it, or a child, is hybridized.

@@ -33,7 +33,7 @@ class Traced(NamedTuple):
     Attributes:
         inputs: names of the variables for its inputs.
         symbol: all its outputs.
-        form: how they nest.
+        form: the nesting of its outputs.
     """
 
     inputs: list[str]
@@ -45,7 +45,7 @@ class Compiled(NamedTuple):
     """A traced block, ready to be called.
 
     Attributes:
-        traced: what it composed.
+        traced: the traced symbol.
         op: computes it.
         sources: for each input of ``op``, a position among the block's inputs or a parameter.
     """
@@ -130,7 +130,7 @@ class HybridBlock(Block):
         """Have the block, and its children, compute compiled graphs (or no longer).
 
         Args:
-            active: whether to.
+            active: compile it.
             backend: kept for MXNet's scripts: there is one, whose passes always run.
             clear: compile anew at the next call.
             static_alloc: keep the memory for inner values between calls.

@@ -64,7 +64,7 @@ class Parameter:
         lr_mult: multiplies the learning rate.
         wd_mult: multiplies the weight decay.
         init: its own initializer, an instance or a name; without one the initializer of the model counts.
-        allow_deferred_init: whether initialization may wait until the shape is known.
+        allow_deferred_init: let initialization wait until the shape is known.
         differentiable: False where it never has a gradient (a running mean).
         stype: only ``"default"``: all arrays are dense.
         grad_stype: ``"row_sparse"`` is taken too, with a warning: the gradient is dense all the same.

@@ -32,7 +32,7 @@ class Trainer:
         optimizer_params: its arguments, where it is given by name.
         kvstore: ``"device"``, ``"local"``, another name that ``mx.kv.create`` takes, or a store: it sums gradients over
             devices and, as ``"dist_sync"``, over machines. One device of one process needs none.
-        compression_params: what the store's ``set_gradient_compression`` takes.
+        compression_params: the argument of the store's ``set_gradient_compression``.
         update_on_kvstore: update each weight once, in the store, or on every device by itself. By default the store
             updates if it can, unless :meth:`allreduce_grads` or :meth:`update` is called before :meth:`step`.
 

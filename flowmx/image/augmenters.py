@@ -239,7 +239,7 @@ class LightingAug(Augmenter):
     """Noise along the principal components of the colours.
 
     Args:
-        alphastd: how much.
+        alphastd: the noise's standard deviation.
         eigval: the components' spread, (3,).
         eigvec: the components, (3, 3).
     """
@@ -334,15 +334,15 @@ def CreateAugmenter(  # noqa: N802 - MXNet's name
         rand_crop: cut anywhere; else the middle.
         rand_resize: cut parts of random size and proportions (needs ``rand_crop``).
         rand_mirror: mirror every second image, at random.
-        mean: what is subtracted of each channel; True for ImageNet's.
-        std: what each channel is divided by; True for ImageNet's.
+        mean: the mean of each channel, which is subtracted; True for ImageNet's.
+        std: the standard deviation of each channel, a divisor; True for ImageNet's.
         brightness: at most this share brighter or darker.
         contrast: likewise.
         saturation: likewise.
         hue: likewise, of half a circle.
-        pca_noise: how much noise along the principal components of the colours.
+        pca_noise: the standard deviation of the noise along the principal components of the colours.
         rand_gray: the probability of gray.
-        inter_method: how images are resized; see :func:`~flowmx.image.imresize`.
+        inter_method: the interpolation; see :func:`~flowmx.image.imresize`.
 
     Raises:
         ValueError: ``rand_resize`` without ``rand_crop``, or a mean or std of another length.

@@ -313,14 +313,14 @@ def CreateDetAugmenter(  # noqa: N802 - MXNet's name
         rand_pad: the probability of a frame (see :class:`DetRandomPadAug`).
         rand_gray: the probability of gray.
         rand_mirror: mirror every second image, at random.
-        mean: what is subtracted of each channel; True for ImageNet's.
-        std: what each channel is divided by; True for ImageNet's.
+        mean: the mean of each channel, which is subtracted; True for ImageNet's.
+        std: the standard deviation of each channel, a divisor; True for ImageNet's.
         brightness: at most this share brighter or darker.
         contrast: likewise.
         saturation: likewise.
-        pca_noise: how much noise along the principal components of the colours.
+        pca_noise: the standard deviation of the noise along the principal components of the colours.
         hue: likewise, of half a circle.
-        inter_method: how images are resized; see :func:`~flowmx.image.imresize`.
+        inter_method: the interpolation; see :func:`~flowmx.image.imresize`.
         min_object_covered: see :class:`DetRandomCropAug`, of which there may be several (lists).
         aspect_ratio_range: likewise, and of frames.
         area_range: likewise; frames take its upper end.
@@ -503,8 +503,8 @@ class ImageDetIter(ImageIter):
         Args:
             color: of the boxes; by default another for each class.
             thickness: of their lines.
-            mean: what was subtracted of the images, to be added again; True for ImageNet's.
-            std: what they were divided by; True for ImageNet's.
+            mean: the mean that was subtracted, to be added again; True for ImageNet's.
+            std: the standard deviation that they were divided by; True for ImageNet's.
             clip: keep the numbers from 0 to 255.
             waitKey: kept for MXNet's scripts: no window is opened.
             window_name: likewise.

@@ -221,7 +221,7 @@ def random_size_crop(
         size: the size that it gets.
         area: the least and the most of the image's area that it takes; a number is the least.
         ratio: the least and the most of its width divided by its height.
-        interp: how it is resized; see :func:`imresize`.
+        interp: the interpolation; see :func:`imresize`.
         **kwargs: ``min_area``, the older name of ``area``.
 
     Returns:

@@ -62,9 +62,9 @@ class DataBatch:
     Args:
         data: the inputs, one array each.
         label: the labels, one array each.
-        pad: how many instances at its end only fill it up; predictions leave them out.
+        pad: the number of instances at its end that only fill it up; predictions leave them out.
         index: the instances' numbers.
-        bucket_key: which bucket it belongs to, for modules with several.
+        bucket_key: the key of its bucket, for modules with several.
         provide_data: describes ``data``.
         provide_label: describes ``label``.
 

@@ -29,7 +29,7 @@ class BatchOrder:
     Args:
         count: the number of instances.
         batch_size: instances in a batch.
-        end: what becomes of instances that fill no batch: ``"wrap"`` fills it with the first ones of the next epoch,
+        end: the treatment of instances that fill no batch: ``"wrap"`` fills it with the first ones of the next epoch,
             which then begins after them; ``"repeat"`` fills it with instances of the batch before; ``"discard"`` drops
             it.
         shuffle: in a random order, drawn anew for each epoch.

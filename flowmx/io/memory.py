@@ -25,7 +25,7 @@ class NDArrayIter(DataIter):
         label: the labels, likewise.
         batch_size: instances in a batch.
         shuffle: draw the order of the instances from the generator that ``mx.random.seed`` seeds.
-        last_batch_handle: what happens to instances that fill no batch: ``"pad"`` fills it with the first
+        last_batch_handle: the treatment of instances that fill no batch: ``"pad"`` fills it with the first
             ones, ``"discard"`` drops them, ``"roll_over"`` puts them before the next epoch's first.
         data_name: the name of a single input.
         label_name: the name of a single label.

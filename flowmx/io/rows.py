@@ -33,9 +33,9 @@ class RowsIter(DataIter):
         data: the inputs, instances first.
         label: the labels, likewise.
         batch_size: instances in a batch.
-        end: what becomes of those that fill no batch (see :class:`~flowmx.io.course.BatchOrder`).
+        end: the treatment of those that fill no batch (see :class:`~flowmx.io.course.BatchOrder`).
         shuffle: in a random order.
-        seed: what that follows from.
+        seed: the seed of that order.
         data_name: the name of the input.
         label_name: the name of the label.
     """

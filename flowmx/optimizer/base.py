@@ -37,7 +37,7 @@ class Optimizer(Recorded):
     :meth:`create_state`. One that overrides :meth:`update`, as MXNet's do, works as well.
 
     Args:
-        rescale_grad: what gradients are multiplied with first, often ``1 / batch_size``.
+        rescale_grad: the factor that gradients are multiplied with first, often ``1 / batch_size``.
         param_idx2name: from index to name, for multipliers by name.
         wd: weight decay; it counts for parameters whose names end in ``_weight`` or ``_gamma``.
         clip_gradient: bound on the absolute value of each element of a rescaled gradient.
@@ -106,10 +106,10 @@ class Optimizer(Recorded):
         Args:
             weight: the weight.
             grad: its gradient, neither rescaled nor clipped yet (see :meth:`fused` and :meth:`scaled`).
-            state: what :meth:`create_state` made.
+            state: the result of :meth:`create_state`.
             lr: this weight's learning rate.
             wd: this weight's decay.
-            t: how many updates this weight has had, with this one.
+            t: the number of updates of this weight, this one included.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement step() or update()")
 
@@ -140,10 +140,10 @@ class Optimizer(Recorded):
         """Update a weight in place, or each of a list of weights.
 
         Args:
-            index: what the weight is known by to multipliers and counts.
+            index: the weight's index, an int or str, for multipliers and counts.
             weight: the weight.
             grad: its gradient.
-            state: what :meth:`create_state` made for it.
+            state: the result of :meth:`create_state`.
         """
         for each in each_update(index, weight, grad, state):
             self._update_one(*each)
@@ -174,7 +174,7 @@ class Optimizer(Recorded):
             index: as for :meth:`update`.
             weight: as for :meth:`update`.
             grad: as for :meth:`update`.
-            state: what :meth:`create_state_multi_precision` made for it.
+            state: the result of :meth:`create_state_multi_precision`.
         """
         for i, w, g, s in each_update(index, weight, grad, state):
             if self._has_master(w):

@@ -35,7 +35,7 @@ class Footprint:
         """The bytes of state for a weight.
 
         Args:
-            index: what the weight is known by to the optimizer.
+            index: the weight's index, an int or str.
             shape: its shape.
             dtype: its dtype.
         """

@@ -87,7 +87,7 @@ class _Reader:
     read is counted.
 
     Args:
-        size: how long the pickle is.
+        size: the length of the pickle in bytes.
     """
 
     def __init__(self, size: int) -> None:

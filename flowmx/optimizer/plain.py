@@ -18,7 +18,7 @@ def of(value: Any, what: str) -> Any:
 
     Args:
         value: the value.
-        what: what messages call it.
+        what: its name in messages.
 
     Raises:
         TypeError: something in it is of another kind.

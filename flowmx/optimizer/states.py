@@ -38,8 +38,8 @@ class Content(NamedTuple):
 
     Attributes:
         states: from index to state.
-        progress: what ``Optimizer.progress`` gave.
-        optimizer: what ``Optimizer.get_config`` gave, or None.
+        progress: the result of ``Optimizer.progress``.
+        optimizer: the result of ``Optimizer.get_config``, or None.
     """
 
     states: dict[Any, Any]

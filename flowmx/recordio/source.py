@@ -75,7 +75,7 @@ class Source:
 
         Args:
             offset: where its head is.
-            size: how many bytes it takes in the file, where that is known; else a guess.
+            size: the bytes that it takes in the file, where that is known; else an estimate.
 
         Raises:
             RecordFormatError: there is none, or it is damaged.

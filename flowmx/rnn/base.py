@@ -29,7 +29,7 @@ class RNNParams:
 
         Args:
             name: without the prefix.
-            **kwargs: what ``mx.sym.Variable`` takes.
+            **kwargs: arguments of ``mx.sym.Variable``.
         """
         name = self._prefix + name
         if name not in self._params:
@@ -67,7 +67,7 @@ class BaseRNNCell:
         """Compose one step.
 
         Args:
-            inputs: what goes in, of shape (batch, units).
+            inputs: the input, of shape (batch, units).
             states: those before the step.
 
         Returns:
@@ -106,7 +106,7 @@ class BaseRNNCell:
         """The states before the first step.
 
         Args:
-            func: what makes them: ``mx.sym.zeros``, ``mx.sym.Variable`` to feed them as inputs, or another.
+            func: makes them: ``mx.sym.zeros``, ``mx.sym.Variable`` to feed them as inputs, or another.
             **kwargs: further arguments of it.
 
         Raises:
@@ -173,7 +173,7 @@ class BaseRNNCell:
         """Compose all steps of a sequence.
 
         Args:
-            length: how many steps.
+            length: the number of steps.
             inputs: a symbol with an axis of time, or a symbol for each step.
             begin_state: the states before the first step (default: :meth:`begin_state`).
             layout: ``"NTC"`` or ``"TNC"``: which axis of one symbol is time.

@@ -15,7 +15,7 @@ class DropoutCell(BaseRNNCell):
     """Drops a part of its input in training.
 
     Args:
-        dropout: which part.
+        dropout: the probability of a zero.
         prefix: of names.
         params: kept for MXNet's scripts; it has none.
 

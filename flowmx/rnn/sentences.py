@@ -33,9 +33,9 @@ def encode_sentences(
         sentences: lists of words.
         vocab: numbers by word; without one, words are numbered as they come.
         invalid_label: the number of ``invalid_key``, which no word gets.
-        invalid_key: what fills sentences up.
+        invalid_key: the padding token.
         start_label: the first number.
-        unknown_token: what stands for words that a given vocabulary has not; it is added to it where it is missing.
+        unknown_token: the token of words that a given vocabulary lacks; it is added to it where it is missing.
 
     Returns:
         the sentences as lists of numbers, and the vocabulary.
@@ -75,7 +75,7 @@ class BucketSentenceIter(DataIter):
         sentences: lists of numbers.
         batch_size: sentences in a batch.
         buckets: the lengths; by default all lengths of which there are enough sentences for a batch.
-        invalid_label: what shorter sentences are filled up with.
+        invalid_label: the padding value of shorter sentences.
         data_name: the name of the input.
         label_name: the name of the label.
         dtype: of both.

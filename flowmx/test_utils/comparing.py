@@ -34,8 +34,8 @@ def almost_equal(
         b: likewise.
         rtol: the relative tolerance: a number, a table by dtype, or by default that of their dtype.
         atol: the absolute one.
-        equal_nan: whether not-a-number is like itself.
-        use_broadcast: whether shapes may differ that can be brought together (MXNet's default is that they may).
+        equal_nan: NaNs at the same place count as equal.
+        use_broadcast: shapes may differ where they broadcast (MXNet's default).
     """
     one, other = on_host(a), on_host(b)
     if one.shape != other.shape and not (use_broadcast and _fit(one, other)):
@@ -54,10 +54,10 @@ def assert_almost_equal(
         b: likewise.
         rtol: the relative tolerance: a number, a table by dtype, or by default that of their dtype.
         atol: the absolute one.
-        names: what the message calls them.
-        equal_nan: whether not-a-number is like itself.
-        use_broadcast: whether shapes may differ that can be brought together.
-        mismatches: how many places the message shows; the second number is kept for MXNet's tests.
+        names: their names in the message.
+        equal_nan: NaNs at the same place count as equal.
+        use_broadcast: shapes may differ where they broadcast.
+        mismatches: the number of places that the message shows; the second number is kept for MXNet's tests.
 
     Raises:
         AssertionError: they are not; it names the worst places.

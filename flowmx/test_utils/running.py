@@ -143,7 +143,7 @@ def compare_optimizer(
         g_stype: likewise.
         rtol: the relative tolerance.
         atol: the absolute one.
-        compare_states: whether their states must be the same too.
+        compare_states: compare their states too.
         ntensors: kept for MXNet's tests: how many shapes the list has.
 
     Raises:

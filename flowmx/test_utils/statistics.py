@@ -52,7 +52,7 @@ def chi_square_check(
         generator: makes so many random numbers.
         buckets: ranges, as pairs in growing order, or values.
         probs: the probability of each.
-        nsamples: how many numbers are drawn.
+        nsamples: the number of samples.
 
     Returns:
         the p-value of the chi-square test, the counts, and the expected ones.
@@ -104,8 +104,8 @@ def verify_generator(
         generator: makes so many random numbers.
         buckets: ranges, as pairs in growing order, or values.
         probs: the probability of each.
-        nsamples: how many numbers are drawn each time.
-        nrepeat: how often.
+        nsamples: the number of samples in each repetition.
+        nrepeat: the number of repetitions.
         success_rate: the share of these that must have a p-value above ``alpha``.
         alpha: see there.
 

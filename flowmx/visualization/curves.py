@@ -49,8 +49,8 @@ class Curves:
         Args:
             name: of the metric.
             value: of it; one that is not finite is left out.
-            epochs: how many are done, such as 1.5.
-            curve: which curve.
+            epochs: the number of epochs done, such as 1.5.
+            curve: the name of the curve.
         """
         if math.isfinite(value):
             self.values.setdefault(name, {}).setdefault(curve, []).append((float(epochs), float(value)))

@@ -27,8 +27,8 @@ class Wanted(NamedTuple):
         validation: the name of that to validate on; empty: a part of the data, where it is in memory.
         batch_size: rows of a batch.
         shape: of a row, where the data does not say it.
-        classes: how many, where the data does not say it.
-        held_out: which part to validate on.
+        classes: the number of classes, where the data does not say it.
+        held_out: the fraction of rows to validate on.
         seed: of what is drawn at random.
     """
 
@@ -48,7 +48,7 @@ class Data(NamedTuple):
         train: those to train on.
         validation: those to validate on, if there are any.
         shape: of a row.
-        classes: how many there are.
+        classes: the number of classes.
         batches: of an epoch; None where nobody knows.
     """
 

@@ -29,7 +29,7 @@ class GraphExport:
         names: the ONNX value that holds an entry.
         used: the entries that something reads.
         inputs: the entries of the model's inputs.
-        steps: what was written.
+        steps: the nodes written so far.
         opset: the opset that is written.
     """
 

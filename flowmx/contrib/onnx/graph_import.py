@@ -31,7 +31,7 @@ class GraphImport:
     """The graph of a file on its way into a symbol.
 
     Attributes:
-        values: what is known of each value of the file by now.
+        values: the symbol or constant of each value converted so far.
         opset: the file's opset.
         inputs: the names of the model's inputs.
     """

@@ -24,8 +24,8 @@ class Known:
 
     Attributes:
         trials: the arrays.
-        name: what it is called in the file.
-        make: what computes it as a symbol, where it varies.
+        name: its name in the file.
+        make: makes the symbol that computes it, where it varies.
         like: the symbol whose shape it is.
     """
 

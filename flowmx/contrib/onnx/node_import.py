@@ -26,8 +26,8 @@ class NodeImport:
 
     Attributes:
         kind: its operator.
-        name: what its first output is called in the file.
-        outputs: how many outputs it has.
+        name: the name of its first output in the file.
+        outputs: the number of its outputs.
         opset: the file's opset.
     """
 

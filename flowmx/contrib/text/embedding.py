@@ -280,7 +280,7 @@ class GloVe(_Published):
     """The vectors of "GloVe: Global Vectors for Word Representation", J. Pennington et al., 2014.
 
     Args:
-        pretrained_file_name: which of the files (default: ``glove.840B.300d.txt``).
+        pretrained_file_name: the name of the file (default: ``glove.840B.300d.txt``).
         embedding_root: their folder (default: ``embeddings`` in that of the models).
         init_unknown_vec: makes the vector of unknown tokens where the file has none.
         vocabulary: keep its tokens alone.
@@ -321,7 +321,7 @@ class CustomEmbedding(_TokenEmbedding):
 
     Args:
         pretrained_file_path: the file.
-        elem_delim: what stands between token and numbers.
+        elem_delim: the delimiter of token and numbers.
         encoding: the file's.
         init_unknown_vec: makes the vector of unknown tokens where the file has none.
         vocabulary: keep its tokens alone.

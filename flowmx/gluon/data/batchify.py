@@ -89,7 +89,7 @@ class Pad:
     """Arrays made as long as the longest on every axis, and stacked.
 
     Args:
-        val: what fills them up.
+        val: the padding value.
         dtype: the element type (default: that of the first).
         round_to: lengths become a multiple of this.
         use_shared_mem: kept for MXNet's scripts.

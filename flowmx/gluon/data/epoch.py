@@ -22,7 +22,7 @@ class Epoch:
 
     Args:
         place: where it stands.
-        length: how many batches there are in all.
+        length: the number of batches.
 
     Attributes:
         loader: whose epoch it is, once a loop has it: so the workers live as long as the loop.
@@ -89,7 +89,7 @@ class Sync(Epoch):
 
     Args:
         place: where it stands.
-        length: how many batches there are in all.
+        length: the number of batches.
         dataset: the samples.
         batchify_fn: puts them together.
     """
@@ -128,9 +128,9 @@ class Ahead(Epoch):
 
     Args:
         place: where it stands.
-        length: how many batches there are in all.
+        length: the number of batches.
         pool: makes the batches.
-        prefetch: how many batches are made ahead.
+        prefetch: the number of batches made ahead.
         timeout: seconds that one may take.
     """
 

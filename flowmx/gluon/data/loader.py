@@ -35,22 +35,22 @@ class DataLoader:
 
     Args:
         dataset: the samples.
-        batch_size: how many make up a batch.
+        batch_size: the number of samples in a batch.
         shuffle: in a new random order each epoch.
         sampler: gives the order instead.
-        last_batch: what becomes of samples that fill no batch: ``"keep"`` (the default), ``"discard"`` or
+        last_batch: the treatment of samples that fill no batch: ``"keep"`` (the default), ``"discard"`` or
             ``"rollover"``; see :class:`BatchSampler`.
         batch_sampler: gives lists of samples, in place of the four before.
         batchify_fn: from a list of samples to a batch (default: :func:`default_batchify_fn`).
-        num_workers: how many workers; with 0 a batch is made when it is asked for.
+        num_workers: the number of workers; with 0 a batch is made when it is asked for.
         pin_memory: copy batches into pinned memory, from which devices copy faster.
         pin_device_id: for which device.
-        prefetch: how many batches are made ahead (default: two for each worker).
+        prefetch: the number of batches made ahead (default: two for each worker).
         thread_pool: the workers are threads; for data sets that wait for files more than they compute.
         timeout: seconds that a worker may take for a batch.
         auto_reload: begin the next epoch in the background as soon as one has ended, and the first at once.
-        num_parts: how many workers of a distributed job share the samples; see :class:`SplitSampler`.
-        part_index: which share this one gets.
+        num_parts: the number of workers of a distributed job that share the samples; see :class:`SplitSampler`.
+        part_index: the index of this worker's share, from 0.
 
     Raises:
         ValueError: arguments that exclude each other, or are missing.

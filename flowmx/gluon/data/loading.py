@@ -24,7 +24,7 @@ def make(
     Args:
         dataset: the samples.
         batchify_fn: puts them together.
-        samples: which.
+        samples: their indices.
         number: the batch's number, for messages.
         is_wanted: asked before each sample.
 

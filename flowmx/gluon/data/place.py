@@ -13,7 +13,7 @@ class Start(NamedTuple):
 
     Attributes:
         epoch: its number.
-        seed: what is random about its batches follows from it.
+        seed: the seed of its batches' random numbers.
         sampler: the state of the sampler before it; None where that has none.
         given: batches that were given before, where it is resumed.
     """
@@ -33,7 +33,7 @@ class Place:
 
     Attributes:
         given: batches that the loop has got.
-        finished: whether it came to its end.
+        finished: True once the epoch has ended.
     """
 
     def __init__(self, start: Start, batches: Iterator[list[Any]]) -> None:

@@ -21,7 +21,7 @@ _ENDS: dict[str, Callable[[int, int, int], int]] = {
     "discard": lambda count, size, left: count // size,
     "rollover": lambda count, size, left: (count + left) // size,
 }
-"""For each treatment of what fills no batch, how many batches there are."""
+"""The number of batches, by the treatment of numbers that fill no batch."""
 
 
 class Sampler:
@@ -49,7 +49,7 @@ class SequentialSampler(Sampler):
     """The numbers from ``start`` on, in order.
 
     Args:
-        length: how many.
+        length: the number of indices.
         start: the first.
     """
 
@@ -77,9 +77,9 @@ class SplitSampler(Sampler):
     not divide evenly, some shares begin with the last numbers of the one before.
 
     Args:
-        length: how many numbers there are in all.
-        num_parts: how many workers share them.
-        part_index: which share this one gets.
+        length: the number of indices.
+        num_parts: the number of workers that share them.
+        part_index: the index of this worker's share, from 0.
         shuffle: in random order.
 
     Raises:
@@ -131,9 +131,9 @@ class RandomSampler(SplitSampler):
     """The numbers from 0 to ``length``, or one worker's share of them, in a new random order each epoch.
 
     Args:
-        length: how many numbers.
-        num_parts: how many workers share them; see :class:`SplitSampler`.
-        part_index: which share this one gets.
+        length: the number of indices.
+        num_parts: the number of workers that share them; see :class:`SplitSampler`.
+        part_index: the index of this worker's share, from 0.
     """
 
     def __init__(self, length: int, num_parts: int = 1, part_index: int = 0) -> None:
@@ -162,7 +162,7 @@ class BatchSampler(Sampler):
     Args:
         sampler: the other sampler.
         batch_size: numbers in a batch.
-        last_batch: what becomes of numbers that fill no batch: ``"keep"`` makes a smaller one of them, ``"discard"``
+        last_batch: the treatment of numbers that fill no batch: ``"keep"`` makes a smaller one of them, ``"discard"``
             drops them, ``"rollover"`` puts them before the next epoch's first.
 
     Raises:

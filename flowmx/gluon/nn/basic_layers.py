@@ -94,7 +94,7 @@ class Dense(HybridBlock):
     Args:
         units: the number of outputs.
         activation: the name of an activation, or None.
-        use_bias: whether there is a bias.
+        use_bias: add a bias.
         flatten: collapse all axes of the input but the first; otherwise only the last is transformed.
         dtype: of the parameters.
         weight_initializer: of the weight.

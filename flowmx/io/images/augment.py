@@ -25,7 +25,7 @@ def augment(image: Image, options: Augmenting, size: tuple[int, int], u: Any) ->
 
     Args:
         image: bytes, (height, width, channels), red first.
-        options: what is done.
+        options: the augmentations.
         size: the height and width that it gets.
         u: :data:`RANDOM` random numbers.
 

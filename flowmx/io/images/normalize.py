@@ -30,7 +30,7 @@ def into(out: Any, image: Image, mirrored: bool, scaling: Scaling | None) -> Non
         out: (channels, height, width): floats, or bytes with or without a sign.
         image: (height, width, channels); may be a part of another.
         mirrored: left and right exchanged.
-        scaling: what becomes of the numbers; None leaves them.
+        scaling: the normalization of the values; None leaves them.
     """
     if scaling is not None and out.dtype == np.float32 and _fused(out, image, mirrored, scaling):
         return

@@ -18,7 +18,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
 
     Args:
         monitor: a metric of the estimator.
-        min_delta: how much better counts.
+        min_delta: the least change that counts as an improvement.
         patience: for how many epochs to go on.
         mode: ``"max"``: more is better; ``"min"``: less is; ``"auto"``: by the metric's name. (MXNet 1.9 takes more for
             better in "auto" whatever the metric, against its documentation.)

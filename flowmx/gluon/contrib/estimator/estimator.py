@@ -141,9 +141,9 @@ class Estimator:
         Args:
             train_data: gives batches (data, label), such as a ``gluon.data.DataLoader``; or a ``mx.io.DataIter``.
             val_data: likewise, to evaluate after each epoch.
-            epochs: how often to go through the data.
+            epochs: the number of passes over the data.
             event_handlers: handlers, which come before those that are always there (updates, metrics, log).
-            batches: how many batches to train on, in the place of epochs.
+            batches: the number of batches to train on, in the place of epochs.
             batch_axis: along which axis a batch is split over the devices.
 
         Raises:

@@ -291,7 +291,7 @@ class RandomCrop(Block):
     Args:
         size: (width, height), or one number for both.
         pad: give it a border of this width before; two numbers: to the left and right, and above and below.
-        pad_value: what the border is filled with.
+        pad_value: the value of the border.
         interpolation: OpenCV's number.
     """
 
@@ -314,8 +314,8 @@ class CropResize(HybridBlock):
     Args:
         x: the first column.
         y: the first row.
-        width: how many columns.
-        height: how many rows.
+        width: the width of the crop, in pixels.
+        height: the height of the crop, in pixels.
         size: (width, height) of the result, or one number for both.
         interpolation: OpenCV's number; 1 by default.
     """

@@ -25,8 +25,8 @@ class Task(NamedTuple):
 
     Attributes:
         ticket: the task's number; results bear it.
-        samples: which samples; None: nobody wants the task with this ticket any more.
-        seed: what is random follows from it.
+        samples: the indices of the samples; None: the task with this ticket was abandoned.
+        seed: the seed of its random numbers.
         number: the number of the batch, for messages.
         free: blocks that may be used again.
         drop: blocks that are to be given up.
@@ -44,11 +44,11 @@ class Result(NamedTuple):
     """A worker's answer: the memory block that holds a result.
 
     Attributes:
-        kind: what is in the block.
+        kind: the kind of the block's content.
         ticket: the task's number.
         block: the block's.
         capacity: its size.
-        size: how much of it is used.
+        size: the bytes used of it.
         descriptor: the block's, where it is a new one; else -1.
     """
 

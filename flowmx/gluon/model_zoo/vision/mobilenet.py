@@ -56,7 +56,7 @@ class LinearBottleneck(HybridBlock):
     Args:
         in_channels: the number of input channels.
         channels: the number of output channels.
-        t: how many times as many are between.
+        t: the factor by which the channels are widened in between.
         stride: the steps.
         **kwargs: ``prefix`` and ``params``.
     """
