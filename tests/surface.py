@@ -86,7 +86,7 @@ PREFIXES = {"linalg": "_linalg_", "image": "_image_", "contrib": "_contrib_"}
 
 
 def excluded(namespace: str, name: str) -> str | None:
-    """Why a public name is left out, or None."""
+    """The reason why a public name is left out, or None."""
     _, _, inner = namespace.partition(".")
     prefixed = PREFIXES.get(inner, "") + name
     if prefixed.startswith(GRADIENTS):

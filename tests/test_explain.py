@@ -93,7 +93,7 @@ def test_every_reason_against_working_in_place_is_a_true_one(name, grad_req):
 
 
 def reason(text, output):
-    """Why an output is not in place of an input."""
+    """The reason why an output is not written over an input."""
     return re.search(rf"{output} is not in place of \S+: (.*)", text)[1]
 
 

@@ -25,7 +25,7 @@ def test_a_small_pass_stays_whole():
 
 
 def as_they_come(first, last):
-    """Which of two arrays was ready first, asked for in the other order."""
+    """The names of two arrays in the order in which they were ready; the later one is asked for last."""
     seen = []
     for name, array in (("first layer", first), ("last layer", last)):
         mx.engine.push(lambda name=name: seen.append(name), reads=[array], device=mx.cpu(1))

@@ -272,7 +272,7 @@ async def test_nothing_blocks_in_a_coroutine(kv):
 
 
 class Apart(Device):
-    """A device whose arrays nobody else may look at."""
+    """A device whose arrays only its own operations may read."""
 
     class Memory(np.ndarray):
         place: mx.Context | None = None

@@ -97,7 +97,7 @@ class Alive:
         return self.shown.get(entry, entry)
 
     def taken(self, step):
-        """Bytes of outputs that may be written over an input which nobody reads afterwards."""
+        """Bytes of outputs that may be written over an input which no later step reads."""
         node, bytes_taken, used = self.steps[step], 0, set()
         read = Counter(map(self.whole, node.inputs))
         for entry in entries(node):

@@ -290,7 +290,7 @@ class Stream:
 
 
 class NullStream:
-    """The stream that is current where nobody has chosen one."""
+    """The default current stream."""
 
     ptr = 0
     captured = None
