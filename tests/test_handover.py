@@ -25,7 +25,7 @@ def test_a_small_pass_stays_whole():
 
 
 def as_they_come(first, last):
-    """The names of two arrays in the order in which they were ready; the later one is asked for last."""
+    """The order in which two arrays become ready; the reads of them are pushed in the order of the layers."""
     seen = []
     for name, array in (("first layer", first), ("last layer", last)):
         mx.engine.push(lambda name=name: seen.append(name), reads=[array], device=mx.cpu(1))
