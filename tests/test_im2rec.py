@@ -10,7 +10,7 @@ import flowmx as mx
 from flowmx import cli, codecs
 from tests.fixtures import record_images as recorded
 
-EXPECTED = json.loads((recorded.FOLDER / "recorded.json").read_text())["im2rec"]
+TOLD = json.loads((recorded.FOLDER / "recorded.json").read_text())["im2rec"]
 FILES = recorded.FOLDER / "files"
 
 
@@ -32,11 +32,11 @@ def records(root, name="set"):
         return [mx.recordio.unpack(file.read_idx(key)) for key in file.keys]
 
 
-@pytest.mark.parametrize(("calls", "expected"), list(zip(recorded.IM2REC, EXPECTED, strict=True)), ids=str)
-def test_writes_what_mxnets_script_writes(calls, expected, root):
+@pytest.mark.parametrize(("calls", "told"), list(zip(recorded.IM2REC, TOLD, strict=True)), ids=str)
+def test_writes_what_mxnets_script_writes(calls, told, root):
     for options in calls:
         assert im2rec(root, *options) == 0
-    assert recorded.outcome(root.parent / "out") == expected
+    assert recorded.outcome(root.parent / "out") == told
 
 
 def test_says_how_far_it_is(root, capsys):

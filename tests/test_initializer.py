@@ -8,23 +8,23 @@ import pytest
 import flowmx as mx
 from tests.fixtures import record_training as recorded
 
-EXPECTED = json.loads((recorded.FOLDER / "initializers.json").read_text())
+TOLD = json.loads((recorded.FOLDER / "initializers.json").read_text())
 
 
 @pytest.mark.parametrize(
-    ("case", "expected"), list(zip(recorded.INITIALIZERS, EXPECTED, strict=True)), ids=lambda c: str(c)[:60]
+    ("case", "told"), list(zip(recorded.INITIALIZERS, TOLD, strict=True)), ids=lambda c: str(c)[:60]
 )
-def test_does_as_recorded(case, expected):
+def test_does_as_recorded(case, told):
     mx.random.seed(1)
     dumped, content = recorded.run_initializer(mx, *case)
-    assert dumped == expected[0]
+    assert dumped == told[0]
     if case[0] in recorded.EXACT:
-        np.testing.assert_allclose(content, expected[1], rtol=1e-6)
+        np.testing.assert_allclose(content, told[1], rtol=1e-6)
     else:
-        np.testing.assert_allclose(content[2], expected[1][2], rtol=0.03)
+        np.testing.assert_allclose(content[2], told[1][2], rtol=0.03)
         bounded = case[0] == "Uniform" or case[1].get("rnd_type", "uniform") == "uniform"
         if bounded and case[0] in ("Uniform", "Xavier"):
-            np.testing.assert_allclose(content[:2], expected[1][:2], rtol=0.01)
+            np.testing.assert_allclose(content[:2], told[1][:2], rtol=0.01)
 
 
 def initialized(initializer, name, shape=(4, 6), attrs=None):

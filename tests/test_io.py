@@ -10,14 +10,14 @@ import pytest
 import flowmx as mx
 from tests.fixtures import record_training as recorded
 
-EXPECTED = json.loads((recorded.FOLDER / "iterators.json").read_text())
+TOLD = json.loads((recorded.FOLDER / "iterators.json").read_text())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "expected"), list(zip(recorded.ITERATORS, EXPECTED, strict=True)), ids=lambda a: str(a)[:80]
+    ("arguments", "told"), list(zip(recorded.ITERATORS, TOLD, strict=True)), ids=lambda a: str(a)[:80]
 )
-def test_gives_the_recorded_batches(arguments, expected):
-    assert recorded.run_iterator(mx, arguments) == expected
+def test_gives_the_recorded_batches(arguments, told):
+    assert recorded.run_iterator(mx, arguments) == told
 
 
 def numbers(count):

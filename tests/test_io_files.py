@@ -12,7 +12,7 @@ import pytest
 import flowmx as mx
 from tests.fixtures import record_images as recorded
 
-EXPECTED = json.loads((recorded.FOLDER / "recorded.json").read_text())
+TOLD = json.loads((recorded.FOLDER / "recorded.json").read_text())
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("case", "expected"), list(zip(recorded.TEXTS, EXPECTED["texts"], strict=True)), ids=str)
-def test_gives_mxnets_batches(case, expected, folder):
+@pytest.mark.parametrize(("case", "told"), list(zip(recorded.TEXTS, TOLD["texts"], strict=True)), ids=str)
+def test_gives_mxnets_batches(case, told, folder):
     name, arguments = case
     found = recorded.epochs(getattr(mx.io, name)(**arguments), 3)
-    assert [len(epoch) for epoch in found] == [len(epoch) for epoch in expected]
-    assert np.allclose(_flat(found), _flat(expected))
+    assert [len(epoch) for epoch in found] == [len(epoch) for epoch in told]
+    assert np.allclose(_flat(found), _flat(told))
 
 
 def _flat(nested):
@@ -208,9 +208,9 @@ def test_goes_on_from_a_state(name, epochs, digits):
         mx.random.seed(77)  # what is shuffled anew is not what decides
         resumed = MAKERS[name]()
         resumed.set_state(state)
-        expected = content(begun.next()) if taken < 1 else None
-        if expected is not None:
-            assert content(resumed.next()) == expected
+        told = content(begun.next()) if taken < 1 else None
+        if told is not None:
+            assert content(resumed.next()) == told
     assert rest(resumed) == rest(begun)
 
 
