@@ -101,9 +101,7 @@ def download(
     if retries < 0:
         raise ArgumentError(f"download: retries is {retries}, expected at least 0")
     if not verify_ssl:
-        warnings.warn(
-            "Unverified HTTPS request (verify_ssl=False): anybody on the way can change the file", stacklevel=2
-        )
+        warnings.warn("Unverified HTTPS request (verify_ssl=False): the file can be changed on its way", stacklevel=2)
     target = _target(url, path)
     if overwrite or not _is_whole(target, sha1_hash):
         fetch(url, target, sha1_hash, attempts=max(1, retries), verify=verify_ssl, anew=overwrite)

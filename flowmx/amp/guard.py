@@ -36,8 +36,8 @@ class Overflow(NamedTuple):
         step: its number.
         loss_scale: the factor of its loss.
         parameters: names of those whose gradients are not finite.
-        finding: the first operator that gave what is not finite; None where nobody watched, as in the first of several
-            such steps.
+        finding: the first operator with an output that is not finite; None where nothing watched, as in the first of
+            several such steps.
     """
 
     step: int

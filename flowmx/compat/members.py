@@ -189,7 +189,7 @@ def _optimized(executor: Executor) -> Symbol:
 # -- arrays and symbols --------------------------------------------------------------------------------
 
 _seen: WeakKeyDictionary[Leaf, int] = WeakKeyDictionary()
-"""The version of a variable's gradient when somebody last said that it is not fresh."""
+"""The version of a variable's gradient when ``_fresh_grad`` was last set to False."""
 _AS_MARKED = 1
 
 

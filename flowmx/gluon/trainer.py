@@ -310,8 +310,8 @@ class Trainer:
     async def barrier(self) -> None:
         """Await that every worker of the job has come here, such as to the end of an epoch.
 
-        Who waits here holds nobody up that has batches left; afterwards all have the same parameters. Without a store
-        of several machines it is over at once.
+        A worker that waits here does not delay those that have batches left; afterwards all have the same parameters.
+        Without a store of several machines it returns at once.
         """
         store = self._kvstore
         if store is None or not store._is_remote:

@@ -287,7 +287,7 @@ class Optimizer(Recorded):
         """The optimizer as plain data: its registered name and the arguments that make it anew.
 
         Args:
-            leaves_schedule: warn of a schedule that is no plain data; whoever goes on from this keeps its own.
+            leaves_schedule: warn of a schedule that is no plain data; the one that loads this keeps its own.
 
         Raises:
             TypeError: its class is not registered, or an argument is no plain data.

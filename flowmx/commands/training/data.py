@@ -49,7 +49,7 @@ class Data(NamedTuple):
         validation: those to validate on, if there are any.
         shape: of a row.
         classes: the number of classes.
-        batches: of an epoch; None where nobody knows.
+        batches: the number of batches of an epoch; None where it is unknown.
     """
 
     train: io.DataIter

@@ -69,7 +69,7 @@ class _CellStack(RecurrentCell):
         outputs = inputs
         following: list[Any] = []
         for number, (cell, own) in enumerate(self._each(states), 1):
-            # Between cells nobody sees which it is; a graph stays as MXNet would compose it.
+            # Between cells either form is invisible; a graph stays as MXNet would compose it.
             inner = None if sequences.namespace(outputs) is sym else True
             merge = merge_outputs if number == len(self) else inner
             outputs, own = cell.unroll(length, outputs, own, layout, merge, valid_length)

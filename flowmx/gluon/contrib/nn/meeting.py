@@ -50,7 +50,7 @@ class Round:
         """The mean of what all bring; enqueued.
 
         Args:
-            place: the index of this device; sums are in this order, whoever comes first.
+            place: the index of this device; sums are in this order, not in that of arrival.
             part: this device's summand.
         """
         given, out = part.as_in_context(cpu()), nd.empty(part.shape, cpu(), part.dtype)

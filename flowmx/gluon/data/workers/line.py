@@ -118,7 +118,7 @@ class WorkerThread(threading.Thread):
     def _send(self, job: Job) -> None:
         if self.worker is None:
             self.worker = self._new_worker()
-            if self._pool.closed:  # by now: then nobody else ends it
+            if self._pool.closed:  # meanwhile: nothing else would end the new worker
                 self.close()
         free, drop = self.worker.blocks.news()
         self._jobs.append(job)
