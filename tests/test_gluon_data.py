@@ -185,5 +185,5 @@ def test_append_group_and_lists():
         group([(1, 2)])
     with pytest.raises(TypeError, match="function 1 is int"):
         batchify.Group(batchify.Stack(), 3)
-    with pytest.raises(TypeError, match="beside it"):
+    with pytest.raises(TypeError, match="given as well"):
         batchify.Group([batchify.Stack()], batchify.Stack())

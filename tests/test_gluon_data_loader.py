@@ -473,8 +473,8 @@ def test_a_data_set_that_can_not_be_opened():
     ("arguments", "message"),
     [
         ({}, "batch_size is missing"),
-        ({"batch_size": 2, "shuffle": True, "sampler": [1]}, "sampler was given, and shuffle beside it"),
-        ({"batch_size": 2, "batch_sampler": [[1]]}, "batch_sampler was given, and batch_size beside it"),
+        ({"batch_size": 2, "shuffle": True, "sampler": [1]}, "sampler was given, and shuffle as well"),
+        ({"batch_size": 2, "batch_sampler": [[1]]}, "batch_sampler was given, and batch_size as well"),
         ({"batch_size": 2, "timeout": 0}, "timeout is 0"),
         ({"batch_size": 2, "last_batch": "drop"}, "last_batch is 'drop'"),
         ({"batch_size": 0}, "batch_size is 0"),
