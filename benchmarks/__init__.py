@@ -1,1 +1,1 @@
-"""Benchmarks of flowmx, each beside the system it is measured against (``python -m benchmarks``)."""
+"""Benchmarks of flowmx, each with the system that it is compared with (``python -m benchmarks``)."""

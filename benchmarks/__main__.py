@@ -1,4 +1,4 @@
-"""``python -m benchmarks [name ...] [--rounds N]``: run the benchmarks and print every figure beside its peer.
+"""``python -m benchmarks [name ...] [--rounds N]``: run the benchmarks and print every figure with its peer's.
 
 The peers live in environments of their own, under the folder that PEERS names: ``mxnet/bin/python`` with MXNet
 1.9.1, ``torch/bin/python`` with PyTorch. A benchmark whose peer is not there is run without it.
@@ -19,7 +19,7 @@ from benchmarks import serving as services
 
 
 def engine(rounds: int) -> None:
-    """What an operation costs beyond its arithmetic, on arrays of 16 floats."""
+    """Measure the cost of an operation beyond its arithmetic, on arrays of 16 floats."""
     turns.report(
         "Engine cost (microseconds an operation, arrays of 16 floats)",
         turns.compare("engine", ["mxnet"], rounds),
@@ -42,8 +42,8 @@ def lenet(rounds: int) -> None:
 
 
 def lag(rounds: int) -> None:
-    """The lag of an event loop beside LeNet in training."""
-    turns.report("Event loop beside LeNet training (milliseconds of lag)", turns.compare("lag", [], rounds))
+    """The lag of an event loop while LeNet trains in the same process."""
+    turns.report("Event loop during LeNet training (milliseconds of lag)", turns.compare("lag", [], rounds))
 
 
 def runahead(rounds: int) -> None:
@@ -84,13 +84,13 @@ def memory_strategies(rounds: int) -> None:
 
 
 def scaling(rounds: int) -> None:
-    """Figure 8 of the paper: simulated training on many machines, beside real hosts; writes docs/scaling.md."""
+    """Figure 8 of the paper: simulated training on many machines, compared with real hosts; writes docs/scaling.md."""
     del rounds  # a real run of each kind
     figure8.run()
 
 
 def scaling_measured(rounds: int) -> None:
-    """What figure 8 is simulated from, measured anew on this machine."""
+    """Measure the costs on this machine that figure 8 is simulated from."""
     del rounds
     profile = figure8.measure()
     print(f"{profile.about}: {profile.seconds:.3f} s a step, {profile.nbytes / 1e6:.1f} MB of parameters")
@@ -103,7 +103,7 @@ def sim_scaled(rounds: int) -> None:
 
 
 def resident(rounds: int) -> None:
-    """Megabytes that are resident at the peak, beside what the plan and the bound arrays take, at batch 16."""
+    """Resident megabytes at the peak, compared with what the plan and the bound arrays take, at batch 16."""
     for name in figure7.NETWORKS:
         for phase in ("train", "predict"):
             figures = turns.compare("resident", [], rounds, [name, phase], min)
@@ -146,7 +146,7 @@ def gluon(rounds: int) -> None:
 
 
 def shapes(rounds: int) -> None:
-    """Megabytes that a thousand random shapes through one hybridized network take, beside the largest alone."""
+    """Megabytes that a thousand random shapes through one hybridized network take, compared with the largest alone."""
     del rounds  # nothing is timed
     for phase in ("predict", "train"):
         figures = {
@@ -198,7 +198,7 @@ def operators(rounds: int) -> None:
 
 
 def chain(rounds: int) -> None:
-    """Chains of ten elementwise operators on ten million elements, beside one pass over the same memory."""
+    """Chains of ten elementwise operators on ten million elements, compared with one pass over the same memory."""
     one, three = ("read and write, 1", 1.5), ("read and write, 3", 1.5)
     bars = {name: [one] for name in ("arithmetic", "one function", "three functions")}
     bars |= {name: [three] for name in ("three inputs", "three inputs, a function")}
@@ -218,7 +218,7 @@ def transport(rounds: int) -> None:
 
 
 def kvstore(rounds: int) -> None:
-    """Stores of two workers and a server, beside MXNet's ps-lite and PyTorch's gloo, as jobs on loopback."""
+    """Stores of two workers and a server, compared with MXNet's ps-lite and PyTorch's gloo, as jobs on loopback."""
     stores.compare(rounds)
 
 
@@ -248,7 +248,7 @@ def serving(rounds: int) -> None:
 
 
 def gpu(rounds: int) -> None:
-    """Networks, a Transformer block, launches, copies and memory on a GPU, beside PyTorch."""
+    """Networks, a Transformer block, launches, copies and memory on a GPU, compared with PyTorch."""
     gpus.compare(min(rounds, 3))
 
 
@@ -263,7 +263,7 @@ BENCHMARKS = {
 PICTURES = {
     "figure7": memory_strategies, "figure8": scaling, "figure8_measure": scaling_measured, "sim_scaling": sim_scaled,
 }  # fmt: skip
-"""What writes into the documentation, and so is run only when it is named."""
+"""Measurements that write into the documentation: they run only when they are named."""
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Bar charts as SVG: panels beside each other, each with groups of bars that have a scale of their own."""
+"""Bar charts as SVG: panels side by side, each with groups of bars that have a scale of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NUMBER = 46  # the room for a number behind the longest bar
 
 
 class Group(NamedTuple):
-    """What is compared under one name: bars with a label, a value and a colour."""
+    """Bars of a chart under one name: (label, value, colour) each."""
 
     name: str
     bars: Sequence[tuple[str, float, str]]

@@ -1,4 +1,4 @@
-"""Line charts as SVG: panels beside each other, with a shared legend."""
+"""Line charts as SVG: panels side by side, with a shared legend."""
 
 from __future__ import annotations
 

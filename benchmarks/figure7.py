@@ -1,4 +1,4 @@
-"""Figure 7 of MXNet's paper, drawn anew: memory for internal values under each strategy, beside MXNet's own.
+"""Figure 7 of MXNet's paper, drawn anew: memory for internal values under each strategy, compared with MXNet's own.
 
 ``python -m benchmarks figure7`` plans every network under every strategy, and writes the table into
 ``docs/memory.md`` and the picture beside it. Nothing is run but the planning.
@@ -109,6 +109,6 @@ def write(figures: Figures, folder: Path = DOCS) -> None:
     parts = [
         BEGIN, f"Measured on {today} with `python -m benchmarks figure7`.", "![Figure 7](figure7.svg)", "Prediction:",
         table(figures, "predict"), "Training (forward and backward):", table(figures, "train"),
-        "*Both* (what flowmx does unless told otherwise), on average over the networks:", summary(figures), END,
+        "*Both* (flowmx's default), on average over the networks:", summary(figures), END,
     ]  # fmt: skip
     page.write_text(before + "\n\n".join(parts) + after)

@@ -79,7 +79,7 @@ def predicted(setting: Setting) -> Predicted:
 
 
 class Compared(NamedTuple):
-    """A real job beside its prediction, in seconds of a step."""
+    """A real job and its prediction, in seconds of a step."""
 
     computing: float
     overlap: bool
@@ -142,7 +142,7 @@ def compared_table(found: Sequence[Compared]) -> str:
 
 
 def bars(figures: Figures, compared: Sequence[Compared]) -> str:
-    """Whether the bars are met."""
+    """The lines of the report that compare figures with their bars."""
     worst = min(found[True][BAR_MACHINES].linear for found in figures.values())
     paper = figures[next(iter(SPEEDS))][True][BAR_MACHINES].linear
     scaled = f"* At least {BAR_LINEAR} of linear on {BAR_MACHINES} machines with overlap, in the paper's setting"

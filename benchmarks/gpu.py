@@ -1,4 +1,4 @@
-"""flowmx on a GPU beside PyTorch: networks, a Transformer block, launches, copies and memory."""
+"""flowmx on a GPU, compared with PyTorch: networks, a Transformer block, launches, copies and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""ImageRecordIter, beside MXNet's: JPEG photographs of 256 x 256, parts of 224 x 224, mirrored and normalized."""
+"""ImageRecordIter, compared with MXNet's: JPEG photographs of 256 x 256, crops of 224 x 224, mirrored, normalized."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ MORE = ("1 of 100 MB", "50 of 1 MB", "1000 of 256 B", "ResNet-50")
 
 
 class Setting(NamedTuple):
-    """A kind of job: its name, cases, servers, the servers' optimizer, and the systems beside flowmx."""
+    """A kind of job: its name, cases, servers, the servers' optimizer, and the systems compared with flowmx."""
 
     name: str
     cases: Sequence[str]
@@ -94,7 +94,7 @@ def ways_of(case: str, times: Times) -> Times:
 
 
 def report(setting: Setting, figures: Mapping[str, Times]) -> None:
-    """Print for each case, system and way the best and the median, and flowmx's best way beside each system's."""
+    """Print the best and the median of each case, system and way, and flowmx's best way compared with each system's."""
     print(f"\n{setting.name} (milliseconds: best, median; ratio of flowmx's median to it)")
     for case in setting.cases:
         own = statistics.median(next(iter(ways_of(case, figures["flowmx"]).values())))
@@ -117,7 +117,7 @@ def _span(times: Sequence[tuple[float, float]]) -> float:
 
 
 Command = tuple[list[str], dict[str, str]]
-"""A process: its arguments, and what its environment has beside this one's."""
+"""A process: its arguments, and its environment variables in addition to this one's."""
 
 
 def _run(commands: Sequence[Command]) -> None:

@@ -1,4 +1,4 @@
-"""DataLoader, beside MXNet's and PyTorch's: rows in memory, small images augmented, JPEG decoded and augmented."""
+"""DataLoader, compared with MXNet's and PyTorch's: rows in memory, small images augmented, JPEG files augmented."""
 
 from __future__ import annotations
 

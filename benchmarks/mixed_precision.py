@@ -1,4 +1,4 @@
-"""What mixed precision costs in accuracy: digits and a character LSTM in float32, float16 and bfloat16.
+"""The accuracy of mixed precision: digits and a character LSTM in float32, float16 and bfloat16.
 
 Run ``python benchmarks/mixed_precision.py``. Each network is trained from the same first values, on the same batches,
 in the three precisions, for several seeds; the means are compared. The bars are 0.5 points of accuracy, and 1 % of

@@ -1,4 +1,4 @@
-"""What the profiler, the flight recorder and the dashboard cost: LeNet's step with and without, in turns."""
+"""The cost of profiler, flight recorder and dashboard: LeNet's step with and without each, in turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A RecordIO file of a gigabyte, read from beginning to end and at random, beside MXNet."""
+"""A RecordIO file of a gigabyte, read from beginning to end and at random, compared with MXNet."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Serving ResNet-18 for 32x32 images, beside PyTorch on a thread pool and PyTorch with batching written by hand."""
+"""Serving ResNet-18 for 32x32 images, compared with PyTorch on a thread pool, and with batching by hand."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Service:
         self.address = f"http://127.0.0.1:{json.loads(self.process.stdout.readline())['port']}"
 
     def lag(self) -> Figures:
-        """How late its loop was since the last look, and its memory."""
+        """The delays of the server's event loop since the previous call, and its memory."""
         with urllib.request.urlopen(f"{self.address}/lag") as reply:
             found: Figures = json.load(reply)
         return found
 
     def load(self, clients: int, seconds: float, leaving: float = 0.0) -> dict[str, Any]:
-        """What so many clients get."""
+        """Run so many concurrent clients for so many seconds; return their latencies and throughput."""
         script = str(turns.WORKERS / "serving_load.py")
         command = [sys.executable, script, f"{self.address}/ml/predict", str(clients), str(seconds), str(leaving)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 300, check=False)
@@ -88,15 +88,15 @@ def turn(system: str) -> Figures:
         service.load(4, 2.0)
         first = service.lag()
         usual = service.load(CLIENTS, SECONDS)
-        beside = service.lag()
+        during = service.lag()
         crowd = service.load(MANY, SECONDS)
         after = service.lag()
     strange = {kind: n for kind, n in {**usual["outcomes"], **crowd["outcomes"]}.items() if kind not in ("200", "503")}
     return {
         "ms_a_request": 1e3 / max(usual["per_s"], 1e-3), "p99_ms": usual["p99_ms"], "crowd_p99_ms": crowd["p99_ms"],
         "crowd_ms_a_request": 1e3 / max(crowd["per_s"], 1e-3), "first_lag_p99_ms": first["p99_ms"],
-        "cpu_ms_a_request": 1e3 * (beside["cpu_s"] - first["cpu_s"]) / max(usual["outcomes"].get("200", 0), 1),
-        "lag_p99_ms": beside["p99_ms"], "crowd_lag_p99_ms": after["p99_ms"], "resident_mb": beside["resident_mb"],
+        "cpu_ms_a_request": 1e3 * (during["cpu_s"] - first["cpu_s"]) / max(usual["outcomes"].get("200", 0), 1),
+        "lag_p99_ms": during["p99_ms"], "crowd_lag_p99_ms": after["p99_ms"], "resident_mb": during["resident_mb"],
         "crowd_resident_mb": after["resident_mb"], "crowd_refused": float(crowd["outcomes"].get("503", 0)),
         "strange": float(sum(strange.values())),
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Data-parallel training on several simulated GPUs: what buckets, and sums beside the backward pass, are worth.
+"""Data-parallel training on several simulated GPUs: the gain of buckets, and of sums that overlap the backward pass.
 
 ``python -m benchmarks sim_scaling`` plans ResNet-50 on 1 to 8 devices of two kinds and writes a table into
 ``docs/simulation.md``. Nothing of it is measured: all times are virtual.

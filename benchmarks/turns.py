@@ -1,4 +1,4 @@
-"""Run one benchmark script under several systems, in turns, and put the ratios beside each other.
+"""Run one benchmark script under several systems, in turns, and compare the ratios.
 
 Absolute times change with the machine and the minute; the ratio of two systems that took turns does not.
 """
@@ -40,7 +40,7 @@ def run(
         script: the worker.
         system: what runs it.
         arguments: further ones for it.
-        environment: variables for it, beside those of this process.
+        environment: variables for it, in addition to those of this process.
     """
     interpreter = python_of(system)
     assert interpreter is not None

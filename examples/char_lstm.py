@@ -64,7 +64,7 @@ class Streams:
         self.place, self.hidden = 0, self.first
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps."""
+        """The state that a checkpoint saves."""
         return {"place": self.place, "hidden": [each.asnumpy() for each in self.hidden]}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -73,7 +73,7 @@ class Streams:
 
 
 async def perplexity(net: CharLSTM, streams: Streams) -> float:
-    """How many characters the model hesitates between: e to the mean loss for a character."""
+    """The perplexity: e to the mean loss per character."""
     loss_of, losses = SoftmaxCrossEntropyLoss(), []
     for inputs, targets in streams:
         scores, streams.hidden = net(inputs, streams.hidden)

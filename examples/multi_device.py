@@ -6,7 +6,7 @@ have threads of their own. The same network trains on one device and on several,
 and the parameters at the end agree, but for the rounding of sums.
 
 After four epochs (88 batches) the parameters of one and two CPU devices differ by 2e-6 of the largest, and 0.972 of 359
-unseen digits are told right. All four trainings take about 7 seconds of processor time.
+unseen digits are classified correctly. All four trainings take about 7 seconds of processor time.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ async def accuracy(net: nn.HybridSequential, images: Images, labels: Labels, whe
 
 
 def apart(one: Params, several: Params) -> float:
-    """The largest difference of parameters, beside the largest of them."""
+    """The largest difference of parameters, relative to the largest of them."""
     largest = max(float(np.abs(value).max()) for value in one.values()) or 1.0  # a plan computes nothing
     return max(float(np.abs(one[name] - several[name]).max()) for name in one) / largest
 

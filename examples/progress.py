@@ -1,4 +1,4 @@
-"""What the training examples share: their options, a progress line, and a plot of what was learnt."""
+"""Common code of the training examples: options, a progress line, and a plot of what was learnt."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def options(doc: str | None, epochs: int, batch_size: int, seed: int = 7) -> arg
     parser.add_argument(
         "--checkpoint", type=Path, help="write checkpoints to this folder, and go on from what is there"
     )
-    parser.add_argument("--every", type=int, default=100, help="batches between checkpoints, beside those of epochs")
+    parser.add_argument(
+        "--every", type=int, default=100, help="batches between checkpoints, in addition to those of epochs"
+    )
     return parser
 
 

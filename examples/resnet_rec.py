@@ -1,4 +1,4 @@
-"""A ResNet learns pictures from a RecordIO file, read, decoded and augmented by threads beside the training.
+"""A ResNet learns pictures from a RecordIO file, read, decoded and augmented by threads during the training.
 
 Run ``python examples/resnet_rec.py --plot build/resnet_rec.png``. The pictures are scikit-learn's handwritten digits,
 drawn over pieces of its two photographs in random colours, as JPEG files in a folder for each class; ``python -m flowmx

@@ -49,7 +49,7 @@ class Service:
         self.lags: list[float] = []
 
     async def train(self) -> None:
-        """Train to the end, beside everything else on this loop."""
+        """Train to the end, concurrently with everything else on this loop."""
         loss_of, folder = SoftmaxCrossEntropyLoss(), self.options.checkpoint
         run = folder and mx.checkpoint.Run(folder, self.net, self.trainer, self.loader, every=self.options.every)
         start, batch = await run.resume_async() if run else (0, 0)

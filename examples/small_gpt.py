@@ -23,7 +23,7 @@ from flowmx.gluon.loss import SoftmaxCrossEntropyLoss
 
 
 class Layer(HybridBlock):
-    """Attention to what came before, then two dense layers, each beside a shortcut; (time, batch, width)."""
+    """Attention to what came before, then two dense layers, each with a shortcut; (time, batch, width)."""
 
     def __init__(self, width: int, heads: int, context: int, dropout: float, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -82,7 +82,7 @@ class Windows(data.Dataset):
 
 
 async def perplexity(net: GPT, loader: data.DataLoader) -> float:
-    """How many characters the model hesitates between: e to the mean loss for a character."""
+    """The perplexity: e to the mean loss per character."""
     loss_of, losses = SoftmaxCrossEntropyLoss(), []
     async for inputs, targets in loader:
         losses.append(loss_of(net(inputs), targets))

@@ -66,7 +66,7 @@ async def elbo(net: VAE, images: np.ndarray, draws: int = 20) -> float:
 
 
 async def draw(net: VAE, test: np.ndarray, curves: dict[str, list[tuple[float, float]]], options: Any) -> None:
-    """The ELBO over the epochs, and digits that nobody has written."""
+    """The ELBO over the epochs, and generated digits."""
     drawn = mx.nd.sigmoid(net.decoder(mx.nd.random.normal(shape=(100, net.codes))))
     await drawn
     page = figure(options.plot, 8, 3.8)

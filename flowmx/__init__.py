@@ -2,6 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from flowmx import _checkout  # noqa: F401  # before the first module of comm/, devices/ or ops/
+
+# isort: split
 from flowmx.compat import aliases as _aliases  # noqa: F401  # before the first module that it adds to
 
 # isort: split

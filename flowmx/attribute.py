@@ -44,7 +44,7 @@ class AttrScope(metaclass=ClassProperties):
     current = ClassProperty(
         lambda owner: owner._of(_current.get()), lambda scope: _current.set(dict(scope._attributes))
     )
-    """What is in force here, as a scope."""
+    """The scope in force: its attributes are those of all entered scopes."""
 
     @classmethod
     def _of(cls, attributes: dict[str, str]) -> AttrScope:

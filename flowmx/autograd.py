@@ -113,10 +113,10 @@ def backward(
         heads: recorded arrays.
         head_grads: gradients of the heads (default: ones).
         retain_graph: keep the tape for another backward pass.
-        train_mode: whether the backward pass counts as training.
+        train_mode: run the backward pass in training mode.
 
     Raises:
-        AutogradError: a head was not recorded, or the tape is gone, or an array it needs was changed.
+        AutogradError: a head was not recorded, or the tape was freed, or an array it needs was changed.
     """
     for tell in before_backward:
         tell(_as_list(heads))
@@ -141,7 +141,7 @@ def grad(
         head_grads: gradients of the heads (default: ones).
         retain_graph: keep the tape (default: as ``create_graph``).
         create_graph: record the backward pass, for gradients of gradients.
-        train_mode: whether the backward pass counts as training.
+        train_mode: run the backward pass in training mode.
 
     Returns:
         a list of gradients, one for each variable, also where ``variables`` is one array.
@@ -268,7 +268,7 @@ def _arrays_in(values: Iterable[Any]) -> Iterator[NDArray]:
 def _differentiable_once(
     name: str, found: Sequence[NDArray | None], inputs: Sequence[NDArray], heads: Sequence[NDArray]
 ) -> Sequence[NDArray | None]:
-    """Gradients that can be used, but not differentiated: nobody knows what code of the user's made them of."""
+    """Gradients that can be used, but not differentiated, since user code computed them without a record."""
 
     def refuse(*_: Any) -> Any:
         raise AutogradError(

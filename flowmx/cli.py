@@ -88,7 +88,7 @@ def _message(error: Exception, command: str) -> str:
 
 
 def _top(given: Sequence[str]) -> int:
-    """What is asked of no command: help, the version, or one that there is not."""
+    """Handle a command line without a command: print the help or the version, or refuse an unknown command."""
     parser = _parser()
     if given and not given[0].startswith("-"):
         nearest = get_close_matches(given[0], _MODULES, n=1)

@@ -176,7 +176,7 @@ _TURNS: dict[int, Any] = {
     7: lambda image: image[::-1, ::-1].transpose(1, 0, 2),
     8: lambda image: image.transpose(1, 0, 2)[::-1],
 }
-"""What makes an image upright, by Exif's number of its orientation."""
+"""Functions that turn an (H, W, C) image upright, by the value of Exif's orientation tag (2 to 8)."""
 _ORIENTATION = 0x0112
 
 

@@ -13,7 +13,7 @@ def gpu_memory_info(device_id: int = 0) -> tuple[int, int]:
     """The free and the total bytes of a GPU's memory.
 
     Args:
-        device_id: which GPU.
+        device_id: the index of the GPU.
 
     Raises:
         DeviceError: this machine has no such GPU.

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 if os.name == "posix":
     import fcntl
 
-__all__ = ["ChecksumError", "DownloadError", "alone", "check_sha1", "data_dir", "download", "fetch", "repository"]
+__all__ = [
+    "ChecksumError", "DownloadError", "alone", "check_sha1", "data_dir", "data_dir_default", "download", "fetch",
+    "repository",
+]  # fmt: skip
 
 _TIMEOUT = (10, 60)
 """Seconds to wait for a connection, and for the next bytes."""
@@ -45,8 +48,14 @@ class ChecksumError(DownloadError, UserWarning, ValueError):
 
 
 def data_dir() -> Path:
-    """The folder of models and data sets: the setting ``home``, or ``.mxnet`` in the user's home."""
-    return Path(settings.fresh("home") or "~/.mxnet").expanduser()
+    """The folder of models and data sets: the setting ``home``, or :func:`data_dir_default`."""
+    home = settings.fresh("home")
+    return Path(home).expanduser() if home else data_dir_default()
+
+
+def data_dir_default() -> Path:
+    """The folder of models and data sets where the setting ``home`` is unset: ``~/.mxnet``."""
+    return Path("~/.mxnet").expanduser()
 
 
 def repository() -> str:
@@ -56,7 +65,7 @@ def repository() -> str:
 
 
 def check_sha1(filename: Folder, sha1_hash: str) -> bool:
-    """Whether a file has this SHA-1, in hexadecimal digits."""
+    """Tell whether a file has this SHA-1, given in hexadecimal digits."""
     with Path(filename).open("rb") as file:
         return hashlib.file_digest(file, "sha1").hexdigest() == sha1_hash
 
@@ -75,7 +84,7 @@ def download(
         path: the file to write, or a folder for it (default: the current one). The end of the address is then its name.
         overwrite: fetch it although it is there.
         sha1_hash: the SHA-1 that it must have, in hexadecimal digits; a file with another one is replaced.
-        retries: how many attempts there are at most (at least one is made).
+        retries: the maximum number of attempts (at least one is made).
         verify_ssl: verify the server's certificate.
 
     Returns:
@@ -92,9 +101,7 @@ def download(
     if retries < 0:
         raise ArgumentError(f"download: retries is {retries}, expected at least 0")
     if not verify_ssl:
-        warnings.warn(
-            "Unverified HTTPS request (verify_ssl=False): anybody on the way can change the file", stacklevel=2
-        )
+        warnings.warn("Unverified HTTPS request (verify_ssl=False): the file can be changed on its way", stacklevel=2)
     target = _target(url, path)
     if overwrite or not _is_whole(target, sha1_hash):
         fetch(url, target, sha1_hash, attempts=max(1, retries), verify=verify_ssl, anew=overwrite)
@@ -170,7 +177,7 @@ def _explained(error: Exception, url: str, target: Path) -> Exception:
 
 
 class Part:
-    """What is there of a file that is being fetched, and which version of the file it is of.
+    """A partly fetched file, with the version of the file that it is a part of.
 
     Args:
         path: the part's file; the version's name is kept beside it.
@@ -183,7 +190,7 @@ class Part:
 
     @property
     def size(self) -> int:
-        """How many bytes are there."""
+        """The bytes fetched so far."""
         return self.file.seek(0, os.SEEK_END)
 
     @property
@@ -277,7 +284,7 @@ def _transfer(url: str, part: Part, verify: bool) -> None:
 
 
 def _version_of(response: requests.Response) -> str:
-    """What names the version of the file, where the server can go on from a part of it."""
+    """The identifier of the file's version (ETag or Last-Modified); empty where a transfer can not be resumed."""
     headers: Any = response.headers
     tag = headers.get("ETag", "")
     return "" if tag.startswith("W/") else tag or headers.get("Last-Modified", "")

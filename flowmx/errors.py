@@ -30,7 +30,7 @@ class IndexOutOfRange(MXNetError, IndexError):
 
 
 class DataError(MXNetError, ValueError):
-    """What a file, a buffer or an array holds is not of the kind that was expected."""
+    """The content of a file, buffer or array is not of the expected kind."""
 
 
 class StateError(AssertionError, RuntimeError):
@@ -108,7 +108,7 @@ class EngineError(MXNetError):
 
 
 class OperationCancelled(EngineError):
-    """What an array carries whose operation was cancelled before it ran."""
+    """The error of an array whose operation was cancelled before it ran."""
 
 
 class UndeclaredWriteError(EngineError):
@@ -169,7 +169,7 @@ def _take_context(made: Exception, error: Exception) -> None:
 
 
 def _parts(kind: type[Exception], error: Exception) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What makes such an exception again, as pickle asks it: its arguments and its content."""
+    """The arguments and the state from which pickle makes such an exception again."""
     reduced: Any = kind.__reduce__(error)
     return reduced[1], reduced[2] if len(reduced) > 2 else {}
 

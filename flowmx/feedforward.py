@@ -285,6 +285,6 @@ class FeedForward:
 
 
 def _joined(batches: Sequence[Sequence[Any]]) -> Any:
-    """What batches have, put together: an array, or a list of them."""
+    """Concatenate the arrays of batches along the first axis: one array, or a list where batches have several."""
     found = [np.concatenate(parts) for parts in zip(*batches, strict=True)]
     return found[0] if len(found) == 1 else found

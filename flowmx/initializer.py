@@ -179,7 +179,7 @@ _OF_PLAIN_NAMES: list[tuple[str, str, str]] = [
     ("stn_loc", "weight", "_init_zero"),
     ("stn_loc", "bias", "_init_loc_bias"),
 ]
-"""What names said before there was :class:`InitDesc`: their start, their end, and the method."""
+"""Methods by the name of a parameter (prefix, suffix, method), as before :class:`InitDesc` existed."""
 
 _registry: Registry[Initializer] = Registry(Initializer, "initializer")
 register = _registry.register
@@ -416,9 +416,9 @@ class FusedRNN(Initializer):
     Args:
         init: the initializer of the parts, or its JSON form; None takes that of the whole model.
         num_hidden: units of each layer.
-        num_layers: how many layers there are.
+        num_layers: the number of layers.
         mode: ``"rnn_relu"``, ``"rnn_tanh"``, ``"lstm"`` or ``"gru"``.
-        bidirectional: whether there are two directions.
+        bidirectional: True for two directions.
         forget_bias: both biases of an LSTM's forget gates.
 
     Raises:

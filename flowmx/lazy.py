@@ -1,4 +1,4 @@
-"""Modules that are imported when somebody first asks for them: ``import flowmx`` takes no longer than it must."""
+"""Lazy imports: modules are imported at their first use, to keep ``import flowmx`` quick."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ def get_logger(
     Args:
         name: its name; without one it is the root logger, which is left as it is.
         filename: where its lines go, by default to the error output.
-        filemode: how the file is opened, by default to append.
-        level: what is below is left out.
+        filemode: the mode in which the file is opened, by default to append.
+        level: the lowest level that is logged.
     """
     logger = logging.getLogger(name)
     if name is not None and name not in _made:

@@ -19,7 +19,7 @@ class LRScheduler(Recorded):
 
     Args:
         base_lr: the learning rate after the warm-up.
-        warmup_steps: how many updates the warm-up takes.
+        warmup_steps: the number of updates of the warm-up.
         warmup_begin_lr: the learning rate at its start.
         warmup_mode: ``"linear"`` rises in equal steps, ``"constant"`` stays at ``warmup_begin_lr``.
 
@@ -42,7 +42,7 @@ class LRScheduler(Recorded):
         warmup_mode: str = "linear",
     ) -> None:
         if not _is_count(warmup_steps, 0):
-            raise ValueError(f"warmup_steps is {warmup_steps!r}, expected a whole number from 0")
+            raise ValueError(f"warmup_steps is {warmup_steps!r}, expected an int of at least 0")
         if warmup_begin_lr > base_lr:
             raise ValueError(f"warmup_begin_lr is {warmup_begin_lr}, expected at most base_lr, {base_lr}")
         if warmup_mode not in ("linear", "constant"):
@@ -168,7 +168,7 @@ class _Descent(LRScheduler):
     ) -> None:
         super().__init__(base_lr, warmup_steps, warmup_begin_lr, warmup_mode)
         if not _is_count(max_update, 1):
-            raise ValueError(f"max_update is {max_update!r}, expected a whole number from 1")
+            raise ValueError(f"max_update is {max_update!r}, expected an int of at least 1")
         if max_update <= warmup_steps:
             raise ValueError(f"max_update is {max_update}, expected more than the {warmup_steps} warmup_steps")
         self.base_lr_orig = base_lr

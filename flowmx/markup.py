@@ -42,7 +42,7 @@ def _row(cells: Sequence[object], tag: str, style: str) -> str:
 
 
 def shortened(rows: Sequence[Sequence[object]], most: int) -> list[Sequence[object]]:
-    """At most so many rows, with one that says how many are left out."""
+    """The first rows, at most so many, and one with the number of those left out."""
     if len(rows) <= most:
         return list(rows)
     left_out = f"... {len(rows) - most + 1} more ..."

@@ -17,7 +17,7 @@ Params = dict[str, NDArray]
 
 
 class BatchEndParam(NamedTuple):
-    """What a ``batch_end_callback`` is called with.
+    """The argument of a ``batch_end_callback``.
 
     Attributes:
         epoch: the epoch, from 0.

@@ -50,7 +50,7 @@ class Monitor:
     shares memory. In the others nothing is different. Statistics are enqueued; only :meth:`toc` waits.
 
     Args:
-        interval: how many batches from one look to the next.
+        interval: the number of batches between two observations.
         stat_func: gives an array, or several, for an array (default: its 2-norm divided by the root of its size).
         pattern: a regular expression; only values count whose names begin with a match. ``".*weight"`` are the weights,
             ``".*backward.*"`` the gradients in executors, ``".*_grad"`` those of a block's parameters.
@@ -59,7 +59,7 @@ class Monitor:
 
     Attributes:
         activated: True between a :meth:`tic` that looks and its :meth:`toc`.
-        step: how many times :meth:`tic` was called.
+        step: the number of calls of :meth:`tic`.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ _WRITTEN = ("out_data", "in_grad", "aux")
 
 
 class CustomOp:
-    """What computes an operator of the user's own; made by :meth:`CustomOpProp.create_operator`.
+    """The computation of a custom operator; made by :meth:`CustomOpProp.create_operator`.
 
     One object serves the forward and the backward pass of a call, or of a node of a bound graph, so what the
     first keeps on ``self`` the second finds there.
@@ -53,7 +53,7 @@ class CustomOp:
 
         Args:
             is_train: training mode.
-            req: how to store each output, for :meth:`assign`.
+            req: the storing request of each output, for :meth:`assign`.
             in_data: the arguments; they may not be written.
             out_data: the outputs to write.
             aux: the auxiliary states, which may be read and written.
@@ -80,7 +80,7 @@ class CustomOp:
 
 
 class CustomOpProp:
-    """What an operator of the user's own takes and gives.
+    """The declaration of a custom operator: its arguments, outputs, shapes and dtypes.
 
     The parameters of a call reach the constructor of a subclass as text.
 
@@ -117,7 +117,7 @@ class CustomOpProp:
         return in_type, [in_type[0]] * len(self.list_outputs()), [in_type[0]] * len(self.list_auxiliary_states())
 
     def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
-        """Which of these numbered arrays the backward pass needs."""
+        """Select the numbered arrays that the backward pass needs."""
         return [*(out_grad if self.need_top_grad_ else []), *in_data, *out_data]
 
     def create_operator(self, ctx: Any, in_shapes: list[list[int]], in_dtypes: list[Any]) -> Any:

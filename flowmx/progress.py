@@ -20,17 +20,17 @@ _REDRAW, _LINE_EVERY = 0.1, 10.0
 
 
 def is_live(stream: TextIO) -> bool:
-    """Whether a line that was written can be written over: on terminals, and in notebooks."""
+    """True where a written line can be overwritten: on terminals, and in notebooks."""
     if type(stream).__module__.startswith("ipykernel"):
         return True
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class Bar:
-    """How far something is.
+    """A progress bar.
 
     Args:
-        total: how many steps there are; None where nobody knows.
+        total: the number of steps; None where it is unknown.
         what: stands before the bar.
         stream: where it is written (default: the error output).
 
@@ -50,7 +50,7 @@ class Bar:
         self._width = 0
 
     def step(self, count: int = 1, note: str | None = None) -> None:
-        """So many steps more are done; ``note`` stands behind the bar from now on."""
+        """Advance by so many steps; ``note`` replaces the text behind the bar."""
         self.done += count
         self.note = self.note if note is None else note
         if time.monotonic() - self._drawn >= (_REDRAW if self._live else _LINE_EVERY):

@@ -42,15 +42,15 @@ def seed(seed_state: int, ctx: str | Context = "all") -> None:
     same. First values of parameters are those of the worker of rank 0 either way.
 
     Args:
-        seed_state: the seed, a whole number.
+        seed_state: the seed, an int.
         ctx: ``"all"`` seeds every device, those not used yet too, each with a stream of its own; a context
             seeds that device alone, and two devices seeded so with the same number give the same.
 
     Raises:
-        TypeError: ``seed_state`` is not a whole number, or ``ctx`` neither "all" nor a context.
+        TypeError: ``seed_state`` is not an int, or ``ctx`` neither "all" nor a context.
     """
     if not isinstance(seed_state, int):
-        raise ArgumentKindError(f"random.seed: seed_state is {seed_state!r}, expected a whole number")
+        raise ArgumentKindError(f"random.seed: seed_state is {seed_state!r}, expected an int")
     state = seed_state % 2**64  # MXNet takes negative numbers too
     if ctx == "all":
         generator.seed_new(state)

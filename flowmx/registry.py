@@ -25,7 +25,7 @@ class Registry(Generic[T]):
 
     Args:
         base: the base class.
-        nickname: what messages and the JSON form call it, such as ``"metric"``.
+        nickname: its name in messages and the JSON form, such as ``"metric"``.
     """
 
     def __init__(self, base: type[T], nickname: str) -> None:
@@ -95,7 +95,7 @@ class Registry(Generic[T]):
         ``'{"<nickname>": "name", "argument": value}'``.
 
         Raises:
-            ValueError: unknown name, or arguments beside an instance or a JSON string.
+            ValueError: unknown name, or arguments along with an instance or a JSON string.
             TypeError: ``given`` is neither.
         """
         if given is None:
@@ -135,7 +135,7 @@ def get_register_func(base_class: type, nickname: str) -> Callable[..., Any]:
 
     Args:
         base_class: the base class.
-        nickname: what messages and the JSON form call it.
+        nickname: its name in messages and the JSON form.
     """
     return _of(base_class, nickname).register
 

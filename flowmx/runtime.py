@@ -20,11 +20,11 @@ __all__ = ["Feature", "Features", "feature_list"]
 
 
 class Feature(NamedTuple):
-    """One thing that an installation can do or not.
+    """An optional feature of an installation, and whether it is enabled.
 
     Attributes:
         name: MXNet's name of it.
-        enabled: whether it is there.
+        enabled: True where it is available.
     """
 
     name: str
@@ -40,7 +40,7 @@ def _installed(*names: str) -> bool:
 
 @cache
 def _cpu_flags() -> frozenset[str]:
-    """What this CPU can do, as Linux says; nothing where it does not."""
+    """The CPU's feature flags from ``/proc/cpuinfo``; empty where there is none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -122,7 +122,7 @@ class Features(OrderedDict[str, Feature]):
         return str(list(self.values()))
 
     def is_enabled(self, feature_name: str) -> bool:
-        """Whether a feature is there.
+        """Tell whether a feature is enabled.
 
         Args:
             feature_name: its name, in any case.

@@ -100,7 +100,7 @@ def _from_script(trace: TracebackType | None, path: str) -> TracebackType | None
 
 @contextlib.contextmanager
 def _as_main(script: Sequence[str], folder: Path) -> Iterator[None]:
-    """What a script finds when it is started: its arguments, and a folder first among those of modules."""
+    """Set ``sys.argv`` to a script's arguments, and put a folder first on ``sys.path``, for the time of a ``with``."""
     argv, path = sys.argv, sys.path
     sys.argv, sys.path = list(script), [str(folder), *path]
     try:

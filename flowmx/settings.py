@@ -76,11 +76,11 @@ _PARSERS: dict[type, Callable[[str], Any]] = {
     float: float,
     str: str,
 }
-_KINDS = {bool: "0, 1, true or false", int: "a whole number", float: "a number", str: "text"}
+_KINDS = {bool: "0, 1, true or false", int: "an int", float: "a number", str: "text"}
 
 
 class Setting(NamedTuple):
-    """One row of the table: what a setting is called, what it takes, and what it does."""
+    """A row of the table of settings: name, type, default, description, and the values that it takes."""
 
     name: str
     kind: type
@@ -134,7 +134,7 @@ class Setting(NamedTuple):
         """Return the value that `text`, as found in the environment, stands for.
 
         Args:
-            text: what was found.
+            text: the given text.
             variable: where, if not in the setting's own variable.
 
         Raises:

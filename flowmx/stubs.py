@@ -121,7 +121,7 @@ def arguments(cls: type[Operator], array: str) -> list[str]:
 
 
 def returned(cls: type[Operator], array: str) -> str:
-    """What an operator's function returns: arrays where the number of outputs depends on the call, so Any."""
+    """The annotation of an operator's result: Any for arrays whose number depends on the call."""
     return array if array == "Symbol" or cls.outputs is Operator.outputs else "Any"
 
 

@@ -1,4 +1,4 @@
-"""What every command of ``python -m flowmx`` has in common: how its help looks, and what its exit status means."""
+"""The command line's common parts: format of the help, parsing of shapes, exit statuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def parser(
         name: of the command.
         about: a sentence or two.
         examples: command lines, without ``flowmx`` and the name.
-        exits: what statuses mean, besides (or instead of) the usual ones.
+        exits: the meanings of exit statuses, in addition to (or instead of) the usual ones.
         usage: the first line of the help, where argparse's own would be hard to read.
     """
     lines = ["examples:", *(f"  flowmx {name} {each}".rstrip() for each in examples), ""] if examples else []
@@ -61,7 +61,7 @@ def fixed_sizes(text: str) -> tuple[int, ...]:
 
 
 def shapes(given: Sequence[str] | None) -> Any:
-    """What ``--shape`` was given, once or for each input: sizes, or sizes by name, or None for nothing.
+    """Parse ``--shape``, given once or once per input: a tuple, a dict by input name, or None where it is not given.
 
     Raises:
         ValueError: they are no sizes.

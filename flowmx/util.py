@@ -45,7 +45,7 @@ def makedirs(d: str | os.PathLike[str]) -> None:
 
 
 def get_gpu_count() -> int:
-    """How many GPUs can be used."""
+    """The number of usable GPUs."""
     return num_gpus()
 
 
@@ -72,12 +72,12 @@ def set_module(module: str) -> Callable[[T], T]:
 
 
 def is_np_array() -> bool:
-    """Whether Gluon's blocks make arrays of ``mx.np``: never."""
+    """Return False: Gluon's blocks never make arrays of ``mx.np``."""
     return False
 
 
 def is_np_shape() -> bool:
-    """Whether 0 in a shape means no elements, and not that the length is unknown, for symbols too: never."""
+    """Return False: 0 in the shape of a symbol always means that the length is unknown."""
     return False
 
 
@@ -146,7 +146,7 @@ def use_np_array(func: T) -> T:
 
 
 def _refused(func: T, what: str) -> T:
-    """What raises NotImplementedError in place of a function, or where a class is to be instantiated."""
+    """Replace a function (or the constructor of a class) by one that raises NotImplementedError."""
     named: Any = func.__init__ if isinstance(func, type) else func  # type: ignore[misc]
 
     @functools.wraps(named)

@@ -27,7 +27,7 @@ PATIENCE = 30.0
 
 
 def path() -> str | None:
-    """Where Chromium is; None where it is not."""
+    """The path of Chromium; None where it is not installed."""
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
@@ -105,7 +105,7 @@ class Browser:
                 else:
                     future.set_result(found["result"])
             elif found.get("sessionId") in self._pages:
-                self._pages[found["sessionId"]].told(found["method"], found["params"])
+                self._pages[found["sessionId"]].receive(found["method"], found["params"])
 
     @contextlib.asynccontextmanager
     async def page(self, url: str, width: int = 1280, height: int = 900, **media: str) -> AsyncIterator[Page]:
@@ -155,7 +155,7 @@ class Page:
         """Call a method of the protocol on the page."""
         return await self._browser.call(method, self._session, **params)
 
-    def told(self, event: str, params: dict[str, Any]) -> None:
+    def receive(self, event: str, params: dict[str, Any]) -> None:
         """An event of the page."""
         if event == "Runtime.exceptionThrown":
             details = params["exceptionDetails"]

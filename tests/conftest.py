@@ -1,4 +1,4 @@
-"""What every test shares."""
+"""Fixtures and settings of all tests."""
 
 import gc
 import os
@@ -57,7 +57,7 @@ def quick_collections():
 
 @pytest.fixture(autouse=True)
 def failures_of_its_own():
-    """A failure that nobody asked for stays with the test that made it: the next `waitall` is another's."""
+    """Forget failures that a test has not read, so that they do not surface in another test's `waitall`."""
     yield
     if engine.failures:
         with engine.lock:

@@ -1,4 +1,4 @@
-"""What graphs of cuDNN's stand-in are made of: tensors, and the operations that compute on them."""
+"""Graphs of cuDNN's stand-in: tensors, and the operations that compute on them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Convolution:
         assert (small.dim[0], small.dim[1]) == (image.dim[0], filters.dim[0])
 
     def _parts(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What is on the side of the result, of the data, and the filters."""
+        """The tensors of the convolution: output, input, filters."""
         (one, other), (output,) = self.operands, self.outputs
         return {
             "conv_fprop": (output, one, other),
@@ -81,7 +81,7 @@ class Convolution:
         }[self.method]
 
     def geometry(self) -> Geometry:
-        """How the windows lie."""
+        """The geometry of the windows."""
         _, image, filters = self._parts()
         assert self.windows["pre_padding"] == self.windows["post_padding"]
         strides, dilation, pad = (tuple(self.windows[name]) for name in ("stride", "dilation", "pre_padding"))

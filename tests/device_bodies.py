@@ -16,7 +16,7 @@ from flowmx.engine.runtime import engine
 
 @pytest.fixture(autouse=True)
 def forgotten_errors():
-    """Nobody is told at exit of the errors that tests are made to have."""
+    """Errors that tests provoke are not reported at exit."""
     yield
     engine.failures.clear()
 

@@ -19,7 +19,7 @@ Array = Any
 
 
 class Result(NamedTuple):
-    """What a row of the tables gives."""
+    """The results of a row of the tables."""
 
     outputs: list[Array]
     gradients: list[Array]

@@ -1,7 +1,7 @@
 """A world for the servers' state machine: a network, workers, views and crashes, all in the hands of chance.
 
 Values are histories: an update appends what it merged, so a value says which pushes are in it, and in which order.
-`World` asserts, whenever a worker is told something, that it agrees with everything that any worker was told before;
+`World` asserts, at each answer to a worker, that it agrees with every earlier answer to any worker;
 `World.check` looks at the end of a run.
 """
 
@@ -21,7 +21,7 @@ TRAINING = ("push", "pull", "pushpull")
 
 
 class Wrong(AssertionError):
-    """What a server must never do."""
+    """A violation of the servers' guarantees."""
 
 
 def demand(truth: bool, what: str) -> None:
@@ -66,7 +66,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class Scenario:
-    """What may happen in a run."""
+    """The limits of a random run."""
 
     mode: str = "sync"
     bound: int | None = None
@@ -114,7 +114,7 @@ class World:
         self.network += [("worker view", worker, self.view) for worker in self.workers if worker.alive]
 
     def is_safe(self) -> bool:
-        """Whether one server may be lost: everything acknowledged is in two places."""
+        """True where one server may be lost: everything acknowledged is in two places."""
         if self.dead or sum(name is not None for name in self.ids) < 2:
             return False
         for home in range(len(self.ids)):
@@ -364,7 +364,7 @@ class World:
         return (worker, part, worker.state, worker.done, worker.attempt)
 
     def joined_call(self, worker: Worker, parts: list[p.Part]) -> tuple[str, tuple[Any, ...]]:
-        """What a worker asks of many parts, in one request: those of :meth:`call`, joined."""
+        """The joined request of a worker for many parts: those of :meth:`call`, in one."""
         requests = [self.request(worker, part) for part in parts]
         calls = [self.call(worker, *each)[1] for each in zip(parts, requests, strict=True)]
         if worker.state == "pull":
@@ -427,7 +427,7 @@ class World:
             worker.state = "over"
 
     def step(self) -> str:
-        """How a worker begins its next step: with a push and a pull after it, or with both in one request."""
+        """Draw the first request of a worker's step: a push with a pull after it, or both in one."""
         return self.random.choice(["push", "pushpull"])
 
     def enter(self, worker: Worker, state: str) -> None:
@@ -454,7 +454,7 @@ class World:
                 demand(list(update) == sorted(update, key=lambda push: int(push[0][1:])), f"no order: {history}")
 
     def check_staleness(self, worker: Worker, part: p.Part, history: tuple[Any, ...]) -> None:
-        """What was pulled lacks at most `bound` pushes of each worker that counted all the time."""
+        """Check that what was pulled lacks at most `bound` pushes of each worker that counted all the time."""
         assert self.scenario.bound is not None
         for other in self.workers:
             if other.founder and other.alive and other.state in TRAINING:
@@ -487,7 +487,7 @@ class World:
         return history
 
     def serial(self) -> tuple[Any, ...]:
-        """What one process would come to."""
+        """The result of a single process."""
         rounds = max(worker.steps for worker in self.workers)
         return tuple(
             tuple((worker.name, number) for worker in self.workers if worker.steps >= number)

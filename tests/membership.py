@@ -207,7 +207,7 @@ class World:
                 self.silent_since[node] = self.now
             return
         finally:
-            if self.members.adopted != adopted:  # whom a node told of is waited for
+            if self.members.adopted != adopted:  # the nodes that a node reported are waited for
                 self.silent_since = dict.fromkeys(self.silent_since, self.now)
         if answers:
             self.answer(client, kind, answer, rest)
@@ -219,7 +219,7 @@ class World:
         if client.view is None or view.order > client.view.order:
             client.view = view
         if view.over:
-            self.kill(list(self.clients).index(client.id), 0)  # what it was told to do
+            self.kill(list(self.clients).index(client.id), 0)  # the launcher ordered it
         if kind == "join":
             must(answer.id == client.id, "who joins is told of itself")
             if begun:
@@ -310,7 +310,7 @@ class World:
                 must(self.now - since <= 2 * TIMEOUT, f"{member.name} is silent and not declared gone")
 
     def pending(self, node):
-        """Whether the network still holds something of a node, which may count as a sign of life."""
+        """True where the network still holds a message of a node, which may count as a sign of life."""
         if any(message[1] == node for message in self.network):
             self.silent_since[node] = self.now
             return True

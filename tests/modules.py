@@ -1,4 +1,4 @@
-"""What MXNet 1.9.1's modules and classes offer (tests/fixtures/mxnet_modules.json), and what is left out here, and why.
+"""The surface of MXNet 1.9.1's modules and classes (tests/fixtures/mxnet_modules.json), and what is left out, and why.
 
 python -m tests.modules        lists what is missing and has no reason
 """
@@ -60,11 +60,11 @@ COMING: set[str] = {
     "module.BucketingModule", "module.BucketingModule:load_dict", "module.PythonLossModule", "module.PythonModule",
     "module.SequentialModule", "monitor", "rnn",
 }  # fmt: skip
-"""What is not there yet."""
+"""Paths that are planned, but not there yet."""
 
 
 def find(path: str) -> Any:
-    """What stands under a path of names in flowmx, or None."""
+    """Look up a dotted path in flowmx; None where it is missing."""
     found: Any = import_module("flowmx")
     for name in filter(None, path.split(".")):
         found = getattr(found, name, None)
@@ -72,7 +72,7 @@ def find(path: str) -> Any:
 
 
 def missing() -> Iterator[str]:
-    """What MXNet has and flowmx has not, whatever the reason."""
+    """Iterate over the names that MXNet has and flowmx has not, whatever the reason."""
     for key, names in NAMES.items():
         module, _, cls = key.partition(":")
         owner = find(f"{module}.{cls}" if cls else module)

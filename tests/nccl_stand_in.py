@@ -30,7 +30,7 @@ class Call(NamedTuple):
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What must be the same on every rank."""
+        """The arguments that must be the same on every rank."""
         return self.method, self.size, self.datatype, self.options
 
 

@@ -21,7 +21,7 @@ def close(actual, expected, what):
 
 
 def predict(symbol, params, inputs):
-    """What flowmx computes; labels that output layers read in training alone are made up."""
+    """Compute the outputs with flowmx; labels that output layers read in training alone are zeros."""
     given = {name: mx.nd.array(value, dtype=value.dtype) for name, value in inputs.items()}
     auxiliary = {name: params[name] for name in symbol.list_auxiliary_states()}
     names = symbol.list_arguments()
@@ -34,7 +34,7 @@ def predict(symbol, params, inputs):
 
 
 def runtime(path, inputs):
-    """What onnxruntime computes."""
+    """Compute the outputs with onnxruntime."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
@@ -51,7 +51,7 @@ def write(path, symbol, params, inputs, **options):
 
 
 def check_file(path, expected, inputs, back=True):
-    """What a file computes in onnxruntime, and read back."""
+    """Check the outputs of a file in onnxruntime, and in flowmx after reading it back."""
     for at, (actual, wanted) in enumerate(zip(runtime(path, inputs), expected, strict=True)):
         close(actual, wanted, f"onnxruntime's output {at}")
     if not back:

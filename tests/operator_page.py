@@ -41,7 +41,7 @@ are given, the inputs and the output have one shape and one dtype, any there is.
 
 
 def state(name: str) -> str | None:
-    """What became of one of MXNet's operator names: a key of the table of states, or None for nothing yet."""
+    """The state of one of MXNet's operator names: a key of the table of states, or None while there is nothing."""
     cls = registered().get(name)
     if cls is not None and not cls.hidden:
         return "operator" if cls.name == name else "alias"

@@ -1,4 +1,4 @@
-"""What the pages of the documentation name: settings, commands, names of flowmx, links, titles. Pure."""
+"""References of the documentation's pages: settings, commands, names of flowmx, links, titles. Pure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def links(page: str) -> Iterator[Link]:
 
 
 def anchors(page: str) -> set[str]:
-    """What links into a page may name: its titles, as GitHub and the site make anchors of them."""
+    """The anchors of a page: its titles, as GitHub and the site turn them into anchors."""
     titles = re.findall(r"^#{1,6} (.+)$", _CODE.sub("", page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 

@@ -20,7 +20,7 @@ from flowmx.devices import Context, Generator
 
 Statement = tuple[Any, ...]
 Outcome = tuple[Any, ...]
-"""What a look at an array gives: ``("content", shape, bytes)`` or ``("error", type, text)``."""
+"""The outcome of reading an array: ``("content", shape, bytes)`` or ``("error", type, text)``."""
 
 SLOTS = 7
 
@@ -214,13 +214,13 @@ def make(seed: int, length: int = 45) -> Program:
 
 
 def start(program: Program, device: int, index: int) -> np.ndarray[Any, Any]:
-    """What a slot holds at first."""
+    """The initial content of a slot."""
     rng = np.random.default_rng([program.seed, device, index])
     return rng.integers(-8, 9, program.shape).astype(np.float32)
 
 
 def draw(generator: np.random.Generator, target: Any) -> None:
-    """What a sampling operation does."""
+    """Sample, as a random operation does."""
     target[...] = generator.random(target.shape, np.float32)
 
 
@@ -230,7 +230,7 @@ def last(array: Any) -> Any:
 
 
 def update(reads: list[Any], writes: list[Any], last: Callable[[Any], Any] = last) -> float:
-    """What a pushed function does: from all that it reads into all that it writes, in order."""
+    """The effect of a pushed function: all that it writes depends on all that it reads, in order."""
     total = np.float32(0)
     for each in reads:
         total = np.float32(total * np.float32(0.5) + last(each) * np.float32(0.25))
@@ -274,7 +274,7 @@ class _Ref:
 
     @property
     def updates(self) -> list[_Memory]:
-        """What a write into this array reads: the rest of the storage stays as it was."""
+        """The storages that a write into this array also reads: a view leaves the rest as it was."""
         return [] if self.is_whole else [self.memory]
 
 

@@ -44,12 +44,12 @@ def network() -> Any:
 
 
 def numbers(batch: Any) -> str:
-    """Which samples a batch has."""
+    """The indices of a batch's samples."""
     return ",".join(str(round(each * SAMPLES)) for each in batch.data[0].asnumpy()[:, 0].tolist())
 
 
 def digest(arrays: dict[str, Any]) -> str:
-    """What parameters are, to the bit."""
+    """A fingerprint of parameters, to the bit."""
     found = hashlib.sha256()
     for name in sorted(arrays):
         found.update(name.encode() + np.ascontiguousarray(arrays[name]).tobytes())
@@ -71,7 +71,7 @@ class Log:
             kill_while_writing(int(kill.split(".")[1]))
 
     def of_worker(self, rank: int) -> Log:
-        """That of one worker of a job."""
+        """The log of one worker of a job."""
         return Log(*self._of_job, rank)
 
     def __call__(self, epoch: int, batch: int, *values: Any) -> None:

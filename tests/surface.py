@@ -63,13 +63,13 @@ EXCLUDED: dict[str, str] = {name: reason for reason, names in _REASONS.items() f
 """Names that flowmx does not offer, each with its reason."""
 
 GRADIENTS = "_backward", "_contrib_backward", "_broadcast_backward", "_split_v2_backward"
-"""How the names of operators begin that MXNet's gradients alone use; here gradients are derived otherwise."""
+"""Prefixes of operators that only MXNet's gradients use; here gradients are derived otherwise."""
 
 NUMPY = "_np_", "_npi_", "_npx_"
-"""How the names of operators begin that only MXNet's ``mx.np`` and ``mx.npx`` use."""
+"""Prefixes of operators that only MXNet's ``mx.np`` and ``mx.npx`` use."""
 
 SPARSE = ("_sparse_",)
-"""How the names begin under which ``mx.nd.sparse`` finds operators."""
+"""Prefixes of operators that ``mx.nd.sparse`` holds."""
 
 FUNCTIONS: dict[str, str] = {
     "_cond": "`contrib.cond`",
@@ -86,7 +86,7 @@ PREFIXES = {"linalg": "_linalg_", "image": "_image_", "contrib": "_contrib_"}
 
 
 def excluded(namespace: str, name: str) -> str | None:
-    """Why a public name is left out, or None."""
+    """The reason why a public name is left out, or None."""
     _, _, inner = namespace.partition(".")
     prefixed = PREFIXES.get(inner, "") + name
     if prefixed.startswith(GRADIENTS):

@@ -54,10 +54,10 @@ def test_what_differs_is_named_with_its_nodes_and_both_values(differing, item, o
     differing(item, one, other)
     with job() as running:
         errors = create_both(running)
-    told = [str(error) for error in errors if isinstance(error, KVStoreError)]
+    messages = [str(error) for error in errors if isinstance(error, KVStoreError)]
     expected = rf"{item} is (\S+) on (\w+ \d on \S+), and (\S+) on (\w+ \d on \S+)"
-    found = [re.search(expected, text) for text in told]
-    assert told and all(found)
+    found = [re.search(expected, text) for text in messages]
+    assert messages and all(found)
     for match in found:
         here, who, there, whom = match.groups()
         assert who != whom and here != there and {here, there} <= {one, other, actual}

@@ -65,7 +65,7 @@ def test_every_operator_is_on_one_list(dtype):
 
 
 def test_lists_agree_with_mxnet():
-    """What both have is on the same list, by whatever name."""
+    """Operators that both have are on the same list, under any of their names."""
     for ours, theirs in (
         (lists.LP16, "FP16_FUNCS"), (lists.FP32, "FP32_FUNCS"), (lists.WIDEST, "WIDEST_TYPE_CASTS"),
         (lists.lp16_fp32(), "FP16_FP32_FUNCS"),
@@ -287,7 +287,7 @@ def test_gradients_are_not_cast_again(use):
 
 
 def test_loops_compute_in_one_type(use):
-    """What is computed before a loop in 16 bits meets float32 weights inside."""
+    """Values computed before a loop in 16 bits meet float32 weights inside."""
 
     def run():
         x, w = mx.sym.var("x"), mx.sym.var("w")
@@ -500,8 +500,8 @@ def test_a_loss_that_was_not_scaled_is_named(use):
     with autograd.record():
         loss = net(x).mean()
     loss.backward()
-    told = r"the loss 'mean'.*test_amp.py.*'one_weight'.*1024 times too small"
-    with pytest.raises(amp.UnscaledLossError, match=told):
+    pattern = r"the loss 'mean'.*test_amp.py.*'one_weight'.*1024 times too small"
+    with pytest.raises(amp.UnscaledLossError, match=pattern):
         trainer.step(1)
     with autograd.record(), amp.scale_loss(net(x).sum(), trainer) as scaled:
         scaled.backward()
@@ -560,9 +560,9 @@ def test_weights_are_looked_at(use):
     trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=False)
     with pytest.warns(amp.AmpWarning) as caught:
         amp.init_trainer(trainer)
-    told = [str(each.message) for each in caught]
-    assert any("net_dense0_weight" in each and "multi_precision=True" in each for each in told)
-    assert any("net_dense1_weight" in each and "left uncast" in each for each in told)
+    messages = [str(each.message) for each in caught]
+    assert any("net_dense0_weight" in each and "multi_precision=True" in each for each in messages)
+    assert any("net_dense1_weight" in each and "left uncast" in each for each in messages)
     whole = gluon.Trainer(net[0].collect_params(), "sgd", {"multi_precision": True}, update_on_kvstore=False)
     amp.init_trainer(whole)  # nothing to say
 

@@ -148,8 +148,8 @@ def test_the_distribution_is_mxnet_by_name_version_and_import():
     assert described["name"] == "mxnet"
     assert described["version"].startswith(f"{package.VERSION}.post")
     assert described["dependencies"] == ["flowmx"]
-    told = "import mxnet, flowmx; print(mxnet.__version__, mxnet.nd is flowmx.nd, mxnet.gluon.Block.__module__)"
-    assert python(told, PYTHONPATH=str(DISTRIBUTION)) == "1.9.1 True flowmx.gluon.base\n"
+    code = "import mxnet, flowmx; print(mxnet.__version__, mxnet.nd is flowmx.nd, mxnet.gluon.Block.__module__)"
+    assert python(code, PYTHONPATH=str(DISTRIBUTION)) == "1.9.1 True flowmx.gluon.base\n"
 
 
 def test_what_processes_of_a_program_import_is_the_distributions_module():

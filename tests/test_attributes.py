@@ -73,7 +73,7 @@ def test_the_race_is_one():
 
 
 def has_dictionary(thing):
-    """Whether an object's attributes lie in a dictionary (asking for ``__dict__`` would make one)."""
+    """True where an object's attributes lie in a dictionary (asking for ``__dict__`` would make one)."""
     values = {id(getattr(thing, name, None)) for name in ("readers", "blockers", "dependents", "waiters")}
     return any(type(each) is dict and id(each) not in values for each in gc.get_referents(thing))
 

@@ -23,7 +23,7 @@ GRAPHS = st.integers(0, 25).flatmap(
 
 
 def wrong(predecessors, found):
-    """What is wrong with stages, or None."""
+    """The first fault in stages, or None."""
     done = set()
     for stage in found:
         begun = set(done)

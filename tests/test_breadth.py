@@ -1,4 +1,4 @@
-"""How much of MXNet 1.9.1's public surface is here: every callable name, method and operator."""
+"""The coverage of MXNet 1.9.1's public surface: every callable name, method and operator."""
 
 import importlib
 import inspect

@@ -7,11 +7,11 @@ import pytest
 import flowmx as mx
 from tests.fixtures import record_buckets as recorded
 
-TOLD = json.loads(recorded.PATH.read_text())
+EXPECTED = json.loads(recorded.PATH.read_text())
 
 
 def differences(found, wanted, at=""):
-    """Where two results differ by more than rounding."""
+    """The places in which two results differ by more than rounding."""
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys(), at
         return [each for name in wanted for each in differences(found[name], wanted[name], f"{at} {name}")]
@@ -28,7 +28,7 @@ def differences(found, wanted, at=""):
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("name", sorted(recorded.RECORDED))
 def test_computes_what_mxnet_does(name):
-    assert differences(recorded.RECORDED[name](mx), TOLD[name]) == []
+    assert differences(recorded.RECORDED[name](mx), EXPECTED[name]) == []
 
 
 def test_finds_what_differs():

@@ -54,7 +54,7 @@ def run(net, values, train=False):
 
 
 def both(monkeypatch, net, values, train=False):
-    """What a network gives with chains and without them, and the two plans."""
+    """The outputs of a network with chains and without them, and the two plans."""
     bound, fused = run(net, values, train)
     with monkeypatch.context() as patch:
         patch.setattr(compiler, "PASSES", WITHOUT)

@@ -228,8 +228,8 @@ async def test_a_job_survives_and_its_sums_are_right(plan, tmp_path):
     assert len(outcome.happened) == len(plan.events)
 
 
-def losing(mode, servers, told, *targets):
-    return Plan(5, mode, servers=servers, told=told, compute=0.1, events=(Event(30, "kill", targets),))
+def losing(mode, servers, reported, *targets):
+    return Plan(5, mode, servers=servers, reported=reported, compute=0.1, events=(Event(30, "kill", targets),))
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def lines(path):
-    """What a log says of each batch, as far as it was done last."""
+    """The last line of each batch in a log, by batch."""
     found = {}
     for line in Path(path).read_text().splitlines():
         words = line.split()

@@ -28,7 +28,7 @@ async def double(caller, message):
 
 
 async def javascript(*arguments, secret=None):
-    """What a script prints, its errors, and its status."""
+    """Run a script; return its output, its errors and its status."""
     environment = {**os.environ, "FLOWMX_SECRET_FILE": str(secret or "")}
     process = await asyncio.create_subprocess_exec(
         NODE, *map(str, arguments), env=environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE

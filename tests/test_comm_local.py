@@ -222,7 +222,7 @@ async def local_service(**options):
 
 
 async def used(service, **options):
-    """Whether a call went by unix socket."""
+    """True where a call went over the unix socket."""
     async with Peer(service.address, **options) as peer:
         answer = await peer.call("op", {}, [np.arange(30_000.0)])
         assert np.array_equal(answer.tensors[0].array(), np.arange(30_000.0))

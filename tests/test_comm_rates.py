@@ -1,4 +1,4 @@
-"""How often a peer may ask: honest bursts pass, floods are refused, and strangers' names take no memory."""
+"""Limits on a peer's rate: honest bursts pass, floods are refused, and strangers' names take no memory."""
 
 import pytest
 

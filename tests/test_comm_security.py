@@ -1,4 +1,4 @@
-"""Who may talk to whom: signatures, replays, changed bodies, addresses, certificates; and that secrets stay secret."""
+"""Authentication: signatures, replays, changed bodies, addresses, certificates; secrets stay secret."""
 
 import asyncio
 import hashlib

@@ -191,7 +191,7 @@ async def test_unknown_operations_are_named(way, serve):
 
 
 async def raw(service, data, path="/v1/op", headers=HEADERS, method="POST"):
-    """What a service answers to a body: status, and the error's kind or the text."""
+    """A service's answer to a body: status, and the error's kind or the text."""
     async with (
         aiohttp.ClientSession(skip_auto_headers=["Content-Type"]) as session,
         session.request(method, service.address + path, data=data, headers=headers) as response,

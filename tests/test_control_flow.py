@@ -26,7 +26,7 @@ def composed(network, monkeypatch):
 
 
 def numbers_before(network):
-    """How often each kind of subgraph was made before, when MXNet composed the networks one after another."""
+    """Counts of each kind of subgraph after the earlier networks, as when MXNet composed them one after another."""
     counts = {}
     control_flow_counts, control_flow._counts = control_flow._counts, counts
     try:

@@ -1,4 +1,4 @@
-"""What operators say of their arithmetic: a gradient of a product does as much as the product itself."""
+"""Operators' counts of arithmetic: a gradient of a product does as much as the product itself."""
 
 import pytest
 

@@ -9,7 +9,7 @@ import flowmx as mx
 
 
 def collapsed(path, blank):
-    """What a path spells: repeats merged, blanks dropped."""
+    """The labels of a path: repeats merged, blanks dropped."""
     return [label for label, _ in itertools.groupby(path) if label != blank]
 
 

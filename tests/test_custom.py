@@ -180,7 +180,7 @@ def test_the_json_form_is_that_of_mxnet():
 
 
 class Remembering(mx.operator.CustomOp):
-    """What forward keeps, backward finds, though other calls come between."""
+    """An operator whose backward reads what its forward kept, though other calls come between."""
 
     def forward(self, is_train, req, in_data, out_data, aux):
         self.factor = in_data[0].asnumpy().sum()

@@ -29,7 +29,7 @@ SECRET = "a secret of some letters"
 
 
 def client(frames):
-    """What a page knows that was told these frames; it does as state.js does."""
+    """The state of a page that received these frames, as state.js computes it."""
     times, series, bars, points = [], {}, [], {}
     for frame in frames:
         assert json.loads(json.dumps(frame, allow_nan=False)) == frame
@@ -68,8 +68,8 @@ def test_who_joins_late_sees_what_others_see(made, data):
         for value in logged:
             curve.add(value)
         ended = [Ended("cpu(0)", "dot", at - seconds, at)]
-        told = {"loss": (curve.generation, curve.points.copy(), curve.last)}
-        frame = sampler.add(Reading(at=at, executed=executed, ended=ended, curves=told)).content
+        curves = {"loss": (curve.generation, curve.points.copy(), curve.last)}
+        frame = sampler.add(Reading(at=at, executed=executed, ended=ended, curves=curves)).content
         early.append(frame)
         late += [sampler.whole().content] if number == join else [frame] if number > join else []
     for seen, expected in zip(client(late), client(early), strict=True):
@@ -82,9 +82,9 @@ def test_the_page_puts_frames_together_the_same(tmp_path):
     for at in range(40):
         for value in range(50):
             curve.add(value + at)
-        told = {"loss": (curve.generation, curve.points.copy(), curve.last)}
+        curves = {"loss": (curve.generation, curve.points.copy(), curve.last)}
         executed = {"cpu(0)": at, **({"net": at} if at > 3 else {})}
-        frame = sampler.add(Reading(at=at / 2, executed=executed, ended=[Ended("a", "x", at, at + 0.5)], curves=told))
+        frame = sampler.add(Reading(at=at / 2, executed=executed, ended=[Ended("a", "x", at, at + 0.5)], curves=curves))
         frames.append(sampler.whole().content if at == 0 else frame.content)
     assert curve.generation > 1
     (tmp_path / "frames.json").write_text(json.dumps(frames))
@@ -215,15 +215,15 @@ notes = st.lists(st.tuples(st.sampled_from("ab"), st.floats(0, 1e-2), st.floats(
 
 @given(notes)
 def test_short_operations_that_follow_each_other_are_one(made):
-    at, told = {"a": 0.0, "b": 0.0}, []
+    at, records = {"a": 0.0, "b": 0.0}, []
     for serial, (actor, took, gap, failed) in enumerate(made):
         began = at[actor] + gap
         at[actor] = began + took
-        told.append((serial, f"op{serial}", actor, None, began, at[actor], failed))
-    found = runs(sorted(told, key=lambda note: note[5]), 0.004)
-    assert sum(run.number for run in found) == len(told)
+        records.append((serial, f"op{serial}", actor, None, began, at[actor], failed))
+    found = runs(sorted(records, key=lambda note: note[5]), 0.004)
+    assert sum(run.number for run in found) == len(records)
     for actor in "ab":
-        theirs, before = [run for run in found if run.actor == actor], [note for note in told if note[2] == actor]
+        theirs, before = [run for run in found if run.actor == actor], [note for note in records if note[2] == actor]
         assert all(a.ended <= b.began for a, b in itertools.pairwise(theirs))
         assert sum(run.worked for run in theirs) == pytest.approx(sum(note[5] - note[4] for note in before))
         for run in theirs:

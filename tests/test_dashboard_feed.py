@@ -94,7 +94,7 @@ async def test_while_nobody_looks_there_is_no_thread_and_no_watch(dashboard):
 
 
 class Made(Pulse):
-    """A pulse that beats when it is told to."""
+    """A pulse that beats on demand."""
 
     def join(self, wake):
         self._wakes.add(wake)
@@ -190,7 +190,7 @@ async def test_it_answers_while_the_loop_and_the_engine_are_blocked(dashboard):
     assert found == ["stuck"]
 
 
-# -- what it is told ---------------------------------------------------------------------------------------------
+# -- its input ----------------------------------------------------------------------------------------------------
 
 
 async def test_a_training_is_seen_with_its_curves_and_its_memory(dashboard):

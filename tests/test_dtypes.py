@@ -1,6 +1,6 @@
 """Every deterministic operator on every dtype: the dtypes that MXNet 1.9.1 gives, and values that agree.
 
-The dtypes and the values for whole numbers are MXNet's (tests/fixtures/record_dtypes.py); floating results are
+The dtypes and the values of integer dtypes are MXNet's (tests/fixtures/record_dtypes.py); floating results are
 compared with those of float64. Where MXNet refuses a dtype, flowmx may take it.
 """
 
@@ -15,15 +15,15 @@ from flowmx.errors import TypeInferenceError
 from flowmx.ops.registry import lookup
 from tests.fixtures.record_dtypes import COMPARED, FILE, GIVEN, VALUES, call, inputs, named
 
-# Whole numbers whose results differ, and why.
+# Integer dtypes whose results differ, and why.
 OTHERWISE = {
     "norm": "MXNet rounds each partial sum of its scaled squares",
     **dict.fromkeys(["Convolution", "moments"], "MXNet's sums overflow the dtype on the way"),
-    "_contrib_hawkesll": "MXNet counts time in whole numbers",
+    "_contrib_hawkesll": "MXNet counts time in integers",
     "erf": "1 from 4 on in float32",
     "erfinv": "infinite from 1 on",
 }
-# Operators that refuse whole numbers, which MXNet takes, and why.
+# Operators that refuse integers, which MXNet takes, and why.
 FLOATS_ONLY = {"_image_normalize": "the result's fractions would be lost"}
 # Operators of which only the first output has MXNet's dtype, and why.
 FIRST_ONLY = {"LayerNorm": "its statistics of float16 are float32, for the gradient's sake"}
@@ -62,7 +62,7 @@ def close(ours, theirs, tolerance, what):
 
 
 @pytest.mark.parametrize(("module", "name", "case", "words"), list(cases()))
-@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # a NaN as a whole number
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")  # a NaN as an integer
 def test_dtypes(module, name, case, words, recorded):
     assert case is not None, f"{name} is not in the table any more: record the module again"
     starts = [int(word) for word in words[len(GIVEN) :]]

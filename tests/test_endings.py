@@ -262,10 +262,10 @@ LOUD = {
 
 @pytest.mark.parametrize("name", LOUD)
 def test_leaving_tells_what_went_wrong_and_nothing_else(name):
-    script, expected, told = LOUD[name]
+    script, expected, message = LOUD[name]
     code, out, err = run(script, exit_timeout=0.3)
     assert (code, out) == (expected, ""), err
-    assert (told in err) if told else (told is None or not err)
+    assert (message in err) if message else (message is None or not err)
     for noise in ("Fatal", "never awaited", "was destroyed", "Exception ignored"):
         assert noise not in err
 

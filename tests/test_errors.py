@@ -173,7 +173,7 @@ def test_of_two_errors_the_first_read_is_carried_on():
     assert type(carried(two + one)) is KeyError
 
 
-# -- how it is told ----------------------------------------------------------------------------------------
+# -- its report ---------------------------------------------------------------------------------------------
 
 
 async def test_every_way_of_waiting_raises_the_same_error_again_and_again():

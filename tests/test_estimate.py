@@ -38,7 +38,7 @@ def nbytes(arrays):
 
 
 def check_agreement(net, grad_req, shapes, **options):
-    """Whether the estimate is what simple_bind binds."""
+    """Check that the estimate equals what simple_bind binds."""
     found = net.memory_estimate(mx.cpu(), grad_req=grad_req, **options, **shapes)
     executor = net.simple_bind(mx.cpu(), grad_req=grad_req, **options, **shapes)
     assert found.activations == executor.plan.internal_bytes()

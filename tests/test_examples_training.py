@@ -43,7 +43,7 @@ def run(name, *arguments):
 
 
 def losses(text):
-    """The losses of the epochs that an example told of."""
+    """The losses of the epochs, as an example printed them."""
     return [float(loss) for _, loss in LOSS.findall(text)]
 
 

@@ -1,4 +1,4 @@
-"""What MXNet refuses is refused with an exception that code written for MXNet catches, and Python's own idiom too."""
+"""Refusals are exceptions that code written for MXNet catches, and Python's own idiom too."""
 
 import builtins
 import errno

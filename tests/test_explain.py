@@ -66,8 +66,8 @@ def test_what_was_fused():
 def test_every_value_is_told_of_where_it_lies(name, grad_req):
     plan = image_plan(name, grad_req)
     text = plan.explain()
-    told = dict(re.findall(r"^    +(\S+): [^,]+? at (\d+) until", text, re.MULTILINE))
-    assert told == {label(entry): str(plan.arena.offsets[place]) for entry, place in plan.place.items()}
+    offsets = dict(re.findall(r"^    +(\S+): [^,]+? at (\d+) until", text, re.MULTILINE))
+    assert offsets == {label(entry): str(plan.arena.offsets[place]) for entry, place in plan.place.items()}
     for view, root in plan.root.items():
         assert f"{label(view)} shows {label(root)}" in text
     for entry in plan.external:
@@ -93,7 +93,7 @@ def test_every_reason_against_working_in_place_is_a_true_one(name, grad_req):
 
 
 def reason(text, output):
-    """Why an output is not in place of an input."""
+    """The reason why an output is not written over an input."""
     return re.search(rf"{output} is not in place of \S+: (.*)", text)[1]
 
 

@@ -19,6 +19,7 @@ FOLDERS = {"flowmx": "flowmx", "flowmx.devices": "devices", "flowmx.ops": "ops",
 # stands for the package's __init__ alone.
 FLOORS: list[set[str]] = [
     {
+        "flowmx._checkout",
         "flowmx.settings",
         "flowmx.errors",
         "flowmx.registry",

@@ -408,9 +408,9 @@ def bound():
 def test_a_bound_symbol(take):
     expected, _ = bound()
     called = take()
-    found, told = bound()
+    found, explanation = bound()
     assert called == STEP * 2
-    assert "one operator with its softmax" in told
+    assert "one operator with its softmax" in explanation
     assert_same(found, expected, 1e-5)
 
 

@@ -52,15 +52,15 @@ def test_parts_of_a_data_set():
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "told"),
+    ("call", "error", "message"),
     [
         (lambda each: each.shard(2, 2), ValueError, "index is 2 and num_shards 2"),
         (lambda each: each.take(-1), ValueError, "count is -1"),
         (lambda each: each.sample([1]), TypeError, "sampler is list"),
     ],
 )
-def test_refuses_parts(call, error, told):
-    with pytest.raises(error, match=told):
+def test_refuses_parts(call, error, message):
+    with pytest.raises(error, match=message):
         call(data.SimpleDataset([1, 2, 3]))
 
 
@@ -146,7 +146,7 @@ def test_default_batches():
 
 
 @pytest.mark.parametrize(
-    ("samples", "told"),
+    ("samples", "message"),
     [
         ([mx.nd.ones(2), mx.nd.ones(3)], r"different shapes, \[\(2,\), \(3,\)\]"),
         ([(1, 2), (1,)], r"different numbers of parts, \[2, 1\]"),
@@ -154,8 +154,8 @@ def test_default_batches():
         ([[1], [1, 2]], "inhomogeneous|no numbers"),
     ],
 )
-def test_refuses_what_makes_no_batch(samples, told):
-    with pytest.raises(ValueError, match=told):
+def test_refuses_what_makes_no_batch(samples, message):
+    with pytest.raises(ValueError, match=message):
         batchify.default_batchify_fn(samples)
 
 
@@ -185,5 +185,5 @@ def test_append_group_and_lists():
         group([(1, 2)])
     with pytest.raises(TypeError, match="function 1 is int"):
         batchify.Group(batchify.Stack(), 3)
-    with pytest.raises(TypeError, match="beside it"):
+    with pytest.raises(TypeError, match="given as well"):
         batchify.Group([batchify.Stack()], batchify.Stack())

@@ -43,7 +43,7 @@ class Squares(data.Dataset):
 
 
 class Chance(Squares):
-    """What every stream gives."""
+    """The index, and numbers from every random stream."""
 
     def __getitem__(self, index):
         drawn = mx.nd.random.uniform(shape=(2,)).asnumpy().tolist()
@@ -197,7 +197,7 @@ def test_big_batches_share_memory_that_is_used_again():
         assert (array.asnumpy()[:, 0, 0] == np.arange(4 * position, 4 * position + 4) ** 2).all()
     kept[0][1][0][:] = 5  # an array like others: it may be written
     assert (kept[0][1][0] + 1).asnumpy().max() == 6
-    blocks = loader._crew._lines[0].worker.blocks
+    blocks = loader._pool._threads[0].worker.blocks
     assert len(blocks._all) <= len(kept) + 8
 
 
@@ -394,11 +394,11 @@ def test_an_error_comes_home_with_its_trace_and_its_sample(workers):
         next(epoch)
     with pytest.raises(StopIteration):
         next(epoch)
-    told = "\n".join(caught.value.__notes__)
-    assert "sample 7 of batch 1" in told
+    notes = "\n".join(caught.value.__notes__)
+    assert "sample 7 of batch 1" in notes
     if "thread_pool" not in workers and workers:
-        assert "raised in DataLoader worker" in told
-        assert 'test_gluon_data_loader.py", line' in told and "in __getitem__" in told
+        assert "raised in DataLoader worker" in notes
+        assert 'test_gluon_data_loader.py", line' in notes and "in __getitem__" in notes
     assert loader.state()["given"] == 1
     assert next(iter(loader))[1].asnumpy().tolist() == [0, 1, 2, 3]
 
@@ -428,18 +428,18 @@ def test_a_stop_iteration_does_not_pass_for_the_end(workers):
 
 
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("number", "message"),
     [
         (signal.SIGKILL, r"was killed by SIGKILL \(by the system when memory"),
         (0, "exit code 3"),
     ],
 )
-def test_a_dead_worker_is_told_of_by_name_and_replaced(number, told):
+def test_a_dead_worker_is_told_of_by_name_and_replaced(number, message):
     loader = data.DataLoader(Deadly(number), 4, num_workers=1)
     epoch = iter(loader)
     assert next(epoch)[1].asnumpy().tolist() == [0, 1, 2, 3]
     with pytest.raises(
-        data.DataLoaderWorkerError, match=rf"DataLoader worker \d \(pid \d+\) .*{told}.* at batch 1, samples \[4,"
+        data.DataLoaderWorkerError, match=rf"DataLoader worker \d \(pid \d+\) .*{message}.* at batch 1, samples \[4,"
     ):
         next(epoch)
     assert next(iter(loader))[1].asnumpy().tolist() == [0, 1, 2, 3]
@@ -448,7 +448,7 @@ def test_a_dead_worker_is_told_of_by_name_and_replaced(number, told):
 def test_a_worker_that_is_killed_from_outside():
     loader = data.DataLoader(Squares(), 4, num_workers=1)
     assert len(list(loader)) == 8
-    os.kill(loader._crew.pids[0], signal.SIGKILL)
+    os.kill(loader._pool.pids[0], signal.SIGKILL)
     with pytest.raises(data.DataLoaderWorkerError, match="SIGKILL"):
         list(loader)
     assert len(list(loader)) == 8
@@ -470,19 +470,19 @@ def test_a_data_set_that_can_not_be_opened():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({}, "batch_size is missing"),
-        ({"batch_size": 2, "shuffle": True, "sampler": [1]}, "sampler was given, and shuffle beside it"),
-        ({"batch_size": 2, "batch_sampler": [[1]]}, "batch_sampler was given, and batch_size beside it"),
+        ({"batch_size": 2, "shuffle": True, "sampler": [1]}, "sampler was given, and shuffle as well"),
+        ({"batch_size": 2, "batch_sampler": [[1]]}, "batch_sampler was given, and batch_size as well"),
         ({"batch_size": 2, "timeout": 0}, "timeout is 0"),
         ({"batch_size": 2, "last_batch": "drop"}, "last_batch is 'drop'"),
         ({"batch_size": 0}, "batch_size is 0"),
         ({"batch_size": 2, "num_parts": 2, "part_index": 2}, "part_index is 2"),
     ],
 )
-def test_refuses_arguments(arguments, told):
-    with pytest.raises(ValueError, match=told):
+def test_refuses_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
         data.DataLoader(Squares(), **arguments)
 
 
@@ -529,7 +529,7 @@ def test_two_hundred_loops_that_are_broken_off_leave_nothing_behind():
     descriptors, children, blocks = resources()
     assert children == before[1]
     assert descriptors <= before[0] + 16 and blocks <= 16  # the blocks that two workers keep for what comes next
-    pids = loader._crew.pids
+    pids = loader._pool.pids
     assert len(list(loader)) == 20
     del loader, _
     descriptors, children, blocks = resources()
@@ -557,7 +557,7 @@ PROGRAM = """
     loader = mx.gluon.data.DataLoader({dataset}, 4, num_workers=2)
     batches = iter(loader)
     next(batches)
-    print(*loader._crew.pids, flush=True)
+    print(*loader._pool.pids, flush=True)
 """
 
 
@@ -594,9 +594,11 @@ def test_an_interrupt_ends_all():
     ) as process:  # fmt: skip
         pids = process.stdout.readline().split()
         os.killpg(process.pid, signal.SIGINT)
-        _, told = process.communicate(timeout=30)
+        _, errors = process.communicate(timeout=30)
     assert len(pids) == 2 and gone(pids)
-    assert told.count("KeyboardInterrupt") == 1 and "DataLoader" not in told.rpartition("KeyboardInterrupt")[2], told
+    assert errors.count("KeyboardInterrupt") == 1 and "DataLoader" not in errors.rpartition("KeyboardInterrupt")[2], (
+        errors
+    )
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")

@@ -16,7 +16,7 @@ from flowmx.gluon.data import vision
 from flowmx.gluon.data.vision import transforms
 from tests.fixtures import record_transforms as recorded
 
-TOLD = json.loads(recorded.FILE.read_text())
+EXPECTED = json.loads(recorded.FILE.read_text())
 RANDOM = [
     transforms.RandomFlipLeftRight(), transforms.RandomFlipTopBottom(), transforms.RandomBrightness(0.5),
     transforms.RandomContrast(0.5), transforms.RandomSaturation(0.5), transforms.RandomHue(0.3),
@@ -40,8 +40,8 @@ def an_image():
 
 def test_transforms_give_what_mxnets_do():
     found = recorded.applied(transforms, mx.nd)
-    assert found.keys() == TOLD.keys()
-    for case, (shape, dtype, values) in TOLD.items():
+    assert found.keys() == EXPECTED.keys()
+    for case, (shape, dtype, values) in EXPECTED.items():
         assert found[case][:2] == [shape, dtype], case
         assert np.allclose(found[case][2], values, atol=1e-5), case
 

@@ -45,7 +45,7 @@ def weights(estimator):
 
 
 def by_hand(epochs, net=None):
-    """What a loop of one's own makes of the parameters."""
+    """The parameters after a training loop written by hand."""
     net = network() if net is None else net
     trainer = gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.05})
     for _ in range(epochs):
@@ -147,9 +147,9 @@ def test_several_devices_share_a_batch():
 def test_events_come_in_order():
     handler, estimator = Events(), made()
     estimator.fit(BATCHES[:2], epochs=1, event_handlers=handler)
-    told = ("batch_end", "batch", "label", "loss", "pred")
+    batch_end = ("batch_end", "batch", "label", "loss", "pred")
     assert handler.heard == [
-        ("train_begin",), ("epoch_begin",), ("batch_begin", "batch"), told, ("batch_begin", "batch"), told,
+        ("train_begin",), ("epoch_begin",), ("batch_begin", "batch"), batch_end, ("batch_begin", "batch"), batch_end,
         ("epoch_end",), ("train_end",),
     ]  # fmt: skip
 

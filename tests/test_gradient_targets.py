@@ -23,7 +23,7 @@ class Twice(nn.HybridSequential):
 
 
 def both(program):
-    """What a program gives with an imperative block and with a hybridized one."""
+    """The results of a program with an imperative block and with a hybridized one."""
     found = []
     for hybrid in (False, True):
         net = Twice()

@@ -25,7 +25,7 @@ def test_a_small_pass_stays_whole():
 
 
 def as_they_come(first, last):
-    """Which of two arrays was ready first, asked for in the other order."""
+    """The order in which two arrays become ready; the reads of them are pushed in the order of the layers."""
     seen = []
     for name, array in (("first layer", first), ("last layer", last)):
         mx.engine.push(lambda name=name: seen.append(name), reads=[array], device=mx.cpu(1))

@@ -119,7 +119,7 @@ line.sendall(bytes(int(sys.argv[2])))
 
 
 async def transferred(network, nbytes):
-    """How long two hosts take for a connection, and for so many bytes."""
+    """The seconds that two hosts take to connect, and to transfer so many bytes."""
     receiver = await network.hosts[1].python("receiver", "-c", RECEIVER)
     assert await receiver.line("listening") == "listening host-1"
     sender = await network.hosts[0].python("sender", "-c", SENDER, network.hosts[1].address, str(nbytes))

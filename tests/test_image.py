@@ -15,7 +15,7 @@ from flowmx.ops import image_resize
 from flowmx.ops.kernels.loops import resizing
 from tests.fixtures import record_images as recorded
 
-TOLD = json.loads((recorded.FOLDER / "recorded.json").read_text())
+EXPECTED = json.loads((recorded.FOLDER / "recorded.json").read_text())
 FILES = recorded.FOLDER / "files"
 REC, IDX = recorded.FOLDER / "small.rec", recorded.FOLDER / "small.idx"
 
@@ -48,7 +48,7 @@ def saved(picture, kind, **options):
 def test_decodes_as_mxnet_does(decoder, flag, to_rgb):
     image = mx.image.imdecode((FILES / "0.jpg").read_bytes(), flag=flag, to_rgb=to_rgb)
     assert image.dtype is np.uint8 and image.shape[2] == (3 if flag else 1)
-    assert recorded.digest(image.asnumpy()) == TOLD["decoded"][f"{flag} {to_rgb}"]
+    assert recorded.digest(image.asnumpy()) == EXPECTED["decoded"][f"{flag} {to_rgb}"]
 
 
 def test_decodes_from_whatever_holds_bytes(image):
@@ -70,8 +70,8 @@ def test_decodes_png(mode, channels):
         decoded = codecs.decode(saved(picture, "PNG"), flag)
         assert decoded.shape == (*picture.size[::-1], count)
         if mode == "RGBA":
-            told = np.asarray(picture) if flag < 0 else np.asarray(picture.convert("RGB" if flag else "L"))
-            assert (np.squeeze(decoded) == told).all()
+            expected = np.asarray(picture) if flag < 0 else np.asarray(picture.convert("RGB" if flag else "L"))
+            assert (np.squeeze(decoded) == expected).all()
 
 
 def test_four_colours():
@@ -91,8 +91,8 @@ def test_turns_as_exif_says(turned, decoder):
              4: PIL.Image.Transpose.FLIP_TOP_BOTTOM, 5: PIL.Image.Transpose.TRANSPOSE,
              6: PIL.Image.Transpose.ROTATE_270, 7: PIL.Image.Transpose.TRANSVERSE,
              8: PIL.Image.Transpose.ROTATE_90}  # fmt: skip
-    told = PIL.Image.fromarray(upright)
-    assert (codecs.decode(raw) == np.asarray(told.transpose(moves[turned]) if turned in moves else told)).all()
+    original = PIL.Image.fromarray(upright)
+    assert (codecs.decode(raw) == np.asarray(original.transpose(moves[turned]) if turned in moves else original)).all()
 
 
 @pytest.mark.parametrize("raw", [b"", b"nothing", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"])
@@ -135,7 +135,7 @@ def saved_png():
 @pytest.mark.parametrize("name", recorded.CALLS)
 def test_computes_what_mxnet_computes(name, image):
     function, arguments = recorded.CALLS[name]
-    shape, digest, box = TOLD["calls"][name]
+    shape, digest, box = EXPECTED["calls"][name]
     result = getattr(mx.image, function)(image, *arguments)
     result, found = result if isinstance(result, tuple) else (result, None)
     assert list(result.shape) == shape and (found is None or list(found) == box)
@@ -224,9 +224,9 @@ def test_refuses_to_turn(shape, angle, options, error, message):
 
 def test_describes_augmenters_as_mxnet_does():
     made = mx.image.CreateAugmenter((3, 8, 9), resize=12, rand_crop=True, rand_mirror=True, mean=True, std=True)
-    assert [each.dumps() for each in made] == TOLD["dumps"]
+    assert [each.dumps() for each in made] == EXPECTED["dumps"]
     made = mx.image.CreateDetAugmenter((3, 8, 9), rand_crop=0.5, rand_pad=0.5, rand_mirror=True, mean=True)
-    assert [json.loads(json.dumps(each.dumps())) for each in made] == TOLD["det dumps"]
+    assert [json.loads(json.dumps(each.dumps())) for each in made] == EXPECTED["det dumps"]
 
 
 def test_the_seed_decides(image):
@@ -305,7 +305,7 @@ def labels(iterator):
 
 def test_all_sources_give_the_same(tmp_path):
     (tmp_path / "a.lst").write_text("".join(f"{k}\t{label}\t{name}\n" for k, (label, name) in enumerate(listed())))
-    told = [batch.data[0].asnumpy() for batch in made()]
+    whole = [batch.data[0].asnumpy() for batch in made()]
     for source in (
         {"imglist": None, "path_imglist": tmp_path / "a.lst"},
         {"imglist": None, "path_imgrec": REC},
@@ -314,7 +314,7 @@ def test_all_sources_give_the_same(tmp_path):
     ):
         iterator = made(**source)
         batches = list(iterator)
-        assert all((batch.data[0].asnumpy() == data).all() for batch, data in zip(batches, told, strict=True))
+        assert all((batch.data[0].asnumpy() == data).all() for batch, data in zip(batches, whole, strict=True))
         iterator.reset()
         assert labels(iterator) == [([0, 1, 2], 0), ([0, 1, 2], 0), ([0, 0, 1], 2)]
 
@@ -356,7 +356,7 @@ def test_goes_on_from_a_state(handle, taken):
         return found
 
     mx.random.seed(4)
-    told = run(made(**options), 7)
+    whole = run(made(**options), 7)
     mx.random.seed(4)
     begun = made(**options)
     run(begun, taken)
@@ -364,7 +364,7 @@ def test_goes_on_from_a_state(handle, taken):
     mx.random.seed(99)
     resumed = made(**options)
     resumed.set_state(state)
-    for found, expected in zip(run(resumed, 7 - taken), told[taken:], strict=True):
+    for found, expected in zip(run(resumed, 7 - taken), whole[taken:], strict=True):
         assert (found[0] == expected[0]).all() and found[1:] == expected[1:]
 
 
@@ -423,7 +423,7 @@ def marked():
 
 
 def white(image):
-    """Where the white part of an image is, as shares of its sides."""
+    """The bounding box of the white part of an image, as fractions of its sides."""
     bright = image.asnumpy()[:, :, 0] > 150
     rows, columns = np.where(bright.any(1))[0], np.where(bright.any(0))[0]
     h, w = bright.shape
@@ -515,4 +515,4 @@ def test_refuses_labels_without_boxes(label, message):
 def test_the_nearest_rows_are_opencvs():
     rows = mx.nd.arange(348).reshape((348, 1, 1))
     made = mx.image.imresize(rows, 1, 150, interp=0).asnumpy().ravel()
-    assert made[[25, 50, 100]].tolist() == [58, 116, 232], "where x times the scale is a whole number"
+    assert made[[25, 50, 100]].tolist() == [58, 116, 232], "where x times the scale is an integer"

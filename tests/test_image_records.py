@@ -12,12 +12,12 @@ import pytest
 
 import flowmx as mx
 from flowmx import codecs
-from flowmx.io.course import Course
+from flowmx.io.course import BatchOrder
 from flowmx.io.images import normalize
 from flowmx.io.images.colours import from_hls, to_hls
 from tests.fixtures import record_images as recorded
 
-TOLD = json.loads((recorded.FOLDER / "recorded.json").read_text())
+EXPECTED = json.loads((recorded.FOLDER / "recorded.json").read_text())
 REC, IDX = str(recorded.FOLDER / "small.rec"), str(recorded.FOLDER / "small.idx")
 RANDOM = {
     "data_shape": (3, 24, 20), "batch_size": 3, "rand_crop": True, "rand_mirror": True, "shuffle": True, "seed": 5,
@@ -42,7 +42,7 @@ def same(first, second):
 def test_gives_mxnets_numbers(name):
     iterator = images(**{**recorded.FIXED[name], "batch_size": recorded.IMAGES})
     data = iterator.next().data[0].asnumpy()
-    shape, dtype, digest, mean = TOLD["fixed"][name]
+    shape, dtype, digest, mean = EXPECTED["fixed"][name]
     assert list(data.shape) == shape and str(data.dtype) == dtype
     assert data.astype(np.float64).mean() == pytest.approx(mean, abs=1e-9)
     assert recorded.digest(data) == digest
@@ -58,9 +58,9 @@ def test_warps_nearly_as_mxnet_does(name):
 
 @pytest.mark.parametrize("arguments", recorded.ORDERS, ids=str)
 def test_gives_mxnets_batches(arguments):
-    told = TOLD["orders"][recorded.ORDERS.index(arguments)]
+    epochs = EXPECTED["orders"][recorded.ORDERS.index(arguments)]
     iterator = mx.io.ImageRecordIter(**recorded.paths(arguments, recorded.FOLDER), data_shape=(3, 8, 8), batch_size=3)
-    for expected in told:
+    for expected in epochs:
         assert [[data[:, 0, 0, 0].tolist(), pad] for data, _, pad, _ in epoch(iterator)] == expected
         iterator.reset()
 
@@ -109,9 +109,9 @@ def test_seeds_and_epochs_differ():
 def test_goes_on_from_a_state(taken, round_batch):
     whole = images(**RANDOM, round_batch=round_batch)
     begun = images(**RANDOM, round_batch=round_batch, preprocess_threads=1)
-    told, seen = [], []
+    expected, seen = [], []
     for _ in range(3):
-        told += epoch(whole)
+        expected += epoch(whole)
         whole.reset()
     for _ in range(3):
         for batch in begun:
@@ -128,10 +128,10 @@ def test_goes_on_from_a_state(taken, round_batch):
     resumed = images(**RANDOM, round_batch=round_batch)
     resumed.set_state(json.loads(json.dumps(state)))
     found = list(epoch(resumed))
-    while len(found) < len(told) - taken:
+    while len(found) < len(expected) - taken:
         resumed.reset()
         found += epoch(resumed)
-    same(told[taken:], found)
+    same(expected[taken:], found)
 
 
 def _state_after(iterator, taken):
@@ -200,13 +200,13 @@ def test_loops_that_are_broken_off_leave_no_descriptor_behind():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_goes_on_in_the_child_of_a_fork():
-    iterator, told = images(**RANDOM), [each[3] for each in epoch(images(**RANDOM))]
-    assert iterator.next().index.tolist() == told[0]
+    iterator, batches = images(**RANDOM), [each[3] for each in epoch(images(**RANDOM))]
+    assert iterator.next().index.tolist() == batches[0]
     child = os.fork()
     if child == 0:
-        os._exit(0 if iterator.next().index.tolist() == told[1] else 1)
+        os._exit(0 if iterator.next().index.tolist() == batches[1] else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert iterator.next().index.tolist() == told[1]
+    assert iterator.next().index.tolist() == batches[1]
 
 
 # -- labels ------------------------------------------------------------------------------------------------
@@ -390,38 +390,38 @@ def test_says_that_an_image_is_too_small():
 
 
 def test_an_epoch_shorter_than_a_batch_goes_round():
-    course = Course(2, 5)
-    batch = course.take()
+    order = BatchOrder(2, 5)
+    batch = order.take()
     assert batch.rows.tolist() == [0, 1, 0, 1, 0] and batch.pad == 3
-    assert course.take() is None
-    course.reset()
-    assert course.take().rows.tolist() == [1, 0, 1, 0, 1]
+    assert order.take() is None
+    order.reset()
+    assert order.take().rows.tolist() == [1, 0, 1, 0, 1]
 
 
 def test_what_fills_no_batch_is_dropped():
-    course = Course(7, 3, "discard")
-    assert [course.take().rows.tolist(), course.take().rows.tolist(), course.take()] == [[0, 1, 2], [3, 4, 5], None]
-    course.reset()
-    assert course.take().rows.tolist() == [0, 1, 2]
+    order = BatchOrder(7, 3, "discard")
+    assert [order.take().rows.tolist(), order.take().rows.tolist(), order.take()] == [[0, 1, 2], [3, 4, 5], None]
+    order.reset()
+    assert order.take().rows.tolist() == [0, 1, 2]
     with pytest.raises(ValueError, match="only 2 instances"):
-        Course(2, 3, "discard")
+        BatchOrder(2, 3, "discard")
 
 
 @pytest.mark.parametrize("end", ["wrap", "repeat", "discard"])
 def test_every_state_leads_to_the_same_batches(end):
-    def batches(course, count):
+    def batches(order, count):
         found = []
         while len(found) < count:
-            batch = course.take()
+            batch = order.take()
             if batch is None:
-                course.reset()
+                order.reset()
             else:
                 found.append((batch.rows.tolist(), batch.pad, batch.number))
         return found
 
-    told = batches(Course(11, 4, end, True, 3), 12)
+    expected = batches(BatchOrder(11, 4, end, True, 3), 12)
     for taken in range(12):
-        course, other = Course(11, 4, end, True, 3), Course(11, 4, end, True, 3)
-        batches(course, taken)
-        other.set_state(json.loads(json.dumps(course.state())))
-        assert batches(other, 12 - taken) == told[taken:]
+        order, other = BatchOrder(11, 4, end, True, 3), BatchOrder(11, 4, end, True, 3)
+        batches(order, taken)
+        other.set_state(json.loads(json.dumps(order.state())))
+        assert batches(other, 12 - taken) == expected[taken:]

@@ -191,7 +191,7 @@ def content(batch):
 
 
 def rest(iterator):
-    """What is left of an epoch."""
+    """The remaining batches of an epoch."""
     return [content(batch) for batch in iterator]
 
 

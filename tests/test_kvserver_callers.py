@@ -1,4 +1,4 @@
-"""Who may ask a server for what: workers of the view, and its servers; nobody else changes anything."""
+"""Permissions on a server: workers and servers of the view may ask; nobody else changes anything."""
 
 import asyncio
 

@@ -15,7 +15,7 @@ from flowmx.kvstore import merge
 from flowmx.settings import SettingError
 from tests.fixtures import record_kvstore as recorded
 
-TOLD = json.loads(recorded.FILE.read_text())
+EXPECTED = json.loads(recorded.FILE.read_text())
 NAMES = ["local", "device"]
 SHAPE = (2, 3)
 
@@ -38,15 +38,15 @@ def kv(request):
 @pytest.mark.parametrize("name", recorded.STORES)
 def test_gives_what_mxnet_gives(name):
     found = recorded.play(mx, name)
-    assert len(found) == len(TOLD[name])
-    for mine, theirs in zip(found, TOLD[name], strict=True):
+    assert len(found) == len(EXPECTED[name])
+    for mine, theirs in zip(found, EXPECTED[name], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=3e-6)
 
 
 @pytest.mark.parametrize("name", ["device", "local_allreduce_device"])
 def test_sums_have_the_bits_that_mxnet_sums_have_on_devices(name):
     adams = range(33, 42)
-    for index, (mine, theirs) in enumerate(zip(recorded.play(mx, name), TOLD[name], strict=True)):
+    for index, (mine, theirs) in enumerate(zip(recorded.play(mx, name), EXPECTED[name], strict=True)):
         assert index in adams or np.array_equal(np.float32(mine), np.float32(theirs))
 
 
@@ -272,7 +272,7 @@ async def test_nothing_blocks_in_a_coroutine(kv):
 
 
 class Apart(Device):
-    """A device whose arrays nobody else may look at."""
+    """A device whose arrays only its own operations may read."""
 
     class Memory(np.ndarray):
         place: mx.Context | None = None

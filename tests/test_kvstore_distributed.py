@@ -18,7 +18,7 @@ WORKERS = 2
 
 @pytest.fixture(autouse=True)
 def seen():
-    """What fails here on purpose must not be told to a test that waits for everything later."""
+    """Consume errors that fail here on purpose, so that no later test's wait raises them."""
     yield
     with contextlib.suppress(Exception):
         mx.nd.waitall()

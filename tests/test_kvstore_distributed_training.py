@@ -367,7 +367,7 @@ def test_uneven_data_is_told_where_workers_update_by_themselves():
 
 
 def script(name, prefix):
-    """What MXNet's example/image-classification does, with a store by name or by object."""
+    """A training as in MXNet's example/image-classification, with a store by name or by object."""
     kv = mx.kvstore.create(name) if isinstance(name, str) else name
     images, labels, test_images, test_labels = digits()
     batch = 64 // kv.num_workers

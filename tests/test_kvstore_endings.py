@@ -25,7 +25,7 @@ SOON = 10.0
 
 @pytest.fixture(autouse=True)
 def seen():
-    """What fails here on purpose must not be told to a test that waits for everything later."""
+    """Consume errors that fail here on purpose, so that no later test's wait raises them."""
     yield
     with contextlib.suppress(Exception):
         mx.nd.waitall()
@@ -246,7 +246,7 @@ def test_many_keys_in_any_order_do_not_wait_for_each_other(hurried):
 
 
 def counts():
-    """What may be left behind."""
+    """Counts of the resources that may leak."""
     gc.collect()
     return {
         "threads": sum(thread.name == "flowmx-kvstore" for thread in threading.enumerate()),
@@ -392,7 +392,7 @@ def other_program(made, what):
 
 
 def interrupted(process):
-    """What a program says that is interrupted, and again after a while: Python drops an interrupt in a finaliser."""
+    """Interrupt a program, repeatedly, since Python drops an interrupt in a finaliser; return its error output."""
     for _ in range(3):
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -81,7 +81,7 @@ def test_a_communicator_adds_in_the_order_of_the_devices(count, bound, seed):
 
 
 def exchanged(count, bucket, optimizer=None, dtype="float32", rounds=2, contexts=None, seed=None, bound=1_000_000):
-    """What all devices have after exchanges of several keys."""
+    """The values on all devices after exchanges of several keys."""
     contexts = contexts or sims(count)
     settings = {"kvstore_reduce_bucket_size": bucket, "kvstore_bigarray_bound": bound}
     with simulated("gtx980", count, seed=seed), mx.engine.using(**settings):

@@ -47,7 +47,7 @@ def test_a_simulation_that_stands_still_says_so():
 
 
 def carried(*transfers, network=None, machines=3):
-    """When each of some transfers (from, to, bytes) that begin together is over."""
+    """The end of each of some transfers (from, to, bytes) that begin together."""
 
     async def carry():
         fabric = Fabric(machines, network or Network(rate=8e6, latency=0.0, piece=1000))

@@ -104,14 +104,14 @@ def test_everything_that_is_put_is_taken_once_whatever_it_is(puts):
 
 
 def test_an_exchange_is_over_with_its_last_part_and_tells_once():
-    told = []
+    called = []
     exchange = Exchange(2)
-    exchange.whenever(told.append)
+    exchange.whenever(called.append)
     exchange.answered()
     assert not exchange.ended
     exchange.answered()
     exchange.end(ValueError("too late"))
-    assert told == [exchange]
+    assert called == [exchange]
     assert exchange.error is None
 
 

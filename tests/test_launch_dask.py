@@ -110,9 +110,9 @@ def test_a_killed_dask_worker_is_reported_and_its_nodes_are_replaced(client, pro
     job = launch(client, program, heard, workers=2, servers=1, policy="elastic", env={"mark": str(mark)})
     result = job.result(60)
     assert result.ok, result.logs
-    told = said(result, "launch")
-    assert f"worker 1 on {killed[0]} ended: the Dask worker {killed[0]} is gone" in told
-    assert any(line.startswith("worker 1 is started again on tcp://") for line in told)
+    lines = said(result, "launch")
+    assert f"worker 1 on {killed[0]} ended: the Dask worker {killed[0]} is gone" in lines
+    assert any(line.startswith("worker 1 is started again on tcp://") for line in lines)
     assert result.placement["worker 1"] != killed[0]
     assert not list(tmp_path.glob("flowmx-*"))
 

@@ -1,4 +1,4 @@
-"""Modules that are imported when somebody asks for them."""
+"""Modules that are imported at their first use."""
 
 import subprocess
 import sys

@@ -53,7 +53,7 @@ def outputs_for(op, inputs, fill=7):
 
 
 def both(name, inputs, params, outputs=None):
-    """What an operator's kernel gives, and its plain forward: outputs and updated inputs."""
+    """The outputs and updated inputs of an operator's kernel, and of its plain forward."""
     op = lookup(name).create(**params)
     results = []
     fast = kernel_for("cpu", op.name)

@@ -1,4 +1,4 @@
-"""Membership: what nodes are told when others join, fall silent, leave and come back, in any order."""
+"""Membership: the views that nodes get when others join, fall silent, leave and come back, in any order."""
 
 import random
 from dataclasses import replace

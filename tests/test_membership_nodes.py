@@ -1,4 +1,4 @@
-"""The scheduler and its nodes, on a clock that goes where it is told to; at the end over real sockets."""
+"""The scheduler and its nodes, on a clock that tests set; at the end over real sockets."""
 
 import asyncio
 import logging

@@ -22,7 +22,7 @@ LIVES = st.lists(
 
 
 def wrong(lives, packing):
-    """What is wrong with a packing, or None."""
+    """The first fault in a packing, or None."""
     for one, (life, offset) in enumerate(zip(lives, packing.offsets, strict=True)):
         if offset % ALIGNMENT or offset < 0 or offset + life.size > packing.size:
             return f"value {one} at {offset}"

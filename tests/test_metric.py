@@ -9,7 +9,7 @@ import pytest
 import flowmx as mx
 from tests.fixtures import record_training as recorded
 
-TOLD = json.loads((recorded.FOLDER / "metrics.json").read_text())
+EXPECTED = json.loads((recorded.FOLDER / "metrics.json").read_text())
 
 
 def batch(kind="classes"):
@@ -20,15 +20,15 @@ def batch(kind="classes"):
 @pytest.mark.parametrize("case", recorded.METRICS)
 def test_gives_the_recorded_values(case):
     found = recorded.run_metric(mx, case)
-    for position, (told, values) in enumerate(zip(TOLD[case], found, strict=True)):
+    for position, (expected, values) in enumerate(zip(EXPECTED[case], found, strict=True)):
         for scope in (0, 1):
             if case == "pearson micro" and (scope or position == 2):
                 continue  # MXNet has no global value for it, and its local one does not start over
             if case == "pcc" and scope == 0 and position == 2:
                 assert math.isfinite(values[scope][0][1])
-            assert [name for name, _ in values[scope]] == [name for name, _ in told[scope]]
+            assert [name for name, _ in values[scope]] == [name for name, _ in expected[scope]]
             np.testing.assert_allclose(
-                [value for _, value in values[scope]], [value for _, value in told[scope]], rtol=2e-5
+                [value for _, value in values[scope]], [value for _, value in expected[scope]], rtol=2e-5
             )
 
 

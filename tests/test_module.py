@@ -11,7 +11,7 @@ import flowmx as mx
 from flowmx.settings import SettingError
 from tests.fixtures import record_training as recorded
 
-TOLD = json.loads((recorded.FOLDER / "network.json").read_text())
+EXPECTED = json.loads((recorded.FOLDER / "network.json").read_text())
 
 
 def data(**arguments):
@@ -47,7 +47,7 @@ async def test_trains_as_mxnet_does():
     )
     np.testing.assert_allclose(
         [[value for _, value in batch] for batch in metrics],
-        [[value for _, value in batch] for batch in TOLD["metrics"]],
+        [[value for _, value in batch] for batch in EXPECTED["metrics"]],
         rtol=2e-4,
     )
     _, args, aux = mx.model.load_checkpoint(recorded.CHECKPOINT, recorded.EPOCH)
@@ -55,10 +55,10 @@ async def test_trains_as_mxnet_does():
     for name, wanted in (args | aux).items():
         np.testing.assert_allclose(found[name], wanted.asnumpy(), rtol=1e-3, atol=2e-5)
     outputs = await made.predict(data())
-    np.testing.assert_allclose(outputs.asnumpy(), TOLD["outputs"], rtol=1e-3, atol=1e-5)
+    np.testing.assert_allclose(outputs.asnumpy(), EXPECTED["outputs"], rtol=1e-3, atol=1e-5)
     scores = await made.score(data(), ["acc", "ce"])
     assert [name for name, _ in scores] == ["accuracy", "cross-entropy"]
-    np.testing.assert_allclose([value for _, value in scores], [value for _, value in TOLD["scores"]], rtol=1e-3)
+    np.testing.assert_allclose([value for _, value in scores], [value for _, value in EXPECTED["scores"]], rtol=1e-3)
 
 
 async def test_a_checkpoint_of_mxnet_predicts_as_in_mxnet():
@@ -66,7 +66,7 @@ async def test_a_checkpoint_of_mxnet_predicts_as_in_mxnet():
     made.bind(data().provide_data, for_training=False)
     outputs = await made.predict(data())
     assert outputs.shape == (28, 3)
-    np.testing.assert_allclose(outputs.asnumpy(), TOLD["outputs"], rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(outputs.asnumpy(), EXPECTED["outputs"], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,13 @@ def test_operators_of_mxnet_s_numpy_are_refused_by_name():
 
 def test_groups_of_devices_and_factors_of_0_8_are_heeded():
     symbol = mx.sym.load_json(CASES["old_network"])
-    told = symbol.attr_dict()
-    assert told["conv_weight"] == {
+    attributes = symbol.attr_dict()
+    assert attributes["conv_weight"] == {
         "__ctx_group__": "stage1", "__lr_mult__": "2", "__wd_mult__": "0.1", "ctx_group": "stage1", "lr_mult": "2",
         "wd_mult": "0.1",
     }  # fmt: skip
-    assert told["conv_bias"]["__wd_mult__"] == "0"
-    assert told["fc_weight"]["__force_mirroring__"] == "True"
+    assert attributes["conv_bias"]["__wd_mult__"] == "0"
+    assert attributes["fc_weight"]["__force_mirroring__"] == "True"
     assert symbol.list_auxiliary_states() == ["bn_moving_mean", "bn_moving_var"]
     arguments, outputs, _ = symbol.infer_shape(data=(2, 3, 7, 7))
     assert arguments[symbol.list_arguments().index("fc_weight")] == (5, 4 * 4 * 4)  # the pool rounds up

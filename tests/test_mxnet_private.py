@@ -1,4 +1,4 @@
-"""What packages take of MXNet though it is private, or older than they are: each works as MXNet 1.9.1's does."""
+"""Private and removed names of MXNet that packages use: each works as in MXNet 1.9.1."""
 
 from __future__ import annotations
 

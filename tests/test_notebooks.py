@@ -1,4 +1,4 @@
-"""What notebooks show of arrays, symbols, blocks, plans and trainings; nothing waits, and all text is escaped."""
+"""Notebook displays of arrays, symbols, blocks, plans and trainings; nothing waits, and all text is escaped."""
 
 import io
 import math

@@ -1,4 +1,4 @@
-"""What the tables of tests/op_cases do not say of the neural-network operators: dtypes, modes, refusals."""
+"""Neural-network operators beyond the tables of tests/op_cases: dtypes, modes, refusals."""
 
 import numpy as np
 import pytest

@@ -279,7 +279,7 @@ def test_refuses_to_save_what_is_no_plain_data():
 
 
 class InTurn(mx.lr_scheduler.LRScheduler):
-    """Schedules in turn, as somebody's package has them."""
+    """Schedules in turn, as a user's package defines them."""
 
     def __init__(self, schedulers):
         super().__init__()

@@ -26,7 +26,7 @@ ABSENT = {
     "mx.nd.f",
     "mx.dashboard",
 }
-"""What pages name because it is not here, may not be yet, or stands for other names."""
+"""Names on pages that are absent here on purpose, not there yet, or stand for other names."""
 
 
 def missing(name):

@@ -45,7 +45,7 @@ def graph(name, phase, batch=64):
 
 @cache
 def plan(name, phase, batch=64):
-    """What a bound executor would run; nothing is allocated."""
+    """The plan that a bound executor would run; nothing is allocated."""
     made = graph(name, phase, batch)
     return compile_graph(made, straight=list(made.gradients))
 
@@ -69,7 +69,7 @@ def entries(node):
 
 
 class Alive:
-    """What is alive at each step of a plan, counted from the order of its nodes and what they read and write."""
+    """Values alive at each step of a plan, counted from the order of its nodes and what they read and write."""
 
     def __init__(self, plan):
         self.plan, self.steps = plan, [node for node in (*plan.forward, *plan.backward) if not self.is_view(plan, node)]
@@ -97,7 +97,7 @@ class Alive:
         return self.shown.get(entry, entry)
 
     def taken(self, step):
-        """Bytes of outputs that may be written over an input which nobody reads afterwards."""
+        """Bytes of outputs that may be written over an input which no later step reads."""
         node, bytes_taken, used = self.steps[step], 0, set()
         read = Counter(map(self.whole, node.inputs))
         for entry in entries(node):
@@ -160,7 +160,7 @@ def overlap(one, other):
 
 
 def may_take(alive, node, donor, entry):
-    """Whether the operator may write this output over that input, which lies in the same bytes."""
+    """True where the operator may write this output over that input, which lies in the same bytes."""
     return any(
         index == entry.index and source < len(node.inputs) and alive.whole(node.inputs[source]) == donor
         for source, index in node.op.in_place

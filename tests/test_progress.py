@@ -22,7 +22,7 @@ def clock(monkeypatch):
 
 
 def screen(text):
-    """What a terminal shows of a text: each carriage return begins the line anew."""
+    """The lines that a terminal shows of a text: each carriage return begins the line anew."""
     plain = re.sub(r"\x1b\[\d+m", "", text)
     lines = []
     for line in plain.split("\n"):

@@ -50,7 +50,7 @@ kv.close()
 
 
 async def trained(folder, how):
-    """What both workers say, by rank."""
+    """The results that both workers print, by rank."""
     path = folder / "train.py"
     path.write_text(PROGRAM)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("FLOWMX_", "DMLC_"))}

@@ -83,7 +83,7 @@ def frozen(blocks=4):
 
 NETWORKS = [residual, dense, plain, dropping, recurrent, frozen]
 LEAST = {residual: 0.5, dense: 0.6, plain: 0.45, dropping: 0.7, recurrent: 0.6, frozen: 0.7}
-"""What part of its plain memory each is made to fit into."""
+"""The fraction of its plain memory that each network is made to fit into."""
 
 
 def bound(network, **settings):

@@ -16,7 +16,7 @@ from flowmx.recordio import framing
 from flowmx.recordio.source import CHUNK, Source
 from tests.fixtures import record_images as recorded
 
-TOLD = json.loads((recorded.FOLDER / "recorded.json").read_text())
+EXPECTED = json.loads((recorded.FOLDER / "recorded.json").read_text())
 PLAIN = recorded.FOLDER / "plain.rec"
 
 
@@ -86,11 +86,11 @@ def test_begins_anew_after_reset(tmp_path):
 
 def test_tells_where_it_writes(tmp_path):
     with mx.recordio.MXIndexedRecordIO(tmp_path / "a.idx", tmp_path / "a.rec", "w") as file:
-        told = [file.tell()]
+        offsets = [file.tell()]
         for number in range(3):
             file.write_idx(number, b"12345678")
-            told.append(file.tell())
-    assert told == [0, 16, 32, 48]
+            offsets.append(file.tell())
+    assert offsets == [0, 16, 32, 48]
 
 
 def test_goes_through_pickle(tmp_path):
@@ -213,7 +213,7 @@ def test_refuses_what_can_not_be(tmp_path):
 
 def test_packs_mxnets_bytes():
     packed = [mx.recordio.pack(mx.recordio.IRHeader(*header), b"xyz").hex() for header in recorded.HEADERS]
-    assert packed == TOLD["packed"]
+    assert packed == EXPECTED["packed"]
 
 
 def test_unpacks_what_was_packed():

@@ -1,4 +1,4 @@
-"""What operators refuse, and how they say it: the operator, the argument, what was given and what was expected.
+"""Refusals of operators name the operator, the argument, what was given and what was expected.
 
 The first tests go over every registered operator; the tables below them over the shapes and dtypes of each family.
 All of it holds for the function on arrays, when it is called, and for the symbol, when it is made or inferred.

@@ -17,7 +17,7 @@ from flowmx.safety import NonFiniteError, stop_at_nan
 
 @pytest.fixture(autouse=True)
 def forget_failures():
-    """What failed here is nobody else's."""
+    """Forget the failures of a test afterwards, for they are no other test's."""
     yield
     engine.wait_all(throw=False)
     engine.failures.clear()

@@ -60,7 +60,7 @@ class Model:
         self._pushed(op)
 
     def push_light(self, reads: tuple[int, ...], writes: tuple[int, ...]) -> None:
-        """What the engine does with an operation that takes microseconds."""
+        """Push an operation that takes microseconds, as the engine does."""
         op = self._operation(reads, writes)
         free = not self._conflicting(reads, writes)
         assert self.scheduler.enter(op) == free, "it must say what a look at everything says"

@@ -23,7 +23,7 @@ def network(seed=0, outputs=3):
 
 
 def answers(net, rows=ROWS):
-    """What a block gives, computed beforehand in a plain thread."""
+    """The outputs of a block, computed beforehand in a plain thread."""
     found = []
     thread = threading.Thread(target=lambda: found.append(net(mx.nd.array(rows)).asnumpy()))
     thread.start()

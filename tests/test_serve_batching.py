@@ -1,4 +1,4 @@
-"""Which rows make up a batch, and when it begins: no clock, no threads."""
+"""The rows of a batch, and the moment it begins: no clock, no threads."""
 
 import numpy as np
 import pytest

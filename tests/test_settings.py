@@ -61,10 +61,10 @@ def test_reads_a_variable(variable, text, value):
 @pytest.mark.parametrize(
     ("variable", "text", "allowed"),
     [
-        ("FLOWMX_CPU_WORKER_NTHREADS", "0", "a whole number of at least 1"),
-        ("FLOWMX_CPU_WORKER_NTHREADS", "two", "a whole number of at least 1"),
-        ("FLOWMX_CPU_WORKER_NTHREADS", "1.5", "a whole number"),
-        ("FLOWMX_CPU_WORKER_NTHREADS", "inf", "a whole number"),
+        ("FLOWMX_CPU_WORKER_NTHREADS", "0", "an int of at least 1"),
+        ("FLOWMX_CPU_WORKER_NTHREADS", "two", "an int of at least 1"),
+        ("FLOWMX_CPU_WORKER_NTHREADS", "1.5", "an int"),
+        ("FLOWMX_CPU_WORKER_NTHREADS", "inf", "an int"),
         ("FLOWMX_GPU_MEM_POOL_RESERVE", "101", "from 0 to 100"),
         ("FLOWMX_ENGINE_CHECK", "yes", "0, 1, true or false"),
         ("FLOWMX_ENGINE_TYPE", "FastEngine", "NaiveEngine, ThreadedEngine, ThreadedEnginePerDevice"),
@@ -122,8 +122,8 @@ def test_override_ends_when_its_body_raises(environ):
         ({"engine_typ": "NaiveEngine"}, TypeError, "did you mean engine_type"),
         ({"engine_type": "FastEngine"}, SettingError, "FLOWMX_ENGINE_TYPE"),
         ({"engine_check": 1}, SettingError, "0, 1, true or false"),
-        ({"exec_num_temp": True}, SettingError, "whole number"),
-        ({"exec_num_temp": None}, SettingError, "whole number"),
+        ({"exec_num_temp": True}, SettingError, "an int"),
+        ({"exec_num_temp": None}, SettingError, "an int"),
     ],
 )
 def test_override_checks_names_and_values(values, error, message):

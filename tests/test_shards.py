@@ -1,4 +1,4 @@
-"""Where keys live: every element on exactly one server, evenly, and the same for every worker."""
+"""The placement of keys: every element on exactly one server, evenly, and the same for every worker."""
 
 import math
 

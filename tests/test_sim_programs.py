@@ -26,7 +26,7 @@ SHARE = {"Naive": 6, "Round": 2, "Unpooled": 2}
 
 @pytest.fixture(autouse=True)
 def forgotten_errors():
-    """Nobody is told at exit of the errors that programs are made to have."""
+    """Errors that programs provoke are not reported at exit."""
     yield
     engine.failures.clear()
 
@@ -94,7 +94,7 @@ MEMORY = {"a pool forgets tokens": 1 << 20}
 
 
 def is_found_out(deferred, races, memory):
-    """Whether one of some programs finds a race, or, where these are not checked, gives wrong numbers."""
+    """True where one of some programs finds a race, or, where races are not checked, gives wrong numbers."""
     with simulated("a10", 2, streams=3, races=races, memory=memory) as machine:
         for seed in range(60):
             machine.restart(seed if deferred else None)
@@ -108,7 +108,7 @@ def is_found_out(deferred, races, memory):
 
 
 def is_wrong(expected, given):
-    """Whether other numbers were given; an error of memory does not count."""
+    """True where the numbers differ; an error of memory does not count."""
     return not all(map(agrees, expected, given))
 
 
@@ -192,7 +192,7 @@ class Refuses:
 
 
 def agrees(expected, found):
-    """Where no error of memory is carried, all is as in the serial run; an error may hide another one."""
+    """Compare with the serial run: equal, unless an error of memory hides the result."""
     return expected == found or (found[0] == "error" and issubclass(found[1], OutOfMemory))
 
 

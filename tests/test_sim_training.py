@@ -1,4 +1,4 @@
-"""What trains on the CPU trains on simulated devices, to the same bits where one device computes."""
+"""Training on simulated devices: the same as on the CPU, to the bit where one device computes."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""What the table of spatial operators does not say: names, shapes, dtypes, empty batches, refusals."""
+"""Spatial operators beyond the tables: names, shapes, dtypes, empty batches, refusals."""
 
 import numpy as np
 import pytest

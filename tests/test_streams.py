@@ -1,4 +1,4 @@
-"""What holds on every device, whether its operations are complete when they return or when they are launched."""
+"""Guarantees on every device, whether its operations are complete when they return or when they are launched."""
 
 import gc
 import threading

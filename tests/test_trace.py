@@ -299,7 +299,7 @@ ARROW = {"name": "a", "cat": "a", "id": "1", "pid": 1, "tid": 1, "ts": 2.0}
         ([{key: value for key, value in RIGHT.items() if key != "dur"}], "has no dur"),
         ([{**RIGHT, "ts": -1.0}], "ts -1.0"),
         ([{**RIGHT, "dur": float("nan")}], "dur nan"),
-        ([{**RIGHT, "tid": 2**40}], "small whole number"),
+        ([{**RIGHT, "tid": 2**40}], "small int"),
         ([{**RIGHT, "name": ""}], "expected text"),
         ([RIGHT, {**RIGHT, "ts": 2.0}], "overlaps"),
         ([{**RIGHT, "tid": 2}], "without a name"),

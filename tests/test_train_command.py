@@ -100,7 +100,7 @@ def test_data_with_a_part_to_validate_on(tmp_path, table):
     ("content", "message"),
     [
         ("a,b\n1,x\n", "expected numbers between commas"), ("1\n2\n", "has 1 column"), ("", "has no rows"),
-        ("a,b\n\n", "has no rows"), ("1,2,0\n1,2,-1\n", "has the label -1, expected whole numbers from 0 to 0"),
+        ("a,b\n\n", "has no rows"), ("1,2,0\n1,2,-1\n", "has the label -1, expected ints from 0 to 0"),
         ("1,2,0\n1,2,0.5\n", "has the label 0.5"), ("1,2,0\n1,2,nan\n", "has the label nan"),
     ],
 )  # fmt: skip
@@ -112,7 +112,7 @@ def test_a_table_that_is_none(tmp_path, content, message):
 
 def test_labels_beyond_the_classes(tmp_path):
     np.savez(tmp_path / "x.npz", x=np.zeros((9, 2)), y=np.arange(9))
-    with pytest.raises(ValueError, match=r"has the label [3-8], expected whole numbers from 0 to 2"):
+    with pytest.raises(ValueError, match=r"has the label [3-8], expected ints from 0 to 2"):
         data.load(Wanted(str(tmp_path / "x.npz"), classes=3))
 
 
@@ -287,7 +287,7 @@ def test_a_gluon_loop_does_not_go_on_from_checkpoints_of_fit(tmp_path, capsys):
 
 
 def test_rows_that_fill_up_the_last_batch_do_not_count():
-    """5 rows in batches of 4: the first three of the last batch's rows that are told right would count twice."""
+    """Of 5 rows in batches of 4, the first three of the last batch would count twice if classified correctly."""
     module = mx.mod.Module(mx.sym.SoftmaxOutput(mx.sym.var("data"), name="softmax"))
     module.bind([("data", (4, 2))], [("softmax_label", (4,))], for_training=False)
     module.init_params()

@@ -48,7 +48,7 @@ def train(devices):
         (mx.nd.ones((4,), ctx=device) * 2).wait_to_read()
 """,
 }
-"""What pages take as given."""
+"""Code that pages assume to have run."""
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the table of vision operators does not say: names, shapes, dtypes, nothing to do, refusals."""
+"""Vision operators beyond the tables: names, shapes, dtypes, empty inputs, refusals."""
 
 import numpy as np
 import pytest

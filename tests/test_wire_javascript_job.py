@@ -37,7 +37,7 @@ kv.close()
 
 
 async def run(*command, **environ):
-    """What a process prints, its errors, and its status."""
+    """Run a process; return its output, its errors and its status."""
     process = await asyncio.create_subprocess_exec(
         *map(str, command),
         env={**os.environ, **environ},

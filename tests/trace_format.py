@@ -20,7 +20,7 @@ SLACK = 0.002  # microseconds: times are rounded to nanoseconds
 
 
 def problems(document: Any) -> list[str]:
-    """What is wrong with a trace; nothing where it is right."""
+    """The faults of a trace; an empty list where there are none."""
     if not isinstance(document, dict) or not isinstance(document.get("traceEvents"), list):
         return ["a trace is an object with a list of traceEvents"]
     events = document["traceEvents"]
@@ -42,7 +42,7 @@ def _event(index: int, event: Any) -> Iterator[str]:
             yield f"event {index} has {key} {event[key]!r}, expected microseconds of at least 0"
     for key in ("pid", "tid"):
         if key in event and not (isinstance(event[key], int) and 0 <= event[key] < 2**31):
-            yield f"event {index} has {key} {event[key]!r}, expected a small whole number"
+            yield f"event {index} has {key} {event[key]!r}, expected a small int"
     if not isinstance(event["name"], str) or not event["name"]:
         yield f"event {index} has the name {event['name']!r}, expected text"
     if kind == "i" and event["s"] not in "gpt":

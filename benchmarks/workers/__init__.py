@@ -1,1 +1,1 @@
-"""What is timed. Each script runs under flowmx or a peer, by its first argument, and prints one line of JSON."""
+"""Timed programs: each runs under flowmx or a peer, named by its first argument, and prints one line of JSON."""

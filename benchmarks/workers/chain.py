@@ -1,4 +1,4 @@
-"""Milliseconds of chains of ten elementwise operators, each beside one pass over the same memory.
+"""Milliseconds of chains of ten elementwise operators, each compared with one pass over the same memory.
 
     python chain.py SYSTEM [ELEMENTS]
 

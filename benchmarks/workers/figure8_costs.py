@@ -1,4 +1,4 @@
-"""What a store costs beside its network: requests, their bytes, sums and updates; prints seconds as JSON.
+"""Measure the cost of a store without its network: requests, their bytes, sums and updates; prints seconds as JSON.
 
 Both sides of a request are in this process, and so share one core's time evenly: each is taken to have half of it.
 Requests are signed, as between machines.

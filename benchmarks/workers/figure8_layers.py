@@ -1,4 +1,4 @@
-"""How long each step of a training plan takes, and which parameters it needs or makes the gradients of.
+"""Time each step of a training plan, with the parameters that it reads or makes the gradients of.
 
 ``figure8_layers.py flowmx <network> <batch>`` prints a profile for flowmx.kvstore.simulation as JSON. The plan is the
 one that training runs; its steps are timed one by one, and the fastest of several runs counts.

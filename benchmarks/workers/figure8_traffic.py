@@ -45,7 +45,7 @@ async def main(me: str, others: list[str], seconds: float) -> None:
 
 
 async def connected(address: str) -> asyncio.StreamWriter:
-    """A connection, as soon as there is somebody."""
+    """Connect, retrying until somebody listens."""
     while True:
         with contextlib.suppress(ConnectionError):
             return (await asyncio.open_connection(address, PORT))[1]

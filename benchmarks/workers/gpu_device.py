@@ -1,4 +1,4 @@
-"""What the device itself costs: launching, copying beside computing, and memory for shapes that vary.
+"""Measure costs of the GPU: launching, copying during computation, and memory for varying shapes.
 
     python gpu_device.py SYSTEM
 
@@ -53,7 +53,7 @@ def mxnet_like(mx: Any) -> dict[str, float]:
 
 
 def _overlap(mx: Any) -> dict[str, float]:
-    """A loop that copies a batch and computes, beside each alone."""
+    """A loop that copies a batch and computes, compared with each alone."""
     batches = [mx.nd.ones((64, 3, 512, 512), ctx=mx.cpu_pinned(0)) for _ in range(4)]
     x = mx.nd.ones((4096, 4096), ctx=mx.gpu(0)) * 1e-4
 

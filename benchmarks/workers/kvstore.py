@@ -60,12 +60,12 @@ CASES = {
 
 
 def gradients(shapes, rank):
-    """Whole numbers, whose sums are exact."""
+    """Integers, whose sums are exact."""
     return [np.full(shape, index % 5 + rank, np.float32) for index, shape in enumerate(shapes)]
 
 
 def timed(exchange, meet, iterations):
-    """When each iteration of `exchange` began and ended."""
+    """The (start, end) times of each iteration of `exchange`."""
     times = []
     for iteration in range(-WARM, iterations):
         meet()

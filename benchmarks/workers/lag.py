@@ -1,4 +1,4 @@
-"""How late an asyncio loop's timers are while LeNet trains at full speed in the same process."""
+"""Measure the delay of an asyncio loop's timers while LeNet trains at full speed in the same process."""
 
 import asyncio
 import json

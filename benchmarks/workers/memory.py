@@ -21,7 +21,7 @@ from timing import sizes
 
 
 def planned_mb(mx: Any, model: symbols.Model, grad_req: str) -> float:
-    """What a bound network says of itself."""
+    """The memory in MB that a bound network reports for its plan."""
     bound = model.symbol.simple_bind(mx.cpu(), grad_req=model.requests(grad_req), **model.inputs)
     found = re.search(r"Total ([0-9.e+]+) Mi?B allocated", bound.debug_str())
     assert found is not None

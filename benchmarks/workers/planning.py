@@ -90,7 +90,7 @@ def seconds(mx: Any, shape: str, nodes: int) -> dict[str, float]:
 
 
 def of_bound(plan: Any) -> float:
-    """How the arena lies to the most bytes alive at one step, each value aligned."""
+    """The ratio of the arena's size to its lower bound: the most aligned bytes alive at one step."""
     from flowmx.graph.planning.memory import Life, aligned, lower_bound
 
     bound = lower_bound([Life(aligned(life.size), life.first, life.last) for life in plan.lives])
@@ -98,7 +98,7 @@ def of_bound(plan: Any) -> float:
 
 
 def profile(shape: str, nodes: int) -> None:
-    """Where the time goes."""
+    """Print a profile of binding."""
     mx = importlib.import_module("flowmx")
     model = SHAPES[shape](mx, nodes)
     profiler = cProfile.Profile()

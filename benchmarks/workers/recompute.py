@@ -99,7 +99,7 @@ def step(executor: Any) -> None:
 
 
 def different(one: Any, other: Any) -> int:
-    """How many gradients and moving statistics differ, after three steps of each."""
+    """Count the gradients and moving statistics that differ after three steps of each."""
     for _ in range(3):
         step(one)
         step(other)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def seconds(read):
-    """How long it takes, and how many bytes it found."""
+    """The seconds that a reader takes, and the bytes that it read."""
     start = time.perf_counter()
     size = read()
     return time.perf_counter() - start, size

@@ -1,4 +1,4 @@
-"""Megabytes that a running network keeps in memory at its peak, beside what its plan says.
+"""Megabytes that a running network keeps in memory at its peak, compared with its plan.
 
     python resident.py flowmx NETWORK PHASE [BATCH [SIZE]]
 

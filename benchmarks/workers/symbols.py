@@ -22,7 +22,7 @@ class Model(NamedTuple):
     inputs: dict[str, tuple[int, ...]]
 
     def requests(self, grad_req: str) -> dict[str, str]:
-        """What to ask for each argument: gradients of the parameters alone."""
+        """The gradient request of each argument: "null" for inputs, `grad_req` for parameters."""
         return {name: "null" if name in self.inputs else grad_req for name in self.symbol.list_arguments()}
 
 

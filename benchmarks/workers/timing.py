@@ -1,4 +1,4 @@
-"""What the workers share: how to time a step, and how to run one system's side of a measurement."""
+"""Common code of the workers: timing of a step, and running one system's side of a measurement."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def _bytes(shape: str) -> int:
 
 
 def _standard_error_of(call: Any) -> str:
-    """What a call writes there, also from C++."""
+    """Capture what a call writes to file descriptor 2, from C++ too."""
     with tempfile.TemporaryFile("w+") as file:
         before = os.dup(2)
         os.dup2(file.fileno(), 2)

@@ -32,7 +32,7 @@ def convert_symbol(
         fp32_ops: the operators that stay float32.
         conditional_fp32_ops: triples of operator, parameter and values for which it stays float32.
         excluded_sym_names: names of nodes that stay float32.
-        data_names: which variables are data (default: those without a declared dtype); the others are parameters.
+        data_names: the names of the data (default: variables without a declared dtype); the others are parameters.
         cast_optional_params: have parameters that nothing reads but as 16 bits be 16 bits, in place of a cast.
 
     Raises:

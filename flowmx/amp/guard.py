@@ -1,4 +1,4 @@
-"""What watches over a trainer in mixed precision: overflows are named, and so are losses that were not scaled."""
+"""Overflow checks of a trainer in mixed precision: the overflowing operator is named, and so is an unscaled loss."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Overflow(NamedTuple):
 
     Attributes:
         step: its number.
-        loss_scale: what its loss was multiplied with.
+        loss_scale: the factor of its loss.
         parameters: names of those whose gradients are not finite.
-        finding: the first operator that gave what is not finite; None where nobody watched, as in the first of several
-            such steps.
+        finding: the first operator with an output that is not finite; None where nothing watched, as in the first of
+            several such steps.
     """
 
     step: int
@@ -55,7 +55,7 @@ class Overflow(NamedTuple):
 
 
 class Guard:
-    """What a trainer asks before it updates, in mixed precision.
+    """The overflow check that a trainer runs before each update in mixed precision.
 
     While a step has overflowed, and at first, the following one is watched operator by operator, so that what overflows
     again and again is named; steps after a good one cost nothing but the check of the gradients.
@@ -135,7 +135,7 @@ class Guard:
     # -- steps -----------------------------------------------------------------------------------------
 
     def skips(self) -> bool:
-        """Whether the step overflowed, and is to be left out. Blocks until its gradients are there.
+        """Tell whether the step overflowed and is to be skipped. Blocks until its gradients are computed.
 
         Raises:
             UnscaledLossError: its loss was not scaled.
@@ -162,7 +162,7 @@ class Guard:
             )
 
     def _flags(self) -> dict[str, NDArray]:
-        """For each parameter whether its gradient is finite, 1 or 0."""
+        """Arrays of shape (1,) by parameter name: 1 where the gradient is finite, else 0."""
         return {str(p.name): all_finite(p.list_grad()[:1]) for p in self._params if p.grad_req != "null"}
 
     def _settle(self, is_finite: bool, overflown: Sequence[str]) -> bool:
@@ -199,7 +199,7 @@ def _node(array: NDArray) -> TapeNode | Leaf | None:
 
 
 class _Recorder:
-    """One watch for all guards, on while one of them wants it."""
+    """The watch that all guards share: on while one of them needs it."""
 
     def __init__(self) -> None:
         self._watch = Watch(stops=False)
@@ -219,14 +219,14 @@ class _Recorder:
         self.tidy()
 
     def tidy(self) -> None:
-        """Watch no longer where nobody is left who wants it."""
+        """Stop watching once no guard needs it."""
         # A set of weak references may still count a guard while that is being freed, but does not give it.
         if self._is_on and not list(self._wanted):
             self._is_on = False
             watch.no_longer(self._watch)
 
     def take(self) -> Finding | None:
-        """What was found in this step."""
+        """Take the finding of the current step, or None; the recorder is empty afterwards."""
         found, self._watch.found = self._watch.found, None
         return found if found is not None and found.step == current_step() else None
 

@@ -1,4 +1,4 @@
-"""Which operators compute in which precision; the lists are MXNet's for float16, with the operators that it forgot.
+"""The precision that each operator computes in; the lists are MXNet's for float16, with the operators that it forgot.
 
 They hold for bfloat16 too, where MXNet has longer lists of what stays float32: its kernels were fewer, not the bits.
 An operator that is on no list computes in whatever it is given (:func:`lp16_fp32`).
@@ -26,7 +26,7 @@ FP32 = (
     "_contrib_MultiBoxTarget", "_contrib_DeformableConvolution", "_contrib_DeformablePSROIPooling",
     "_contrib_ModulatedDeformableConvolution", "_contrib_count_sketch", "_contrib_fft", "_contrib_hawkesll", "Custom",
 )  # fmt: skip
-"""What easily leaves the range of float16, or adds up many numbers."""
+"""Operators that easily overflow float16, or that sum many numbers: they compute in float32."""
 
 CONDITIONAL_FP32 = (("Activation", "act_type", ("softrelu",)), ("LeakyReLU", "act_type", ("elu", "selu")))
 """Operators that stay float32 where a parameter has one of these values."""
@@ -45,7 +45,7 @@ WIDEST = (
     "_random_pdf_generalized_negative_binomial", "_random_pdf_negative_binomial", "_random_pdf_normal",
     "_random_pdf_poisson", "_random_pdf_uniform",
 )  # fmt: skip
-"""What computes in the widest type among its inputs."""
+"""Operators that compute in the widest dtype among their inputs."""
 
 LOSS_OUTPUTS = ("SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput")
 """Output layers that make their gradient themselves, whatever the gradient of the loss."""

@@ -41,7 +41,7 @@ def checked_dtype(target_dtype: Any) -> DType:
 
 
 class Policy:
-    """What each operator is given in mixed precision.
+    """The casting rules of mixed precision: the dtype of each operator's inputs.
 
     Args:
         target_dtype: the 16-bit type.
@@ -84,7 +84,7 @@ class Policy:
 
     @property
     def needs_scaling(self) -> bool:
-        """Whether gradients easily vanish in the 16-bit type, so that losses must be scaled."""
+        """True for float16, whose small range lets gradients vanish unless losses are scaled."""
         return self.dtype == np.float16
 
     def __repr__(self) -> str:

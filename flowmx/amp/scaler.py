@@ -25,14 +25,14 @@ class LossScaler:
     """The number that losses are multiplied with.
 
     Args:
-        init_scale: the first.
-        scale_factor: what it is divided by after an overflow, and multiplied with after many steps without.
-        scale_window: how many.
+        init_scale: the initial scale.
+        scale_factor: the divisor after an overflow, and the factor after ``scale_window`` steps without one.
+        scale_window: the number of steps.
         max_scale, min_scale: its bounds.
 
     Attributes:
         loss_scale: the number.
-        skipped: how many steps in a row have overflowed.
+        skipped: the number of consecutive steps that have overflowed.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class LossScaler:
 
     @property
     def is_least(self) -> bool:
-        """Whether it can not become smaller."""
+        """True where the scale has reached its minimum."""
         return self.loss_scale <= self._min
 
     def has_overflow(self, params: Iterable[Any]) -> bool:
-        """Whether a gradient of these parameters is infinite or NaN; the loss scale follows.
+        """Tell whether a gradient of these parameters is infinite or NaN, and adapt the loss scale accordingly.
 
         Blocks until they are there. In a coroutine, await :meth:`has_overflow_async`.
         """
@@ -86,7 +86,7 @@ class LossScaler:
             self.loss_scale = scale
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps of it."""
+        """The state that a checkpoint saves, as plain numbers."""
         return {"loss_scale": self.loss_scale, "unskipped": self._unskipped, "skipped": self.skipped}
 
     def set_state(self, state: dict[str, float]) -> None:

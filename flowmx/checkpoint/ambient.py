@@ -25,8 +25,8 @@ def using(folder: str | os.PathLike[str], every: int | None = None, keep: int = 
 
     Args:
         folder: the folder.
-        every: write one after so many batches, besides those at the ends of epochs.
-        keep: how many to keep.
+        every: write one after so many batches, in addition to those at the ends of epochs.
+        keep: the number to keep.
 
     Raises:
         ValueError: ``every`` or ``keep`` is too small.

@@ -11,7 +11,7 @@ _PLAIN = (type(None), bool, int, float, str, np.ndarray, np.generic)
 
 
 def state(held_by: Any) -> dict[str, Any]:
-    """What an object holds: its numbers, texts and arrays, and those of the objects that it is made of."""
+    """Collect an object's state: its numbers, strings and arrays, and recursively those of the objects in it."""
     found: dict[str, Any] = {}
     for name, value in vars(held_by).items():
         if isinstance(value, _PLAIN):
@@ -37,5 +37,5 @@ def set_state(held_by: Any, state: Mapping[str, Any]) -> None:
 
 
 def _holds(value: Any) -> bool:
-    """Whether it is an object with numbers of its own, and no function, class or array of ours."""
+    """True for an object with attributes of its own that is no function, class or array."""
     return hasattr(value, "__dict__") and not callable(value) and not hasattr(value, "asnumpy")

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and its bytes.
+"""The content of a checkpoint, and its file format.
 
 A file is::
 
@@ -38,11 +38,11 @@ class CheckpointError(MXNetError, ValueError):
 
 
 class Place(NamedTuple):
-    """How far training has come.
+    """The progress of training.
 
     Attributes:
         epoch: the epoch, from 0.
-        batch: how many batches of it are done.
+        batch: the number of its batches that are done.
     """
 
     epoch: int
@@ -54,7 +54,7 @@ class Checkpoint:
     """A state of training.
 
     Attributes:
-        place: how far training has come.
+        place: the progress of training.
         arrays: parameters and auxiliary states, by names of the writer's.
         blobs: bytes by name, such as the states of an optimizer.
         content: all else, as plain data: numbers, texts, None, lists, tuples, dicts, NumPy arrays.
@@ -123,7 +123,7 @@ def _digest(parts: list[Any]) -> bytes:
 
 
 def pack(value: Any) -> bytes:
-    """Plain data as msgpack; with whole numbers of any size, tuples and NumPy arrays.
+    """Plain data as msgpack; with ints of any size, tuples and NumPy arrays.
 
     Raises:
         TypeError: it is something else.

@@ -27,7 +27,7 @@ class Checkpoints:
     Args:
         folder: the folder; it is made where there is none.
         every: write one after so many batches; None at the ends of epochs alone, at which one is written in any case.
-        keep: how many to keep; the beginnings of this epoch and of the one before are kept besides.
+        keep: the number to keep, in addition to those at the beginning of this epoch and of the previous one.
 
     Raises:
         ValueError: ``every`` or ``keep`` is too small.
@@ -50,7 +50,7 @@ class Checkpoints:
         return self if workers == 1 else Checkpoints(self.folder / f"worker-{rank}", self.every, self.keep)
 
     def is_due(self, batches: int) -> bool:
-        """Whether one is to be written after so many batches of an epoch."""
+        """True where a checkpoint is due after so many batches of an epoch."""
         return self.every is not None and batches % self.every == 0
 
     def path(self, place: Place) -> Path:

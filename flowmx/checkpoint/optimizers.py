@@ -1,4 +1,4 @@
-"""What has become of an optimizer, beside its states: learning rate, schedule, multipliers."""
+"""The state of an optimizer outside of its per-weight states: learning rate, schedule, multipliers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from flowmx.optimizer import Optimizer, plain
 
 
 def config(optimizer: Optimizer) -> dict[str, Any] | None:
-    """What :func:`set_config` takes; None where the optimizer is no plain data, and stays as the script makes it."""
+    """The configuration that :func:`set_config` takes; None where it is no plain data: then the script's own stays."""
     try:
         return optimizer.get_config()
     except TypeError:
@@ -42,7 +42,7 @@ def set_config(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
 
 
 def _set_schedule(optimizer: Optimizer, config: Mapping[str, Any] | None) -> None:
-    """The script's own schedule goes on, so that whoever holds it sees it."""
+    """Restore the state of the script's own schedule in place, since the script may hold it."""
     own = optimizer.lr_scheduler
     if config is not None and own is not None and type(own).__name__ == config["name"]:
         vars(own).update(plain.made(config["state"]))

@@ -17,11 +17,11 @@ def by_name(net: Any) -> dict[str, Any]:
 
 
 def arrays(params: Mapping[str, Any], leads: bool) -> Iterator[tuple[str, NDArray]]:
-    """What is on the devices; what is trained, which is the same on all and for all workers, but once.
+    """Iterate over (key, array) of all parameters; trained ones, equal on all devices and workers, only once.
 
     Args:
         params: the parameters.
-        leads: whether this worker saves what is the same for all.
+        leads: True for the worker that saves what all workers share.
     """
     for name, param in params.items():
         own = param.list_data()

@@ -25,15 +25,15 @@ class Run:
         folder: where the checkpoints are: a folder of their own, or a :class:`Checkpoints`.
         net: the network, or its parameters.
         trainer: the trainer, if there is one.
-        data: what gives the batches: a ``gluon.data.DataLoader``, an iterator of ``mx.io``, or anything else with
+        data: the source of the batches: a ``gluon.data.DataLoader``, an iterator of ``mx.io``, or anything else with
             ``state()`` and ``set_state(state)``.
         metric: a metric, if it is to go on counting.
         every: write a checkpoint after so many batches; None at the ends of epochs alone.
-        keep: how many to keep.
+        keep: the number to keep.
 
     Attributes:
         epoch: the epoch that is under way.
-        batch: how many of its batches are done.
+        batch: the number of its batches that are done.
 
     Example:
         >>> run = mx.checkpoint.Run("run", net=net, trainer=trainer, data=loader, every=100)

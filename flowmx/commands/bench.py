@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def machine() -> dict[str, Any]:
-    """What figures depend on: processor, cores, versions, settings that are not the defaults."""
+    """The environment that figures depend on: processor, cores, versions, settings other than the defaults."""
     from flowmx import __version__
 
     changed = {

@@ -1,4 +1,4 @@
-"""What ``convert --check`` does: whether what was written is what was read."""
+"""``convert --check``: compare the written model with the one that was read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from flowmx.serve.loading import Source, load
 __all__ = ["check"]
 
 _CLOSE = 1e-4
-"""By how much outputs may differ, beside the largest of them."""
+"""The tolerated difference of outputs, relative to the largest of them."""
 
 
 def check(job: Job) -> str:
@@ -62,7 +62,7 @@ def _outputs(source: Source, rows: dict[str, np.ndarray[Any, Any]]) -> list[np.n
 
 
 def _worst(first: list[Any], second: list[Any]) -> float:
-    """The largest difference of two lists of outputs, beside the largest output."""
+    """The largest difference of two lists of outputs, relative to the largest output."""
     if [each.shape for each in first] != [each.shape for each in second]:
         raise ValueError(f"the outputs have shapes {[e.shape for e in first]} and {[e.shape for e in second]}")
     largest = max((float(np.abs(each).max(initial=0)) for each in first), default=0.0)

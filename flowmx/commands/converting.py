@@ -1,4 +1,4 @@
-"""What ``python -m flowmx convert`` does: which form a file has, and what turns one form into another."""
+"""``python -m flowmx convert``: detect a model's file format, and write it in another one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SYMBOL = "-symbol.json"
 
 
 class Job(NamedTuple):
-    """What is to be done.
+    """Options of a conversion.
 
     Attributes:
         source: the file, or prefix, or folder.
@@ -97,7 +97,7 @@ def checkpoint(path: Path, epoch: int | None = None) -> tuple[str, Path]:
 
     Args:
         path: its prefix, its folder, or its symbol.
-        epoch: which (default: the latest).
+        epoch: the epoch's number (default: the latest).
 
     Raises:
         OSError: there is none.

@@ -1,4 +1,4 @@
-"""What ``python -m flowmx bench`` measures. A measure takes the options, and gives rows."""
+"""Measurements of ``python -m flowmx bench``: each is a function from options to rows."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SHAPES = {"mlp": (64,), "lenet": (1, 28, 28), "inceptionv3": (3, 299, 299)}
 
 
 class Options(NamedTuple):
-    """What is asked for.
+    """Options of a measurement.
 
     Attributes:
         model: by name; None: lenet.
         shape: of a row; None: the model's usual one.
-        batches: how many rows.
-        hybridize: whether to compile the model.
+        batches: the batch sizes.
+        hybridize: compile the model.
         seconds: of each measurement, about.
     """
 
@@ -154,7 +154,7 @@ def _network(name: str, shape: tuple[int, ...]) -> Block:
 
 
 def memory(options: Options) -> list[Row]:
-    """What a plan of the model takes beside its parameters, and the most that this process has taken."""
+    """Measure the bytes of the model's memory plan (parameters excluded), and the process's peak memory."""
     name, shape = _named(options)
     data = sym.var("data")
     scores = SMALL[name](data, _CLASSES) if name in SMALL else vision.get_model(name, classes=_CLASSES)(data)

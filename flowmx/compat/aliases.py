@@ -1,6 +1,6 @@
 """MXNet's module paths, as `paths` lists them: modules made of names alone, and names added to flowmx's own modules.
 
-Neither is told of by the modules themselves. A finder stands first on ``sys.meta_path``; a module of flowmx whose path
+The modules themselves know of neither. A finder stands first on ``sys.meta_path``; a module of flowmx whose path
 is in the table is loaded as ever, and then looks for a name that it has not where the table says; where there is none,
 an empty one is made, which does likewise. Nothing is imported before a name is asked for.
 
@@ -87,7 +87,7 @@ def _add(module: ModuleType) -> None:
 
 
 def _is_own(module: ModuleType, name: str) -> bool:
-    """Whether it is a module of flowmx itself, which the import system is about to import."""
+    """True where the name is a submodule of the package, which the import system is about to import."""
     places = vars(module).get("__path__")
     return bool(places) and PathFinder.find_spec(f"{module.__name__}.{name}", places) is not None
 

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.ndarray`` beside arrays and operators."""
+"""Private helpers of ``mxnet.ndarray`` that packages import."""
 
 from __future__ import annotations
 
@@ -7,69 +7,17 @@ from typing import Any
 
 import numpy as np
 
-from flowmx import cached_op
 from flowmx import ndarray as nd
-from flowmx.devices import Context
+from flowmx.compat.frontends import _STORAGE_TYPE_STR_TO_ID
 from flowmx.ndarray import NDArray
-from flowmx.symbol import Symbol
 
 __all__ = [
-    "_DTYPE_MX_TO_NP",
-    "_DTYPE_NP_TO_MX",
-    "_GRAD_REQ_MAP",
-    "_STORAGE_TYPE_ID_TO_STR",
-    "_STORAGE_TYPE_STR_TO_ID",
-    "CachedOp",
-    "NDArrayBase",
-    "NDabs",
-    "_as_classic",
-    "_flatten_list",
-    "_get_broadcast_shape",
-    "_ndarray_cls",
-    "_storage_type",
+    "NDArrayBase", "NDabs", "_as_classic", "_flatten_list", "_get_broadcast_shape", "_ndarray_cls", "_storage_type",
     "onehot_encode",
 ]  # fmt: skip
 
-_STORAGE_TYPE_UNDEFINED, _STORAGE_TYPE_DEFAULT, _STORAGE_TYPE_ROW_SPARSE, _STORAGE_TYPE_CSR = -1, 0, 1, 2
-_STORAGE_TYPE_STR_TO_ID = {"undefined": -1, "default": 0, "row_sparse": 1, "csr": 2}
-_STORAGE_TYPE_ID_TO_STR = {number: name for name, number in _STORAGE_TYPE_STR_TO_ID.items()}
-_DTYPE_NP_TO_MX: dict[Any, int] = {
-    None: -1, np.float32: 0, np.float64: 1, np.float16: 2, np.uint8: 3, np.int32: 4, np.int8: 5, np.int64: 6,
-    np.bool_: 7,
-}  # fmt: skip
-_DTYPE_MX_TO_NP = {number: kind for kind, number in _DTYPE_NP_TO_MX.items()}
-_GRAD_REQ_MAP = {"null": 0, "write": 1, "add": 3}
 _ndarray_cls = NDArrayBase = NDArray
 NDabs = nd.abs
-
-
-class CachedOp:
-    """A symbol as a function of arrays.
-
-    Args:
-        sym: the symbol; its inputs are the function's arguments, in the order of ``list_inputs``.
-        flags: pairs of a name and a value, of which ``static_alloc`` and ``static_shape`` count.
-
-    Example:
-        >>> double = mx.nd.CachedOp(mx.sym.Variable("x") * 2)
-        >>> double(mx.nd.ones(3))
-    """
-
-    def __init__(self, sym: Symbol, flags: Sequence[tuple[str, Any]] = ()) -> None:
-        known = {name: str(value) in ("True", "1", "true") for name, value in flags}
-        kept = {name: known[name] for name in ("static_alloc", "static_shape") if name in known}
-        self._op = cached_op.CachedOp(sym, kept.get("static_alloc", False), kept.get("static_shape", False))
-
-    def __call__(self, *args: NDArray, out: Any = None, default_ctx: Context | None = None) -> Any:
-        """Compute it; ``out`` is an array, or a list of them, to write the outputs into."""
-        del default_ctx  # of a symbol without inputs
-        found = self._op(*args)
-        if out is None:
-            return found
-        made = [found] if isinstance(found, NDArray) else found
-        for source, target in zip(made, [out] if isinstance(out, NDArray) else out, strict=True):
-            target[:] = source
-        return out
 
 
 def _storage_type(handle: Any) -> int:

@@ -1,13 +1,12 @@
-"""What MXNet's packages take from ``mxnet.base`` beside errors and types."""
+"""Helpers of ``mxnet.base`` that packages import: ctypes conversions, registration of errors, folders, docstrings."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
-from flowmx import settings
+from flowmx import download
 from flowmx.errors import MXNetError
 
 __all__ = [
@@ -40,7 +39,7 @@ class NotSupportedForSparseNDArray(MXNetError):
     Args:
         function: it.
         alias: its other name, or None.
-        args: what it was given.
+        args: its arguments.
     """
 
     def __init__(self, function: Callable[..., Any], alias: str | None, *args: Any) -> None:
@@ -50,7 +49,7 @@ class NotSupportedForSparseNDArray(MXNetError):
 
 
 class InternalError(MXNetError):
-    """What MXNet raises where it finds itself at fault."""
+    """An error inside MXNet itself, not of its caller."""
 
 
 error_types: dict[str, type[Exception]] = {}
@@ -114,13 +113,13 @@ def check_call(ret: int) -> None:
 
 
 def data_dir_default() -> str:
-    """The folder of models and data sets where no setting names one: ``~/.mxnet``."""
-    return str(Path.home() / ".mxnet")
+    """:func:`flowmx.download.data_dir_default` as a str."""
+    return str(download.data_dir_default())
 
 
 def data_dir() -> str:
-    """The folder of models and data sets: ``MXNET_HOME`` where that is set."""
-    return settings.get().home or data_dir_default()
+    """:func:`flowmx.download.data_dir` as a str."""
+    return str(download.data_dir())
 
 
 def _as_list(obj: Any) -> Any:
@@ -151,7 +150,7 @@ def build_param_doc(
     Args:
         arg_names: their names.
         arg_types: their types.
-        arg_descs: what they are for.
+        arg_descs: their descriptions.
         remove_dup: list a name once.
     """
     seen: set[str] = set()

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.gluon.block`` and ``mxnet.gluon`` beside the blocks."""
+"""Private helpers of ``mxnet.gluon.block`` and ``mxnet.gluon`` that packages import."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _flatten(args: Any, inout_str: str) -> tuple[list[Any], Any]:
 
 
 def _regroup(args: Any, fmt: Any) -> tuple[Any, Any]:
-    """The first items of a flat list, nested as `_flatten` said, and the items that are left.
+    """Nest the first items of a flat list in the format that `_flatten` returned; returns them and the rest.
 
     Raises:
         ValueError: there is no list, or something in the place of a None.
@@ -75,7 +75,7 @@ def _regroup(args: Any, fmt: Any) -> tuple[Any, Any]:
 
 
 def _gather_type_ctx_info(args: Any) -> tuple[bool, bool, set[Context], Context | None]:
-    """Whether nested lists hold symbols, whether arrays, all their devices, and the device of the first array."""
+    """Inspect nested lists: (symbols among them, arrays among them, the arrays' devices, the first array's device)."""
     if isinstance(args, NDArray):
         return False, True, {args.context}, args.context
     if not isinstance(args, (list, tuple)):
@@ -87,7 +87,7 @@ def _gather_type_ctx_info(args: Any) -> tuple[bool, bool, set[Context], Context 
 
 
 def _common_prefix(names: Sequence[str]) -> str:
-    """What all names begin with."""
+    """The longest common prefix of the names."""
     start = ""
     for letters in zip(*names, strict=False):
         if len(set(letters)) > 1:
@@ -125,7 +125,7 @@ class _CurrentScope:
 
 
 class _BlockScope:
-    """Where the children of a block get their names; ``with`` enters it.
+    """The naming scope of a block's children; ``with`` enters it.
 
     Args:
         block: the block, or something with its ``prefix`` and ``_empty_prefix``.

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.gluon.rnn.rnn_cell`` beside the cells: how sequences are given to them."""
+"""Private helpers of ``mxnet.gluon.rnn.rnn_cell`` that packages import: the forms of input sequences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.test_utils`` beside what `flowmx.test_utils` has."""
+"""Helpers of ``mxnet.test_utils`` that `flowmx.test_utils` does not have."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["check_gluon_hybridize_consistency", "has_tvm_ops", "is_aarch64_run",
 
 
 def has_tvm_ops() -> bool:
-    """Whether operators were compiled by TVM: none are."""
+    """Return False: no operator is compiled by TVM."""
     return False
 
 
 def is_cd_run() -> bool:
-    """Whether this is a run of MXNet's own delivery: it is not."""
+    """Return False: this is no run of MXNet's own delivery pipeline."""
     return False
 
 
 def is_aarch64_run() -> bool:
-    """Whether this is a run of MXNet's own tests on ARM: it is not."""
+    """Return False: this is no run of MXNet's own tests on ARM."""
     return False
 
 

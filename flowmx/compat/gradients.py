@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.autograd`` beside its functions."""
+"""Private helpers of ``mxnet.autograd`` that packages import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.image.image`` beside its functions."""
+"""Private helpers of ``mxnet.image.image`` that packages import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.io`` beside the iterators, and the iterator of ``mxnet.contrib.io``."""
+"""Private helpers of ``mxnet.io`` that packages import, and the iterator of ``mxnet.contrib.io``."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _init_data(data: Any, allow_empty: bool, default_name: str) -> list[tuple[st
 
     Args:
         data: an array, a list of them or a dict; or None.
-        allow_empty: whether there may be none.
+        allow_empty: accept an empty list.
         default_name: the name of a lone array; those of a list get a number before it.
 
     Raises:
@@ -60,7 +60,7 @@ def _as_array(name: str, value: Any) -> NDArray:
 
 
 def _has_instance(data: list[tuple[str, Any]], dtype: Any) -> bool:
-    """Whether one of the arrays is of a class."""
+    """True where one of the arrays is an instance of `dtype`, a class."""
     return any(isinstance(array, dtype) for _, array in data)
 
 
@@ -82,7 +82,7 @@ class DataLoaderIter(DataIter):
         loader: gives data and label of each batch.
         data_name: the name of the data.
         label_name: the name of the label.
-        dtype: what both are cast to.
+        dtype: the dtype that both are cast to.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.gluon.data`` beside the loader: the pieces that loaders of their own are made of."""
+"""Parts of MXNet's DataLoader that packages import from ``mxnet.gluon.data`` to build loaders of their own."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _MultiWorkerIter:
         pin_device_id: for which device.
         worker_fn: called in the pool with the numbers, ``batchify_fn`` and the data set; where that is None, what it
             returns is a pickle.
-        prefetch: how many batches are begun at once.
+        prefetch: the number of batches begun at once.
         dataset: for threads; None where the processes have it.
         data_loader: kept, so that it outlives its batches.
         timeout: seconds that a batch may take.

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.gluon.loss`` beside the losses."""
+"""Private helpers of ``mxnet.gluon.loss`` that packages import."""
 
 from __future__ import annotations
 

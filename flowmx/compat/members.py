@@ -41,7 +41,7 @@ class _Slot:
 
     @property
     def value(self) -> Any:
-        """What is current."""
+        """The current value."""
         return getattr(self._owner, self._name)
 
     @value.setter
@@ -107,7 +107,7 @@ def _is_initialized(trainer: Trainer) -> bool:
 
 
 def _set_initialized(trainer: Trainer, value: bool) -> None:
-    if not value:  # the store is told of every parameter again
+    if not value:  # every parameter is initialized in the store again
         trainer._started = {}
 
 
@@ -189,12 +189,12 @@ def _optimized(executor: Executor) -> Symbol:
 # -- arrays and symbols --------------------------------------------------------------------------------
 
 _seen: WeakKeyDictionary[Leaf, int] = WeakKeyDictionary()
-"""The version of a variable's gradient when somebody last said that it is not fresh."""
+"""The version of a variable's gradient when ``_fresh_grad`` was last set to False."""
 _AS_MARKED = 1
 
 
 def _fresh_grad(array: NDArray) -> bool:
-    """Whether a backward pass has written the gradient since somebody said that it is not fresh."""
+    """True where a backward pass has written the gradient since ``_fresh_grad`` was last set to False."""
     leaf = views.variable_of(array)
     if leaf is None or leaf.grad is None:
         return False
@@ -223,7 +223,7 @@ def _gen_atomic_symbol(symbol: Symbol) -> Symbol:
 
 
 def _is_contiguous(slc_key: Sequence[Any], shape: Sequence[int]) -> bool:
-    """Whether what indices of integers and slices choose of an array in C order lies in one piece."""
+    """True where basic indices (ints and slices, one per axis) select a contiguous part of a C-ordered array."""
     whole = True
     for index, length in reversed(list(zip(slc_key, shape, strict=False))):
         start, stop, step = index.indices(length) if isinstance(index, slice) else (index, index + 1, 1)

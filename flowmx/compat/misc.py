@@ -22,7 +22,7 @@ class FactorScheduler(LearningRateScheduler):
     """Multiplies the learning rate with a factor every so many iterations.
 
     Args:
-        step: how many.
+        step: the number of iterations.
         factor: the factor, less than 1.
 
     Raises:

@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.contrib.amp.amp`` beside `flowmx.amp`."""
+"""Private helpers of ``mxnet.contrib.amp.amp`` that packages import."""
 
 from __future__ import annotations
 

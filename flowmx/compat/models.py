@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.model`` beside checkpoints: stores and updates of parameters on several devices."""
+"""Helpers of ``mxnet.model`` that packages import: stores and updates of parameters on several devices."""
 
 from __future__ import annotations
 

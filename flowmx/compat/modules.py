@@ -1,4 +1,4 @@
-"""What packages take from ``mxnet.module`` and ``mxnet.executor_manager``: the executors of several devices."""
+"""Helpers of ``mxnet.module`` and ``mxnet.executor_manager`` that packages import: executors of several devices."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _check_arguments(symbol: Any) -> None:
 
 
 def _merge_multi_context(outputs: Sequence[list[NDArray]], major_axis: Sequence[int]) -> list[NDArray]:
-    """What the devices have of each output, put together on the first of them."""
+    """Each output of all devices, concatenated on the first device along its axis of the batch."""
     return merged(outputs, major_axis)
 
 
@@ -106,7 +106,7 @@ class DataParallelExecutorGroup:
         shared_group: the group to share parameters with.
         logger: not used.
         fixed_param_names: parameters that are not trained.
-        grad_req: what happens to gradients: one word, or from argument to word.
+        grad_req: the gradient request, one for all arguments or by name.
         state_names: arguments that are neither inputs nor parameters.
         group2ctxs: for each device, those of the ``ctx_group``s.
     """
@@ -165,7 +165,7 @@ class DataParallelExecutorGroup:
 
     @property
     def grad_req(self) -> dict[str, str]:
-        """What happens to the gradient of each argument."""
+        """The gradient request of each argument: ``"write"``, ``"add"`` or ``"null"``, by name."""
         return dict(self._group.execs[0]._requests)
 
     # -- arrays ----------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ class TrainingStateScope:
     """A ``with`` block in which operators are recorded, in training mode, or not.
 
     Args:
-        enter_state: whether they are.
+        enter_state: True to record in training mode, False for neither.
     """
 
     def __init__(self, enter_state: bool) -> None:

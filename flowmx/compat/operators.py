@@ -27,7 +27,7 @@ class PythonOp:
     """
 
     _as_numpy: ClassVar[bool] = False
-    """Whether its functions take NumPy's arrays."""
+    """True where its functions take NumPy arrays, False where they take NDArrays."""
 
     def __init__(self, need_top_grad: bool = True) -> None:
         self.info_ = None
@@ -73,11 +73,11 @@ class PythonOp:
         return ["data"]
 
     def need_top_grad(self) -> bool:
-        """Whether ``backward`` needs the gradients of the outputs."""
+        """True where ``backward`` needs the gradients of the outputs."""
         return self.need_top_grad_
 
     def declare_backward_dependency(self, out_grad: list[int], in_data: list[int], out_data: list[int]) -> list[int]:
-        """Which of these numbered arrays ``backward`` needs."""
+        """Select the numbered arrays that ``backward`` needs."""
         return [*(out_grad if self.need_top_grad() else []), *in_data, *out_data]
 
 
@@ -92,7 +92,7 @@ class NDArrayOp(PythonOp):
 
 
 class _Prop(CustomOpProp):
-    """What such an operator takes and gives."""
+    """Declares the arguments, outputs and shapes of such an operator."""
 
     def __init__(self, op: PythonOp) -> None:
         super().__init__(op.need_top_grad())

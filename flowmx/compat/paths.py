@@ -10,8 +10,9 @@ from __future__ import annotations
 __all__ = ["PATHS"]
 
 _AMP = ("flowmx.amp", "flowmx.amp.lists")
-_ND = ("flowmx.ndarray", "flowmx.compat.arrays", "flowmx.base", "flowmx.compat.common")
-_SYM = ("flowmx.symbol", "flowmx.compat.symbols", "flowmx.base", "flowmx.compat.common")
+_FRONTEND = ("flowmx.compat.frontends", "flowmx.base", "flowmx.compat.common")
+_ND = ("flowmx.ndarray", "flowmx.compat.arrays", *_FRONTEND)
+_SYM = ("flowmx.symbol", "flowmx.compat.symbols", *_FRONTEND)
 _IMAGE = ("flowmx.image", "flowmx.compat.images", "flowmx.compat.common")
 _IO = ("flowmx.io", "flowmx.compat.io", "flowmx.compat.common")
 _MODULE = ("flowmx.module", "flowmx.compat.modules", "flowmx.compat.common")

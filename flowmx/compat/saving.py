@@ -19,7 +19,7 @@ def save(block: Block, prefix: str | os.PathLike[str]) -> None:
 
     Args:
         block: the model.
-        prefix: what the names of the files begin with.
+        prefix: the prefix of the files' names.
     """
     described: dict[str, Any] = {}
     _describe(block, [0], described)
@@ -56,7 +56,7 @@ def load(block: Block, prefix: str | os.PathLike[str]) -> None:
 
     Args:
         block: the model.
-        prefix: what the names of the files begin with.
+        prefix: the prefix of the files' names.
 
     Raises:
         ValueError: the file was made of other blocks.

@@ -11,7 +11,7 @@ class KVStoreServer:
     """The server of a distributed job, as old launch scripts start it.
 
     Args:
-        kvstore: what ``mx.kv.create`` has returned. In a process whose role is a server, that call has run the server
+        kvstore: the result of ``mx.kv.create``. In a process whose role is a server, that call has run the server
             already, and its end was the process's.
     """
 

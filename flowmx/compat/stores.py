@@ -1,16 +1,10 @@
-"""What packages take from ``mxnet.gluon.utils`` and the model store: where files are."""
+"""Private helpers of ``mxnet.gluon.utils`` and the model store: addresses of files in the repository."""
 
 from __future__ import annotations
 
-from flowmx import settings
+from flowmx.download import repository as _get_repo_url
 
 __all__ = ["_get_repo_file_url", "_get_repo_url"]
-
-
-def _get_repo_url() -> str:
-    """The address of MXNet's models and data sets: ``MXNET_GLUON_REPO`` where it is set."""
-    address = settings.get().gluon_repo
-    return address if address.endswith("/") else f"{address}/"
 
 
 def _get_repo_file_url(namespace: str, filename: str) -> str:

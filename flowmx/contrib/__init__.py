@@ -1,4 +1,4 @@
-"""What MXNet keeps under ``mx.contrib``."""
+"""Modules of ``mx.contrib``."""
 
 from __future__ import annotations
 

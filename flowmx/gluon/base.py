@@ -92,12 +92,12 @@ class Block:
     # -- names -----------------------------------------------------------------------------------------
 
     def _alias(self) -> str:
-        """What blocks of its kind are called."""
+        """The stem of default names: the class name in lower case."""
         return type(self).__name__.lower()
 
     @property
     def prefix(self) -> str:
-        """What comes before the names of its parameters."""
+        """The prefix of its parameters' names."""
         return self._prefix
 
     @property
@@ -241,7 +241,7 @@ class Block:
         """Print its layers, with the shapes of their outputs and the sizes of their parameters.
 
         Args:
-            *inputs: what to call it with.
+            *inputs: the arguments of the call.
 
         Raises:
             RuntimeError: it, or a child, is hybridized.

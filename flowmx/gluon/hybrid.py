@@ -28,12 +28,12 @@ __all__ = ["HybridBlock"]
 
 
 class Traced(NamedTuple):
-    """What a block composed of symbols.
+    """The symbol that a block was traced into.
 
     Attributes:
         inputs: names of the variables for its inputs.
         symbol: all its outputs.
-        form: how they nest.
+        form: the nesting of its outputs.
     """
 
     inputs: list[str]
@@ -45,7 +45,7 @@ class Compiled(NamedTuple):
     """A traced block, ready to be called.
 
     Attributes:
-        traced: what it composed.
+        traced: the traced symbol.
         op: computes it.
         sources: for each input of ``op``, a position among the block's inputs or a parameter.
     """
@@ -130,7 +130,7 @@ class HybridBlock(Block):
         """Have the block, and its children, compute compiled graphs (or no longer).
 
         Args:
-            active: whether to.
+            active: compile it.
             backend: kept for MXNet's scripts: there is one, whose passes always run.
             clear: compile anew at the next call.
             static_alloc: keep the memory for inner values between calls.
@@ -258,7 +258,7 @@ class HybridBlock(Block):
         return regroup([found] if isinstance(found, NDArray) else found, form)
 
     def _observe(self, compiled: Compiled, inputs: Sequence[NDArray], hooks: Sequence[OpHook]) -> Any:
-        """Compute operator by operator, where somebody looks."""
+        """Compute operator by operator, so that hooks and monitors see every output."""
         symbol = compiled.traced.symbol
         found = observed(symbol, dict(zip(symbol.list_inputs(), inputs, strict=True)), hooks)
         return found[0] if len(found) == 1 else found

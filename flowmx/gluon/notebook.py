@@ -1,4 +1,4 @@
-"""How a block looks in a notebook: its layers, with what is known of their parameters."""
+"""HTML of a block for notebooks: a table of its layers and their parameters."""
 
 from __future__ import annotations
 

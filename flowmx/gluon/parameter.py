@@ -45,7 +45,7 @@ class DeferredInitializationError(MXNetError):
 
 
 class _Deferred(NamedTuple):
-    """What an initialization that waits for the shape will need."""
+    """Arguments of an initialization that is deferred until the shape is known."""
 
     init: Any
     contexts: list[Context]
@@ -64,7 +64,7 @@ class Parameter:
         lr_mult: multiplies the learning rate.
         wd_mult: multiplies the weight decay.
         init: its own initializer, an instance or a name; without one the initializer of the model counts.
-        allow_deferred_init: whether initialization may wait until the shape is known.
+        allow_deferred_init: let initialization wait until the shape is known.
         differentiable: False where it never has a gradient (a running mean).
         stype: only ``"default"``: all arrays are dense.
         grad_stype: ``"row_sparse"`` is taken too, with a warning: the gradient is dense all the same.
@@ -119,7 +119,7 @@ class Parameter:
 
     @property
     def grad_req(self) -> str:
-        """What a backward pass does with its gradient; setting ``"null"`` frees the gradient's memory.
+        """The gradient request: ``"write"``, ``"add"`` or ``"null"``; setting ``"null"`` frees the gradient's memory.
 
         Raises:
             ValueError: set to something unknown.
@@ -317,7 +317,7 @@ class Parameter:
         initializer.create(init if by_name else default)(InitDesc(self.name, attributes), data)
 
     def _place(self, data: NDArray, contexts: Sequence[Context], owned: bool = False) -> None:
-        """Put a value on devices; one that is ``owned`` by nobody else may be used as it is."""
+        """Put a value on devices; an ``owned`` one, which nothing else references, may be used without a copy."""
         self._arrays = {ctx: data if owned and ctx is data.context else data.copyto(ctx) for ctx in contexts}
         self._attach()
 
@@ -435,7 +435,7 @@ class Parameter:
     # -- what a trainer asks ---------------------------------------------------------------------------
 
     def _is_fresh(self, ctx: Context) -> bool:
-        """Whether a backward pass has written the gradient since an update used it last."""
+        """True where a backward pass has written the gradient since an update last used it."""
         assert self._grads is not None
         return self._grads[ctx].variable.version != self._used.get(ctx, _AS_MADE)
 
@@ -505,5 +505,5 @@ def _is_known(shape: Shape | None) -> bool:
 
 
 def _fits(known: Shape, given: Shape) -> bool:
-    """Whether a shape agrees with another wherever both are known."""
+    """True where two shapes have the same rank and agree on every length that both know (> 0)."""
     return len(known) == len(given) and all(a == b or a <= 0 or b <= 0 for a, b in zip(known, given, strict=True))

@@ -64,7 +64,7 @@ class ParameterDict:
 
     @property
     def prefix(self) -> str:
-        """What comes before the names of parameters that :meth:`get` makes."""
+        """The prefix of the names of parameters that :meth:`get` makes."""
         return self._prefix
 
     # -- making and finding ----------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class ParameterDict:
 
         Args:
             filename: the file.
-            strip_prefix: what to leave out at the start of each name.
+            strip_prefix: the prefix to remove from each name.
 
         Raises:
             ValueError: a name does not start so.

@@ -11,7 +11,7 @@ from flowmx.gluon.parameter_dict import ParameterDict
 
 
 class Scope:
-    """Where the children of one block get their names.
+    """The naming scope of one block's children.
 
     Args:
         prefix: the block's.
@@ -60,7 +60,7 @@ def named(prefix: str | None, params: ParameterDict | None, hint: str) -> tuple[
     Args:
         prefix: its own, or None for ``hint`` with the next number.
         params: those to share, or None.
-        hint: what blocks of its kind are called.
+        hint: the stem of names of its kind of blocks.
     """
     scope = _current.get()
     if scope is not None:

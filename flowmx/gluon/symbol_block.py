@@ -118,7 +118,7 @@ class SymbolBlock(HybridBlock):
 
 
 def _shared_start(names: Sequence[str]) -> int:
-    """How many characters all names begin with, leaving at least one of each."""
+    """The length of the common prefix of all names, short of a whole name; 0 for a single name."""
     start = 0
     for letters in zip(*(name[:-1] for name in names), strict=False):
         if len(set(letters)) > 1:

@@ -32,7 +32,7 @@ class Trainer:
         optimizer_params: its arguments, where it is given by name.
         kvstore: ``"device"``, ``"local"``, another name that ``mx.kv.create`` takes, or a store: it sums gradients over
             devices and, as ``"dist_sync"``, over machines. One device of one process needs none.
-        compression_params: what the store's ``set_gradient_compression`` takes.
+        compression_params: the argument of the store's ``set_gradient_compression``.
         update_on_kvstore: update each weight once, in the store, or on every device by itself. By default the store
             updates if it can, unless :meth:`allreduce_grads` or :meth:`update` is called before :meth:`step`.
 
@@ -41,8 +41,8 @@ class Trainer:
 
     Raises:
         TypeError: something that is no parameter, no optimizer or no store.
-        ValueError: the parameters are on different devices, arguments beside an optimizer, a store that can not update
-            weights and is to, or an unknown name.
+        ValueError: the parameters are on different devices; arguments are given along with an optimizer; the store can
+            not update weights, and is to; or a name is unknown.
         NotImplementedError: a kvstore that is not here.
 
     Example:
@@ -76,7 +76,7 @@ class Trainer:
         self._update_on_kvstore = self._checked(update_on_kvstore)
         self._reached = self._contexts
         self._started: dict[int, NDArray] = {}
-        """The first of a parameter's arrays when the store was told of it."""
+        """The first of a parameter's arrays when the store was initialized with it."""
         if self._kvstore is not None and compression_params:
             self._kvstore.set_gradient_compression(compression_params)  # type: ignore[attr-defined]
 
@@ -91,7 +91,7 @@ class Trainer:
         return contexts
 
     def _checked(self, update_on_kvstore: bool | None) -> bool | None:
-        """Whether the store updates weights; None where that is left open until the first step."""
+        """Validate ``update_on_kvstore`` against the store; None where it is decided at the first step."""
         store = self._kvstore
         if store is None:
             return False
@@ -145,7 +145,7 @@ class Trainer:
         self._finish_step(fresh, batch_size, self._amp_guard is not None and self._amp_guard.skips())
 
     async def step_async(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """As :meth:`step`, awaiting what mixed precision wants to know of the gradients."""
+        """As :meth:`step`, awaiting the gradients where mixed precision checks them."""
         fresh = self._begin_step(batch_size, ignore_stale_grad)
         self._finish_step(fresh, batch_size, self._amp_guard is not None and await self._amp_guard.skips_async())
 
@@ -170,7 +170,7 @@ class Trainer:
         next_step(self, batch_size)
 
     def _warn_unscaled(self) -> None:
-        """Warn where operators compute in float16, and nobody scales the loss."""
+        """Warn where operators compute in float16 and the loss is not scaled."""
         if core.casting is not None and core.casting.needs_scaling and not self._is_warned:
             self._is_warned = True
             warnings.warn(
@@ -200,7 +200,7 @@ class Trainer:
         self._finish_step(fresh, batch_size, self._amp_guard is not None and self._amp_guard.skips())
 
     def _on_kvstore(self, otherwise: bool | None) -> bool:
-        """Whether the store updates weights, decided at the first call: as given, or as the store can."""
+        """True where the store updates weights; decided at the first call: as given, or as the store is able to."""
         if self._update_on_kvstore is None:
             if otherwise is None:
                 otherwise = updates(self._kvstore, self._wanted, [param.shape or () for param in self._params])
@@ -302,7 +302,7 @@ class Trainer:
         return {param.name: param.list_data() for param in self._params if param._arrays is not None}
 
     def _planned_bytes(self) -> int:
-        """What plans say of activations; 0: blocks have their own plans, which nobody here knows."""
+        """The bytes of activations that plans reserve; 0 here, since hybridized blocks keep plans of their own."""
         return 0
 
     # -- several machines ------------------------------------------------------------------------------
@@ -310,8 +310,8 @@ class Trainer:
     async def barrier(self) -> None:
         """Await that every worker of the job has come here, such as to the end of an epoch.
 
-        Who waits here holds nobody up that has batches left; afterwards all have the same parameters. Without a store
-        of several machines it is over at once.
+        A worker that waits here does not delay those that have batches left; afterwards all have the same parameters.
+        Without a store of several machines it returns at once.
         """
         store = self._kvstore
         if store is None or not store._is_remote:
@@ -324,7 +324,7 @@ class Trainer:
     # -- states ----------------------------------------------------------------------------------------
 
     def _is_updated_elsewhere(self) -> bool:
-        """Whether the states are kept by other processes."""
+        """True where other processes keep the optimizer states."""
         return is_elsewhere(self._kvstore) and self._on_kvstore(otherwise=None)
 
     async def ready(self) -> None:

@@ -101,7 +101,7 @@ def replace_file(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> No
 
 
 def shape_is_known(shape: Sequence[int] | None) -> bool:
-    """Whether every length of a shape is known: none of them 0 or -1."""
+    """True where a shape is not empty and every length is known (neither 0 nor -1)."""
     return bool(shape) and all(length > 0 for length in shape or ())
 
 

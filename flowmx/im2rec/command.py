@@ -80,8 +80,8 @@ def pack_list(path: Path, options: Options, processes: int, say: Callable[[str],
 
     Args:
         path: the list.
-        options: how images are changed.
-        processes: how many work at it.
+        options: the changes to images.
+        processes: the number of worker processes.
         say: called with lines about the progress, and about what is left out.
 
     Returns:

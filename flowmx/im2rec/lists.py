@@ -26,7 +26,7 @@ def find_images(root: str, recursive: bool, extensions: Collection[str]) -> tupl
     Args:
         root: the folder.
         recursive: look into the folders in it too, and label the images by the folder they are in; else the label is 0.
-        extensions: how the names of images end, in small letters.
+        extensions: the suffixes of image files, in lower case.
 
     Returns:
         the images, and the label of each folder (empty unless recursive).

@@ -1,4 +1,4 @@
-"""From an image file to a record."""
+"""Conversion of an image file to a record."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LINEAR = 1
 
 @dataclass(frozen=True)
 class Options:
-    """How images are changed on their way; see the command line's help."""
+    """Changes to images while they are packed; see the command line's help."""
 
     root: str
     pass_through: bool = False

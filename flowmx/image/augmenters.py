@@ -15,7 +15,7 @@ from flowmx.image.chance import stream
 from flowmx.ndarray import NDArray
 
 _GRAY = (0.299, 0.587, 0.114)
-"""How much red, green and blue count for the brightness."""
+"""Weights of red, green and blue in the luminance."""
 _EIGENVALUES = (55.46, 4.794, 1.148)
 _EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
 """Principal components of ImageNet's colours (Krizhevsky et al., 2012)."""
@@ -23,10 +23,10 @@ _MEAN, _STD = (123.68, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 class Described:
-    """Something that tells what it was made with.
+    """Base of augmenters: keeps the constructor's arguments for ``dumps``.
 
     Args:
-        **kwargs: what that was.
+        **kwargs: these arguments.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -239,7 +239,7 @@ class LightingAug(Augmenter):
     """Noise along the principal components of the colours.
 
     Args:
-        alphastd: how much.
+        alphastd: the noise's standard deviation.
         eigval: the components' spread, (3,).
         eigvec: the components, (3, 3).
     """
@@ -334,15 +334,15 @@ def CreateAugmenter(  # noqa: N802 - MXNet's name
         rand_crop: cut anywhere; else the middle.
         rand_resize: cut parts of random size and proportions (needs ``rand_crop``).
         rand_mirror: mirror every second image, at random.
-        mean: what is subtracted of each channel; True for ImageNet's.
-        std: what each channel is divided by; True for ImageNet's.
+        mean: the mean of each channel, which is subtracted; True for ImageNet's.
+        std: the standard deviation of each channel, a divisor; True for ImageNet's.
         brightness: at most this share brighter or darker.
         contrast: likewise.
         saturation: likewise.
         hue: likewise, of half a circle.
-        pca_noise: how much noise along the principal components of the colours.
+        pca_noise: the standard deviation of the noise along the principal components of the colours.
         rand_gray: the probability of gray.
-        inter_method: how images are resized; see :func:`~flowmx.image.imresize`.
+        inter_method: the interpolation; see :func:`~flowmx.image.imresize`.
 
     Raises:
         ValueError: ``rand_resize`` without ``rand_crop``, or a mean or std of another length.

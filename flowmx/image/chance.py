@@ -1,4 +1,4 @@
-"""Where the random augmentations draw from: one stream, which `mx.random.seed` starts anew.
+"""The random stream of the augmentations, which `mx.random.seed` restarts.
 
 MXNet draws from Python's `random` and NumPy's, which `mx.random.seed` leaves alone: its runs repeat only for who seeds
 all three.
@@ -43,7 +43,7 @@ def stream() -> random.Random:
 
 
 def state() -> list[Any]:
-    """Where the stream stands, as plain data."""
+    """The state of the stream, as plain data."""
     version, numbers, normal = stream().getstate()
     return [version, list(numbers), normal]
 

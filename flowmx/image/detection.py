@@ -108,7 +108,7 @@ def _range(value: Any) -> tuple[float, float]:
 
 
 def _usable(name: str, areas: tuple[float, float], ratios: tuple[float, float], least: float) -> bool:
-    """Whether there are such areas and proportions; warns where not."""
+    """Tell whether the ranges of areas and aspect ratios allow any crop; warns where they do not."""
     bad_areas = areas[1] <= least or areas[0] > areas[1]
     bad_ratios = ratios[0] <= 0 or ratios[0] > ratios[1]
     for argument, value, bad in (("area_range", areas, bad_areas), ("aspect_ratio_range", ratios, bad_ratios)):
@@ -184,7 +184,7 @@ class DetRandomCropAug(DetAugmenter):
         return _Frame(stream().randint(0, width - w), stream().randint(0, height - h), w, h)
 
     def _covers(self, label: Label, frame: _Frame, height: int, width: int) -> bool:
-        """Whether it holds enough of every object that it touches, and touches one."""
+        """True where a crop touches an object, and covers enough of every object that it touches."""
         boxes = label[:, 1:5]
         boxes = boxes[_areas(boxes) * width * height > 2]
         edges = np.array([frame.x, frame.y, frame.x + frame.width, frame.y + frame.height])
@@ -313,14 +313,14 @@ def CreateDetAugmenter(  # noqa: N802 - MXNet's name
         rand_pad: the probability of a frame (see :class:`DetRandomPadAug`).
         rand_gray: the probability of gray.
         rand_mirror: mirror every second image, at random.
-        mean: what is subtracted of each channel; True for ImageNet's.
-        std: what each channel is divided by; True for ImageNet's.
+        mean: the mean of each channel, which is subtracted; True for ImageNet's.
+        std: the standard deviation of each channel, a divisor; True for ImageNet's.
         brightness: at most this share brighter or darker.
         contrast: likewise.
         saturation: likewise.
-        pca_noise: how much noise along the principal components of the colours.
+        pca_noise: the standard deviation of the noise along the principal components of the colours.
         hue: likewise, of half a circle.
-        inter_method: how images are resized; see :func:`~flowmx.image.imresize`.
+        inter_method: the interpolation; see :func:`~flowmx.image.imresize`.
         min_object_covered: see :class:`DetRandomCropAug`, of which there may be several (lists).
         aspect_ratio_range: likewise, and of frames.
         area_range: likewise; frames take its upper end.
@@ -503,8 +503,8 @@ class ImageDetIter(ImageIter):
         Args:
             color: of the boxes; by default another for each class.
             thickness: of their lines.
-            mean: what was subtracted of the images, to be added again; True for ImageNet's.
-            std: what they were divided by; True for ImageNet's.
+            mean: the mean that was subtracted, to be added again; True for ImageNet's.
+            std: the standard deviation that they were divided by; True for ImageNet's.
             clip: keep the numbers from 0 to 255.
             waitKey: kept for MXNet's scripts: no window is opened.
             window_name: likewise.

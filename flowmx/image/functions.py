@@ -23,7 +23,7 @@ from flowmx.ndarray import NDArray
 
 Size = Sequence[int]
 Box = tuple[int, int, int, int]
-"""Where a part of an image is: left, top, width, height."""
+"""A rectangle in an image: left, top, width, height, in pixels."""
 
 _BORDERS = {0: "constant", 1: "edge", 2: "symmetric", 3: "wrap", 4: "reflect"}
 """OpenCV's numbers. (MXNet's documentation has others, but hands the number on.)"""
@@ -221,7 +221,7 @@ def random_size_crop(
         size: the size that it gets.
         area: the least and the most of the image's area that it takes; a number is the least.
         ratio: the least and the most of its width divided by its height.
-        interp: how it is resized; see :func:`imresize`.
+        interp: the interpolation; see :func:`imresize`.
         **kwargs: ``min_area``, the older name of ``area``.
 
     Returns:
@@ -307,7 +307,7 @@ def imrotate(src: NDArray, rotation_degrees: Any, zoom_in: bool = False, zoom_ou
 
 
 def _turned_grid(h: int, w: int, angles: Any, zoom_in: bool, zoom_out: bool) -> Any:
-    """Where each pixel of turned images comes from, from -1 to 1: (images, 2, h, w)."""
+    """The sampling grid of rotated images, with coordinates from -1 to 1: (images, 2, h, w)."""
     angles = angles[:, None, None]
     y, x = np.arange(h)[:, None] - (h - 1) / 2, np.arange(w)[None, :] - (w - 1) / 2
     across = (x * np.cos(angles) - y * np.sin(angles)) / ((w - 1) / 2)
@@ -319,7 +319,7 @@ def _turned_grid(h: int, w: int, angles: Any, zoom_in: bool, zoom_out: bool) -> 
 
 
 def _zoom(h: int, w: int, angles: Any, zoom_in: bool) -> Any:
-    """How many pixels of the image one of the turned image goes over."""
+    """The factor by which the grid of each rotated image is scaled, to fill the image or to show all of it."""
     diagonal, corner = math.hypot(h, w), math.atan2(h, w)
     both = np.stack([corner + angles, corner - angles])
     reach_x, reach_y = (np.abs(diagonal * f(both)).max(0) for f in (np.cos, np.sin))

@@ -43,14 +43,14 @@ class ImageIter(DataIter):
         path_root: the folder that files are named from.
         path_imgidx: the index of ``path_imgrec``; without one, the records' heads are read first.
         shuffle: in a new random order each epoch (from the stream that ``mx.random.seed`` seeds).
-        part_index: which share of the images this worker reads.
-        num_parts: how many workers share them.
+        part_index: the index of this worker's share, from 0.
+        num_parts: the number of workers that share them.
         aug_list: the augmenters; by default those that :func:`CreateAugmenter` makes of ``kwargs``.
         imglist: a list of labels and files, such as ``[[0, "a.jpg"], [[1, 2], "b.jpg"]]``.
         data_name: the name of the input.
         label_name: the name of the label.
         dtype: the labels' element type.
-        last_batch_handle: what becomes of images that fill no batch: ``"pad"`` fills it with the first ones,
+        last_batch_handle: the treatment of images that fill no batch: ``"pad"`` fills it with the first ones,
             ``"discard"`` drops them, ``"roll_over"`` puts them before the next epoch's first.
         **kwargs: arguments of :func:`CreateAugmenter`.
 
@@ -263,7 +263,7 @@ class ImageIter(DataIter):
         return self._current.pad if self._current else None
 
     def state(self) -> dict[str, Any]:
-        """Where it stands, with the random stream that augmentation draws from."""
+        """The position in the epoch, with the state of the augmentation's random stream."""
         return {
             "count": len(self.seq), "batch_size": self.batch_size, "cur": self.cur, "ended": self._ended,
             "rest": list(self._rest), "order": self.seq if self.shuffle else None, "random": chance.state(),

@@ -1,4 +1,4 @@
-"""What iterators give, and their base class."""
+"""Batches and descriptions of data, and the base class of iterators."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class DataBatch:
     Args:
         data: the inputs, one array each.
         label: the labels, one array each.
-        pad: how many instances at its end only fill it up; predictions leave them out.
+        pad: the number of instances at its end that only fill it up; predictions leave them out.
         index: the instances' numbers.
-        bucket_key: which bucket it belongs to, for modules with several.
+        bucket_key: the key of its bucket, for modules with several.
         provide_data: describes ``data``.
         provide_label: describes ``label``.
 
@@ -165,13 +165,13 @@ class DataIter:
         return None
 
     def getpad(self) -> int | None:
-        """How many instances at the current batch's end only fill it up."""
+        """The number of padding instances at the current batch's end."""
         return None
 
     # -- the middle of an epoch ------------------------------------------------------------------------------
 
     def state(self) -> Any:
-        """Where it stands, as plain data (numbers, texts, lists, dicts), for a checkpoint.
+        """The position in the epoch, as plain data (numbers, strings, lists, dicts), for a checkpoint.
 
         An iterator made with the same arguments, given this by :meth:`set_state`, goes on with the batch that would
         come next here. May wait for what is fetched in the background, but takes nothing from it.

@@ -1,4 +1,4 @@
-"""Which instances make up each batch: pure, so that an order repeats, and an epoch is resumed in its middle."""
+"""The instances of each batch: pure, so that an order repeats, and an epoch is resumed in its middle."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Batch(NamedTuple):
     """The instances of a batch.
 
     Attributes:
-        rows: their numbers.
-        pad: how many at the end only fill it up.
-        number: how many batches came before it, in all epochs.
+        rows: their indices, int64.
+        pad: the number of instances at the end that only fill it up.
+        number: the batch's number, from 0, counted over all epochs.
     """
 
     rows: np.ndarray[Any, np.dtype[np.int64]]
@@ -23,17 +23,17 @@ class Batch(NamedTuple):
     number: int
 
 
-class Course:
-    """The batches of one epoch after another.
+class BatchOrder:
+    """The instances of the batches of one epoch after another.
 
     Args:
-        count: how many instances there are.
+        count: the number of instances.
         batch_size: instances in a batch.
-        end: what becomes of instances that fill no batch: ``"wrap"`` fills it with the first ones of the next epoch,
+        end: the treatment of instances that fill no batch: ``"wrap"`` fills it with the first ones of the next epoch,
             which then begins after them; ``"repeat"`` fills it with instances of the batch before; ``"discard"`` drops
             it.
         shuffle: in a random order, drawn anew for each epoch.
-        seed: what the order follows from, with the number of the epoch.
+        seed: determines the order, with the number of the epoch.
 
     Raises:
         ValueError: there are no instances, too few, or no batch size.
@@ -102,7 +102,7 @@ class Course:
     # -- the middle of an epoch ------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Where it stands, as plain data."""
+        """The position in the epoch, as plain data."""
         before = None if self._before is None else self._before.tolist()
         return {
             "lap": self.lap, "at": self.at, "wrapped": self._wrapped, "drawn": self.drawn, "seed": self.seed,

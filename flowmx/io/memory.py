@@ -25,7 +25,7 @@ class NDArrayIter(DataIter):
         label: the labels, likewise.
         batch_size: instances in a batch.
         shuffle: draw the order of the instances from the generator that ``mx.random.seed`` seeds.
-        last_batch_handle: what happens to instances that fill no batch: ``"pad"`` fills it with the first
+        last_batch_handle: the treatment of instances that fill no batch: ``"pad"`` fills it with the first
             ones, ``"discard"`` drops them, ``"roll_over"`` puts them before the next epoch's first.
         data_name: the name of a single input.
         label_name: the name of a single label.
@@ -165,7 +165,7 @@ class NDArrayIter(DataIter):
         return -self.cursor if self.last_batch_handle == "roll_over" and self.cursor < 0 else 0
 
     def state(self) -> dict[str, Any]:
-        """Where it stands; waits for the shuffled order, and for instances that roll over.
+        """The position in the epoch; waits for the shuffled order, and for instances that roll over.
 
         The order of later epochs comes from the generator that ``mx.random.seed`` seeds, which is not in the state.
         """

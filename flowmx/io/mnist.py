@@ -24,7 +24,7 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray[Any, np.dtyp
 
     Args:
         path: the file; where it is missing and one with ``.gz`` behind its name is there, that.
-        axes: how many axes the array must have.
+        axes: the number of axes that the array must have.
 
     Raises:
         OSError: it can not be read.
@@ -62,10 +62,10 @@ class MNISTIter(RowsIter):
         batch_size: instances in a batch.
         shuffle: in a random order, drawn once, as MXNet does.
         flat: images as rows of numbers, (batch, 784), instead of (batch, 1, 28, 28).
-        seed: what the order follows from.
+        seed: the seed of the order.
         silent: kept for MXNet's scripts.
-        num_parts: how many workers share the instances.
-        part_index: which share this one reads.
+        num_parts: the number of workers that share the instances.
+        part_index: the index of this worker's share, from 0.
         prefetch_buffer: kept for MXNet's scripts: all is in memory.
         ctx: kept for MXNet's scripts.
         dtype: the element type, float32 by default.

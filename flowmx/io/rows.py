@@ -10,7 +10,7 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx.engine.origin import warn_user
 from flowmx.io.base import DataBatch, DataDesc, DataIter
-from flowmx.io.course import Course, End
+from flowmx.io.course import BatchOrder, End
 from flowmx.ndarray import NDArray
 from flowmx.recordio.source import check_part
 
@@ -33,9 +33,9 @@ class RowsIter(DataIter):
         data: the inputs, instances first.
         label: the labels, likewise.
         batch_size: instances in a batch.
-        end: what becomes of those that fill no batch (see :class:`~flowmx.io.course.Course`).
+        end: the treatment of those that fill no batch (see :class:`~flowmx.io.course.BatchOrder`).
         shuffle: in a random order.
-        seed: what that follows from.
+        seed: the seed of that order.
         data_name: the name of the input.
         label_name: the name of the label.
     """
@@ -55,16 +55,16 @@ class RowsIter(DataIter):
     ) -> None:
         super().__init__(batch_size)
         self._data, self._label = data, label
-        self._course = Course(len(data), batch_size, end, shuffle, seed)
+        self._order = BatchOrder(len(data), batch_size, end, shuffle, seed)
         self.provide_data = [DataDesc(data_name, (batch_size, *data.shape[1:]), data.dtype.type)]
         self.provide_label = [DataDesc(label_name, (batch_size, *label.shape[1:]), label.dtype.type)]
         self._current: DataBatch | None = None
 
     def reset(self) -> None:
-        self._course.reset()
+        self._order.reset()
 
     def iter_next(self) -> bool:
-        batch = self._course.take()
+        batch = self._order.take()
         if batch is None:
             return False
         data, label = self._taken(self._data, batch.rows), self._taken(self._label, batch.rows)
@@ -93,10 +93,10 @@ class RowsIter(DataIter):
         return self._current.index if self._current else None
 
     def state(self) -> dict[str, Any]:
-        return self._course.state()
+        return self._order.state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._course.set_state(state)
+        self._order.set_state(state)
 
 
 def dtype_of(name: str, dtype: Any) -> np.dtype[Any]:

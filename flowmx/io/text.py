@@ -48,8 +48,8 @@ class CSVIter(RowsIter):
         prefetch_buffer: kept for MXNet's scripts: all is in memory.
         ctx: kept for MXNet's scripts.
         dtype: the element type, float32 by default.
-        num_parts: how many workers share the instances.
-        part_index: which share this one reads.
+        num_parts: the number of workers that share the instances.
+        part_index: the index of this worker's share, from 0.
         data_name: the name of the input.
         label_name: the name of the label.
         **kwargs: ignored with a warning.
@@ -130,13 +130,13 @@ class LibSVMIter(RowsIter):
 
     Args:
         data_libsvm: the file, or a folder whose files are all read.
-        data_shape: how many numbers an instance has, as a tuple.
+        data_shape: the shape of an instance, a tuple.
         label_libsvm: labels in a file of their own, in the same format; the first number of its lines is left out, and
             so are the labels in ``data_libsvm``.
-        label_shape: how many numbers a label has.
+        label_shape: the number of elements of a label.
         batch_size: instances in a batch.
-        num_parts: how many workers share the instances.
-        part_index: which share this one reads.
+        num_parts: the number of workers that share the instances.
+        part_index: the index of this worker's share, from 0.
         round_batch: as in :class:`CSVIter`; MXNet has True only.
         prefetch_buffer: kept for MXNet's scripts: all is in memory.
         ctx: kept for MXNet's scripts.
@@ -205,7 +205,7 @@ def _libsvm(path: str | os.PathLike[str], width: int) -> tuple[Any, Any]:
 
 
 def _lines(path: str | os.PathLike[str]) -> Iterator[tuple[str, float, list[tuple[int, float]]]]:
-    """Where each line is, its first number, and its pairs."""
+    """Parse files: iterate over (location for messages, first number, (index, value) pairs) of each line."""
     for file in _files("LibSVMIter", path):
         with file.open(encoding="utf-8") as opened:
             for number, line in enumerate(opened, 1):

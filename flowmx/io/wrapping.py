@@ -123,7 +123,7 @@ class PrefetchingIter(DataIter):
         return self._put_together([(await handle)[0] for handle in self._ahead], StopAsyncIteration)
 
     def state(self) -> list[Any]:
-        """Where the iterators stood before the batch that comes next; waits for that batch.
+        """The state of the iterators before the next batch; waits for that batch.
 
         Raises:
             NotImplementedError: one of them does not say where it stands.

@@ -57,9 +57,9 @@ class EvalMetric:
     :meth:`reset_local` restarts (``Speedometer`` does after each line it logs).
 
     Args:
-        name: what it is called in logs.
-        output_names: which predictions :meth:`update_dict` uses, by name (default: all).
-        label_names: which labels it uses.
+        name: its name in logs.
+        output_names: the names of the predictions that :meth:`update_dict` reads (default: all).
+        label_names: the names of the labels that it reads.
         **kwargs: further arguments of the subclass, for :meth:`get_config`.
     """
 
@@ -158,7 +158,7 @@ class EvalMetric:
         return _pairs(*self.get_global())
 
     def get_config(self) -> dict[str, Any]:
-        """What :func:`create` makes the metric from again."""
+        """The configuration from which :func:`create` makes the metric again."""
         return {
             **self._kwargs,
             "metric": type(self).__name__,
@@ -225,9 +225,9 @@ class CompositeEvalMetric(EvalMetric):
 
     Args:
         metrics: metrics, or what :func:`create` makes them from.
-        name: what it is called.
-        output_names: which predictions its metrics see (default: all).
-        label_names: which labels they see.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(
@@ -297,10 +297,10 @@ class CustomMetric(EvalMetric):
     Args:
         feval: called with label and prediction as NumPy arrays; returns the value of the batch, or a sum and
             the number of instances in it.
-        name: what it is called (default: the function's name).
+        name: its name (default: the function's name).
         allow_extra_outputs: do not mind more predictions than labels, or fewer.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(

@@ -19,9 +19,9 @@ class Accuracy(EvalMetric):
     Args:
         axis: the axis of the predictions that holds the classes. Predictions of the labels' shape are taken
             as classes already.
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class TopKAccuracy(EvalMetric):
 
     Args:
         top_k: from 2 (with 1 it is :class:`Accuracy`).
-        name: what it is called; ``_<top_k>`` is added.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name; ``_<top_k>`` is added.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
 
     Raises:
         ValueError: ``top_k`` is below 2; later, predictions that are not (instances, classes).
@@ -151,9 +151,9 @@ class F1(_Binary):
     """The harmonic mean of precision and recall, for two classes.
 
     Args:
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
         average: ``"macro"``, the mean of the batches' scores, or ``"micro"``, one score of all batches.
     """
 
@@ -177,9 +177,9 @@ class MCC(_Binary):
     Matthews, Comparison of the predicted and observed secondary structure of T4 phage lysozyme, 1975.
 
     Args:
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
         average: ``"macro"``, the mean of the batches' scores, or ``"micro"``, one score of all batches.
     """
 
@@ -205,9 +205,9 @@ class PCC(EvalMetric):
     Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient, 2004.
 
     Args:
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     _matrix: Host
@@ -256,7 +256,7 @@ class PCC(EvalMetric):
 
 
 def _correlation(matrix: Host) -> float:
-    """Of a confusion matrix; NaN where all predictions, or all labels, are one class."""
+    """Matthews' correlation of a confusion matrix; NaN where all predictions, or all labels, are one class."""
     total = matrix.sum()
     given, right = matrix.sum(axis=1), matrix.sum(axis=0)
     spread = np.sum(given * (total - given)) * np.sum(right * (total - right))

@@ -37,9 +37,9 @@ class CrossEntropy(_LogLikelihood):
 
     Args:
         eps: avoids the logarithm of 0.
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(
@@ -59,9 +59,9 @@ class NegativeLogLikelihood(_LogLikelihood):
 
     Args:
         eps: avoids the logarithm of 0.
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(
@@ -81,9 +81,9 @@ class Perplexity(EvalMetric):
     Args:
         ignore_label: instances with this label do not count; None counts all.
         axis: the axis of the predictions that holds the classes.
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(

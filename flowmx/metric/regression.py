@@ -27,9 +27,9 @@ class MAE(_Difference):
     """The mean absolute error; the mean of the batches' means.
 
     Args:
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class MSE(_Difference):
     """The mean squared error; the mean of the batches' means.
 
     Args:
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class RMSE(_Difference):
     """The root of the mean squared error; the mean of the batches' values.
 
     Args:
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(
@@ -94,9 +94,9 @@ class PearsonCorrelation(EvalMetric):
     """Pearson's correlation of predictions and labels.
 
     Args:
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
         average: ``"macro"``, the mean of the batches' correlations, or ``"micro"``, the correlation over all
             batches (Chan, Golub and LeVeque's pairwise update of means and squares, 1979).
     """
@@ -166,9 +166,9 @@ class Loss(EvalMetric):
     """The mean of the predictions, which are losses; labels do not matter.
 
     Args:
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(
@@ -189,9 +189,9 @@ class Torch(Loss):
     """:class:`Loss` under the name that MXNet's plugin for Torch gave it.
 
     Args:
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(
@@ -208,9 +208,9 @@ class Caffe(Loss):
     """:class:`Loss` under the name that MXNet's plugin for Caffe gave it.
 
     Args:
-        name: what it is called.
-        output_names: which predictions it sees (default: all).
-        label_names: which labels it sees.
+        name: its name.
+        output_names: the names of the predictions that it reads (default: all).
+        label_names: the names of the labels that it reads.
     """
 
     def __init__(

@@ -8,13 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from flowmx import metric, model
-from flowmx.checkpoint import Place
 from flowmx.engine.loops import runs_in_plain_code
 from flowmx.initializer import Initializer, Uniform
 from flowmx.io import DataDesc
 from flowmx.module.fitting import Fit
 from flowmx.module.loops import Callbacks, Loops, metric_of, refuse_sliced, refuse_sparse
-from flowmx.module.saving import saving
 from flowmx.ndarray import NDArray
 
 if TYPE_CHECKING:
@@ -208,31 +206,15 @@ class BaseModule(Loops):
 
     @runs_in_plain_code
     async def fit(
-        self,
-        train_data: Any,
-        eval_data: Any = None,
-        eval_metric: Any = "acc",
-        epoch_end_callback: Callbacks = None,
-        batch_end_callback: Callbacks = None,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: OptimizerParams = _SGD_PARAMS,
-        eval_end_callback: Callbacks = None,
+        self, train_data: Any, eval_data: Any = None, eval_metric: Any = "acc", epoch_end_callback: Callbacks = None,
+        batch_end_callback: Callbacks = None, kvstore: Any = "local", optimizer: Any = "sgd",
+        optimizer_params: OptimizerParams = _SGD_PARAMS, eval_end_callback: Callbacks = None,
         eval_batch_end_callback: Callbacks = None,
         initializer: Initializer | Callable[..., Any] = Uniform(0.01),  # noqa: B008
-        arg_params: Params = None,
-        aux_params: Params = None,
-        allow_missing: bool = False,
-        force_rebind: bool = False,
-        force_init: bool = False,
-        begin_epoch: int = 0,
-        num_epoch: int | None = None,
-        validation_metric: Any = None,
-        monitor: Any = None,
-        sparse_row_id_fn: Any = None,
-        checkpoint: Any = None,
-        resume: bool = True,
-    ) -> None:
+        arg_params: Params = None, aux_params: Params = None, allow_missing: bool = False, force_rebind: bool = False,
+        force_init: bool = False, begin_epoch: int = 0, num_epoch: int | None = None, validation_metric: Any = None,
+        monitor: Any = None, sparse_row_id_fn: Any = None, checkpoint: Any = None, resume: bool = True,
+    ) -> None:  # fmt: skip
         """Train on all of ``train_data``, ``num_epoch - begin_epoch`` times.
 
         The loop runs ahead of the devices within the engine's limits, and gives way to other tasks at each
@@ -285,26 +267,19 @@ class BaseModule(Loops):
             self.bind(train_data.provide_data, train_data.provide_label, for_training=True, force_rebind=force_rebind)
         if monitor is not None:
             self.install_monitor(monitor)
-        if validation_metric is None:
-            validation_metric = eval_metric
         fit = Fit(
-            self, train_data, num_epoch, metric_of(eval_metric), eval_data, validation_metric, monitor,
-            on_batch=batch_end_callback, on_epoch=epoch_end_callback, on_eval=eval_end_callback,
-            on_eval_batch=eval_batch_end_callback,
+            self, train_data, num_epoch, metric_of(eval_metric), eval_data,
+            eval_metric if validation_metric is None else validation_metric, monitor, on_batch=batch_end_callback,
+            on_epoch=epoch_end_callback, on_eval=eval_end_callback, on_eval_batch=eval_batch_end_callback,
         )  # fmt: skip
-        fit.saving = await saving(self, train_data, fit.metric, checkpoint, kvstore)
-        found = await fit.saving.find(resume) if fit.saving is not None else None
+        await fit.open(checkpoint, kvstore, resume)
         if force_init or not self.params_initialized or arg_params is not None or aux_params is not None:
             self.init_params(initializer, arg_params, aux_params, allow_missing, force_init)
-        if fit.saving is not None and found is not None:
-            fit.saving.set_arrays(found)
+        fit.restore_arrays()
         if not self.optimizer_initialized:
             self.init_optimizer(kvstore, optimizer, optimizer_params)
-        if fit.saving is not None and found is not None:
-            await fit.saving.set_optimizers(found)
-        place = Place(*await self._begin_fit(*(found.place if found is not None else (begin_epoch, 0))))
-        left_out = fit.saving.set_data(found, place) if fit.saving is not None and found is not None else None
-        await fit.run(place, place.batch if left_out is None else left_out, counted=left_out is not None)
+        await fit.restore_optimizers()
+        await fit.start(begin_epoch)
 
     def _trained(self) -> list[Module]:
         """The modules that hold its parameters and optimizers."""

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowmx.checkpoint import Place
+from flowmx.checkpoint import Checkpoint, Place
 from flowmx.flight import curves
 from flowmx.metric import EvalMetric
 from flowmx.model import BatchEndParam
 from flowmx.module.loops import Callbacks, batch_after, batches_of, call, give_way, labels_of
-from flowmx.module.saving import Saving
+from flowmx.module.saving import Saving, saving
 from flowmx.safety import steps
 
 if TYPE_CHECKING:
@@ -47,7 +47,42 @@ class Fit:
     on_epoch: Callbacks = None
     on_eval: Callbacks = None
     on_eval_batch: Callbacks = None
+    _found: Checkpoint | None = None
     _totals: list[tuple[str, float]] = field(default_factory=list)
+
+    # -- before the first batch ------------------------------------------------------------------------
+
+    async def open(self, checkpoint: Any, store: Any, resume: bool) -> None:
+        """Open the folder of checkpoints, if there is one, and find the checkpoint to resume from.
+
+        Args:
+            checkpoint: a folder, a :class:`mx.checkpoint.Checkpoints`, or None.
+            store: ``fit``'s ``kvstore``.
+            resume: resume from the newest checkpoint; else the folder must have none.
+        """
+        self.saving = await saving(self.module, self.train_data, self.metric, checkpoint, store)
+        self._found = None if self.saving is None else await self.saving.find(resume)
+
+    def restore_arrays(self) -> None:
+        """Set parameters and auxiliary states to those of the checkpoint, if there is one."""
+        if self.saving is not None and self._found is not None:
+            self.saving.set_arrays(self._found)
+
+    async def restore_optimizers(self) -> None:
+        """Set the optimizers' states to those of the checkpoint, if there is one."""
+        if self.saving is not None and self._found is not None:
+            await self.saving.set_optimizers(self._found)
+
+    async def start(self, begin_epoch: int) -> None:
+        """Train from the checkpoint's place, or else from an epoch, or from the place that other workers are at."""
+        first = (begin_epoch, 0) if self._found is None else self._found.place
+        place = Place(*await self.module._begin_fit(*first))
+        skipped = None
+        if self.saving is not None and self._found is not None:
+            skipped = self.saving.set_data(self._found, place)
+        await self.run(place, place.batch if skipped is None else skipped, counted=skipped is not None)
+
+    # -- the loop --------------------------------------------------------------------------------------
 
     async def run(self, place: Place, skipped: int, counted: bool) -> None:
         """Train from a place (epoch and batch) to the end.

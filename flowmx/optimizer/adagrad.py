@@ -77,7 +77,7 @@ class RMSProp(Fused):
         gamma1: decay of the running means.
         gamma2: the momentum; only where ``centered``.
         epsilon: avoids a division by 0.
-        centered: which of the two.
+        centered: use the centered form, which also keeps a running mean of the gradient.
         clip_weights: bound on the absolute value of each element of the weight.
         **kwargs: as for :class:`Optimizer`.
     """

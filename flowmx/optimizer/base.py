@@ -24,7 +24,7 @@ _DECAYED = ("_weight", "_gamma")
 """Names of parameters end so, where weight decay is meant for them."""
 
 _LIVE = ("rescale_grad", "wd", "clip_gradient", "lr", "multi_precision", "begin_num_update")
-"""What may have been changed on the instance since it was made."""
+"""Attributes whose value at pickling counts, since scripts may set them after construction."""
 
 _ELSEWHERE = ("sym", "param_dict", "param_idx2name", "lr_scheduler")
 """Arguments that do not travel as they are."""
@@ -37,7 +37,7 @@ class Optimizer(Recorded):
     :meth:`create_state`. One that overrides :meth:`update`, as MXNet's do, works as well.
 
     Args:
-        rescale_grad: what gradients are multiplied with first, often ``1 / batch_size``.
+        rescale_grad: the factor that gradients are multiplied with first, often ``1 / batch_size``.
         param_idx2name: from index to name, for multipliers by name.
         wd: weight decay; it counts for parameters whose names end in ``_weight`` or ``_gamma``.
         clip_gradient: bound on the absolute value of each element of a rescaled gradient.
@@ -92,12 +92,12 @@ class Optimizer(Recorded):
         self.set_wd_mult({})
 
     whole_array: ClassVar[bool] = False
-    """Whether a step needs all of a weight, as one by norms does (LAMB, LARS): a distributed store then splits none."""
+    """True where a step needs the whole weight, as for a norm (LAMB, LARS): distributed stores do not split it."""
 
     # -- what a subclass writes ------------------------------------------------------------------------
 
     def create_state(self, index: Index, weight: NDArray) -> State:
-        """What is kept for a weight between updates: arrays like it, or None."""
+        """The state of a weight between updates: arrays like it, or None."""
         return None
 
     def step(self, weight: NDArray, grad: NDArray, state: State, lr: float, wd: float, t: int) -> None:
@@ -106,10 +106,10 @@ class Optimizer(Recorded):
         Args:
             weight: the weight.
             grad: its gradient, neither rescaled nor clipped yet (see :meth:`fused` and :meth:`scaled`).
-            state: what :meth:`create_state` made.
+            state: the result of :meth:`create_state`.
             lr: this weight's learning rate.
             wd: this weight's decay.
-            t: how many updates this weight has had, with this one.
+            t: the number of updates of this weight, this one included.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement step() or update()")
 
@@ -140,10 +140,10 @@ class Optimizer(Recorded):
         """Update a weight in place, or each of a list of weights.
 
         Args:
-            index: what the weight is known by to multipliers and counts.
+            index: the weight's index, an int or str, for multipliers and counts.
             weight: the weight.
             grad: its gradient.
-            state: what :meth:`create_state` made for it.
+            state: the result of :meth:`create_state`.
         """
         for each in each_update(index, weight, grad, state):
             self._update_one(*each)
@@ -174,7 +174,7 @@ class Optimizer(Recorded):
             index: as for :meth:`update`.
             weight: as for :meth:`update`.
             grad: as for :meth:`update`.
-            state: what :meth:`create_state_multi_precision` made for it.
+            state: the result of :meth:`create_state_multi_precision`.
         """
         for i, w, g, s in each_update(index, weight, grad, state):
             if self._has_master(w):
@@ -185,7 +185,7 @@ class Optimizer(Recorded):
                 self.update(i, w, g, s)
 
     def _has_master(self, weight: NDArray) -> bool:
-        """Whether a float32 copy of the weight is what is updated."""
+        """True where a float32 master copy of the weight is updated."""
         return self.multi_precision and _is_half(weight)
 
     def _update_count(self, index: Any) -> None:
@@ -266,7 +266,7 @@ class Optimizer(Recorded):
     # -- travelling ------------------------------------------------------------------------------------
 
     def progress(self) -> dict[str, Any]:
-        """How far training has come: what an optimizer made anew needs, besides the states, to go on exactly."""
+        """The progress of training: the counts that a new optimizer needs, besides the states, to continue exactly."""
         counts = [[device, list(table.items())] for device, table in self._all_index_update_counts.items()]
         return {"num_update": self.num_update, "counts": counts}
 
@@ -287,7 +287,7 @@ class Optimizer(Recorded):
         """The optimizer as plain data: its registered name and the arguments that make it anew.
 
         Args:
-            leaves_schedule: warn of a schedule that is no plain data; whoever goes on from this keeps its own.
+            leaves_schedule: warn of a schedule that is no plain data; the one that loads this keeps its own.
 
         Raises:
             TypeError: its class is not registered, or an argument is no plain data.
@@ -377,7 +377,7 @@ _warned: set[tuple[str, int]] = set()
 
 
 def _is_half(weight: NDArray) -> bool:
-    """Whether a weight is of float16 or bfloat16."""
+    """True for a weight of float16 or bfloat16."""
     return weight._dtype.itemsize == 2 and is_floating(weight._dtype)
 
 
@@ -388,7 +388,7 @@ def each_update(*given: Any) -> Any:
 
 @register
 class Test(Optimizer):
-    """For tests: adds the rescaled gradient to the weight, and keeps a copy of the weight as its state."""
+    """An optimizer for tests: adds the rescaled gradient to the weight, and keeps a copy of the weight as its state."""
 
     __test__ = False  # no test case, whatever its name says to pytest
 

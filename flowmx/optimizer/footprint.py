@@ -1,4 +1,4 @@
-"""How many bytes of state an optimizer keeps for a weight, found out without making them."""
+"""The number of bytes of state that an optimizer keeps for a weight, found without allocating them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Footprint:
         """The bytes of state for a weight.
 
         Args:
-            index: what the weight is known by to the optimizer.
+            index: the weight's index, an int or str.
             shape: its shape.
             dtype: its dtype.
         """

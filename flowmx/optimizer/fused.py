@@ -45,11 +45,11 @@ class Fused(Optimizer):
         """The operator of one step.
 
         Args:
-            index: what the weight is known by.
-            state: what :meth:`create_state` made.
+            index: the weight's index, an int or str.
+            state: the result of :meth:`create_state`.
             lr: this weight's learning rate.
             wd: this weight's decay.
-            t: how many updates this weight has had, with this one.
+            t: the number of updates of this weight, this one included.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement call()")
 

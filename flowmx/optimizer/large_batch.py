@@ -152,9 +152,9 @@ class LBSGD(Momentum):
         momentum: the momentum; 0 keeps no state.
         multi_precision: as for :class:`Optimizer`.
         warmup_strategy: ``"linear"``, ``"power2"``, ``"sqrt"`` or ``"lars"``; with another one the factor is 1.
-        warmup_epochs: how long the warm-up takes.
-        batch_scale: how many gradients make one update.
-        updates_per_epoch: how many calls an epoch has.
+        warmup_epochs: the epochs of the warm-up.
+        batch_scale: the number of gradients that make one update.
+        updates_per_epoch: the number of calls per epoch.
         begin_epoch: the epoch that training starts from.
         num_epochs: kept for MXNet's scripts; it does not count.
         **kwargs: as for :class:`Optimizer`.

@@ -23,7 +23,7 @@ from flowmx.optimizer.states import StatesFormatError
 from flowmx.serialization import params
 
 _ONE = struct.pack("<QQQ", params.LIST_MAGIC, 0, 1)
-"""What stands before the array in a .params file of one; after it stands the number of names, 0."""
+"""The header of a .params file of one array; after the array comes the number of names, 0."""
 _NO_NAMES = struct.pack("<Q", 0)
 _ARRAY = Name("mxnet.ndarray.ndarray", "NDArray")
 _ARRAYS = {"NDArray", "RowSparseNDArray", "CSRNDArray"}
@@ -32,7 +32,7 @@ _CALLED = {"warmup_final_lr": "base_lr", "power": "pwr", "float_stable_eps": "ep
 _OURS = ("given", "param_dict", "aggregate_num", "_lr_update")
 """Attributes that MXNet does not have or save, or that mean something of its own there."""
 _AGGREGATED = {"SGD": 4, "ccSGD": 4, "LARS": 4, "LAMB": 45}
-"""How many weights MXNet's optimizers update by one operator; the others take one at a time."""
+"""The number of weights that one operator of MXNet's optimizers updates (1 for those not listed)."""
 
 
 def loads(data: bytes) -> tuple[dict[Any, Any], Optimizer | None]:
@@ -87,7 +87,7 @@ class _Reader:
     read is counted.
 
     Args:
-        size: how long the pickle is.
+        size: the length of the pickle in bytes.
     """
 
     def __init__(self, size: int) -> None:
@@ -163,11 +163,11 @@ def _wrapped(array: Any) -> NDArray:
 
 
 def _like(cls: Any, state: Mapping[str, Any]) -> Any:
-    """An instance made with the arguments that the attributes tell of, which then has all the attributes it knows."""
-    told = {_CALLED.get(key, key): value for key, value in state.items() if key not in ("base_lr", "lr")}
-    told["learning_rate"] = state.get("lr")
+    """An instance made with the arguments that the attributes hold; it then gets all of the attributes that it has."""
+    given = {_CALLED.get(key, key): value for key, value in state.items() if key not in ("base_lr", "lr")}
+    given["learning_rate"] = state.get("lr")
     known = {name for each in cls.__mro__ for name in _arguments(each)}
-    made = cls(**{key: value for key, value in told.items() if key in known and value is not None})
+    made = cls(**{key: value for key, value in given.items() if key in known and value is not None})
     vars(made).update({key: value for key, value in state.items() if key in vars(made) and key not in _OURS})
     return made
 
@@ -205,5 +205,5 @@ def _described(value: Optimizer | LRScheduler) -> Made:
 
 
 def _module(cls: type) -> str:
-    """Where MXNet keeps an optimizer."""
+    """The module of an optimizer in MXNet."""
     return "mxnet.optimizer.contrib" if cls.__module__.endswith(".contrib") else "mxnet.optimizer.optimizer"

@@ -23,7 +23,7 @@ class Name(NamedTuple):
 
 
 class Made:
-    """What a call was to make: an object of this class, by these arguments and this state."""
+    """An object as a pickle describes it: its class, the arguments of its constructor, and its state."""
 
     def __init__(self, of: Name, arguments: tuple[Any, ...], state: Any = None) -> None:
         self.of = of
@@ -38,7 +38,7 @@ class Made:
 
 
 def loads(data: bytes) -> Any:
-    """What a pickle holds: numbers, text, bytes, None, tuples, lists, dicts, and :class:`Made` for all else.
+    """Read a pickle without executing it: numbers, str, bytes, None, tuples, lists, dicts, :class:`Made` for all else.
 
     Raises:
         ValueError: it is no pickle, or uses what MXNet's pickles do not.
@@ -174,7 +174,7 @@ def _called(of: Name, arguments: tuple[Any, ...]) -> Any:
 
 
 def _bytes(content: Any = b"", encoding: str = "latin-1") -> bytes:
-    """What bytearray() and _codecs.encode() make of bytes, or of text that stands for bytes."""
+    """The bytes that ``bytearray()`` or ``_codecs.encode()`` make of bytes, or of a str that stands for bytes."""
     if isinstance(content, (bytes, bytearray)):
         return bytes(content)
     if isinstance(content, str) and encoding in ("latin-1", "latin1"):
@@ -191,7 +191,7 @@ def _number(dtype: Any, content: Any) -> Any:
 
 
 def _bare(of: Any, base: Any = None, state: Any = None) -> Made:
-    """What copyreg._reconstructor() makes: an object whose state comes later."""
+    """The result of ``copyreg._reconstructor()``: an object whose state comes later."""
     if not isinstance(of, Name):
         raise ValueError("a pickle that makes something without a name")
     return Made(of, ())

@@ -18,7 +18,7 @@ def of(value: Any, what: str) -> Any:
 
     Args:
         value: the value.
-        what: what messages call it.
+        what: its name in messages.
 
     Raises:
         TypeError: something in it is of another kind.
@@ -39,7 +39,7 @@ def of(value: Any, what: str) -> Any:
 
 
 def made(value: Any) -> Any:
-    """What plain data stands for.
+    """Restore a value from plain data.
 
     Raises:
         ValueError: it names a schedule that does not exist here.
@@ -83,6 +83,6 @@ def schedule(config: Mapping[str, Any]) -> LRScheduler:
             f"the optimizer's schedule is a {config['name']}, which is not defined here: define or import that "
             "subclass of mx.lr_scheduler.LRScheduler first"
         )
-    found: LRScheduler = cls.__new__(cls)  # the constructor is somebody's own, and the state says all
+    found: LRScheduler = cls.__new__(cls)  # a user's constructor may take other arguments, and the state holds all
     vars(found).update(made(config["state"]), given=made(config["arguments"]))
     return found

@@ -95,7 +95,7 @@ class DCASGD(Fused):
 
     Args:
         momentum: the momentum; 0 keeps only the previous weight.
-        lamda: how much of the delay is made up for (MXNet's spelling).
+        lamda: the strength of the compensation of delays (MXNet's spelling).
         **kwargs: as for :class:`Optimizer`.
     """
 

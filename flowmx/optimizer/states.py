@@ -30,16 +30,16 @@ _START = struct.Struct("<8sII")
 
 
 class StatesFormatError(MXNetError, ValueError):
-    """What was given as optimizer states is damaged, or was not written by flowmx."""
+    """The given optimizer states are damaged, or were not written by flowmx."""
 
 
 class Content(NamedTuple):
-    """What a file of states holds; arrays are NumPy's.
+    """The content of a file of states; arrays are NumPy's.
 
     Attributes:
         states: from index to state.
-        progress: what ``Optimizer.progress`` gave.
-        optimizer: what ``Optimizer.get_config`` gave, or None.
+        progress: the result of ``Optimizer.progress``.
+        optimizer: the result of ``Optimizer.get_config``, or None.
     """
 
     states: dict[Any, Any]
@@ -90,7 +90,7 @@ def loads(data: bytes) -> Content:
 
 
 def is_pickle(data: bytes) -> bool:
-    """Whether data looks like a pickle, as MXNet writes: of any version from 0 to 5."""
+    """True where data looks like a pickle as MXNet writes it, of protocol 0 to 5."""
     return data[:1] in (b"\x80", b"(", b"}") and data[-1:] == b"."
 
 

@@ -35,7 +35,7 @@ class Update(NamedTuple):
         op: the update operator.
         weight: the weight.
         grad: its gradient.
-        states: what the operator updates besides, in its order.
+        states: the arrays that the operator updates besides the weights, in its order.
         master: a float32 copy to update in place of the weight, for operators of one dtype.
     """
 

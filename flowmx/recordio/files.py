@@ -148,7 +148,7 @@ class MXRecordIO:
 
 
 _OPEN = ("_out", "_source", "_window", "_index")
-"""What is not pickled."""
+"""Attributes that are not pickled."""
 
 
 class Appender:

@@ -31,13 +31,13 @@ class RecordFormatError(MXNetError, ValueError):
 
 
 class Part(IntEnum):
-    """Which part of a record follows a head."""
+    """The part of a record that follows a header."""
 
     WHOLE, FIRST, MIDDLE, LAST = range(4)
 
 
 class Head(NamedTuple):
-    """What stands before a part."""
+    """The header of a part of a record."""
 
     part: Part
     length: int
@@ -72,7 +72,7 @@ def _part(flag: Part, content: bytes) -> bytes:
 
 
 def _magics(content: bytes) -> Iterator[int]:
-    """Where the magic stands in the content, at multiples of 4."""
+    """Offsets of the magic number in the content, at multiples of 4."""
     at = content.find(MAGIC)
     while at >= 0:
         if at % 4 == 0:

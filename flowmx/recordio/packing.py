@@ -15,7 +15,7 @@ HEADER = struct.Struct("<IfQQ")
 
 
 class IRHeader(NamedTuple):
-    """What stands before an image in its record.
+    """The header before an image in its record.
 
     Attributes:
         flag: 0, or how many labels follow the header.

@@ -60,7 +60,7 @@ class Source:
         return os.fstat(self._descriptor).st_size
 
     def bytes_at(self, offset: int, size: int) -> bytes:
-        """So many bytes from an offset on, fewer only at the end of the file."""
+        """Read so many bytes at an offset, fewer only at the end of the file."""
         found = _read_at(self._descriptor, size, offset)
         if len(found) in (0, size):
             return found
@@ -75,7 +75,7 @@ class Source:
 
         Args:
             offset: where its head is.
-            size: how many bytes it takes in the file, where that is known; else a guess.
+            size: the bytes that it takes in the file, where that is known; else an estimate.
 
         Raises:
             RecordFormatError: there is none, or it is damaged.
@@ -83,7 +83,7 @@ class Source:
         return Window(self, offset, self.bytes_at(offset, size)).take(offset)
 
     def offsets(self, start: int = 0, stop: int | None = None) -> Iterator[int]:
-        """Where the records in a range of the file begin, found by going from head to head.
+        """Offsets of the records in a range of the file, found by following the headers.
 
         Raises:
             RecordFormatError: something else stands where a record was expected.
@@ -97,7 +97,7 @@ class Source:
             at += HEAD.size + found.padded
 
     def next_head(self, offset: int) -> int:
-        """Where the first record begins that is not before an offset; the file's size where there is none.
+        """The offset of the first record at or after an offset; the file's size where there is none.
 
         It is found by its magic, as MXNet finds where a part of a file begins.
         """
@@ -160,7 +160,7 @@ class Window:
         self.raw = raw
 
     def take(self, offset: int) -> tuple[bytes, int]:
-        """As :meth:`Source.record`, from the bytes at hand as far as they go."""
+        """As :meth:`Source.record`, from the bytes already read as far as they reach."""
         raw, at = self.raw, offset - self.start
         # The common case in few steps: a whole record, all of it at hand.
         if 0 <= at <= len(raw) - 8 and raw[at : at + 4] == MAGIC:

@@ -1,4 +1,4 @@
-"""What all cells are: parameters as variables, states, and a graph for each step."""
+"""The base class of cells: parameters as variables, states, and a symbol for each step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class RNNParams:
 
         Args:
             name: without the prefix.
-            **kwargs: what ``mx.sym.Variable`` takes.
+            **kwargs: arguments of ``mx.sym.Variable``.
         """
         name = self._prefix + name
         if name not in self._params:
@@ -67,7 +67,7 @@ class BaseRNNCell:
         """Compose one step.
 
         Args:
-            inputs: what goes in, of shape (batch, units).
+            inputs: the input, of shape (batch, units).
             states: those before the step.
 
         Returns:
@@ -96,7 +96,7 @@ class BaseRNNCell:
         return ()
 
     def _step_name(self) -> str:
-        """How the layers of the next step are called."""
+        """The prefix of the next step's layers."""
         self._counter += 1
         return f"{self._prefix}t{self._counter}_"
 
@@ -106,7 +106,7 @@ class BaseRNNCell:
         """The states before the first step.
 
         Args:
-            func: what makes them: ``mx.sym.zeros``, ``mx.sym.Variable`` to feed them as inputs, or another.
+            func: makes them: ``mx.sym.zeros``, ``mx.sym.Variable`` to feed them as inputs, or another.
             **kwargs: further arguments of it.
 
         Raises:
@@ -173,7 +173,7 @@ class BaseRNNCell:
         """Compose all steps of a sequence.
 
         Args:
-            length: how many steps.
+            length: the number of steps.
             inputs: a symbol with an axis of time, or a symbol for each step.
             begin_state: the states before the first step (default: :meth:`begin_state`).
             layout: ``"NTC"`` or ``"TNC"``: which axis of one symbol is time.
@@ -200,7 +200,7 @@ class BaseRNNCell:
 
 
 def time_axis(layout: str) -> int:
-    """Which axis is time.
+    """The index of the time axis.
 
     Raises:
         ValueError: none is.

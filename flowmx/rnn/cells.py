@@ -68,7 +68,7 @@ class LSTMCell(_Gated):
         num_hidden: the number of units.
         prefix: of names.
         params: those to share with other cells.
-        forget_bias: what the forget gates' bias begins with.
+        forget_bias: the initial bias of the forget gates.
     """
 
     _states = 2

@@ -24,12 +24,12 @@ class FusedRNNCell(BaseRNNCell):
 
     Args:
         num_hidden: units of each layer.
-        num_layers: how many layers.
+        num_layers: the number of layers.
         mode: ``"rnn_relu"``, ``"rnn_tanh"``, ``"lstm"`` or ``"gru"``.
         bidirectional: also go through the sequence from its end.
         dropout: the part of each layer's output that is dropped between layers in training.
         get_next_state: give the states after the last step.
-        forget_bias: what the forget gates' bias of an LSTM begins with.
+        forget_bias: the initial bias of the forget gates of an LSTM.
         prefix: of names (default: the mode).
         params: those to share with other cells.
 

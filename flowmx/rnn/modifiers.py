@@ -15,7 +15,7 @@ class DropoutCell(BaseRNNCell):
     """Drops a part of its input in training.
 
     Args:
-        dropout: which part.
+        dropout: the probability of a zero.
         prefix: of names.
         params: kept for MXNet's scripts; it has none.
 
@@ -77,7 +77,7 @@ class ModifierCell(BaseRNNCell):
         return found
 
     def _of_base(self, work: Callable[[], Any]) -> Any:
-        """What the other cell does, which may be called here."""
+        """Run a function that calls the wrapped cell, which otherwise refuses to be called."""
         self.base_cell._modified = False
         try:
             return work()

@@ -33,9 +33,9 @@ def encode_sentences(
         sentences: lists of words.
         vocab: numbers by word; without one, words are numbered as they come.
         invalid_label: the number of ``invalid_key``, which no word gets.
-        invalid_key: what fills sentences up.
+        invalid_key: the padding token.
         start_label: the first number.
-        unknown_token: what stands for words that a given vocabulary has not; it is added to it where it is missing.
+        unknown_token: the token of words that a given vocabulary lacks; it is added to it where it is missing.
 
     Returns:
         the sentences as lists of numbers, and the vocabulary.
@@ -75,7 +75,7 @@ class BucketSentenceIter(DataIter):
         sentences: lists of numbers.
         batch_size: sentences in a batch.
         buckets: the lengths; by default all lengths of which there are enough sentences for a batch.
-        invalid_label: what shorter sentences are filled up with.
+        invalid_label: the padding value of shorter sentences.
         data_name: the name of the input.
         label_name: the name of the label.
         dtype: of both.
@@ -170,7 +170,7 @@ class BucketSentenceIter(DataIter):
         return nd.array(values if self.major_axis == 0 else values.T, devices.cpu(), self.dtype)
 
     def state(self) -> dict[str, Any]:
-        """Where it stands; the orders of later epochs come from the stream that ``mx.random.seed`` starts anew."""
+        """The position in the epoch; orders of later epochs come from the stream that ``mx.random.seed`` restarts."""
         return {
             "batch_size": self.batch_size, "buckets": self.buckets, "sentences": self._counts(), "at": self.curr_idx,
             "idx": [list(each) for each in self.idx], "orders": [list(order) for order in self.orders.values()],

@@ -43,7 +43,7 @@ def save(path: str | os.PathLike[str], arrays: params.Arrays, format: str | None
 
 @raised_as_mxnet(OSError)
 def load(path: str | os.PathLike[str]) -> Loaded:
-    """Read a file of either format, which its content tells: a dict if the arrays have names, else a list.
+    """Read a file of either format, detected from its content: a dict if the arrays have names, else a list.
 
     Raises:
         FileFormatError: The file is damaged, or of another format.

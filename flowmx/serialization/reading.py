@@ -42,7 +42,7 @@ class FileFormatError(MXNetError, ValueError):
 
 
 class Source(Protocol):
-    """What bytes come from: an open file, or memory."""
+    """A source of bytes: an open file, or memory."""
 
     def readinto(self, buffer: memoryview, /) -> int | None:
         """Fill a buffer as far as there are bytes; return how many there were."""
@@ -70,7 +70,7 @@ class Reader:
     """
 
     Error: ClassVar[type[FileFormatError]] = FileFormatError
-    """What is raised."""
+    """The exception that is raised."""
 
     def __init__(self, source: Source, size: int, name: str) -> None:
         self._source = source
@@ -80,7 +80,7 @@ class Reader:
 
     @property
     def left(self) -> int:
-        """How many bytes are still to be read."""
+        """The number of bytes still to be read."""
         return self._size - self.offset
 
     def error(self, expected: str, found: object, offset: int | None = None) -> FileFormatError:

@@ -64,7 +64,7 @@ class NodeJSON:
 
     @property
     def is_variable(self) -> bool:
-        """Whether this is an input of the graph."""
+        """True where the node is an input of the graph."""
         return self.op == "null"
 
 
@@ -191,12 +191,12 @@ def _unhide(
 
 
 def _set_initializers(
-    told: Mapping[str, str], names: Sequence[str], inputs: Sequence[Entry], nodes: list[NodeJSON]
+    initializers: Mapping[str, str], names: Sequence[str], inputs: Sequence[Entry], nodes: list[NodeJSON]
 ) -> None:
     for name, entry in zip(names, inputs, strict=False):
         variable = nodes[entry.node]
-        if name in told and variable.is_variable and "__init__" not in variable.attrs:
-            nodes[entry.node] = replace(variable, attrs={**variable.attrs, "__init__": told[name]})
+        if name in initializers and variable.is_variable and "__init__" not in variable.attrs:
+            nodes[entry.node] = replace(variable, attrs={**variable.attrs, "__init__": initializers[name]})
 
 
 # Reading. `where` is what errors call the value at hand.
@@ -226,7 +226,7 @@ def _graph(value: object, where: str) -> GraphJSON:
 
 
 def _node(value: object, where: str, position: int) -> NodeJSON:
-    # backward_source_id told versions before 0.9 which node's gradient this one computes.
+    # backward_source_id tells versions before 0.9 which node's gradient this one computes.
     optional = {"attrs", "attr", "param", "control_deps", "subgraphs", "backward_source_id"}
     required = {"op", "name", "inputs"}
     fields = _object(value, where, required=required, known=required | optional)

@@ -19,7 +19,7 @@ __all__ = [
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two arrays hold exactly the same."""
+    """Tell whether two arrays have the same shape and exactly the same elements."""
     return bool(np.array_equal(on_host(a), on_host(b)))
 
 
@@ -27,15 +27,15 @@ def almost_equal(
     a: Any, b: Any, rtol: Tolerance = None, atol: Tolerance = None, equal_nan: bool = False,
     use_broadcast: bool = False,
 ) -> bool:  # fmt: skip
-    """Whether two arrays are equal within ``rtol·|b| + atol`` everywhere.
+    """Tell whether two arrays are equal within ``rtol·|b| + atol`` everywhere.
 
     Args:
         a: an array, a list or a number.
         b: likewise.
         rtol: the relative tolerance: a number, a table by dtype, or by default that of their dtype.
         atol: the absolute one.
-        equal_nan: whether not-a-number is like itself.
-        use_broadcast: whether shapes may differ that can be brought together (MXNet's default is that they may).
+        equal_nan: NaNs at the same place count as equal.
+        use_broadcast: shapes may differ where they broadcast (MXNet's default).
     """
     one, other = on_host(a), on_host(b)
     if one.shape != other.shape and not (use_broadcast and _fit(one, other)):
@@ -54,10 +54,10 @@ def assert_almost_equal(
         b: likewise.
         rtol: the relative tolerance: a number, a table by dtype, or by default that of their dtype.
         atol: the absolute one.
-        names: what the message calls them.
-        equal_nan: whether not-a-number is like itself.
-        use_broadcast: whether shapes may differ that can be brought together.
-        mismatches: how many places the message shows; the second number is kept for MXNet's tests.
+        names: their names in the message.
+        equal_nan: NaNs at the same place count as equal.
+        use_broadcast: shapes may differ where they broadcast.
+        mismatches: the number of places that the message shows; the second number is kept for MXNet's tests.
 
     Raises:
         AssertionError: they are not; it names the worst places.
@@ -75,7 +75,7 @@ def assert_almost_equal(
 def _difference(
     one: Numbers, other: Numbers, rtol: float, atol: float, names: tuple[str, str], equal_nan: bool, shown: int
 ) -> str:
-    """What a message says of two arrays that differ: how many elements do, and the worst of them."""
+    """The message about two arrays that differ: the number of wrong elements, and the worst of them."""
     excess = _excess(one, other, rtol, atol, equal_nan)
     wrong = int((excess > 1).sum())
     order = np.argsort(excess, axis=None)[::-1][: max(min(shown, wrong), 1)]
@@ -89,7 +89,7 @@ def _difference(
 
 
 def _excess(one: Numbers, other: Numbers, rtol: float, atol: float, equal_nan: bool) -> Numbers:
-    """How far each element is off, in tolerances; infinity where the difference is no number."""
+    """The error of each element in tolerances (above 1 is wrong); infinity where the difference is NaN."""
     wide, wider = one.astype(np.float64), other.astype(np.float64)
     with np.errstate(all="ignore"):
         excess = np.abs(wide - wider) / (atol + rtol * np.abs(wider) + 1e-300)
@@ -191,7 +191,7 @@ def compare_ndarray_tuple(t1: Any, t2: Any, rtol: Tolerance = None, atol: Tolera
 
 
 def same_array(array1: NDArray, array2: NDArray) -> bool:
-    """Whether two arrays share their memory: what is written to one is found in the other."""
+    """Tell whether two arrays share their memory, by writing to one and reading the other."""
     before = array1.asnumpy()
     array1[:] = before + 1
     shared = same(array1, array2)
@@ -200,6 +200,6 @@ def same_array(array1: NDArray, array2: NDArray) -> bool:
 
 
 def same_symbol_structure(sym1: Symbol, sym2: Symbol) -> bool:
-    """Whether two symbols have the same operators in the same order."""
+    """Tell whether two symbols have the same operators in the same order."""
     one, other = ([node["op"] for node in json.loads(each.tojson())["nodes"]] for each in (sym1, sym2))
     return one == other

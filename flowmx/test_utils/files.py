@@ -29,10 +29,10 @@ def download(
 
     Args:
         url: where it is.
-        fname: what it is called here (default: the end of the address).
+        fname: the name of the local file (default: the end of the address).
         dirname: the folder (default: the current one).
         overwrite: fetch it although it is there.
-        retries: how many attempts there are at most.
+        retries: the maximum number of attempts.
 
     Returns:
         the file's path.
@@ -96,8 +96,8 @@ def get_mnist_iterator(
     Args:
         batch_size: instances in a batch.
         input_shape: images if it has three lengths, otherwise rows of numbers.
-        num_parts: how many workers share the instances.
-        part_index: which share this one reads.
+        num_parts: the number of workers that share the instances.
+        part_index: the index of this worker's share, from 0.
         root: as for :func:`get_mnist_ubyte`.
 
     Raises:

@@ -38,10 +38,10 @@ _ABSOLUTE = {**default_atols(), _DOUBLE: 1e-7}
 
 
 class _Subject(NamedTuple):
-    """What is checked.
+    """A function under a gradient check.
 
     Attributes:
-        label: what messages call it.
+        label: its name in messages.
         function: from the inputs and the auxiliary states to the outputs.
         names: the inputs'.
         points: where it is checked.
@@ -84,10 +84,10 @@ def check_numeric_gradient(
         atol: absolute tolerance (1e-7 in float64).
         grad_nodes: positions (or names) of the inputs to check, by default all; or their ``grad_req`` by name, of
             which those that are ``"null"`` are left out.
-        use_forward_train: whether to run in training mode.
+        use_forward_train: run in training mode.
         ctx: the device.
         grad_stype_dict: kept for MXNet's tests: gradients are dense.
-        dtype: what to compute in.
+        dtype: the dtype of the computation.
         parameters: the operator's parameters.
         seed: of the projection and of random operators.
 
@@ -211,8 +211,8 @@ def numeric_grad(
         executor: a bound symbol.
         location: values of all arguments by name; only those of floating point are moved.
         aux_states: values of auxiliary states, put back before each run.
-        eps: how far apart the two sides of a difference are.
-        use_forward_train: whether to run in training mode.
+        eps: the distance between the two sides of a difference.
+        use_forward_train: run in training mode.
         dtype: the differences' dtype.
     """
     points = {name: np.array(on_host(value)) for name, value in location.items()}

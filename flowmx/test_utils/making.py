@@ -161,7 +161,7 @@ def new_sym_matrix_with_real_eigvals_nd(shape: Shape) -> Numbers:
     return _stacked(new_sym_matrix_with_real_eigvals_2d, shape)
 
 
-# -- what tests compute beside an operator -------------------------------------------------------------------
+# -- reference computations of tests ------------------------------------------------------------------------
 
 
 def assign_each(the_input: Numbers, function: Callable[[Any], Any] | None) -> Numbers:

@@ -1,4 +1,4 @@
-"""What tests arrange around what they test: devices, variables of the environment, repetitions."""
+"""Test fixtures: devices, environment variables, repetitions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def list_gpus() -> range:
 
 
 def is_op_runnable() -> bool:
-    """Whether operators run on this device: they all do (MXNet's tests ask that)."""
+    """Return True: every operator runs on every device here (MXNet's tests ask)."""
     return True
 
 
@@ -143,7 +143,7 @@ def compare_optimizer(
         g_stype: likewise.
         rtol: the relative tolerance.
         atol: the absolute one.
-        compare_states: whether their states must be the same too.
+        compare_states: compare their states too.
         ntensors: kept for MXNet's tests: how many shapes the list has.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Whether random numbers are distributed as they should be."""
+"""Statistical tests of random numbers."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ def gen_buckets_probs_with_ppf(
 
 
 def mean_check(generator: Generator, mu: float, sigma: float, nsamples: int = 1000000) -> bool:
-    """Whether the mean of a sample is within three standard errors of what it should be."""
+    """Tell whether the mean of a sample is within three standard errors of ``mu``."""
     found = on_host(generator(nsamples)).mean(dtype=np.float64)
     return bool(abs(found - mu) < 3 * sigma / np.sqrt(nsamples))
 
 
 def var_check(generator: Generator, sigma: float, nsamples: int = 1000000) -> bool:
-    """Whether the variance of a sample is within three standard errors of what it should be (of a normal one)."""
+    """Tell whether the variance of a normal sample is within three standard errors of ``sigma**2``."""
     found = on_host(generator(nsamples)).var(ddof=1, dtype=np.float64)
     return bool(abs(found - sigma**2) < 3 * np.sqrt(2 * sigma**4 / (nsamples - 1)))
 
@@ -52,7 +52,7 @@ def chi_square_check(
         generator: makes so many random numbers.
         buckets: ranges, as pairs in growing order, or values.
         probs: the probability of each.
-        nsamples: how many numbers are drawn.
+        nsamples: the number of samples.
 
     Returns:
         the p-value of the chi-square test, the counts, and the expected ones.
@@ -104,8 +104,8 @@ def verify_generator(
         generator: makes so many random numbers.
         buckets: ranges, as pairs in growing order, or values.
         probs: the probability of each.
-        nsamples: how many numbers are drawn each time.
-        nrepeat: how often.
+        nsamples: the number of samples in each repetition.
+        nrepeat: the number of repetitions.
         success_rate: the share of these that must have a p-value above ``alpha``.
         alpha: see there.
 

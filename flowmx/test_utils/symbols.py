@@ -47,8 +47,8 @@ def check_symbolic_forward(
         atol: the absolute one.
         aux_states: values of its auxiliary states, in order or by name.
         ctx: the device.
-        equal_nan: whether not-a-number is like itself.
-        dtype: what to compute in; ``"asnumpy"`` is each value's own.
+        equal_nan: NaNs at the same place count as equal.
+        dtype: the dtype of the computation; ``"asnumpy"`` is each value's own.
 
     Returns:
         the outputs.
@@ -95,8 +95,8 @@ def check_symbolic_backward(
         grad_req: ``"write"``, ``"add"`` or ``"null"``, for all, in order or by name.
         ctx: the device.
         grad_stypes: kept for MXNet's tests: gradients are dense.
-        equal_nan: whether not-a-number is like itself.
-        dtype: what to compute in; ``"asnumpy"`` is each value's own.
+        equal_nan: NaNs at the same place count as equal.
+        dtype: the dtype of the computation; ``"asnumpy"`` is each value's own.
 
     Returns:
         the gradients' arrays by name.
@@ -151,7 +151,7 @@ def check_consistency(
         atol: the absolute one.
         raise_on_err: raise at the first difference; otherwise they go to the log.
         ground_truth: outputs and gradients by name to compare with, by default those of the most precise entry.
-        equal_nan: whether not-a-number is like itself.
+        equal_nan: NaNs at the same place count as equal.
         use_uniform: random values are evenly spread.
         rand_type: the dtype that random values are drawn in.
 

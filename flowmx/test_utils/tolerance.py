@@ -1,4 +1,4 @@
-"""How far results may be off, by their dtype: MXNet's numbers."""
+"""Tolerances of comparisons by dtype: MXNet's numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tables and drawings ask of a symbol."""
+"""Helpers of tables and drawings of a symbol."""
 
 from __future__ import annotations
 

@@ -49,8 +49,8 @@ class Curves:
         Args:
             name: of the metric.
             value: of it; one that is not finite is left out.
-            epochs: how many are done, such as 1.5.
-            curve: which curve.
+            epochs: the number of epochs done, such as 1.5.
+            curve: the name of the curve.
         """
         if math.isfinite(value):
             self.values.setdefault(name, {}).setdefault(curve, []).append((float(epochs), float(value)))
@@ -157,6 +157,6 @@ def _range(values: Sequence[float], first: float | None = None) -> tuple[float, 
 
 
 def _thinned(points: Points) -> Points:
-    """At most so many points, the last among them."""
+    """Thin a curve to at most so many points; the last one is kept."""
     step = math.ceil(len(points) / _POINTS)
     return points if step <= 1 else [*points[:-1:step], points[-1]]

@@ -40,7 +40,7 @@ _LABELS: dict[str, Callable[[Any, Mapping[str, str]], str]] = {
     "LeakyReLU": lambda op, given: f"LeakyReLU\n{given.get('act_type', 'Leaky')}",
     "Custom": lambda op, given: str(op.op_type),
 }  # fmt: skip
-"""What the boxes of some operators say; those of the others say the node's name."""
+"""Labels of operators' boxes; every other box is labelled with the node's name."""
 
 
 def plot_network(
@@ -60,7 +60,7 @@ def plot_network(
         save_format: the format of the file that ``render`` writes.
         shape: shapes of inputs by name; shapes (without the batch) are then written at the arrows.
         dtype: dtypes of inputs by name; likewise.
-        node_attrs: graphviz's attributes of the boxes, besides and before the usual ones.
+        node_attrs: graphviz's attributes of the boxes, which take precedence over the usual ones.
         hide_weights: leave out variables that are named as parameters are.
 
     Returns:
@@ -105,12 +105,12 @@ def colour_of(node: Node) -> str:
 
 
 def is_weight(node: Node) -> bool:
-    """Whether a variable is named as parameters are."""
+    """True where a variable has the name of a parameter."""
     return node.is_variable and node.name.endswith(_WEIGHTS)
 
 
 def label_of(node: Node) -> str:
-    """What a box says."""
+    """The label of a node's box."""
     label = _LABELS.get(kind(node))
     return node.name if label is None else label(node.op, node.given)
 

@@ -1,4 +1,4 @@
-"""How a symbol looks in a notebook: a picture, and a table of its nodes."""
+"""HTML of a symbol for notebooks: a drawing, and a table of its nodes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _PARAMETERS: dict[str, Callable[[Any, int, Shape], Any]] = {
     "BatchNorm": lambda op, channels, result: 2 * result[0] if result else 0,
     "Embedding": lambda op, channels, result: op.input_dim * op.output_dim,
 }
-"""How many parameters a layer has, from the channels before it and the shape of its result without the batch."""
+"""The number of parameters of a layer, from its input channels and its output shape without the batch."""
 
 
 def print_summary(

@@ -1,7 +1,7 @@
 """Jobs to which everything happens that can: real processes behind proxies, faults by a seed, and a check of the sums.
 
 ``run`` is one job with its faults, ``plan`` draws them, ``proxy`` is the network, ``worker`` the program that trains
-and keeps a ledger of what it was told, and ``ledgers`` compares all ledgers with each other.
+and keeps a ledger of the answers that it got, and ``ledgers`` compares all ledgers with each other.
 """
 
 from tests.chaos.ledgers import check

@@ -1,4 +1,4 @@
-"""Compares what the workers of a job were told: nothing lost, nothing twice, one order for all. Pure.
+"""Compares the answers that the workers of a job got: nothing lost, nothing twice, one order for all. Pure.
 
 Each record of a ledger is a mapping, as :mod:`tests.chaos.worker` writes them: ``pushed`` (a push begins), ``pulled``
 and ``final`` (what an array had: for each block the pushes of every writer), ``ready``, ``failed``, ``ended``.
@@ -16,13 +16,13 @@ Record = Mapping[str, Any]
 
 
 class Look(NamedTuple):
-    """What somebody saw of one block.
+    """A worker's observation of one block.
 
     Attributes:
         writer: who looked.
-        number: how many pushes of its own it had been told of then.
+        number: the number of its own pushes that had been acknowledged by then.
         since: when it asked.
-        at: when it was told.
+        at: when the answer came.
         counts: by writer, the pushes in the block.
     """
 
@@ -38,7 +38,7 @@ class Look(NamedTuple):
 
 
 def check(records: Iterable[Record], mode: str, bound: int = 0) -> list[str]:
-    """What is wrong; nothing if the list is empty.
+    """The violations that the ledgers prove; an empty list where there are none.
 
     Args:
         records: of all ledgers.
@@ -51,13 +51,13 @@ def check(records: Iterable[Record], mode: str, bound: int = 0) -> list[str]:
     pushed = _pushed(found)
     starts = {record["writer"]: record["starts"] for record in found if record["kind"] == "ready"}
     for (key, block), looks in _looks(found).items():
-        told = itertools.chain(
+        texts = itertools.chain(
             _invented(looks, pushed.get(key, {})),
             _lost(looks),
             _disordered(looks),
             _rounds(looks, {who: start[key][block] for who, start in starts.items()}) if mode == "sync" else (),
         )
-        problems += [f"{key}, block {block}: {text}" for text in told]
+        problems += [f"{key}, block {block}: {text}" for text in texts]
     return problems
 
 
@@ -83,7 +83,7 @@ def _looks(records: Sequence[Record]) -> dict[tuple[str, int], list[Look]]:
 
 
 def _invented(looks: Sequence[Look], pushed: Mapping[int, Sequence[tuple[int, float]]]) -> Iterator[str]:
-    """What was in a block before it was pushed."""
+    """Observations of pushes that had not been made yet."""
     for look in looks:
         for writer, count in enumerate(look.counts):
             most = max((number for number, at in pushed.get(writer, ()) if at <= look.at), default=0)
@@ -92,12 +92,12 @@ def _invented(looks: Sequence[Look], pushed: Mapping[int, Sequence[tuple[int, fl
 
 
 def _lost(looks: Sequence[Look]) -> Iterator[str]:
-    """What a writer had been told of, and somebody who asked later did not see."""
-    for told, look in itertools.product(looks, looks):
-        if (told.at <= look.since or told is look) and look.counts[told.writer] < told.number:
+    """Pushes that were acknowledged, and that a later observation lacks."""
+    for own, look in itertools.product(looks, looks):
+        if (own.at <= look.since or own is look) and look.counts[own.writer] < own.number:
             yield (
-                f"push {told.number} of writer {told.writer} was acknowledged, and then {look.who} saw "
-                f"{look.counts[told.writer]} of its pushes"
+                f"push {own.number} of writer {own.writer} was acknowledged, and then {look.who} saw "
+                f"{look.counts[own.writer]} of its pushes"
             )
 
 
@@ -129,5 +129,5 @@ def _rounds(looks: Sequence[Look], starts: Mapping[int, int]) -> Iterator[str]:
 
 
 def _counted(look: Look, looks: Sequence[Look]) -> bool:
-    """Whether the one who looked pushed more afterwards, so that no round can have gone by without it."""
+    """True where the observer pushed more afterwards, so that no round can have passed without it."""
     return any(other.writer == look.writer and other.number > look.number for other in looks)

@@ -1,4 +1,4 @@
-"""What happens to a job, drawn from a seed."""
+"""The faults of a run, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Plan:
         compute: seconds that a step takes besides.
         secret: whether requests are signed.
         snapshot: whether the scheduler has a file.
-        told: whether the scheduler is told at once of processes that have ended, as launchers do.
+        reported: True where ended processes are reported to the scheduler at once, as launchers do.
         weather: what happens to requests.
         events: what happens once.
     """
@@ -58,13 +58,13 @@ class Plan:
     compute: float = 0.0
     secret: bool = False
     snapshot: bool = True
-    told: bool = True
+    reported: bool = True
     weather: Weather = Weather()
     events: tuple[Event, ...] = ()
 
     @property
     def may_lose(self) -> bool:
-        """Whether two servers are lost, perhaps before the first of them was replaced: then the job may say so."""
+        """True where two servers may be down at once: the job may then report a loss."""
         gone = [event for event in self.events if event.kind == "kill" or event.seconds > 2.0]
         return len({name for event in gone for name in event.targets if name.startswith("server")}) > 1
 
@@ -84,7 +84,7 @@ def planned(seed: int) -> Plan:
         compute=draw.choice((0.0, 0.1, 0.3)),
         secret=draw.random() < 0.25,
         snapshot=draw.random() < 0.5,
-        told=draw.random() < 0.6,
+        reported=draw.random() < 0.6,
         weather=_weather(draw),
         events=(_kill(draw, workers, servers, policy),)
         if policy == "stop"

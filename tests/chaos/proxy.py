@@ -19,7 +19,7 @@ CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class Weather:
-    """How often what happens to a request.
+    """Probabilities of network faults, for each request.
 
     Args:
         delayed: the part of the requests that are delayed, and of the answers.
@@ -65,7 +65,7 @@ class Proxy:
         self._heard = heard
         self._open = asyncio.Event()
         self._open.set()
-        self._lines: set[_Line] = set()
+        self._connections: set[_Connection] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
 
@@ -86,8 +86,8 @@ class Proxy:
 
     def cut(self) -> None:
         """Break all connections that there are."""
-        for line in list(self._lines):
-            line.abort()
+        for connection in list(self._connections):
+            connection.abort()
 
     def hold(self) -> None:
         """Let nothing through, neither here nor there, until :meth:`release`."""
@@ -99,11 +99,11 @@ class Proxy:
 
     def swallow(self) -> None:
         """Never let anything through any more on the connections that there are; new ones work."""
-        for line in self._lines:
-            line.swallows = True
+        for connection in self._connections:
+            connection.swallows = True
 
     def happens(self, what: str, share: float) -> bool:
-        """Whether something happens now that happens to a share of all."""
+        """Draw whether a fault with this probability happens now, and count it."""
         found = self._random.random() < share
         self.counts[what] += found
         return found
@@ -125,13 +125,13 @@ class Proxy:
             except OSError:
                 writer.transport.abort()
                 return
-            line = _Line(self, reader, writer, *upstream)
-            self._lines.add(line)
+            connection = _Connection(self, reader, writer, *upstream)
+            self._connections.add(connection)
             try:
-                await line.run()
+                await connection.run()
             finally:
-                self._lines.discard(line)
-                line.abort()
+                self._connections.discard(connection)
+                connection.abort()
 
     def repeat(self, request: bytes) -> None:
         """Let a request come again, later."""
@@ -157,14 +157,14 @@ class Proxy:
         self._heard(request.partition(b" HTTP/")[0].rpartition(b"/")[2].decode())
 
     def pieces(self, request: bytes) -> list[bytes]:
-        """How a request is sent: as a whole or not."""
+        """The pieces in which a request is sent: usually one."""
         if not self.happens("split", self.weather.split):
             return [request]
         cuts = sorted(self._random.randrange(len(request)) for _ in range(4))
         return [request[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(request)], strict=True)]
 
 
-class _Line:
+class _Connection:
     """One connection through the proxy."""
 
     def __init__(

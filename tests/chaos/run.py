@@ -65,7 +65,7 @@ class Life:
 
 @dataclass
 class Outcome:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
         plan: what was planned.
@@ -87,12 +87,12 @@ class Outcome:
 
     @property
     def finished(self) -> bool:
-        """Whether the training came to its end."""
+        """True where the training completed."""
         return any(record["kind"] == "ended" for record in self.records)
 
     @property
     def lost(self) -> bool:
-        """Whether a worker said that something is lost."""
+        """True where a worker reported that data is lost."""
         return any(record["kind"] == "failed" and LOST in record["error"] for record in self.records)
 
     @property
@@ -135,7 +135,7 @@ class Outcome:
         return found
 
     def _unnamed(self) -> list[str]:
-        """Who lived on and did not say who was gone."""
+        """Processes that survived a fault and did not report the failed member."""
         found = []
         for at, event in self.happened:
             gone = event.kind == "kill" or (event.kind == "pause" and event.seconds > 2 * TIMEOUT)
@@ -148,7 +148,7 @@ class Outcome:
         return found
 
     def _knew(self, life: Life, at: float) -> bool:
-        """Whether a process lived, as a member of the job, for long enough to hear of what happened then."""
+        """True where a process was a member of the job for long enough to learn of the fault."""
         after = at + TIMEOUT + 2.0
         line = f"{life.name} to scheduler"
         if any(
@@ -235,7 +235,7 @@ class _Run:
         if self._lost(life):
             self.over = True
             return
-        if self.plan.told:
+        if self.plan.reported:
             await self._tell(life)
         if life.name in self.workers and self.writers == worker.WRITERS:
             self.over = True  # there is no end to it
@@ -244,7 +244,7 @@ class _Run:
         await self._start(life.name)
 
     def _lost(self, life: Life) -> bool:
-        """Whether a worker has ended since something is lost: nobody starts it again then."""
+        """True for a worker that has reported a loss and ended: it is not started again."""
         return self.plan.may_lose and life.name in self.workers and LOST in life.said
 
     async def _tell(self, life: Life) -> None:

@@ -1,4 +1,4 @@
-"""The program that trains: ``<ledger> <writer> <mode> <rounds> <pause>``. It keeps a ledger of what it was told.
+"""The program that trains: ``<ledger> <writer> <mode> <rounds> <pause>``. It keeps a ledger of its answers.
 
 Gradients say where they come from. A key's array is made of equal blocks; a block has a row for each *writer* (a start
 of a worker) and a column for each of its pushes. Push number 7 of a writer adds 1 to column 6 of its row, in every
@@ -24,7 +24,7 @@ BOUND = 3 * BLOCK  # elements from which an array is split over servers
 
 
 class Key(NamedTuple):
-    """How a key is trained.
+    """The training of a key.
 
     Attributes:
         blocks: of which its array is made.
@@ -61,7 +61,7 @@ def gradient(key: Key, writer: int, number: int) -> Any:
 
 
 def read_block(block: Any) -> tuple[list[int], list[str]]:
-    """How many pushes of each writer a block has, and what can not be if each was applied once and in order."""
+    """The number of pushes of each writer in a block, and every sign that one was not applied once and in order."""
     cells, sums = block[:, :COLUMNS], block[:, COLUMNS]
     counts = [int(count) for count in cells.sum(axis=1)]
     odd = []

@@ -30,7 +30,7 @@ SUBSTITUTIONS = {
     r"\btime\.clock\(\)": "time.perf_counter()",  # Python 3.8 took it away
     r"\.as_matrix\(\)": ".values",  # pandas 1.0
 }
-"""What the Python or a package of today breaks, in all sources alike."""
+"""Substitutions, in all sources alike, for names that current Python or packages have removed."""
 
 START = """
 import os, runpy, sys
@@ -622,7 +622,7 @@ def prepared(case, folder):
 
 
 def output(case, folder):
-    """What a case's script prints until it ends, or has shown enough; raises where it does not end well."""
+    """Collect a script's output until it ends, or has printed enough; raises where it fails."""
     command, home, environment = prepared(case, folder)
     process = subprocess.Popen(
         command, cwd=home, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,

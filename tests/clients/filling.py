@@ -1,4 +1,4 @@
-"""What makes two systems compute the same: equal weights and equal inputs, from NumPy."""
+"""Equal weights and inputs for two systems, from NumPy."""
 
 import zlib
 

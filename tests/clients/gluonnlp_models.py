@@ -6,7 +6,7 @@ from filling import fill, flat, trained, values
 
 
 def tokens(shape, highest, name="tokens"):
-    """Whole numbers below a bound."""
+    """Integers below a bound."""
     return mx.nd.array(np.floor((values(name, shape) + 1) / 2 * highest).clip(0, highest - 1))
 
 
@@ -64,6 +64,12 @@ def bert_for(task):
     return run
 
 
+AWD = {
+    "mode": "lstm", "vocab_size": 40, "embed_size": 12, "hidden_size": 16, "num_layers": 2, "tie_weights": True,
+    "dropout": 0, "weight_drop": 0, "drop_h": 0, "drop_i": 0, "drop_e": 0,
+}  # fmt: skip
+
+
 def language_model(kind):
     """A recurrent language model, two steps of it."""
 
@@ -71,37 +77,13 @@ def language_model(kind):
         import gluonnlp as nlp
 
         if kind == "awd":
-            net = nlp.model.AWDRNN(
-                mode="lstm",
-                vocab_size=40,
-                embed_size=12,
-                hidden_size=16,
-                num_layers=2,
-                tie_weights=True,
-                dropout=0,
-                weight_drop=0,
-                drop_h=0,
-                drop_i=0,
-                drop_e=0,
-            )
+            net = nlp.model.AWDRNN(**AWD)
         elif kind == "standard":
             net = nlp.model.StandardRNN(
                 mode="gru", vocab_size=40, embed_size=12, hidden_size=12, num_layers=2, dropout=0, tie_weights=True
             )
         else:
-            net = nlp.model.train.AWDRNN(
-                mode="lstm",
-                vocab_size=40,
-                embed_size=12,
-                hidden_size=16,
-                num_layers=2,
-                tie_weights=True,
-                dropout=0,
-                weight_drop=0,
-                drop_h=0,
-                drop_i=0,
-                drop_e=0,
-            )
+            net = nlp.model.train.AWDRNN(**AWD)
         net.initialize(mx.init.Zero())
         x = tokens((6, 3), 40)
         state = net.begin_state(batch_size=3, func=mx.nd.zeros)

@@ -34,12 +34,12 @@ def events():
     written = [path for path in Path(folder).rglob("*") if path.is_file()]
     logs = [path for path in written if "events" in path.name]
     found = {path.name: np.frombuffer(path.read_bytes(), "uint8") for path in written if path not in logs}
-    told = sorted(line for path in logs for line in lines(path.read_bytes()))
-    return found | {"told": np.frombuffer("\n".join(told).encode(), "uint8")}
+    events = sorted(line for path in logs for line in lines(path.read_bytes()))
+    return found | {"events": np.frombuffer("\n".join(events).encode(), "uint8")}
 
 
 def lines(data):
-    """What each event tells: its step and tags with scalars' values, or the nodes of a graph."""
+    """Parse events of TensorBoard: the step and tags with scalar values, or the nodes of a graph."""
     from mxboard.proto.event_pb2 import Event
     from mxboard.proto.graph_pb2 import GraphDef
 

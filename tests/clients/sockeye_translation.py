@@ -37,7 +37,7 @@ runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def command(module, *given, feed=""):
-    """What one of sockeye's commands prints."""
+    """Run one of sockeye's commands; return its output."""
     words = [sys.executable, "-W", "ignore", "-c", START, f"sockeye.{module}", *map(str, given)]
     done = subprocess.run(words, input=feed, capture_output=True, text=True)
     if done.returncode:
@@ -77,7 +77,7 @@ def train(output, *more):
 
 
 def is_mxnet():
-    """Whether this is the real MXNet, which trains the model that both read."""
+    """True under the real MXNet, which trains the model that both read."""
     import mxnet
 
     return not hasattr(mxnet, "run")

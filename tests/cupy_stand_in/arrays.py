@@ -27,7 +27,7 @@ import numpy as np
 NAMES = json.loads(Path(__file__).with_name("names.json").read_text())
 
 waits: Counter[str] = Counter()
-"""How often the host had to wait for the device, by what made it."""
+"""The number of times that the host waited for the device, by cause."""
 
 _TAKES_HOST = {"asarray", "array", "asanyarray", "ascontiguousarray", "asfortranarray", "set", "asnumpy"}
 _WAITING = {"nonzero", "flatnonzero", "argwhere", "unique", "compress", "extract"}
@@ -44,7 +44,7 @@ _LIMITS: dict[str, Callable[..., None]] = {
     "argsort": lambda given: _refuse(given.get("kind") not in (None, "stable"), f"kind {given.get('kind')!r}"),
     "einsum": lambda given: _refuse(bool(given["kwargs"].keys() - {"dtype", "optimize"}), str(given.get("kwargs"))),
 }
-"""What CuPy does not do although it has the argument."""
+"""Values of arguments that CuPy refuses."""
 
 
 _ndarray: Any = np.ndarray
@@ -138,7 +138,7 @@ class ndarray:  # noqa: N801 - CuPy's name
 
     @property
     def data(self) -> Any:
-        """Where its memory begins: an object with ``ptr``."""
+        """The start of its memory: an object with ``ptr``."""
         own = self._memory
         address = self._host.ctypes.data
         return own if own is not None and own.ptr == address else SimpleNamespace(ptr=address, mem=own, device_id=0)
@@ -194,7 +194,7 @@ class ndarray:  # noqa: N801 - CuPy's name
 
 
 def _reach(shape: tuple[int, ...], strides: Any, itemsize: int) -> int:
-    """How many bytes an array spans."""
+    """The number of bytes that an array spans."""
     if strides is None:
         return int(np.prod(shape, dtype=np.int64)) * itemsize
     return itemsize + sum([(length - 1) * int(stride) for length, stride in zip(shape, strides, strict=True) if length])

@@ -42,7 +42,7 @@ class CUDADriverError(RuntimeError):
 
 
 class Fault(Exception):
-    """What work meets on the device."""
+    """An error on the device."""
 
 
 class _Record:
@@ -100,7 +100,7 @@ class Machine:
         return address
 
     def pointer(self, size):
-        """What CuPy's own allocator gives, outside of flowmx's streams."""
+        """Allocate as CuPy's own allocator does, outside of flowmx's streams."""
         assert self.null_allowed, "memory was asked for outside of the device's streams"
         device = self.here.device
         memory = UnownedMemory(self.malloc(max(1, size), is_counted=False), size, None, device)
@@ -251,7 +251,7 @@ class Stream:
         self.machine.streams.append(self)
 
     def is_able(self):
-        """Whether its next work waits for nothing."""
+        """True where its next work can run now."""
         while self.tasks and self.tasks[0][0] == "wait" and self.tasks[0][1].done:
             self.tasks.popleft()
         return bool(self.tasks) and self.tasks[0][0] != "wait"
@@ -290,7 +290,7 @@ class Stream:
 
 
 class NullStream:
-    """The stream that is current where nobody has chosen one."""
+    """The default current stream."""
 
     ptr = 0
     captured = None

@@ -1,4 +1,4 @@
-"""What the fuzzer sends: valid conversations with a scheduler, servers and a service of an application, and damage.
+"""Input of the fuzzer: valid conversations with a scheduler, servers and a service of an application, and damage.
 
 Everything follows from a seed. Damage is done where it gets deepest: to a value inside a header, to the description of
 a tensor, to the bytes of a frame, to the HTTP around it, to the signature, and to the order of requests.
@@ -86,7 +86,7 @@ class Action:
 
     @property
     def may_wait(self):
-        """Whether it may be right that no answer comes."""
+        """True where a missing answer may be right."""
         return self.operation in WAITING or self.http not in ("plain", "chunked", "split", "type", "method", "encoding")
 
 
@@ -127,7 +127,7 @@ class Block:
         if self.kind == "outsider":
             node = source.choice(["stranger", "worker0", "server9", "a" * 128, "-"])
         said = node if source.random() < 0.9 else self._any_node()
-        # By incarnation alone an outsider with a member's name is told apart.
+        # Its incarnation alone distinguishes an outsider with a member's name.
         incarnation = 1 if node != "worker0" or self.kind != "outsider" else 2
         header = {"node": said, "incarnation": incarnation, **header}
         local = source.random() < 0.25
@@ -168,7 +168,7 @@ class Block:
     # -- valid requests --------------------------------------------------------------------------------
 
     def _valid(self, where):
-        """Who asks what: node, operation, header and tensors."""
+        """Draw a valid request: node, operation, header and tensors."""
         if where == "app":
             return (
                 self._any_node(),

@@ -49,7 +49,7 @@ class Found(Exception):
 
 @dataclass
 class Report:
-    """What a run did.
+    """The statistics of a run.
 
     Attributes:
         seed: of the run.
@@ -218,19 +218,19 @@ def _array():
 
 
 def _wrong(kind, action, answer):
-    """What is wrong with an answer."""
-    told = f"{answer.header.get('error', answer.header)!r:.300}"
+    """The fault of an answer; empty where it is right."""
+    text = f"{answer.header.get('error', answer.header)!r:.300}"
     if answer.fault:
         return answer.fault
     if answer.status == -1:
         return f"no answer to {action.operation}, which never waits, within the time"
     if answer.status not in STATUSES:
-        return f"status {answer.status}: {told}"
+        return f"status {answer.status}: {text}"
     signed = action.endpoint.startswith("signed")
     if signed and action.signature not in ("right", "record") and answer.status == 200:
-        return f"{action.operation} was done though its signature is {action.signature}: {told}"
+        return f"{action.operation} was done though its signature is {action.signature}: {text}"
     if kind == "outsider" and answer.status == 200 and action.operation not in ("stats", "local"):
-        return f"{action.operation} was done for {action.node!r}, which is no node of the job: {told}"
+        return f"{action.operation} was done for {action.node!r}, which is no node of the job: {text}"
     return ""
 
 
@@ -244,7 +244,7 @@ async def fuzz(seconds=None, blocks=None, seed=None, fault="", growth=GROWTH, at
         fault: of the endpoints, to try the fuzzer itself.
         growth: bytes by which the process may grow.
         attempts: runs in which a conversation that leads to something is made smaller.
-        say: is told of progress.
+        say: called with messages of progress.
 
     Returns:
         what was done.
@@ -281,7 +281,7 @@ async def fuzz(seconds=None, blocks=None, seed=None, fault="", growth=GROWTH, at
 
 
 async def _explained(found, seed, number, block, fault, attempts):
-    """What was found, with the smallest conversation that leads to it again."""
+    """Describe a finding, with the smallest conversation that reproduces it."""
     conversations = [found.actions] if found.actions else block.conversations
     actions, again = await _shrunk(block.kind, conversations, fault, attempts)
     listed = "\n".join(f"  {action!r:.900}" for action in actions) or "  (does not happen again by itself)"
@@ -309,7 +309,7 @@ async def _shrunk(kind, conversations, fault, left):
 
 
 async def _happens(kind, actions, fault):
-    """Whether endpoints that have just started show something after these actions."""
+    """True where fresh endpoints fail after these actions."""
     alone = Block("", 0, kind, size=0)
     alone.conversations = [actions]
     async with Target.start(fault) as target:

@@ -1,4 +1,4 @@
-"""How the fuzzer's requests reach an endpoint: HTTP by hand, since much of it is to be wrong."""
+"""HTTP by hand, since many of the fuzzer's requests are malformed on purpose."""
 
 import asyncio
 import hashlib
@@ -36,7 +36,7 @@ CHANGES = {
 
 
 class Endpoint(NamedTuple):
-    """Where an endpoint is."""
+    """The address of an endpoint."""
 
     port: int
     path: str
@@ -45,7 +45,7 @@ class Endpoint(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came back: the status and the header of the frame; a status of 0 if nothing came, -1 if it was too late.
+    """An answer: status and header of the frame; status 0 if the connection closed without one, -1 after a timeout.
 
     `fault` says what is wrong with it.
     """
@@ -269,6 +269,8 @@ def _frame(status, body):
         header = unpack(memoryview(body)[8 : 8 + int.from_bytes(body[4:8], "little")])
     except (CommError, ValueError) as error:
         return Answer(status, {}, f"an answer that is no frame: {error}")
-    told = header.get("error")
-    told = isinstance(told, dict) and isinstance(told.get("kind"), str) and bool(told.get("text"))
-    return Answer(status, header, "" if told != (status == 200) else f"status {status} with the header {header!r:.200}")
+    reported = header.get("error")
+    is_error = isinstance(reported, dict) and isinstance(reported.get("kind"), str) and bool(reported.get("text"))
+    return Answer(
+        status, header, "" if is_error != (status == 200) else f"status {status} with the header {header!r:.200}"
+    )

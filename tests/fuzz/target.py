@@ -1,4 +1,4 @@
-"""What is fuzzed: a process with every kind of endpoint, once signed and once open to this machine.
+"""The process under the fuzzer: every kind of endpoint, once signed and once open to this machine.
 
 ``python -m tests.fuzz.target [fault]`` prints where they are, as a line of JSON, and then answers the commands that
 come by standard input: ``renew`` (the endpoints go on, with a new job), ``digests`` (of what they hold) and ``measure``
@@ -237,7 +237,7 @@ class Loop(asyncio.SelectorEventLoop):
 
 
 def _is_of_an_optimizer(record):
-    """Let go of the traceback of an optimizer that raises: the job chose it, and everybody is told."""
+    """Let go of the traceback of an optimizer that raises: the job chose it, and every worker gets the error."""
     if str(record.msg).startswith("key %r can not be updated"):
         record.exc_info = None
     return True

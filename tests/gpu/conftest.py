@@ -6,7 +6,7 @@ import flowmx as mx
 
 
 def missing():
-    """Why there is no GPU to test on; None: there is one."""
+    """The reason why there is no GPU to test on; None where there is one."""
     try:
         return None if mx.num_gpus() else "there is no GPU here, or no CuPy"
     except Exception as error:

@@ -16,7 +16,7 @@ PROGRAM = """
     try:
         (a * 2).asnumpy()
     except DeviceError as error:
-        print("told:", error, error.__notes__)
+        print("raised:", error, error.__notes__)
     try:
         mx.nd.ones((4,), ctx=mx.gpu(0)).asnumpy()
     except DeviceError:
@@ -29,6 +29,6 @@ def test_an_error_on_the_device_is_told_and_the_cpu_goes_on():
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)], capture_output=True, text=True, timeout=120, check=False
     )
-    assert "told: gpu(0) failed" in done.stdout and "CUDA_LAUNCH_BLOCKING" in done.stdout, done.stdout + done.stderr
+    assert "raised: gpu(0) failed" in done.stdout and "CUDA_LAUNCH_BLOCKING" in done.stdout, done.stdout + done.stderr
     assert "breaking" in done.stdout and "refused" in done.stdout and "cpu: 6.0" in done.stdout
     assert done.returncode == 0, done.stderr

@@ -22,7 +22,7 @@ from tests.test_cuda_rows import *  # noqa: F403
 
 
 def missing():
-    """Why there is no GPU to test on; empty where there is one."""
+    """The reason why there is no GPU to test on; empty where there is one."""
     try:
         return "" if mx.num_gpus() else "there is no GPU here"
     except Exception as error:

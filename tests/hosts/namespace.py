@@ -63,7 +63,7 @@ class Namespace(NamedTuple):
 
 
 def unavailable() -> str:
-    """Why there can be no namespaces here; empty where there can."""
+    """The reason why there can be no namespaces here; empty where there can."""
     if sys.platform != "linux":
         return "network namespaces are Linux's"
     missing = [tool for tool in TOOLS if shutil.which(tool) is None]

@@ -41,7 +41,7 @@ class Process:
 
     @property
     def text(self) -> str:
-        """What it has written so far."""
+        """Its output so far."""
         return "\n".join(self.lines)
 
     async def line(self, part: str) -> str:

@@ -1,4 +1,4 @@
-"""What links do to packets: a pure model, with the time given, and nothing random that a seed does not fix.
+"""A model of a network's links: pure, with the time given, and nothing random that a seed does not fix.
 
 Every host has a link to one switch, with a lane each way. A packet waits for its turn on the lane, takes as long as its
 bytes need at the lane's rate, and arrives a while after; then it does the same on the way down to its receiver. What
@@ -21,7 +21,7 @@ __all__ = ["Link", "Wire"]
 
 @dataclass(frozen=True)
 class Link:
-    """How the link of a host is, in each direction: between two hosts, both links count.
+    """The link of a host, in each direction: between two hosts, both links count.
 
     Args:
         rate: bits a second.
@@ -41,7 +41,7 @@ class Link:
 
 
 class Packet(NamedTuple):
-    """What travels."""
+    """A packet on its way."""
 
     source: int
     target: int
@@ -126,7 +126,7 @@ class Wire:
             self._enter(now, self._up[source], Packet(source, target, content))
 
     def due(self, now: float) -> Iterator[tuple[int, bytes]]:
-        """What has arrived by now, and where; each packet once."""
+        """Take the packets that have arrived by now: (receiver, content)."""
         while self._events and self._events[0].time <= now:
             time, _, packet, left, into = heapq.heappop(self._events)
             if left is not None:
@@ -138,7 +138,7 @@ class Wire:
 
     @property
     def next(self) -> float | None:
-        """When something happens next."""
+        """The time of the next event; None where nothing is on its way."""
         return self._events[0].time if self._events else None
 
     def _enter(self, now: float, lane: Lane, packet: Packet) -> None:

@@ -50,7 +50,7 @@ class Layer:
         return f"{self.name}({pad}{f',{pad}'.join(inner)},\n{' ' * indent})"
 
     def walk(self):
-        """It and all calls inside."""
+        """Iterate over the call and all calls inside."""
         yield self
         for each in self.children:
             yield from each.walk()

@@ -27,8 +27,8 @@ class Found:
     fault: Fault
 
     def __str__(self):
-        told = self.fault.told.strip().splitlines()[-8:]
-        lines = [f"{self.fault.mode}: {self.fault.kind}", *told, "", "Run this at the root of the repository:", ""]
+        text = self.fault.text.strip().splitlines()[-8:]
+        lines = [f"{self.fault.mode}: {self.fault.kind}", *text, "", "Run this at the root of the repository:", ""]
         return "\n".join(lines) + program(self.network, self.fault.mode)
 
 
@@ -103,7 +103,7 @@ def show(mode, network):
     """Print what is wrong with a network in a mode."""
     with quiet():
         fault = Trial(network).fault(mode)
-    print("nothing is wrong" if fault is None else f"{fault.kind}\n{fault.told}")
+    print("nothing is wrong" if fault is None else f"{fault.kind}\n{fault.text}")
     return fault
 
 

@@ -20,13 +20,13 @@ class Fault:
         mode: which.
         kind: ``raises``, ``differs`` (from the reference), ``bits`` (not those of the mode with the same kernels), or
             ``names`` (it has other results than these).
-        told: what is wrong, in words.
+        text: what is wrong, in words.
         error: the type of what was raised.
     """
 
     mode: str
     kind: str
-    told: str
+    text: str
     error: str = ""
 
     @property
@@ -77,8 +77,8 @@ class Trial:
 
     def _too_far(self, name, record):
         wrong = self.reference(MODES[name]).differences(record)
-        told = [f"{key}: off by {error:.3g}, {bound:.3g} is allowed" for key, error, bound in wrong]
-        return Fault(name, "differs", "\n".join(told)) if wrong else None
+        text = [f"{key}: off by {error:.3g}, {bound:.3g} is allowed" for key, error, bound in wrong]
+        return Fault(name, "differs", "\n".join(text)) if wrong else None
 
     def _other_bits(self, name, expected, record):
         other = [key for key in record if not np.array_equal(record[key], expected[key], equal_nan=True)]

@@ -24,15 +24,15 @@ class Case(NamedTuple):
     auxiliary: int = 0
     train: bool = True
     numeric: bool = True
-    """Whether the gradient is that of the outputs (an output layer's is not)."""
+    """True where the gradient is that of the outputs (an output layer's is not)."""
     wrt: tuple[int, ...] | None = None
     """The inputs to differentiate by; None means all but the auxiliary states."""
     recorded: bool = True
-    """Whether MXNet can be asked for the same."""
+    """True where MXNet's result is recorded."""
     outputs: int | None = None
-    """How many outputs to compare with MXNet's; None means all visible ones."""
+    """The number of outputs to compare with MXNet's; None means all visible ones."""
     second: bool = False
-    """Whether the gradient's own gradient is checked too."""
+    """True where the second gradient is checked too."""
     gradient: bool = True
     """False for operators through which no gradient flows, such as an optimizer's."""
     same_gradient: bool = True
@@ -41,7 +41,7 @@ class Case(NamedTuple):
     dtypes: Mapping[int, str] = MappingProxyType({})
     """Dtypes of inputs, by position, where float32 will not do."""
     out: tuple[int, ...] = ()
-    """Inputs that the outputs are written over, where MXNet needs to be told."""
+    """Inputs that the outputs are written over, which MXNet needs as an argument."""
 
     @property
     def id(self) -> str:
@@ -82,7 +82,7 @@ def apart(*shape: int) -> Maker:
 
 
 def ties(*shape: int) -> Maker:
-    """Few different whole numbers, so that many are equal."""
+    """Few different integers, so that many are equal."""
     return lambda rng: rng.integers(0, 3, shape)
 
 

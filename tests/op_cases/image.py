@@ -8,7 +8,7 @@ BYTES: Mapping[int, str] = {0: "uint8"}
 
 
 def pixels(*shape: int) -> Maker:
-    """Whole numbers from 0 to 255."""
+    """Integers from 0 to 255."""
     return lambda rng: rng.integers(0, 256, shape)
 
 

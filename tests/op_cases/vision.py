@@ -54,7 +54,7 @@ CASES = [
     ),
     *(
         Case("_contrib_box_nms", [fixed(BOXES)], params,
-             # Formats are converted without a gradient, and a class is a whole number.
+             # Formats are converted without a gradient, and a class is an integer.
              numeric=not params.keys() & {"in_format", "out_format", "id_index"},
              second=not params.keys() & {"in_format", "out_format", "id_index"})
         for params in (

@@ -230,7 +230,7 @@ def like(world, *names):
 def floats(world, *names):
     found = like(world, *names)
     if found[0] == "int32":
-        raise Invalid("whole numbers")
+        raise Invalid("integers")
     return found
 
 
@@ -321,7 +321,7 @@ def run_cast(world, a, dtype):
     if dtype == "int32":
         smooth(step=1)(world.handles[a].value)
         if world.recording and world.handles[a].line.reach is not None:
-            raise Invalid("whole numbers")
+            raise Invalid("integers")
     return world.new(world.read(a), dtype, world.handles[a].memory.device)
 
 
@@ -340,7 +340,7 @@ def run_assign(world, a, key, b):
 def value_of(world, handle, b):
     if isinstance(b, str):
         if world.recording and world.handles[b].line.reach is not None and handle.memory.dtype == "int32":
-            raise Invalid("whole numbers")
+            raise Invalid("integers")
         return world.read(b)
     return Jet(np.array(b))
 
@@ -405,7 +405,7 @@ def run_slice_assign(world, a, begin, end, b):
 
 def run_mark(world, a, request):
     if world.handles[a].memory.dtype == "int32":
-        raise Invalid("whole numbers")
+        raise Invalid("integers")
     world.mark(world.handles[a], request)
 
 

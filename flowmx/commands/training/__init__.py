@@ -1,1 +1,1 @@
-"""What ``python -m flowmx train`` does: data and models by name, the loop, and what stands around either."""
+"""``python -m flowmx train``: data and models by name, the training loop, and its set-up."""

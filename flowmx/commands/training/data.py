@@ -20,15 +20,15 @@ _DEVIATION = 58.0
 
 
 class Wanted(NamedTuple):
-    """What is asked of the data.
+    """Options of the data.
 
     Attributes:
         path: its name.
         validation: the name of that to validate on; empty: a part of the data, where it is in memory.
         batch_size: rows of a batch.
         shape: of a row, where the data does not say it.
-        classes: how many, where the data does not say it.
-        held_out: which part to validate on.
+        classes: the number of classes, where the data does not say it.
+        held_out: the fraction of rows to validate on.
         seed: of what is drawn at random.
     """
 
@@ -48,8 +48,8 @@ class Data(NamedTuple):
         train: those to train on.
         validation: those to validate on, if there are any.
         shape: of a row.
-        classes: how many there are.
-        batches: of an epoch; None where nobody knows.
+        classes: the number of classes.
+        batches: the number of batches of an epoch; None where it is unknown.
     """
 
     train: io.DataIter
@@ -154,19 +154,19 @@ def _in_memory(wanted: Wanted, arrays: Arrays, apart: Arrays | None = None) -> D
 
 
 def _classes(wanted: Wanted, labels: Sequence[np.ndarray[Any, Any]]) -> int:
-    """How many classes there are, where all labels are numbers of classes."""
+    """The number of classes, where all labels are class indices."""
     known = np.concatenate([each.reshape(-1) for each in labels])
     if not len(known):
         raise ValueError(f"{wanted.path} has no rows")
     classes = wanted.classes or (int(known.max()) + 1 if np.isfinite(known).all() else 1)
     wrong = known[~((known >= 0) & (known < classes) & (known == np.floor(known)))]
     if len(wrong):
-        raise ValueError(f"{wanted.path} has the label {wrong[0]:g}, expected whole numbers from 0 to {classes - 1}")
+        raise ValueError(f"{wanted.path} has the label {wrong[0]:g}, expected ints from 0 to {classes - 1}")
     return classes
 
 
 def _arrays_of(path: str) -> Arrays:
-    """What to validate on, from a file of its own."""
+    """The validation arrays from a file of their own."""
     if path.endswith(".csv"):
         return _table(path)
     if path.endswith(".npz"):
@@ -209,4 +209,4 @@ def _rec(wanted: Wanted) -> Data:
 
 
 SOURCES: dict[str, Callable[[Wanted], Data]] = {"digits": _digits, ".npz": _npz, ".csv": _csv, ".rec": _rec}
-"""What reads which data, by its name or the ending of its file."""
+"""Readers of data, by name or file suffix."""

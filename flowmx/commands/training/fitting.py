@@ -23,8 +23,8 @@ from flowmx.progress import Bar
 __all__ = ["fit"]
 
 
-class Course:
-    """What callbacks of the training show: a bar in each epoch, and a line after it.
+class Progress:
+    """Progress display of a training, as callbacks: a bar in each epoch, and a line after it.
 
     Attributes:
         accuracy: of the last validation.
@@ -40,7 +40,7 @@ class Course:
         self._trained: dict[str, float] = {}
 
     def batch(self, param: BatchEndParam) -> None:
-        """After each batch."""
+        """Count a batch, and update the bar."""
         if self._bar is None:
             self._bar = Bar(self.batches, f"epoch {param.epoch + 1}/{self.epochs}")
             self._started, self._samples = time.monotonic(), 0
@@ -49,7 +49,7 @@ class Course:
         self._bar.step(note=f"loss {self._trained['cross-entropy']:.4f}  accuracy {self._trained['accuracy']:.4f}")
 
     async def epoch(self, epoch: int, *args: Any) -> None:
-        """After the last batch of an epoch: validate."""
+        """End an epoch: close the bar, validate, and write a line."""
         if self._bar is not None:
             self._bar.close()
         self._bar = None
@@ -61,7 +61,7 @@ class Course:
 
 
 async def accuracy(module: Module, batches: DataIter) -> float:
-    """The part of the rows that a model tells right; those that fill up the last batch do not count."""
+    """The fraction of the rows that a model classifies correctly; padding of the last batch does not count."""
     metric = Accuracy()
     async for outputs, _, batch in module.iter_predict(batches):
         await outputs[0]
@@ -84,22 +84,23 @@ def fit(given: argparse.Namespace) -> int:
         Wanted(given.data, given.validation, given.batch_size, given.shape, given.classes, given.held_out, seed)
     )
     module = Module(models.make(given.model, data.shape, data.classes), context=given.device or [cpu()])
-    course = Course(module, data, given.epochs, given.batch_size)
-    run(_train(module, data, course, given))
+    progress = Progress(module, data, given.epochs, given.batch_size)
+    run(_train(module, data, progress, given))
     prefix = _save(module, given)
-    reached = "" if course.accuracy is None else f"validation accuracy {course.accuracy:.4f}; "
+    reached = "" if progress.accuracy is None else f"validation accuracy {progress.accuracy:.4f}; "
     sys.stdout.write(f"{reached}model: {prefix} (flowmx serve {prefix.parent})\n")
     return 0
 
 
-async def _train(module: Module, data: Data, course: Course, given: argparse.Namespace) -> None:
+async def _train(module: Module, data: Data, progress: Progress, given: argparse.Namespace) -> None:
     await module.fit(
         data.train, eval_metric=["accuracy", "ce"], optimizer=given.optimizer,
         optimizer_params=_optimizer(given, data.batches), num_epoch=given.epochs,
-        initializer=initializer.Xavier(magnitude=2), batch_end_callback=course.batch, epoch_end_callback=course.epoch,
+        initializer=initializer.Xavier(magnitude=2), batch_end_callback=progress.batch,
+        epoch_end_callback=progress.epoch,
     )  # fmt: skip
-    if course.accuracy is None and data.validation is not None:  # it was over already when it went on
-        course.accuracy = await accuracy(module, data.validation)
+    if progress.accuracy is None and data.validation is not None:  # it was over already when it went on
+        progress.accuracy = await accuracy(module, data.validation)
 
 
 def _optimizer(given: argparse.Namespace, batches: int | None) -> dict[str, Any]:

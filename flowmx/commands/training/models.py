@@ -22,7 +22,7 @@ def make(model: str, shape: Shape, classes: int) -> Symbol:
     Args:
         model: a name, or a file that ends with ``.json``.
         shape: of a row.
-        classes: how many there are.
+        classes: the number of classes.
 
     Raises:
         ValueError: there is no such model, or a file's takes several inputs.

@@ -1,4 +1,4 @@
-"""What stands around a training: settings, device, seed, profile, checkpoints."""
+"""The set-up of a training: settings, device, seed, profile, checkpoints."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     if find_spec(_DASHBOARD) is not None:
         about = "show the training in a browser, at this port of this machine (default: a free one)"
         group.add_argument("--dashboard", type=port, nargs="?", const=0, metavar="PORT", help=about)
-    group.add_argument("--every", type=int, metavar="N", help="batches between checkpoints, beside those of epochs")
+    group.add_argument(
+        "--every", type=int, metavar="N", help="batches between checkpoints, in addition to those of epochs"
+    )
 
 
 def devices(text: str) -> list[Context]:

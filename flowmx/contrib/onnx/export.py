@@ -89,7 +89,7 @@ def _array(name: str, value: Any) -> NDArray:
 
 def _shape(node: Node, shape: Sequence[Any]) -> Shape:
     if any(not isinstance(n, int | np.integer) or n < 0 for n in shape):
-        raise ValueError(f"in_shapes: {node.name!r} has {tuple(shape)}, expected whole numbers; say what may vary with "
+        raise ValueError(f"in_shapes: {node.name!r} has {tuple(shape)}, expected ints; say what may vary with "
                          "dynamic=True and dynamic_input_shapes")  # fmt: skip
     return tuple(int(n) for n in shape)
 
@@ -127,7 +127,7 @@ def _dynamic(
     def dims(apart: bool) -> dict[Node, Lengths]:
         return {node: _lengths(asked, shapes[node], numbers, apart) for node, asked in wanted.items()}
 
-    try:  # lengths without names are told apart by their axes, if the graph lets them differ
+    try:  # lengths without names are distinguished by their axes, if the graph lets them differ
         lengths.trials(nodes, _fixed(nodes, params), dims(apart=True))
     except ShapeError:
         return dims(apart=False), names

@@ -29,7 +29,7 @@ class GraphExport:
         names: the ONNX value that holds an entry.
         used: the entries that something reads.
         inputs: the entries of the model's inputs.
-        steps: what was written.
+        steps: the nodes written so far.
         opset: the opset that is written.
     """
 
@@ -90,7 +90,7 @@ class GraphExport:
         self.steps.steps += site.made
 
     def content(self, entry: Entry) -> np.ndarray[Any, Any]:
-        """What parameters alone make of an entry.
+        """Compute an entry that depends on parameters alone.
 
         Raises:
             Unsupported: it depends on an input.

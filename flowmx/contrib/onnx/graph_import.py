@@ -31,7 +31,7 @@ class GraphImport:
     """The graph of a file on its way into a symbol.
 
     Attributes:
-        values: what is known of each value of the file by now.
+        values: the symbol or constant of each value converted so far.
         opset: the file's opset.
         inputs: the names of the model's inputs.
     """
@@ -196,7 +196,7 @@ class GraphImport:
         self.values.update(zip(node.output, self._made(node), strict=False))
 
     def _made(self, node: Any) -> Any:
-        """What the converter of a node makes, by output."""
+        """Run the converter of a node; returns one value for each output."""
         result = importers()[node.op_type](NodeImport(self, node, self._base(node)))
         if isinstance(result, Known):
             return [result]

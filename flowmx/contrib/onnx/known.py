@@ -24,8 +24,8 @@ class Known:
 
     Attributes:
         trials: the arrays.
-        name: what it is called in the file.
-        make: what computes it as a symbol, where it varies.
+        name: its name in the file.
+        make: makes the symbol that computes it, where it varies.
         like: the symbol whose shape it is.
     """
 
@@ -48,13 +48,13 @@ class Known:
 
     @property
     def fixed(self) -> bool:
-        """Whether it is the same in both trials."""
+        """True where both trials gave the same array."""
         first, second = self.trials
         return first is second or (first.shape == second.shape and bool(np.array_equal(first, second)))
 
 
 def fold(node: Any, inputs: Sequence[Known | None], opset: int, make: Callable[[int], Symbol]) -> list[Known] | None:
-    """What a node makes of known inputs; None where that is not to be known, or ONNX's reference can not tell."""
+    """Evaluate a node on known inputs; None where the result is not constant, or ONNX's reference fails."""
     if node.op_type in RANDOM or any(attribute.HasField("g") for attribute in node.attribute):
         return None
     if node.op_type == "Identity" and inputs[0] is not None:

@@ -22,7 +22,7 @@ class Varying(NamedTuple):
     second: int
 
     def times(self, other: Varying) -> int | None:
-        """How many times the other length this one is, if it is a whole number of times."""
+        """The integer ratio of this length to another one, or None where the ratio is no positive int."""
         count, rest = divmod(self.first, other.first) if other.first else (0, 1)
         return count if not rest and count and count * other.second == self.second else None
 
@@ -35,7 +35,7 @@ Shapes = dict[Entry, Lengths]
 def varying(length: int, which: int) -> Varying:
     """A length that may vary: in the second trial a multiple, which keeps what it divides into.
 
-    Lengths of different numbers ``which`` are told apart by their multiples.
+    Lengths of different numbers ``which`` are distinguished by their multiples.
     """
     return Varying(length, length * (2 + which))
 

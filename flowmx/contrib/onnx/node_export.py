@@ -1,4 +1,4 @@
-"""What a converter sees of the node that it writes, and how it writes."""
+"""The interface of an export converter: the node that it converts, and methods that write ONNX nodes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from flowmx.contrib.onnx.graph_export import GraphExport
 
 Value = Any
-"""What a step reads: the name of a value, "" for none, or an array (or number) that becomes a constant."""
+"""An input of an ONNX node: the name of a value, "" for none, or an array (or number) that becomes a constant."""
 
 
 class NodeExport:
-    """One node on its way into the file.
+    """A node under export.
 
     Attributes:
         op: the operator, with its parameters as attributes.
@@ -47,7 +47,7 @@ class NodeExport:
         return self._graph.shapes[Entry(self._node, at)]
 
     def rank(self, at: int = 0) -> int:
-        """How many axes an input has."""
+        """The number of axes of an input."""
         return len(self.dims(at))
 
     def dtype(self, at: int = 0) -> DType:
@@ -82,7 +82,7 @@ class NodeExport:
         return self._graph.content(self._node.inputs[at])
 
     def uses(self, output: int) -> bool:
-        """Whether anything reads an output."""
+        """True where an output is used."""
         return Entry(self._node, output) in self._graph.used
 
     # -- writing ---------------------------------------------------------------------------------------

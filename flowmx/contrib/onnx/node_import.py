@@ -1,4 +1,4 @@
-"""What a converter sees of the ONNX node that it reads, and how it makes symbols."""
+"""The interface of an import converter: the ONNX node that it reads, and methods that make symbols."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 class NodeImport:
-    """One node of the file.
+    """An ONNX node under import.
 
     Attributes:
         kind: its operator.
-        name: what its first output is called in the file.
-        outputs: how many outputs it has.
+        name: the name of its first output in the file.
+        outputs: the number of its outputs.
         opset: the file's opset.
     """
 
@@ -55,7 +55,7 @@ class NodeImport:
         return len(self._inputs)
 
     def has(self, at: int) -> bool:
-        """Whether an input is given."""
+        """True where an input is given."""
         return at < len(self._inputs) and self._inputs[at] != ""
 
     def value(self, at: int) -> Symbol | Known:
@@ -63,7 +63,7 @@ class NodeImport:
         return self._graph.values[self._inputs[at]]
 
     def is_known(self, at: int) -> bool:
-        """Whether an input does not depend on what the model is given."""
+        """True where an input is a constant, independent of the model's inputs."""
         return self.has(at) and isinstance(self.value(at), Known)
 
     def known(self, at: int) -> Known:
@@ -90,7 +90,7 @@ class NodeImport:
         return known.trials[0]
 
     def ints(self, at: int, attribute: str | None = None) -> list[int] | None:
-        """Whole numbers that are an input, or an attribute in older opsets; None where they are not given."""
+        """Ints from an input, or from an attribute in older opsets; None where they are not given."""
         if self.has(at):
             return [int(each) for each in self.array(at).reshape(-1)]
         given = None if attribute is None else self.attr(attribute)
@@ -128,7 +128,7 @@ class NodeImport:
         return self._graph.dims(self.symbol(given) if isinstance(given, int) else given)
 
     def rank(self, given: int | Symbol = 0) -> int:
-        """How many axes it has."""
+        """The number of axes of an input."""
         return len(self.dims(given))
 
     def dtype(self, given: int | Symbol = 0) -> DType:
@@ -136,7 +136,7 @@ class NodeImport:
         return self._graph.dtype(self.symbol(given) if isinstance(given, int) else given)
 
     def alike(self) -> bool:
-        """Whether all inputs surely have the same shape."""
+        """True where all inputs are known to have the same shape."""
         try:
             return len({self.dims(at) for at in range(len(self))}) == 1
         except ShapeError:

@@ -22,7 +22,7 @@ class SVRGModule(Module):
         update_freq: epochs from one full gradient to the next, at least 1.
 
     Raises:
-        TypeError: ``update_freq`` is no whole number.
+        TypeError: ``update_freq`` is no int.
         ValueError: ``update_freq`` is not positive.
 
     Example:
@@ -37,7 +37,7 @@ class SVRGModule(Module):
 
     def __init__(self, symbol: Any, *args: Any, update_freq: int | None = None, **kwargs: Any) -> None:
         if isinstance(update_freq, bool) or not isinstance(update_freq, int):
-            raise TypeError(f"SVRGModule: update_freq must be a whole number of epochs, not {update_freq!r}")
+            raise TypeError(f"SVRGModule: update_freq must be an int, the number of epochs, not {update_freq!r}")
         if update_freq <= 0:
             raise ValueError(f"SVRGModule: update_freq must be positive, not {update_freq}")
         super().__init__(symbol, *args, **kwargs)

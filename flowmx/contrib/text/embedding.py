@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from flowmx import ndarray as nd
-from flowmx import registry, settings
+from flowmx import registry
 from flowmx.contrib.text.vocab import UNKNOWN, Vocabulary
+from flowmx.download import data_dir, repository
 from flowmx.gluon.utils import check_sha1, download
 from flowmx.ndarray import NDArray
 
@@ -170,7 +171,7 @@ class _TokenEmbedding(Vocabulary):
     def _set_idx_to_vec_by_embeddings(
         self, token_embeddings: Sequence[_TokenEmbedding], vocab_len: int, vocab_idx_to_token: Sequence[Any]
     ) -> None:
-        """Put the vectors that embeddings have for tokens beside one another."""
+        """Concatenate the vectors that embeddings have for tokens."""
         columns = []
         for each in token_embeddings:
             first = each._vectors()[0:1]
@@ -186,7 +187,7 @@ def _expect_vocabulary(vocabulary: Any) -> None:
 
 
 def _lines(path: Path, delimiter: str, encoding: str) -> Iterator[tuple[str, str, list[float]]]:
-    """Where each line is, its token and its numbers."""
+    """Parse a file: iterate over (location for messages, token, numbers) of each line."""
     with path.open(encoding=encoding) as file:
         for number, line in enumerate(file, 1):
             token, *vector = line.rstrip().split(delimiter)
@@ -200,17 +201,19 @@ class _Published(_TokenEmbedding):
 
     pretrained_archive_name_sha1: ClassVar[dict[str, str]]
     pretrained_file_name_sha1: ClassVar[dict[str, str]]
+    _default_file: ClassVar[str]
 
     def __init__(
-        self, pretrained_file_name: str, embedding_root: str | os.PathLike[str] | None, init_unknown_vec: Start,
-        vocabulary: Vocabulary | None, **kwargs: Any,
+        self, pretrained_file_name: str | None = None, embedding_root: str | os.PathLike[str] | None = None,
+        init_unknown_vec: Start = nd.zeros, vocabulary: Vocabulary | None = None, **kwargs: Any,
     ) -> None:  # fmt: skip
+        name = self._default_file if pretrained_file_name is None else pretrained_file_name
         known = self.pretrained_file_name_sha1
-        if pretrained_file_name not in known:
-            raise KeyError(f"{type(self).__name__} has no file {pretrained_file_name!r}: there are {', '.join(known)}")
+        if name not in known:
+            raise KeyError(f"{type(self).__name__} has no file {name!r}: there are {', '.join(known)}")
         super().__init__(**kwargs)
-        root = Path(settings.get().home or "~/.mxnet", "embeddings") if embedding_root is None else embedding_root
-        self._load_embedding(self._file(Path(root).expanduser(), pretrained_file_name), " ", init_unknown_vec)
+        root = data_dir() / "embeddings" if embedding_root is None else Path(embedding_root).expanduser()
+        self._load_embedding(self._file(root, name), " ", init_unknown_vec)
         self._build_embedding_for_vocabulary(vocabulary)
 
     @classmethod
@@ -219,13 +222,13 @@ class _Published(_TokenEmbedding):
 
     @classmethod
     def _file(cls, root: Path, name: str) -> Path:
-        """Where a file is, once it is there."""
+        """The path of a file, fetched and unpacked first where it is not there."""
         folder = root / cls.__name__.lower()
         path = folder / name
         if path.exists() and check_sha1(path, cls.pretrained_file_name_sha1[name]):
             return path
         archive = cls._get_download_file_name(name)
-        url = f"{settings.get().gluon_repo.rstrip('/')}/gluon/embeddings/{cls.__name__.lower()}/{archive}"
+        url = f"{repository()}gluon/embeddings/{cls.__name__.lower()}/{archive}"
         get: Any = download
         fetched = get(url, str(folder / archive), sha1_hash=cls.pretrained_archive_name_sha1[archive])
         _unpack(Path(fetched), folder)
@@ -277,7 +280,7 @@ class GloVe(_Published):
     """The vectors of "GloVe: Global Vectors for Word Representation", J. Pennington et al., 2014.
 
     Args:
-        pretrained_file_name: which of the files.
+        pretrained_file_name: the name of the file (default: ``glove.840B.300d.txt``).
         embedding_root: their folder (default: ``embeddings`` in that of the models).
         init_unknown_vec: makes the vector of unknown tokens where the file has none.
         vocabulary: keep its tokens alone.
@@ -289,12 +292,7 @@ class GloVe(_Published):
 
     pretrained_archive_name_sha1 = _published()["glove"]["archives"]
     pretrained_file_name_sha1 = _published()["glove"]["files"]
-
-    def __init__(
-        self, pretrained_file_name: str = "glove.840B.300d.txt", embedding_root: str | None = None,
-        init_unknown_vec: Start = nd.zeros, vocabulary: Vocabulary | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(pretrained_file_name, embedding_root, init_unknown_vec, vocabulary, **kwargs)
+    _default_file = "glove.840B.300d.txt"
 
     @classmethod
     def _get_download_file_name(cls, pretrained_file_name: str) -> str:
@@ -306,25 +304,12 @@ class GloVe(_Published):
 class FastText(_Published):
     """The vectors of "Enriching Word Vectors with Subword Information", P. Bojanowski et al., 2017.
 
-    Args:
-        pretrained_file_name: which of the files.
-        embedding_root: their folder (default: ``embeddings`` in that of the models).
-        init_unknown_vec: makes the vector of unknown tokens where the file has none.
-        vocabulary: keep its tokens alone.
-        **kwargs: those of a `Vocabulary`.
-
-    Raises:
-        KeyError: there is no such file.
+    The arguments and errors are those of :class:`GloVe`; the default file is ``wiki.simple.vec``.
     """
 
     pretrained_archive_name_sha1 = _published()["fasttext"]["archives"]
     pretrained_file_name_sha1 = _published()["fasttext"]["files"]
-
-    def __init__(
-        self, pretrained_file_name: str = "wiki.simple.vec", embedding_root: str | None = None,
-        init_unknown_vec: Start = nd.zeros, vocabulary: Vocabulary | None = None, **kwargs: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(pretrained_file_name, embedding_root, init_unknown_vec, vocabulary, **kwargs)
+    _default_file = "wiki.simple.vec"
 
     @classmethod
     def _get_download_file_name(cls, pretrained_file_name: str) -> str:
@@ -336,7 +321,7 @@ class CustomEmbedding(_TokenEmbedding):
 
     Args:
         pretrained_file_path: the file.
-        elem_delim: what stands between token and numbers.
+        elem_delim: the delimiter of token and numbers.
         encoding: the file's.
         init_unknown_vec: makes the vector of unknown tokens where the file has none.
         vocabulary: keep its tokens alone.
@@ -353,7 +338,7 @@ class CustomEmbedding(_TokenEmbedding):
 
 
 class CompositeEmbedding(_TokenEmbedding):
-    """The vectors of several embeddings beside one another, for the tokens of a vocabulary.
+    """The concatenated vectors of several embeddings, for the tokens of a vocabulary.
 
     Args:
         vocabulary: the tokens.

@@ -16,8 +16,8 @@ def count_tokens_from_str(
 
     Args:
         source_str: the text.
-        token_delim: what stands between tokens, a regular expression.
-        seq_delim: what stands between sequences, likewise.
+        token_delim: the delimiter of tokens, a regular expression.
+        seq_delim: the delimiter of sequences, likewise.
         to_lower: count tokens in lower case.
         counter_to_update: a counter to add to, which is then returned (default: a new one).
 

@@ -17,8 +17,8 @@ class Vocabulary:
 
     Args:
         counter: the tokens of the text, with how often each occurs.
-        most_freq_count: how many of them count at most (default: all).
-        min_freq: how often a token must occur.
+        most_freq_count: the maximum number of tokens, the most frequent first (default: all).
+        min_freq: the least number of occurrences of a token.
         unknown_token: stands for every token that has no number of its own.
         reserved_tokens: tokens that always have a number, such as those for padding.
 

@@ -89,7 +89,7 @@ class Pad:
     """Arrays made as long as the longest on every axis, and stacked.
 
     Args:
-        val: what fills them up.
+        val: the padding value.
         dtype: the element type (default: that of the first).
         round_to: lengths become a multiple of this.
         use_shared_mem: kept for MXNet's scripts.
@@ -158,7 +158,7 @@ class Group:
     def __init__(self, fn: Any, *args: Any) -> None:
         given = list(fn) if isinstance(fn, (list, tuple)) else [fn]
         if args and isinstance(fn, (list, tuple)):
-            raise TypeError("Group: fn is a list of functions, and others were given beside it")
+            raise TypeError("Group: fn is a list of functions, and others were given as well")
         self._fn: list[Callable[[Any], Any]] = [*given, *args]
         for index, each in enumerate(self._fn):
             if not callable(each):

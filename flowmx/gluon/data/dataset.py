@@ -71,7 +71,7 @@ class Dataset:
         return _Sampled(self, sampler)
 
     def transform(self, fn: Callable[..., Any], lazy: bool = True) -> Dataset:
-        """Each sample through a function, which gets the parts of a tuple as arguments.
+        """A data set of ``fn(*sample)``; a sample that is no tuple is the only argument.
 
         Args:
             fn: the function.
@@ -82,7 +82,7 @@ class Dataset:
         return made if lazy else SimpleDataset(list(made))
 
     def transform_first(self, fn: Callable[[Any], Any], lazy: bool = True) -> Dataset:
-        """Each sample with its first part, or itself if it is no tuple, through a function; see :meth:`transform`."""
+        """Transform only the first part of each sample (or a sample that is no tuple); see :meth:`transform`."""
         return self.transform(_First(fn), lazy)
 
 

@@ -1,4 +1,4 @@
-"""One epoch of a `DataLoader`: what a loop iterates over."""
+"""The iterators of one epoch of a `DataLoader`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from flowmx import engine
 from flowmx.gluon.data import loading, seeds
 from flowmx.gluon.data.place import Place
-from flowmx.gluon.data.workers import Crew, DataLoaderTimeout, Failed, Job
+from flowmx.gluon.data.workers import DataLoaderTimeout, Failed, Job, WorkerPool
 
 if TYPE_CHECKING:
     from flowmx.gluon.data.loader import DataLoader
@@ -22,7 +22,7 @@ class Epoch:
 
     Args:
         place: where it stands.
-        length: how many batches there are in all.
+        length: the number of batches.
 
     Attributes:
         loader: whose epoch it is, once a loop has it: so the workers live as long as the loop.
@@ -66,7 +66,7 @@ class Epoch:
         return seeds.derive(start.seed, start.epoch, number)
 
     def _outcome(self, made: Any) -> Any:
-        """What the loop gets: the batch, or the error of one, after which there are no more."""
+        """Hand a batch to the loop, or raise the error that making it raised; the epoch ends with an error."""
         if isinstance(made, Failed):
             self.close()
             if isinstance(made.error, StopIteration | StopAsyncIteration):  # these would end the loop without a word
@@ -76,7 +76,7 @@ class Epoch:
         return made if self.loader is None else self.loader._given(made)
 
     def _finish(self) -> None:
-        """It has come to its end."""
+        """Mark the epoch as finished."""
         loader = self.loader
         self.close()
         if loader is not None and not self.place.finished:
@@ -89,7 +89,7 @@ class Sync(Epoch):
 
     Args:
         place: where it stands.
-        length: how many batches there are in all.
+        length: the number of batches.
         dataset: the samples.
         batchify_fn: puts them together.
     """
@@ -128,15 +128,15 @@ class Ahead(Epoch):
 
     Args:
         place: where it stands.
-        length: how many batches there are in all.
-        crew: the workers.
-        prefetch: how many batches are made ahead.
+        length: the number of batches.
+        pool: makes the batches.
+        prefetch: the number of batches made ahead.
         timeout: seconds that one may take.
     """
 
-    def __init__(self, place: Place, length: int, crew: Crew, prefetch: int, timeout: float) -> None:
+    def __init__(self, place: Place, length: int, pool: WorkerPool, prefetch: int, timeout: float) -> None:
         super().__init__(place, length)
-        self._crew = crew
+        self._pool = pool
         self._prefetch = prefetch
         self._timeout = timeout
         self._ahead: deque[tuple[Job, engine.Handle]] = deque()
@@ -164,7 +164,7 @@ class Ahead(Epoch):
         """Have as many batches under way as are to be ahead."""
         while len(self._ahead) < self._prefetch and (task := self.place.take()) is not None:
             job = Job(task[1], task[0], self._seed_of(task[0]))
-            handle = engine.push(partial(_fetched, self._crew, job, self._timeout), name="DataLoader")
+            handle = engine.push(partial(_fetched, self._pool, job, self._timeout), name="DataLoader")
             self._ahead.append((job, handle))
 
     def close(self) -> None:
@@ -172,14 +172,14 @@ class Ahead(Epoch):
         ahead = [job for job, _ in getattr(self, "_ahead", ())]  # it may have failed before it had any
         self._ahead = deque()
         if ahead:
-            self._crew.forget(ahead)
+            self._pool.forget(ahead)
 
 
-async def _fetched(crew: Crew, job: Job, seconds: float) -> Any:
-    """A batch of the workers, or why there is none."""
-    crew.submit(job)
+async def _fetched(pool: WorkerPool, job: Job, seconds: float) -> Any:
+    """Submit a job; return its batch, or a :class:`Failed`."""
+    pool.submit(job)
     made = asyncio.wrap_future(job.future)
-    if crew.ends_late_ones:
+    if pool.ends_late_ones:
         return await made
     await asyncio.wait([made, asyncio.wrap_future(job.begun)], return_when=asyncio.FIRST_COMPLETED)
     try:

@@ -15,7 +15,7 @@ from flowmx.gluon.data.epoch import Ahead, Epoch, Sync
 from flowmx.gluon.data.place import Place, Start
 from flowmx.gluon.data.sampler import BatchSampler, RandomSampler, SplitSampler, state_of
 from flowmx.gluon.data.seeds import Seed
-from flowmx.gluon.data.workers import Crew, Processes, Threads
+from flowmx.gluon.data.workers import ProcessPool, ThreadPool, WorkerPool
 from flowmx.gluon.data.workers import package as packages
 from flowmx.io.course import check_state
 from flowmx.ndarray import NDArray
@@ -35,22 +35,22 @@ class DataLoader:
 
     Args:
         dataset: the samples.
-        batch_size: how many make up a batch.
+        batch_size: the number of samples in a batch.
         shuffle: in a new random order each epoch.
         sampler: gives the order instead.
-        last_batch: what becomes of samples that fill no batch: ``"keep"`` (the default), ``"discard"`` or
+        last_batch: the treatment of samples that fill no batch: ``"keep"`` (the default), ``"discard"`` or
             ``"rollover"``; see :class:`BatchSampler`.
         batch_sampler: gives lists of samples, in place of the four before.
         batchify_fn: from a list of samples to a batch (default: :func:`default_batchify_fn`).
-        num_workers: how many workers; with 0 a batch is made when it is asked for.
+        num_workers: the number of workers; with 0 a batch is made when it is asked for.
         pin_memory: copy batches into pinned memory, from which devices copy faster.
         pin_device_id: for which device.
-        prefetch: how many batches are made ahead (default: two for each worker).
+        prefetch: the number of batches made ahead (default: two for each worker).
         thread_pool: the workers are threads; for data sets that wait for files more than they compute.
         timeout: seconds that a worker may take for a batch.
         auto_reload: begin the next epoch in the background as soon as one has ended, and the first at once.
-        num_parts: how many workers of a distributed job share the samples; see :class:`SplitSampler`.
-        part_index: which share this one gets.
+        num_parts: the number of workers of a distributed job that share the samples; see :class:`SplitSampler`.
+        part_index: the index of this worker's share, from 0.
 
     Raises:
         ValueError: arguments that exclude each other, or are missing.
@@ -109,20 +109,20 @@ class DataLoader:
         self._resumed: dict[str, Any] | None = None
         self._latest: Place | None = None  # where the latest loop stands
         self._iter: Epoch | None = None  # one that was begun ahead
-        self._crew = self._employ() if self._num_workers else None
-        if self._crew is not None:
-            weakref.finalize(self, self._crew.close)
+        self._pool = self._start_workers() if self._num_workers else None
+        if self._pool is not None:
+            weakref.finalize(self, self._pool.close)
         self.auto_reload = auto_reload
         if auto_reload:
             self.refresh()
 
-    def _employ(self) -> Crew:
-        """The workers."""
+    def _start_workers(self) -> WorkerPool:
+        """Start the workers: processes, or threads where `thread_pool` is set or the data set can not be pickled."""
         if not self._thread_pool:
             packages.stop_main()
             try:
                 content = packages.Package((self._dataset, self._batchify_fn))
-                return Processes(self._num_workers, content, self._timeout)
+                return ProcessPool(self._num_workers, content, self._timeout)
             except packages.PackageError as error:
                 warnings.warn(
                     f"DataLoader: the data set or batchify_fn can not be handed to worker processes, so threads load "
@@ -130,7 +130,7 @@ class DataLoader:
                     stacklevel=3,
                 )
         dataset, batchify_fn = self._dataset, self._batchify_fn
-        return Threads(
+        return ThreadPool(
             self._num_workers,
             lambda job: loading.make(dataset, batchify_fn, job.samples, job.number, lambda: job.wanted),
         )
@@ -170,12 +170,12 @@ class DataLoader:
         self._resumed = None
         self._epochs = place.start.epoch + 1
         length = len(self) if hasattr(self._batch_sampler, "__len__") else 0
-        if self._crew is None:
+        if self._pool is None:
             return Sync(place, length, self._dataset, self._batchify_fn)
-        return Ahead(place, length, self._crew, max(1, self._prefetch), self._timeout)
+        return Ahead(place, length, self._pool, max(1, self._prefetch), self._timeout)
 
     def _start(self) -> Start:
-        """Where the next epoch begins."""
+        """The starting point of the next epoch: its number, seed and the state of the sampler."""
         seed, is_new = self._seed.value()
         if is_new:
             self._epochs = 0
@@ -185,7 +185,7 @@ class DataLoader:
             return Start(self._epochs, seed, None, 0)
 
     def _resume(self, state: dict[str, Any]) -> Place:
-        """The place that a state tells of."""
+        """The position that a state describes."""
         start = Start(int(state["epoch"]), int(state["seed"]), state["sampler"], int(state["given"]))
         self._seed.set(start.seed)
         if start.sampler is None:
@@ -201,7 +201,7 @@ class DataLoader:
     # -- the middle of an epoch --------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Where the latest loop over the loader stands, as plain data, for a checkpoint.
+        """The position of the latest loop over the loader, as plain data, for a checkpoint.
 
         A loader made with the same arguments, given this by :meth:`set_state`, goes on with the batch that comes next
         here: the next loop over it is the rest of the epoch. For a sampler of your own without ``state()`` it holds the
@@ -216,7 +216,7 @@ class DataLoader:
         return {**found, "samples": self._samples()}
 
     def _before(self) -> dict[str, Any]:
-        """The state of the next epoch, which is not begun for it but where nothing else tells its order."""
+        """The state before the next epoch, which is begun only where its order is not known otherwise."""
         start = self._start()
         if start.sampler is not None:
             return {**start._asdict(), "rest": None}
@@ -260,7 +260,7 @@ def _expect_none(name: str, given: Any, **others: Any) -> None:
     """Check that what another argument decides was not given too."""
     found = [other for other, value in others.items() if value is not None]
     if given is not None and found:
-        raise ValueError(f"DataLoader: {name} was given, and {' and '.join(found)} beside it: {name} decides that")
+        raise ValueError(f"DataLoader: {name} was given, and {' and '.join(found)} as well: {name} decides that")
 
 
 def _moved(batch: Any, context: Any) -> Any:

@@ -9,7 +9,7 @@ from flowmx.errors import MXNetError
 
 
 class Unwanted(MXNetError):
-    """Nobody wants the batch any more."""
+    """The batch was abandoned."""
 
 
 def make(
@@ -24,7 +24,7 @@ def make(
     Args:
         dataset: the samples.
         batchify_fn: puts them together.
-        samples: which.
+        samples: their indices.
         number: the batch's number, for messages.
         is_wanted: asked before each sample.
 

@@ -1,4 +1,4 @@
-"""Where an epoch stands: apart from the loop, so that a loader knows it of one that was broken off."""
+"""The position in an epoch, kept apart from the loop, so that a loader knows it of a loop that was broken off."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 
 
 class Start(NamedTuple):
-    """Where an epoch begins.
+    """The starting point of an epoch.
 
     Attributes:
         epoch: its number.
-        seed: what is random about its batches follows from it.
+        seed: the seed of its batches' random numbers.
         sampler: the state of the sampler before it; None where that has none.
         given: batches that were given before, where it is resumed.
     """
@@ -25,7 +25,7 @@ class Start(NamedTuple):
 
 
 class Place:
-    """Where an epoch stands.
+    """The current position in an epoch.
 
     Args:
         start: where it begins.
@@ -33,7 +33,7 @@ class Place:
 
     Attributes:
         given: batches that the loop has got.
-        finished: whether it came to its end.
+        finished: True once the epoch has ended.
     """
 
     def __init__(self, start: Start, batches: Iterator[list[Any]]) -> None:

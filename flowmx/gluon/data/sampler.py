@@ -21,7 +21,7 @@ _ENDS: dict[str, Callable[[int, int, int], int]] = {
     "discard": lambda count, size, left: count // size,
     "rollover": lambda count, size, left: (count + left) // size,
 }
-"""For each treatment of what fills no batch, how many batches there are."""
+"""The number of batches, by the treatment of numbers that fill no batch."""
 
 
 class Sampler:
@@ -37,7 +37,7 @@ class Sampler:
         raise NotImplementedError(f"{type(self).__name__} must implement __len__()")
 
     def state(self) -> Any:
-        """What the order of the next epoch depends on, as plain data."""
+        """The state that determines the order of the next epoch, as plain data."""
         raise NotImplementedError(f"{type(self).__name__} does not say where it stands: it must implement state()")
 
     def set_state(self, state: Any) -> None:
@@ -49,7 +49,7 @@ class SequentialSampler(Sampler):
     """The numbers from ``start`` on, in order.
 
     Args:
-        length: how many.
+        length: the number of indices.
         start: the first.
     """
 
@@ -77,9 +77,9 @@ class SplitSampler(Sampler):
     not divide evenly, some shares begin with the last numbers of the one before.
 
     Args:
-        length: how many numbers there are in all.
-        num_parts: how many workers share them.
-        part_index: which share this one gets.
+        length: the number of indices.
+        num_parts: the number of workers that share them.
+        part_index: the index of this worker's share, from 0.
         shuffle: in random order.
 
     Raises:
@@ -131,9 +131,9 @@ class RandomSampler(SplitSampler):
     """The numbers from 0 to ``length``, or one worker's share of them, in a new random order each epoch.
 
     Args:
-        length: how many numbers.
-        num_parts: how many workers share them; see :class:`SplitSampler`.
-        part_index: which share this one gets.
+        length: the number of indices.
+        num_parts: the number of workers that share them; see :class:`SplitSampler`.
+        part_index: the index of this worker's share, from 0.
     """
 
     def __init__(self, length: int, num_parts: int = 1, part_index: int = 0) -> None:
@@ -162,7 +162,7 @@ class BatchSampler(Sampler):
     Args:
         sampler: the other sampler.
         batch_size: numbers in a batch.
-        last_batch: what becomes of numbers that fill no batch: ``"keep"`` makes a smaller one of them, ``"discard"``
+        last_batch: the treatment of numbers that fill no batch: ``"keep"`` makes a smaller one of them, ``"discard"``
             drops them, ``"rollover"`` puts them before the next epoch's first.
 
     Raises:
@@ -202,7 +202,7 @@ class BatchSampler(Sampler):
         return _ENDS[self._last_batch](len(self._sampler), self._batch_size, len(self._prev))
 
     def state(self) -> dict[str, Any]:
-        """Where its sampler stands, and what rolls over.
+        """The state of the wrapped sampler, and the indices that roll over into the next epoch.
 
         Raises:
             NotImplementedError: its sampler does not say.
@@ -215,7 +215,7 @@ class BatchSampler(Sampler):
 
 
 def state_of(sampler: Any) -> Any:
-    """What a sampler's next epoch depends on.
+    """The state that determines a sampler's next epoch.
 
     Raises:
         NotImplementedError: it does not say.

@@ -1,4 +1,4 @@
-"""What is random about loading data, as a function of a seed: orders of samples, and what happens to each batch.
+"""Randomness of data loading as a function of a seed: orders of samples, and random augmentation of each batch.
 
 A loader or sampler draws one seed. With the number of the epoch (and of the batch) all else follows from it, whichever
 process or thread makes the batch, and in whatever order they are made.
@@ -23,7 +23,7 @@ from flowmx.ndarray import core
 
 
 def seeded() -> bool:
-    """Whether ``mx.random.seed`` or the setting ``FLOWMX_SEED`` says where random numbers begin."""
+    """True where ``mx.random.seed`` was called or the setting ``FLOWMX_SEED`` is set."""
     return generator.seeding()[1] is not None or settings.get().seed is not None
 
 

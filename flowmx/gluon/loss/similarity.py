@@ -16,7 +16,7 @@ class TripletLoss(Loss):
     Schroff et al., FaceNet: A Unified Embedding for Face Recognition and Clustering, CVPR 2015.
 
     Args:
-        margin: how much farther the negative one is to be.
+        margin: the distance by which the negative one is to be farther.
         weight: a factor.
         batch_axis: that of the instances.
         **kwargs: ``prefix`` and ``params``.

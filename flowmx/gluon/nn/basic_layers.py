@@ -94,7 +94,7 @@ class Dense(HybridBlock):
     Args:
         units: the number of outputs.
         activation: the name of an activation, or None.
-        use_bias: whether there is a bias.
+        use_bias: add a bias.
         flatten: collapse all axes of the input but the first; otherwise only the last is transformed.
         dtype: of the parameters.
         weight_initializer: of the weight.
@@ -131,10 +131,10 @@ class Dense(HybridBlock):
 
 
 class Dropout(HybridBlock):
-    """In training, zeros in random places, and the rest larger by as much.
+    """Dropout: training zeroes random elements with probability ``rate``, and scales the others by 1/(1 - rate).
 
     Args:
-        rate: the part that becomes zero.
+        rate: the probability of a zero, from 0 to 1.
         axes: axes along which one decision counts.
         **kwargs: ``prefix`` and ``params``.
     """
@@ -208,7 +208,7 @@ class Lambda(Block):
         self._func_impl = _named_function(nd, function)
 
     def forward(self, *args: Any) -> Any:
-        """What the function returns."""
+        """Call the function."""
         return self._func_impl(*args)
 
     def __repr__(self) -> str:

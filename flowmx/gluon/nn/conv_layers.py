@@ -54,10 +54,10 @@ class _Conv(_Spatial):
         padding: zeros added at each side.
         dilation: the distance of the kernel's elements.
         groups: into how many groups the channels are split.
-        layout: what the axes mean. With the channels last, they are last in the weight too, and inputs, weights and
+        layout: the order of the axes. With the channels last, they are last in the weight too, and inputs, weights and
             outputs are transposed.
         activation: the name of an activation, or None.
-        use_bias: whether there is a bias.
+        use_bias: add a bias.
         weight_initializer: of the weight.
         bias_initializer: of the bias.
         in_channels: the number of input channels (default: seen at the first call).
@@ -327,7 +327,7 @@ class ReflectionPad2D(HybridBlock):
     """Puts mirrored pixels around images, (batch, channels, height, width).
 
     Args:
-        padding: how many at each side, or before and after for each of the four axes, eight numbers.
+        padding: the elements added at each side, or before and after for each of the four axes, eight numbers.
         **kwargs: ``prefix`` and ``params``.
 
     Raises:

@@ -51,7 +51,7 @@ class BatchNorm(HybridBlock):
         self.running_var = _vector(self, "running_var", in_channels, running_variance_initializer, False)
 
     def cast(self, dtype: Any) -> None:
-        """Change the element type of its parameters; beside float16 inputs they stay float32."""
+        """Change the element type of its parameters; with float16 inputs they stay float32."""
         super().cast("float32" if as_dtype(dtype) == np.float16 else dtype)
 
     def hybrid_forward(self, F: Any, x: Any, gamma: Any, beta: Any, running_mean: Any, running_var: Any) -> Any:

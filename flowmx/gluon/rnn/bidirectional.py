@@ -28,7 +28,7 @@ class BidirectionalCell(HybridRecurrentCell):
         self._output_prefix = output_prefix
 
     def __call__(self, inputs: Any, states: Any) -> NoReturn:
-        """It makes no single steps.
+        """Refuse a single step: the backward direction needs the whole sequence.
 
         Raises:
             NotImplementedError: always.

@@ -46,7 +46,7 @@ class _GatedCell(HybridRecurrentCell):
         return ""
 
     def _mode(self) -> str | None:
-        """What the operator of recurrent layers calls this kind of cell, or None where it computes something else."""
+        """The mode of operator ``RNN`` that computes this kind of cell, or None where there is none."""
         raise NotImplementedError
 
     def unroll(

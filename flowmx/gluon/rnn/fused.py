@@ -18,7 +18,7 @@ def unrolled(
     mode: Any, weights: Sequence[NDArray], states: Sequence[NDArray], inputs: Any, layout: str,
     merge_outputs: bool | None, valid_length: Any,
 ) -> Unrolled:  # fmt: skip
-    """What ``RecurrentCell.unroll`` returns.
+    """Unroll a cell by one call of operator ``RNN``; returns as ``RecurrentCell.unroll`` does.
 
     Args:
         mode: the operator's.

@@ -76,7 +76,7 @@ class _RNNLayer(HybridBlock):
         return f"{type(self).__name__}({', '.join(parts)})"
 
     def _collect_params_with_prefix(self, prefix: str = "") -> dict[str, Any]:
-        """As files name them: by the cells that would compute the same, so that the files of either fit both."""
+        """The parameters by the names of the equivalent cells: files of layers and of cells are interchangeable."""
         prefix = f"{prefix}." if prefix else ""
         found = {}
         for key, param in self._reg_params.items():

@@ -39,7 +39,7 @@ class DropoutCell(HybridRecurrentCell):
         return "dropout"
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
-        """It has no states."""
+        """Return an empty list: the cell has no states."""
         return []
 
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
@@ -88,7 +88,7 @@ class ModifierCell(HybridRecurrentCell):
         return self.base_cell.params
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
-        """That of the cell inside."""
+        """The state descriptions of the wrapped cell."""
         return self.base_cell.state_info(batch_size)
 
     def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
@@ -119,7 +119,7 @@ class _RememberingCell(ModifierCell):
 
 
 class ZoneoutCell(_RememberingCell):
-    """In training, outputs and states that stay in random places what they were a step before.
+    """Zoneout: in training, random elements of outputs and states keep their value of the previous step.
 
     Krueger et al., Zoneout: Regularizing RNNs by Randomly Preserving Hidden Activations, 2016.
 

@@ -68,7 +68,7 @@ class RecurrentCell(Block):
             )
 
     def forward(self, inputs: Any, states: Any) -> Any:
-        """One step: the output and the next states."""
+        """Compute one step: the output and the next states."""
         self._counter += 1
         return super().forward(inputs, states)
 
@@ -124,7 +124,7 @@ class HybridRecurrentCell(RecurrentCell, HybridBlock):
 
 
 def make_state(func: Callable[..., Any], name: str, info: dict[str, Any], kwargs: dict[str, Any]) -> Any:
-    """One of the first states, of what ``state_info`` and the caller say of it."""
+    """Make an initial state from ``state_info`` and the caller's arguments."""
     return func(**_accepted(func, {"name": name, **info, **kwargs}, kwargs))
 
 

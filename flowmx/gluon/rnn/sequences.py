@@ -21,7 +21,7 @@ def namespace(inputs: Any) -> Any:
 
 
 def time_axis(layout: str) -> int:
-    """Where time is in a layout.
+    """The index of the time axis in a layout, 0 or 1.
 
     Raises:
         ValueError: it is nowhere.
@@ -70,7 +70,7 @@ def masked(outputs: Any, valid_length: Any, layout: str) -> Any:
 
 
 def last_valid(states: Sequence[Sequence[Any]], valid_length: Any) -> list[Any]:
-    """Of the states after each step, those after the last step of each instance."""
+    """Select, from the states after each step, those after the last valid step of each instance."""
     F = namespace(states[0])
     return [
         F.SequenceLast(F.stack(*each, axis=0), sequence_length=valid_length, use_sequence_length=True, axis=0)

@@ -44,7 +44,7 @@ class _CellStack(RecurrentCell):
         return [state for cell in self._cells() for state in cell.begin_state(batch_size, func, **kwargs)]
 
     def _each(self, states: Any) -> Iterator[tuple[Any, Any]]:
-        """Each cell with its part of the states."""
+        """Iterate over (cell, its part of the states)."""
         start = 0
         for cell in self._cells():
             end = start + len(cell.state_info())
@@ -52,7 +52,7 @@ class _CellStack(RecurrentCell):
             start = end
 
     def _step(self, inputs: Any, states: Any) -> tuple[Any, list[Any]]:
-        """Each cell computes from the output of the one before."""
+        """Compute a step: each cell reads the output of the one before."""
         following: list[Any] = []
         for cell, own in self._each(states):
             inputs, own = cell(inputs, own)
@@ -69,7 +69,7 @@ class _CellStack(RecurrentCell):
         outputs = inputs
         following: list[Any] = []
         for number, (cell, own) in enumerate(self._each(states), 1):
-            # Between cells nobody sees which it is; a graph stays as MXNet would compose it.
+            # Between cells either form is invisible; a graph stays as MXNet would compose it.
             inner = None if sequences.namespace(outputs) is sym else True
             merge = merge_outputs if number == len(self) else inner
             outputs, own = cell.unroll(length, outputs, own, layout, merge, valid_length)
@@ -92,7 +92,7 @@ class SequentialRNNCell(_CellStack):
     """
 
     def forward(self, inputs: Any, states: Any) -> Any:
-        """One step of all cells."""
+        """Compute one step of all cells."""
         self._counter += 1
         return self._step(inputs, states)
 

@@ -1,4 +1,4 @@
-"""What MXNet's default augmenter does to an image, given its random numbers."""
+"""MXNet's default augmenter, as a function of an image and its random numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def augment(image: Image, options: Augmenting, size: tuple[int, int], u: Any) ->
 
     Args:
         image: bytes, (height, width, channels), red first.
-        options: what is done.
+        options: the augmentations.
         size: the height and width that it gets.
         u: :data:`RANDOM` random numbers.
 
@@ -102,7 +102,7 @@ def _part(image: Image, height: int, width: int, anywhere: bool, u: Any) -> Imag
 
 
 def _between(u: float, low: int, high: int) -> int:
-    """A whole number from low to high, both included."""
+    """An int from low to high, both included."""
     return min(low + int(u * (high - low + 1)), high)
 
 

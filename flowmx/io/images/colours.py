@@ -28,7 +28,7 @@ def change(image: Image, options: Augmenting, u: Any) -> Image:
 
     Args:
         image: (height, width, 3), red first.
-        options: how much may change.
+        options: the ranges of the changes.
         u: 10 random numbers from 0 to 1.
     """
     if image.shape[2] != 3:

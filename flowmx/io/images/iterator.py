@@ -20,14 +20,14 @@ from flowmx import ndarray as nd
 from flowmx.devices import pool
 from flowmx.errors import MXNetError, ParameterError
 from flowmx.io.base import DataBatch, DataDesc, DataIter
-from flowmx.io.course import Batch, Course
+from flowmx.io.course import Batch, BatchOrder
 from flowmx.io.images import normalize, options
 from flowmx.io.images.augment import RANDOM, augment
 from flowmx.io.images.records import Records, read_labels
 from flowmx.recordio.packing import unpack
 
 _FLAGS = {1: 0, 3: 1, 4: -1}
-"""How an image with so many channels is decoded."""
+"""The flag with which an image is decoded, by its number of channels."""
 _KINDS = ("float32", "float64", "float16", "uint8", "int8")
 
 
@@ -85,7 +85,7 @@ class ImageRecordIter(DataIter):
         self._mean = self._channel_values("mean")
         if self._normalizing.mean_img:
             self._mean = self._mean_image()
-        self._course = Course(
+        self._order = BatchOrder(
             len(self._records), reading.batch_size, "wrap" if reading.round_batch else "repeat", reading.shuffle,
             reading.seed,
         )  # fmt: skip
@@ -104,7 +104,7 @@ class ImageRecordIter(DataIter):
     def reset(self) -> None:
         """Begin the next epoch; in the middle of one, that is given up."""
         self._go_back(self.state())
-        self._course.reset()
+        self._order.reset()
         self._fetch()
 
     def next(self) -> DataBatch:
@@ -145,7 +145,7 @@ class ImageRecordIter(DataIter):
         return self._current.index if self._current else None
 
     def state(self) -> dict[str, Any]:
-        return self._ahead[0].state if self._ahead else self._course.state()
+        return self._ahead[0].state if self._ahead else self._order.state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         self._go_back(state)
@@ -153,7 +153,7 @@ class ImageRecordIter(DataIter):
 
     def _go_back(self, state: dict[str, Any]) -> None:
         """Stand somewhere, with no batch under way."""
-        self._course.set_state(state)
+        self._order.set_state(state)
         for job in self._ahead:
             job.wanted = False
         self._ahead.clear()
@@ -168,8 +168,8 @@ class ImageRecordIter(DataIter):
     def _fetch(self) -> None:
         """Have as many batches under way as are to be ahead."""
         while len(self._ahead) < max(1, self._reading.prefetch_buffer):
-            state = self._course.state()
-            batch = self._course.take()
+            state = self._order.state()
+            batch = self._order.take()
             if batch is None:
                 return
             job = _Job(state, batch)
@@ -200,7 +200,7 @@ class ImageRecordIter(DataIter):
         )  # fmt: skip
 
     def _places(self, batch: Batch) -> list[tuple[int, int, Any]]:
-        """What to make: the place in the batch, the record, and its random numbers."""
+        """The images of a batch: (row in the batch, record number, random numbers of its augmentation)."""
         seed = self._reading.seed if self._reading.seed_aug is None else self._reading.seed_aug
         random = np.random.Generator(np.random.PCG64([seed % 2**64, 1, batch.number]))
         drawn = random.random((len(batch.rows), RANDOM + 3))
@@ -212,7 +212,7 @@ class ImageRecordIter(DataIter):
         """A thread's work: one image after the other, until none is left (a list's iterator may be shared).
 
         Returns:
-            the place, the record and the error of an image that was none; the first of all threads' is told.
+            the place, the record and the error of an image that was none; the first of all threads' is raised.
         """
         for place, row, u in places:
             if not job.wanted:
@@ -310,7 +310,7 @@ class ImageRecordIter(DataIter):
 
 
 class _Job:
-    """A batch under way: where the iterator stood before it, its instances, and whether somebody still wants it."""
+    """A batch in progress: the iterator's state before it, its instances, and a flag once it was abandoned."""
 
     __slots__ = ("batch", "handle", "state", "wanted")
     handle: engine.Handle
@@ -322,7 +322,7 @@ class _Job:
 
 
 async def _make(reference: weakref.ref[ImageRecordIter], job: _Job) -> DataBatch | Exception | None:
-    """Make a batch, or say why not: an error of a batch that nobody came for is nobody's concern."""
+    """Make a batch, or return its error; errors of abandoned batches are dropped."""
     iterator = reference()
     if iterator is None or not job.wanted:
         return None

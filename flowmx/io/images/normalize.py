@@ -1,4 +1,4 @@
-"""From an image's bytes into a batch: mirrored, normalized, channels in front, in one pass over memory."""
+"""Copying of an image into a batch: mirrored, normalized, channels first, in one pass over memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def into(out: Any, image: Image, mirrored: bool, scaling: Scaling | None) -> Non
         out: (channels, height, width): floats, or bytes with or without a sign.
         image: (height, width, channels); may be a part of another.
         mirrored: left and right exchanged.
-        scaling: what becomes of the numbers; None leaves them.
+        scaling: the normalization of the values; None leaves them.
     """
     if scaling is not None and out.dtype == np.float32 and _fused(out, image, mirrored, scaling):
         return
@@ -45,7 +45,7 @@ def into(out: Any, image: Image, mirrored: bool, scaling: Scaling | None) -> Non
 
 
 def _rounded(mean: Any) -> Any:
-    """Whole numbers, halves away from zero, as C rounds."""
+    """Round to integers, halves away from zero, as C rounds."""
     return (np.sign(mean) * np.floor(np.abs(mean) + 0.5)).astype(np.int16)
 
 

@@ -14,13 +14,13 @@ from flowmx.errors import ParameterError
 T = TypeVar("T")
 
 _IGNORED = {"verbose", "device_id", "ctx", "data_name", "label_name"}
-"""What scripts pass that means nothing here, or is read elsewhere."""
+"""Arguments that scripts pass and that have no effect here, or are read elsewhere."""
 _FALSE = {"0", "false", "no"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What is read, and how batches are made of it."""
+    """Options of the files that are read, and of the batches."""
 
     path_imgrec: str = ""
     path_imgidx: str = ""
@@ -60,7 +60,7 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True)
 class Augmenting:
-    """How an image is changed; see MXNet's documentation of `ImageRecordIter`."""
+    """Options of the augmentation; see MXNet's documentation of `ImageRecordIter`."""
 
     resize: int = -1
     rand_crop: bool = False
@@ -116,7 +116,7 @@ class Augmenting:
 
     @property
     def is_affine(self) -> bool:
-        """Whether images are turned, sheared or scaled."""
+        """True where images are rotated, sheared or scaled."""
         return bool(
             self.max_rotate_angle > 0
             or self.max_shear_ratio > 0
@@ -130,14 +130,14 @@ class Augmenting:
 
     @property
     def changes_colours(self) -> bool:
-        """Whether colours are changed at random."""
+        """True where colours are changed at random."""
         shares = (self.brightness, self.contrast, self.saturation, self.pca_noise)
         return max(shares) > 0 or any((self.random_h, self.random_s, self.random_l))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Normalizing:
-    """What becomes of the numbers: ``((value - mean) * contrast + illumination) * scale / std``."""
+    """Options of the normalization: ``((value - mean) * contrast + illumination) * scale / std``."""
 
     mirror: bool = False
     rand_mirror: bool = False

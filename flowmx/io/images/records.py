@@ -21,8 +21,8 @@ class Records:
     Args:
         path: the file.
         index: its index.
-        part_index: which share of the records.
-        num_parts: how many shares there are: of the file's bytes, or of the records where there is an index (as MXNet
+        part_index: the index of this worker's share, from 0.
+        num_parts: the number of shares: of the file's bytes, or of the records where there is an index (as MXNet
             cuts them).
 
     Raises:

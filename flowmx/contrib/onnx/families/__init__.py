@@ -1,1 +1,1 @@
-"""Converters, a family of operators a file: what is written as ONNX, and beside it what is read."""
+"""Converters, one file for each family of operators, which holds both directions, export and import."""

@@ -39,7 +39,7 @@ def _leaky(n: NodeExport) -> str:
 
 
 def _prelu(n: NodeExport) -> str:
-    """One slope for each channel, which has to be told to lie on axis 1."""
+    """One slope for each channel, reshaped so that it broadcasts along axis 1."""
     slopes, (count,) = n.inputs[1], n.dims(1)
     if count != 1 and n.rank() > 2:
         slopes = n.reshape(slopes, (count,), (count, *[1] * (n.rank() - 2)))
@@ -108,7 +108,7 @@ def _softmax(n: NodeExport) -> str:
 
 
 def _softmax_of_length(n: NodeExport, x: str) -> str:
-    """What lies behind the length takes no part, and gets 0."""
+    """Softmax over the first ``length`` elements of the axis; the others get 0."""
     if n.op.name == "log_softmax":
         raise Unsupported("log_softmax with use_length has no counterpart")
     axis, rank = n.op.axis % n.rank(), n.rank()

@@ -30,7 +30,7 @@ WRITTEN = {"_plus_scalar": "add", "_minus_scalar": "sub", "_rminus_scalar": "sub
 
 
 def _names(stem: str) -> list[str]:
-    """What operators with this stem are called: with arrays, then with a number on the right, and on the left."""
+    """Names of the registered operators of a stem: on two arrays, with a scalar on the right, and on the left."""
     plain = {"add": "_plus_scalar", "sub": "_minus_scalar"}.get(stem, f"_{stem}_scalar")
     swapped = {"sub": "_rminus_scalar"}.get(stem, f"_r{stem}_scalar")
     known = registered()
@@ -77,7 +77,7 @@ _export_all(LOGIC, _logic)
 
 @exports("broadcast_mod", "_mod", "_mod_scalar", "_rmod_scalar")
 def _mod(n: NodeExport) -> str:
-    """The remainder has the divisor's sign; ONNX's own does for whole numbers alone."""
+    """The remainder has the divisor's sign; ONNX's own does for ints alone."""
     left, right = _pair(n)
     if n.dtype().kind in "iu":
         return n.add("Mod", left, right)

@@ -90,7 +90,7 @@ def _cube_root(n: NodeExport) -> str:
 
 @exports("rint")
 def _rint(n: NodeExport) -> str:
-    """To the nearest, halves down, as MXNet rounds."""
+    """Round to the nearest integer, halves down, as MXNet does."""
     x = n.inputs[0]
     return n.add("Ceil", n.add("Sub", x, n.number(0.5)))
 
@@ -102,7 +102,7 @@ def _sign(n: NodeExport) -> str:
 
 @exports("round", "_contrib_round_ste", "trunc", "fix")
 def _towards_zero(n: NodeExport) -> str:
-    """Rounded by size alone: halves away from 0, or down to the whole number."""
+    """Round the magnitude: halves away from 0, or towards 0."""
     size = n.add("Abs", n.inputs[0])
     if "round" in n.op.name:
         size = n.add("Add", size, n.number(0.5))

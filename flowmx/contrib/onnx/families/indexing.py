@@ -69,7 +69,7 @@ def _gather(n: NodeImport) -> Symbol:
 
 @imports("GatherElements")
 def _gather_elements(n: NodeImport) -> Symbol:
-    """One element for each position of the other axes is a pick."""
+    """Convert to ``pick`` where there is one element for each position of the other axes."""
     axis = n.axis(0)
     if n.dims(1) != (*n.dims()[:axis], 1, *n.dims()[axis + 1 :]):
         raise Unsupported("it reads several elements along its axis, expected one")
@@ -94,7 +94,7 @@ def _import_gather_nd(n: NodeImport) -> Symbol:
 
 
 def _last(n: NodeImport) -> Symbol:
-    """One element of each row: the last of a sequence that ends there."""
+    """The last element of each sequence, at a position of its own."""
     if n.dims(1)[1:] != (1,):
         raise Unsupported("its batch_dims is 1 with several coordinates, expected one for each row")
     ends = n.make("_plus_scalar", n.make("squeeze", n.symbol(1), axis=1), scalar=1)
@@ -146,7 +146,7 @@ def _import_one_hot(n: NodeImport) -> Symbol:
 
 
 def _grid(n: NodeExport) -> tuple[str, str]:
-    """The times, and the lengths, as whole numbers that broadcast to (time, batch) or (batch, time)."""
+    """The time indices, and the lengths, as int tensors that broadcast to (time, batch) or (batch, time)."""
     axis = n.op.axis
     count = n.add("Squeeze", n.shape((n.dims()[axis],)), [0])
     times = n.add("Range", np.asarray(0, np.int64), count, np.asarray(1, np.int64))

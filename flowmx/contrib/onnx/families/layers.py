@@ -95,7 +95,7 @@ def _pads_for(target: Shape, sizes: list[int], window: dict[str, Any]) -> tuple[
 
 
 def spatial_pads(n: NodeImport, kernel: list[int], strides: list[int], dilations: list[int]) -> list[tuple[int, int]]:
-    """How much is added before and after each spatial axis.
+    """The padding (before, after) of each spatial axis.
 
     Raises:
         Unsupported: that depends on the size of the input, which varies.

@@ -82,7 +82,7 @@ def _import_instance_norm(n: NodeImport) -> Symbol:
 
 @exports("GroupNorm")
 def _group_norm(n: NodeExport) -> str:
-    """Each group is an instance's channel."""
+    """Instance normalization of data whose groups were reshaped into channels."""
     x, gamma, beta = n.inputs
     grouped = n.add("Reshape", x, [0, n.op.num_groups, -1])
     made = n.add("InstanceNormalization", grouped, gamma, beta, epsilon=n.op.eps)

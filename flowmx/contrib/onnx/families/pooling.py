@@ -53,7 +53,7 @@ def _windows(n: NodeExport, x: str) -> str:
 
 
 def _missing(n: NodeExport, at: int) -> int:
-    """How much the last window reaches beyond the padding, where sizes are rounded up."""
+    """The number of elements by which the last window exceeds the padded input, where sizes are rounded up."""
     op = n.op
     kernel, stride = op.kernel[at], (op.stride or (1,) * 3)[at]
     what = f"the size of its input, which pooling_convention {op.pooling_convention!r} depends on,"
@@ -163,7 +163,7 @@ def _resize(n: NodeImport) -> Symbol:
         exact = all(new % length == 0 for new, length in zip(sizes[2:], _fixed(n, old[2:]), strict=True))
         known = (place, n.attr("nearest_mode", "round_prefer_floor")) in NEAREST
         if len(times) != 1 or not exact or not known:
-            raise Unsupported(f"it enlarges {old} to {sizes} ({place}), expected a whole number of times, by copies")
+            raise Unsupported(f"it enlarges {old} to {sizes} ({place}), expected an integer factor, by copies")
         return n.make("UpSampling", n.symbol(0), scale=times.pop(), sample_type="nearest")
     if mode != "linear" or place not in ("align_corners", "half_pixel", "pytorch_half_pixel"):
         raise Unsupported(f"its mode is {mode} with {place}, expected linear with align_corners or half_pixel")
@@ -173,7 +173,7 @@ def _resize(n: NodeImport) -> Symbol:
     return n.make("_contrib_BilinearResize2D", n.symbol(0), height=sizes[2], width=sizes[3], align_corners=aligned)
 
 
-# What of Resize's ways to find the nearest pixel gives copies, for whole numbers of times.
+# What of Resize's ways to find the nearest pixel gives copies, for integer factors.
 NEAREST = {("asymmetric", "floor"), ("half_pixel", "round_prefer_floor"), ("half_pixel", "round_prefer_ceil")}
 
 

@@ -79,7 +79,7 @@ def _import_reduction(n: NodeImport) -> Symbol:
 
 
 def _log_sum_exp(n: NodeImport, axis: Sequence[int] | None, keepdims: bool) -> Symbol:
-    """From the greatest on, so that nothing overflows."""
+    """Subtract the maximum first, so that nothing overflows."""
     x = n.symbol(0)
     top = n.make("max", x, axis=axis, keepdims=True)
     total = n.make("sum", n.make("exp", n.make("broadcast_sub", x, top)), axis=axis, keepdims=True)

@@ -348,7 +348,7 @@ def _import_size(n: NodeImport) -> Known:
 
 @imports("ConstantOfShape")
 def _constant_of_shape(n: NodeImport) -> Symbol:
-    """In a shape that varies: like another value, or as the inputs are."""
+    """Fill a shape that varies: that of another value, or one that follows the inputs'."""
     shape, content = n.known(0), n.attr("value")
     value = 0.0 if content is None else float(content.reshape(-1)[0])
     if shape.like is not None:

@@ -25,16 +25,16 @@ class DeformableConvolution(HybridBlock):
         padding: zeros added at each side.
         dilation: the distance of the kernels' elements.
         groups: into how many groups the channels are split.
-        num_deformable_group: how many groups of channels have offsets of their own.
+        num_deformable_group: the number of groups of channels with offsets of their own.
         layout: only ``"NCHW"``.
-        use_bias: whether there is a bias.
+        use_bias: add a bias.
         in_channels: the number of input channels (default: seen at the first call).
         activation: the name of an activation, or None.
         weight_initializer: of the weight.
         bias_initializer: of the bias.
         offset_weight_initializer: of the weight of the convolution that computes offsets.
         offset_bias_initializer: of its bias.
-        offset_use_bias: whether it has one.
+        offset_use_bias: add a bias to it.
         op_name: kept for MXNet's scripts.
         adj: kept likewise.
         prefix: as for ``Block``.

@@ -13,7 +13,7 @@ class IntervalSampler(SequentialSampler):
     """Every ``interval``-th number from 0 to ``length``, then those after them, until all were there.
 
     Args:
-        length: how many numbers.
+        length: the number of indices.
         interval: the step from one to the next.
         rollover: go back for those that were skipped; otherwise they are left out (and yet count for its length, as
             they do in MXNet).

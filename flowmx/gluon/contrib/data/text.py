@@ -35,7 +35,7 @@ class _WikiText(Dataset):
             data set's own in the setting ``home``).
         segment: ``train``, ``validation`` or ``test``.
         vocab: the words' numbers (default: of the words in this segment).
-        seq_len: how many words a piece has, wherever sentences end.
+        seq_len: the number of words of a piece, wherever sentences end.
 
     Raises:
         DownloadError: the file is not there and can not be fetched; says where to put it.
@@ -75,7 +75,7 @@ class _WikiText(Dataset):
 
     @property
     def frequencies(self) -> Counter[str]:
-        """How often each word occurs."""
+        """The number of occurrences of each word."""
         return self._counter
 
     def __getitem__(self, idx: Any) -> Any:

@@ -1,4 +1,4 @@
-"""How an estimator computes a batch."""
+"""The computation of one batch of an estimator: training step and evaluation step."""
 
 from __future__ import annotations
 

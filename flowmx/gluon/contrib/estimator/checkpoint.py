@@ -27,11 +27,11 @@ class CheckpointHandler(TrainBegin, BatchEnd, EpochEnd):
         model_prefix: comes before the names of the files.
         monitor: a metric of the estimator, for ``save_best``.
         verbose: over 0: log what is saved.
-        save_best: keep the best beside the last ones.
-        mode: what is better: ``"max"``, ``"min"`` or ``"auto"``; see :class:`EarlyStoppingHandler`.
+        save_best: keep the best as well as the last ones.
+        mode: the direction of improvement: ``"max"``, ``"min"`` or ``"auto"``; see :class:`EarlyStoppingHandler`.
         epoch_period: after how many epochs to save, or None.
         batch_period: after how many batches, or None.
-        max_checkpoints: how many to keep, the best not counted.
+        max_checkpoints: the number to keep, the best not counted.
         resume_from_checkpoint: go on from the last one in the folder. The epochs or batches of ``fit`` are those of the
             whole training then.
 

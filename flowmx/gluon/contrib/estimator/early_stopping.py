@@ -18,7 +18,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
 
     Args:
         monitor: a metric of the estimator.
-        min_delta: how much better counts.
+        min_delta: the least change that counts as an improvement.
         patience: for how many epochs to go on.
         mode: ``"max"``: more is better; ``"min"``: less is; ``"auto"``: by the metric's name. (MXNet 1.9 takes more for
             better in "auto" whatever the metric, against its documentation.)
@@ -49,7 +49,7 @@ class EarlyStoppingHandler(TrainBegin, EpochEnd, TrainEnd):
         self._restart()
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> bool:
-        """Whether it is time to end."""
+        """Compare the metric with its best value; return True once training should stop."""
         name, value = self.monitor.get()
         if math.isnan(value):
             warnings.warn(

@@ -95,7 +95,7 @@ class Estimator:
 
     @property
     def asynchronous(self) -> bool:
-        """Whether it is in a coroutine (``fit_async``), where handlers must not block but return awaitables."""
+        """True in a coroutine (``fit_async``), where handlers must not block but return awaitables."""
         return isinstance(self._waits, _Awaiting)
 
     # -- making ----------------------------------------------------------------------------------------
@@ -141,9 +141,9 @@ class Estimator:
         Args:
             train_data: gives batches (data, label), such as a ``gluon.data.DataLoader``; or a ``mx.io.DataIter``.
             val_data: likewise, to evaluate after each epoch.
-            epochs: how often to go through the data.
+            epochs: the number of passes over the data.
             event_handlers: handlers, which come before those that are always there (updates, metrics, log).
-            batches: how many batches to train on, in the place of epochs.
+            batches: the number of batches to train on, in the place of epochs.
             batch_axis: along which axis a batch is split over the devices.
 
         Raises:
@@ -216,8 +216,8 @@ class Estimator:
             await self._tell(handlers, events.BatchBegin, "batch_begin", batch=batch)
             _, label, pred, loss = compute(self, batch, batch_axis)
             await self._waits.ready([label, pred, loss])
-            told = {"batch": batch, "pred": pred, "label": label, "loss": loss}
-            if await self._tell(handlers, events.BatchEnd, "batch_end", **told):
+            details = {"batch": batch, "pred": pred, "label": label, "loss": loss}
+            if await self._tell(handlers, events.BatchEnd, "batch_end", **details):
                 break
 
     async def _tell(
@@ -262,7 +262,7 @@ def _completed(given: Any, made: Sequence[events.EventHandler], known: list[Eval
 
 
 class _Waits(Protocol):
-    """How the coroutine of a training waits."""
+    """The waiting strategy of the training coroutine: blocking, or awaiting."""
 
     def batches(self, data: Any) -> AsyncIterator[Any]:
         """The batches of a source, from its beginning."""
@@ -271,11 +271,11 @@ class _Waits(Protocol):
         """Wait until handlers can read arrays without blocking."""
 
     async def result(self, value: Any) -> Any:
-        """What a handler returned, which may be awaitable."""
+        """Return a handler's result, awaited where it is awaitable."""
 
 
 class _Blocking:
-    """In a plain function: nothing is ever left to a loop."""
+    """Waiting in a plain function: it blocks."""
 
     async def batches(self, data: Any) -> AsyncIterator[Any]:
         for batch in _from_beginning(data):
@@ -289,7 +289,7 @@ class _Blocking:
 
 
 class _Awaiting:
-    """In a coroutine."""
+    """Waiting in a coroutine: it awaits."""
 
     async def batches(self, data: Any) -> AsyncIterator[Any]:
         if hasattr(data, "__aiter__"):

@@ -62,7 +62,7 @@ class BatchEnd(EventHandler):
 
 
 def checked(handlers: Any) -> list[EventHandler]:
-    """One handler, or several, or None, as a new list.
+    """A new list of handlers, from one, several or None.
 
     Raises:
         ValueError: something is no handler.

@@ -26,7 +26,7 @@ class LoggingHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin, Bat
 
     def __init__(self, log_interval: int | str = "epoch", metrics: Any = None, priority: float = math.inf) -> None:
         if not isinstance(log_interval, int) and log_interval != "epoch":
-            raise ValueError(f"LoggingHandler: log_interval is {log_interval!r}, expected a whole number or 'epoch'")
+            raise ValueError(f"LoggingHandler: log_interval is {log_interval!r}, expected an int or 'epoch'")
         self.metrics = check_metrics(metrics)
         self.log_interval, self.priority = log_interval, priority
         self._restart()

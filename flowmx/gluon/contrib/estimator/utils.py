@@ -1,4 +1,4 @@
-"""What estimator and handlers share about metrics."""
+"""Helpers of metrics that estimator and handlers share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_metrics(metrics: Any) -> list[EvalMetric]:
 
 
 def check_known(handler: Any, known: Collection[EvalMetric]) -> None:
-    """Check that a handler looks at no metrics that nobody updates.
+    """Check that every metric of a handler is one that the estimator updates.
 
     Raises:
         ValueError: it does.
@@ -51,7 +51,7 @@ def suggested_metric(loss: Loss) -> EvalMetric | None:
 
 
 def better(mode: str, metric: EvalMetric) -> tuple[Callable[[float, float], bool], float]:
-    """How values of a metric get better, and the worst value.
+    """The comparison that is True where a new value is better than the best one, and the worst possible value.
 
     Args:
         mode: ``"min"``, ``"max"`` or ``"auto"``: more is better of accuracies and F1, less of all others.

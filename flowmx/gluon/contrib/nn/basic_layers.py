@@ -1,4 +1,4 @@
-"""Blocks beside each other, pixel shuffles, and variants of other layers."""
+"""Parallel blocks, pixel shuffles, and variants of other layers."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class PixelShuffle1D(_PixelShuffle):
     Shi et al., Real-Time Single Image and Video Super-Resolution Using an Efficient Sub-Pixel CNN, CVPR 2016.
 
     Args:
-        factor: how much longer the axis becomes.
+        factor: the factor by which the axis grows.
     """
 
     axes = 1
@@ -200,7 +200,7 @@ class PixelShuffle2D(_PixelShuffle):
     """(batch, channels * f1 * f2, height, width) becomes (batch, channels, height * f1, width * f2).
 
     Args:
-        factor: how much longer the axes become, one number or two.
+        factor: the factor by which the axes grow, one number or two.
     """
 
     axes = 2
@@ -210,7 +210,7 @@ class PixelShuffle3D(_PixelShuffle):
     """(batch, channels * f1 * f2 * f3, depth, height, width) becomes (batch, channels, depth * f1, ...).
 
     Args:
-        factor: how much longer the axes become, one number or three.
+        factor: the factor by which the axes grow, one number or three.
     """
 
     axes = 3

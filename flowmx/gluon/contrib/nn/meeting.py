@@ -28,8 +28,8 @@ class Round:
     """One meeting of all devices, and the one of their gradients.
 
     Args:
-        name: what messages call it.
-        count: how many devices meet.
+        name: its name in messages.
+        count: the number of devices that meet.
     """
 
     def __init__(self, name: str, count: int) -> None:
@@ -50,8 +50,8 @@ class Round:
         """The mean of what all bring; enqueued.
 
         Args:
-            place: which of the devices this is; sums are in this order, whoever comes first.
-            part: what it brings.
+            place: the index of this device; sums are in this order, not in that of arrival.
+            part: this device's summand.
         """
         given, out = part.as_in_context(cpu()), nd.empty(part.shape, cpu(), part.dtype)
 

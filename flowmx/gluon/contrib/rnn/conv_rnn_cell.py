@@ -34,7 +34,7 @@ class _ConvCell(HybridRecurrentCell):
         h2h_weight_initializer: of the weight for the state.
         i2h_bias_initializer: of the bias for the input.
         h2h_bias_initializer: of the bias for the state.
-        conv_layout: what the axes mean (default: channels after the batch).
+        conv_layout: the order of the axes (default: channels after the batch).
         activation: that of the output, a name or a block.
         prefix: as for ``Block``.
         params: as for ``Block``.

@@ -34,6 +34,7 @@ class _FromFiles(Dataset):
 
     Args:
         root: the folder (default: one of the data set's own in the setting ``home``).
+        train: the training set, or the test set.
         transform: called with each image and its label; its result is the sample.
 
     Raises:
@@ -42,9 +43,10 @@ class _FromFiles(Dataset):
     """
 
     _namespace = ""
-    """What the data set is called in the repository and in ``home``."""
+    """The name of the data set's folder in the repository and in the setting ``home``."""
 
-    def __init__(self, root: Root, transform: Transform) -> None:
+    def __init__(self, root: Root = None, train: bool = True, transform: Transform = None) -> None:
+        self._train = train
         self._root = data_dir() / "datasets" / self._namespace if root is None else Path(root).expanduser()
         self._transform = transform
         self._data: NDArray
@@ -69,6 +71,12 @@ class _FromFiles(Dataset):
         return self._root / name
 
 
+def _sha1_of_mnist(*sha1: str) -> dict[str, str]:
+    """The SHA-1 of MNIST's four files, by name."""
+    names = (f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
+    return dict(zip(names, sha1, strict=True))
+
+
 class MNIST(_FromFiles):
     """MNIST's handwritten digits: images of shape (28, 28, 1) in bytes, and labels from 0 to 9.
 
@@ -84,16 +92,12 @@ class MNIST(_FromFiles):
     """
 
     _namespace = "mnist"
-    _sha1: ClassVar[dict[str, str]] = {
-        "train-images-idx3-ubyte.gz": "6c95f4b05d2bf285e1bfb0e7960c31bd3b3f8a7d",
-        "train-labels-idx1-ubyte.gz": "2a80914081dc54586dbdf242f9805a6b8d2a15fc",
-        "t10k-images-idx3-ubyte.gz": "c3a25af1f52dad7f726cce8cacb138654b760d48",
-        "t10k-labels-idx1-ubyte.gz": "763e7fa3757d93b0cdec073cef058b2004252c17",
-    }
-
-    def __init__(self, root: Root = None, train: bool = True, transform: Transform = None) -> None:
-        self._train = train
-        super().__init__(root, transform)
+    _sha1: ClassVar[dict[str, str]] = _sha1_of_mnist(
+        "6c95f4b05d2bf285e1bfb0e7960c31bd3b3f8a7d",
+        "2a80914081dc54586dbdf242f9805a6b8d2a15fc",
+        "c3a25af1f52dad7f726cce8cacb138654b760d48",
+        "763e7fa3757d93b0cdec073cef058b2004252c17",
+    )
 
     def _read(self) -> tuple[Any, Any]:
         part = "train" if self._train else "t10k"
@@ -112,12 +116,12 @@ class FashionMNIST(MNIST):
     """Zalando's images of clothes, in MNIST's form; the arguments are those of :class:`MNIST`."""
 
     _namespace = "fashion-mnist"
-    _sha1: ClassVar[dict[str, str]] = {
-        "train-images-idx3-ubyte.gz": "0cf37b0d40ed5169c6b3aba31069a9770ac9043d",
-        "train-labels-idx1-ubyte.gz": "236021d52f1e40852b06a4c3008d8de8aef1e40b",
-        "t10k-images-idx3-ubyte.gz": "626ed6a7c06dd17c0eec72fa3be1740f146a2863",
-        "t10k-labels-idx1-ubyte.gz": "17f9ab60e7257a1620f4ad76bbbaf857c3920701",
-    }
+    _sha1 = _sha1_of_mnist(
+        "0cf37b0d40ed5169c6b3aba31069a9770ac9043d",
+        "236021d52f1e40852b06a4c3008d8de8aef1e40b",
+        "626ed6a7c06dd17c0eec72fa3be1740f146a2863",
+        "17f9ab60e7257a1620f4ad76bbbaf857c3920701",
+    )
 
 
 class CIFAR10(_FromFiles):
@@ -138,10 +142,6 @@ class CIFAR10(_FromFiles):
     _archive, _sha1 = "cifar-10-binary.tar.gz", "fab780a1e191a7eda0f345501ccd62d20f7ed891"
     _files: tuple[list[str], list[str]] = (["test_batch.bin"], [f"data_batch_{number}.bin" for number in range(1, 6)])
     _labels = 1
-
-    def __init__(self, root: Root = None, train: bool = True, transform: Transform = None) -> None:
-        self._train = train
-        super().__init__(root, transform)
 
     def _label_column(self) -> int:
         return 0

@@ -81,7 +81,7 @@ class Compose(Sequential):
 
 
 def _is_ready(x: Any) -> bool:
-    """Whether an array's content is there, in this machine's memory, and no tape asks what becomes of it."""
+    """True where an array's content is computed, in host memory, and not recorded for a gradient."""
     if not isinstance(x, NDArray) or x.context.device_type == "gpu" or x._entry is not None:
         return False
     storage = x.variable
@@ -174,7 +174,7 @@ class Cast(OnHost, HybridBlock):
 
 
 class ToTensor(OnHost, HybridBlock):
-    """From images (height, width, channels) with values to 255 to float32, the channels in front, with values to 1."""
+    """Convert images (H, W, C) with values from 0 to 255 to float32 (C, H, W) with values from 0 to 1."""
 
     def hybrid_forward(self, F: Any, x: Any, **kwargs: Any) -> Any:
         return F.image.to_tensor(x)
@@ -291,7 +291,7 @@ class RandomCrop(Block):
     Args:
         size: (width, height), or one number for both.
         pad: give it a border of this width before; two numbers: to the left and right, and above and below.
-        pad_value: what the border is filled with.
+        pad_value: the value of the border.
         interpolation: OpenCV's number.
     """
 
@@ -314,8 +314,8 @@ class CropResize(HybridBlock):
     Args:
         x: the first column.
         y: the first row.
-        width: how many columns.
-        height: how many rows.
+        width: the width of the crop, in pixels.
+        height: the height of the crop, in pixels.
         size: (width, height) of the result, or one number for both.
         interpolation: OpenCV's number; 1 by default.
     """

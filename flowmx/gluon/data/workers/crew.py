@@ -1,4 +1,4 @@
-"""All workers of a loader: jobs go in, and batches come out of whichever worker makes them."""
+"""Pools of workers: a queue of jobs, and threads or processes that turn them into batches."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from typing import Any, NamedTuple
 
 from flowmx.gluon.data import loading, seeds
 from flowmx.gluon.data.workers.failures import DataLoaderWorkerError
-from flowmx.gluon.data.workers.line import Line
+from flowmx.gluon.data.workers.line import WorkerThread
 from flowmx.gluon.data.workers.package import Package
 
 _tickets = itertools.count(1)
 
 
 class Failed(NamedTuple):
-    """In place of a batch: why there is none. A value, since some exceptions can not be a future's."""
+    """The error that making a batch raised, as a value, since a future can not hold some exceptions."""
 
     error: BaseException
 
 
 class Job:
-    """A batch that is to be made.
+    """A batch to make.
 
     Args:
-        samples: which samples.
+        samples: the indices of its samples.
         number: the batch's number.
-        seed: what is random follows from it.
+        seed: the seed of its random numbers.
 
     Attributes:
-        begun: done when a thread takes it up.
-        future: gets the batch, or why there is none.
-        wanted: whether somebody waits for it.
+        begun: done once a thread has taken the job.
+        future: the batch, or a :class:`Failed`.
+        wanted: False once the job was abandoned.
     """
 
     __slots__ = ("begun", "future", "number", "samples", "seed", "ticket", "wanted")
@@ -52,22 +52,22 @@ class Job:
         self.wanted = True
 
     def finish(self, batch: Any) -> None:
-        """It is made."""
+        """Complete the job with its batch."""
         try:
             self.future.set_result(batch)
         except InvalidStateError:
-            pass  # it was given up meanwhile
+            pass  # it was abandoned meanwhile
 
     def fail(self, error: BaseException) -> None:
-        """It can not be made."""
+        """Complete the job with an error."""
         self.finish(Failed(error))
 
 
-class Crew:
-    """Base of the crews: a queue of jobs, that threads take from."""
+class WorkerPool:
+    """Base of the pools: a queue of jobs, which threads take from."""
 
     ends_late_ones = False
-    """Whether it sees to it that no batch takes too long."""
+    """True where the pool itself ends batches that exceed the time limit."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -76,7 +76,7 @@ class Crew:
         self._waiting = 0
 
     def submit(self, job: Job) -> None:
-        """Have a batch made."""
+        """Queue a job; a closed pool fails it at once."""
         with self._changed:
             if not self.closed:
                 self._jobs.append(job)
@@ -85,9 +85,9 @@ class Crew:
         job.fail(_closed())
 
     def next_job(self, wait: bool = True) -> Job | None:
-        """For a thread: a job; None where there is none, or none more to come.
+        """Take a job from the queue; None where it is empty (without `wait`), or once the pool is closed.
 
-        One that does not wait has work: it leaves jobs to those that have none.
+        A thread that does not wait has work already: it leaves jobs to idle threads.
         """
         with self._changed:
             while wait and not self.closed and not self._wanted():
@@ -99,13 +99,13 @@ class Crew:
             return self._jobs.popleft()
 
     def _wanted(self) -> bool:
-        """Whether there is a job that somebody wants (locked)."""
+        """True where a job is queued that was not abandoned; drops abandoned ones. Call with the lock held."""
         while self._jobs and not self._jobs[0].wanted:
             self._jobs.popleft()
         return bool(self._jobs)
 
     def take_back(self, jobs: Iterable[Job]) -> None:
-        """From a thread: jobs that it has not come to."""
+        """Put jobs that a thread has not begun back at the head of the queue."""
         with self._changed:
             if not self.closed:
                 self._jobs.extendleft(reversed(list(jobs)))
@@ -115,13 +115,13 @@ class Crew:
             job.fail(_closed())
 
     def forget(self, jobs: Iterable[Job]) -> None:
-        """Nobody wants these batches any more."""
+        """Abandon jobs."""
         for job in jobs:
             job.wanted = False
             job.fail(loading.Unwanted())
 
     def close(self) -> None:
-        """End the workers; a second time nothing happens."""
+        """End the workers and fail the queued jobs; a second call does nothing."""
         with self._changed:
             if self.closed:
                 return
@@ -133,15 +133,15 @@ class Crew:
         self._end()
 
     def _end(self) -> None:
-        """Called when it is closed."""
+        """End the workers; called once, by `close`."""
 
 
-class Threads(Crew):
-    """Threads of this process, for which its end does not wait.
+class ThreadPool(WorkerPool):
+    """A pool of daemon threads.
 
     Args:
-        count: how many.
-        make: from a job to a batch.
+        count: the number of threads.
+        make: makes a batch from a job.
     """
 
     def __init__(self, count: int, make: Callable[[Job], Any]) -> None:
@@ -161,15 +161,15 @@ class Threads(Crew):
             del job
 
 
-class Processes(Crew):
-    """Worker processes, each with a thread here that talks to it.
+class ProcessPool(WorkerPool):
+    """A pool of worker processes, each served by a thread of this process.
 
-    They are started at once, and nobody waits until they are up.
+    The constructor starts them, and does not wait until they run.
 
     Args:
-        count: how many.
-        package: what they get.
-        timeout: seconds that one may take for a batch.
+        count: the number of processes.
+        package: the data set and the batch function.
+        timeout: the time limit of a batch, in seconds.
     """
 
     ends_late_ones = True
@@ -178,63 +178,63 @@ class Processes(Crew):
         super().__init__()
         self._package = package
         self._pid = os.getpid()
-        self._lines: list[Line] = []
+        self._threads: list[WorkerThread] = []
         _open.add(self)
         try:
             for index in range(count):
-                self._lines.append(Line(self, package, index, timeout))
+                self._threads.append(WorkerThread(self, package, index, timeout))
         except BaseException:
             self.close()
             raise
-        for line in self._lines:
-            line.start()
+        for thread in self._threads:
+            thread.start()
 
     @property
     def pids(self) -> list[int]:
         """The process ids of the workers."""
-        return [line.worker.process.pid for line in self._lines if line.worker is not None]
+        return [thread.worker.process.pid for thread in self._threads if thread.worker is not None]
 
     def forget(self, jobs: Iterable[Job]) -> None:
         jobs = [job for job in jobs if not job.future.done()]
         super().forget(jobs)
         for job in jobs:
-            for line in self._lines:
-                line.forget(job)
+            for thread in self._threads:
+                thread.forget(job)
 
     def _end(self) -> None:
         if self._pid != os.getpid():  # the child of a fork: the workers are its parent's
             return
-        for line in self._lines:
-            line.close()
-        for line in self._lines:
-            if line.is_alive() and line is not threading.current_thread():
-                line.join(1.0)
+        for thread in self._threads:
+            thread.close()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(1.0)
         self._package.close()
 
     def leave(self) -> None:
-        """In the child of a fork: have no part in the workers, so that they see when the parent ends."""
+        """Close the copies of the sockets in the child of a fork, so that the workers see the parent's end."""
         self.closed = True
         self._changed = threading.Condition()
-        for line in self._lines:
-            if line.worker is not None:
-                line.worker.leave()
+        for thread in self._threads:
+            if thread.worker is not None:
+                thread.worker.leave()
 
 
 def _closed() -> DataLoaderWorkerError:
     return DataLoaderWorkerError("the DataLoader's workers were ended before the batch was made")
 
 
-_open: weakref.WeakSet[Processes] = weakref.WeakSet()
+_open: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    for crew in list(_open):
-        crew.close()
+    for pool in list(_open):
+        pool.close()
 
 
 def _leave_all() -> None:
-    for crew in list(_open):
-        crew.leave()
+    for pool in list(_open):
+        pool.leave()
 
 
 # Registered after the engine's own, and so run before it: the engine waits for batches that are under way.

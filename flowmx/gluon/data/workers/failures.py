@@ -1,4 +1,4 @@
-"""What goes wrong in a worker, as its loader's user sees it."""
+"""Errors of worker processes, as they are raised to the loader's user."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def rebuilt(found: Report, worker: str) -> Exception:
 
 
 def ended(worker: str, code: int | None, doing: str) -> DataLoaderWorkerError:
-    """The error for a worker that is gone."""
+    """The error for a worker that has ended."""
     return DataLoaderWorkerError(f"{worker} {_manner(code)} {doing}")
 
 

@@ -15,10 +15,10 @@ from flowmx.gluon.data.workers.blocks import Seen
 from flowmx.gluon.data.workers.package import Package
 
 if TYPE_CHECKING:
-    from flowmx.gluon.data.workers.crew import Job, Processes
+    from flowmx.gluon.data.workers.crew import Job, ProcessPool
 
 _DEPTH = 2
-"""Tasks that a worker may have: the next one is there when one is done."""
+"""Tasks in flight per worker: the next one is there when one is done."""
 _STARTING = 300.0
 """Seconds that a worker may take until it is up, whatever `timeout` says of a batch: a busy machine is no error."""
 _ENVIRONMENT = {
@@ -32,8 +32,8 @@ class Worker:
     """A worker process.
 
     Args:
-        package: what it gets.
-        name: what messages call it.
+        package: the data set and the batch function.
+        name: its name in error messages.
     """
 
     def __init__(self, package: Package, name: str) -> None:
@@ -64,28 +64,28 @@ class Worker:
         self.process.kill()
 
     def leave(self) -> None:
-        """In the child of a fork: have no part in it."""
+        """Close the copy of its socket in the child of a fork."""
         self.connection.close()
         self.process.returncode = 0  # it is not this process's child
 
 
-class Line(threading.Thread):
-    """Hands jobs to a worker process, one by one, and their results to whoever waits.
+class WorkerThread(threading.Thread):
+    """Sends jobs from the pool's queue to a worker process, and completes them with its results.
 
     Args:
-        crew: where jobs come from.
-        package: what the process gets.
+        pool: the pool.
+        package: the data set and the batch function.
         index: the worker's number.
-        timeout: seconds that a batch may take.
+        timeout: the time limit of a batch, in seconds.
     """
 
-    def __init__(self, crew: Processes, package: Package, index: int, timeout: float) -> None:
+    def __init__(self, pool: ProcessPool, package: Package, index: int, timeout: float) -> None:
         super().__init__(name=f"flowmx-loader-{index}", daemon=True)
-        self._crew = crew
+        self._pool = pool
         self._package = package
         self._called = f"DataLoader worker {index}"
         self._timeout = timeout
-        self._jobs: deque[Job] = deque()  # what the worker has
+        self._jobs: deque[Job] = deque()  # in flight
         self._sending = threading.RLock()  # the collector may end a loop while a task is being sent
         self.worker: Worker | None = self._new_worker()
 
@@ -95,7 +95,7 @@ class Line(threading.Thread):
         return made
 
     def run(self) -> None:
-        """The thread: until the crew is closed."""
+        """Serve the worker until the pool is closed."""
         try:
             self._serve()
         finally:
@@ -105,7 +105,7 @@ class Line(threading.Thread):
     def _serve(self) -> None:
         while True:
             while len(self._jobs) < _DEPTH:
-                job = self._crew.next_job(wait=not self._jobs)
+                job = self._pool.next_job(wait=not self._jobs)
                 if job is None:
                     break
                 self._send(job)
@@ -118,7 +118,7 @@ class Line(threading.Thread):
     def _send(self, job: Job) -> None:
         if self.worker is None:
             self.worker = self._new_worker()
-            if self._crew.closed:  # by now: then nobody else ends it
+            if self._pool.closed:  # meanwhile: nothing else would end the new worker
                 self.close()
         free, drop = self.worker.blocks.news()
         self._jobs.append(job)
@@ -141,7 +141,7 @@ class Line(threading.Thread):
             with self._sending:
                 messages.send_task(worker.connection, messages.Task(job.ticket, None))
         except OSError:
-            pass  # it is gone, or about to be
+            pass  # the worker has ended, or is ending
 
     # -- results -----------------------------------------------------------------------------------------------
 
@@ -172,17 +172,17 @@ class Line(threading.Thread):
             self._jobs.popleft().fail(error)
 
     def _lose(self, why: Any) -> None:
-        """The worker is of no use any more: the job that it was at fails, and what it had besides goes to others."""
+        """Give up the worker: its current job fails, and its other jobs go back to the queue."""
         worker, self.worker = self.worker, None
         assert worker is not None
         if why is not failures.ended:
             worker.kill()
         code = worker.end()
         jobs, self._jobs = self._jobs, deque()
-        if jobs and not self._crew.closed:
+        if jobs and not self._pool.closed:
             first = jobs.popleft()
             first.fail(why(worker.name, code, f"at batch {first.number}, samples {_shown(first.samples)}"))
-        self._crew.take_back(jobs)
+        self._pool.take_back(jobs)
 
     def _late(self, name: str, code: int | None, doing: str) -> failures.DataLoaderTimeout:
         return failures.DataLoaderTimeout(

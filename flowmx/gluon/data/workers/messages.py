@@ -1,4 +1,4 @@
-"""What goes over the socket between a loader and a worker process.
+"""The wire format of the socket between a loader and a worker process.
 
 To the worker: pickled tasks, each after its length. From the worker: records of a fixed size that say in which block of
 memory a result is, with the block's descriptor where it is a new one.
@@ -21,12 +21,12 @@ BATCH, ERROR, READY, REFUSED = range(4)
 
 
 class Task(NamedTuple):
-    """What a worker is told.
+    """A message to a worker: a batch to make, or a task to abandon.
 
     Attributes:
         ticket: the task's number; results bear it.
-        samples: which samples; None: nobody wants the task with this ticket any more.
-        seed: what is random follows from it.
+        samples: the indices of the samples; None: the task with this ticket was abandoned.
+        seed: the seed of its random numbers.
         number: the number of the batch, for messages.
         free: blocks that may be used again.
         drop: blocks that are to be given up.
@@ -41,14 +41,14 @@ class Task(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a worker answers.
+    """A worker's answer: the memory block that holds a result.
 
     Attributes:
-        kind: what is in the block.
+        kind: the kind of the block's content.
         ticket: the task's number.
         block: the block's.
         capacity: its size.
-        size: how much of it is used.
+        size: the bytes used of it.
         descriptor: the block's, where it is a new one; else -1.
     """
 
@@ -64,17 +64,17 @@ def send_task(connection: socket.socket, task: Task) -> None:
     """Tell a worker.
 
     Raises:
-        OSError: it is gone.
+        OSError: the worker has ended.
     """
     raw = pickle.dumps(tuple(task))
     connection.sendall(_LENGTH.pack(len(raw)) + raw)
 
 
 def receive_task(connection: socket.socket) -> Task:
-    """What comes next.
+    """Receive the next task.
 
     Raises:
-        EOFError: the loader is gone.
+        EOFError: the loader has ended.
     """
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     return Task(*pickle.loads(_exactly(connection, length)))
@@ -94,7 +94,7 @@ def send_result(connection: socket.socket, result: Result) -> None:
     """Answer.
 
     Raises:
-        OSError: the loader is gone.
+        OSError: the loader has ended.
     """
     raw = _RESULT.pack(*result[:-1])
     if result.descriptor < 0:
@@ -105,10 +105,10 @@ def send_result(connection: socket.socket, result: Result) -> None:
 
 
 def receive_result(connection: socket.socket) -> Result:
-    """What a worker answers next.
+    """Receive a worker's next answer.
 
     Raises:
-        EOFError: it is gone.
+        EOFError: the worker has ended.
         TimeoutError: the connection's timeout is over.
     """
     descriptors = array.array("i")

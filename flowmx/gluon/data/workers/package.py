@@ -1,4 +1,4 @@
-"""What a worker process gets at its start: the data set and the function that makes batches, and where its program is.
+"""The start-up package of a worker process: the data set, the batch function, and the location of the main program.
 
 The two are pickled once, into memory that all workers of a loader map; they write to copies of their own.
 """
@@ -19,7 +19,7 @@ from flowmx.gluon.data.workers import shared
 _MAIN = "__main__"
 
 Main = tuple[str, str]
-"""Where a program is from: ``"name"`` and its module's name, or ``"path"`` and its file."""
+"""The origin of the main program: ``("name", module name)`` or ``("path", file)``."""
 
 
 class PackageError(TypeError):
@@ -61,7 +61,7 @@ class Package:
 
 
 def main_file() -> Main | None:
-    """Where this program is from; None where it is neither a module nor a file."""
+    """The origin of this process's main program; None where it is neither a module nor a file."""
     main = sys.modules[_MAIN]
     spec = getattr(main, "__spec__", None)
     if spec is not None:
@@ -81,11 +81,12 @@ _running_main = False
 
 
 def stop_main() -> None:
-    """Called where a program begins to load data in worker processes.
+    """Stop the main program where a worker process runs it for its definitions; else do nothing.
+
+    So a program needs no ``if __name__ == "__main__":``.
 
     Raises:
-        Enough: this is a worker process, which runs the program for what it defines. So a program needs no
-            ``if __name__ == "__main__":``.
+        Enough: this is such a worker process.
     """
     if _running_main:
         raise Enough
@@ -109,7 +110,7 @@ def _run_main(origin: Main, module: ModuleType) -> None:
     kind, place = origin
     if kind == "name":
         spec = importlib.util.find_spec(place)
-        assert spec is not None and isinstance(spec.loader, importlib.abc.InspectLoader), f"{place} is gone"
+        assert spec is not None and isinstance(spec.loader, importlib.abc.InspectLoader), f"{place} was not found"
         code, module.__package__ = spec.loader.get_code(place), spec.parent
         module.__file__ = spec.origin
     else:

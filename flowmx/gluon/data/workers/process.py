@@ -1,7 +1,7 @@
-"""What a worker process runs.
+"""The main program of a worker process.
 
 Its first thread makes batches, one after the other; a second one reads what the loader says, so that the process ends
-at once when the loader is gone, whatever it is doing.
+at once when the loader has ended, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ sys.path[:], sys.argv[:] = given["path"], given["argv"]
 from flowmx.gluon.data.workers import process
 process.main(given)
 """
-"""What the interpreter is given to run: nothing may be imported before it knows where modules are."""
+"""The source given to ``python -c``: it sets ``sys.path`` before anything is imported."""
 
 
 def command(connection: int, given: package.Package) -> list[str]:
     """The arguments of the interpreter of a worker that has these descriptors."""
-    told = {
+    start = {
         "path": sys.path, "argv": sys.argv, "connection": connection, "package": given.descriptor, "size": given.size,
         "main": given.main,
     }  # fmt: skip
-    return ["-c", BOOT, json.dumps(told)]
+    return ["-c", BOOT, json.dumps(start)]
 
 
 def main(given: dict[str, Any]) -> None:
-    """Make batches until the loader is gone."""
+    """Make batches until the loader ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the loader's process is interrupted, and ends this one
     connection = socket.socket(fileno=given["connection"])
     worker = _Worker(connection)

@@ -118,5 +118,5 @@ def new_file(size: int, name: str) -> int:
 
 
 def mapped(descriptor: int, size: int, private: bool = False) -> mmap.mmap:
-    """The memory behind a descriptor; ``private``: what is written there is seen by nobody else."""
+    """The memory behind a descriptor; ``private``: writes stay in this process."""
     return mmap.mmap(descriptor, size, mmap.MAP_PRIVATE if private else mmap.MAP_SHARED)

@@ -1,4 +1,4 @@
-"""What all models of images are: features, and an output computed from them."""
+"""The base class of image classifiers: a stack of feature layers, and an output layer."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class DenseNet(Classifier):
 
     Args:
         num_init_features: the channels of the first convolution.
-        growth_rate: how many channels each layer adds.
+        growth_rate: the number of channels that each layer adds.
         block_config: the number of layers of each block.
         bn_size: the channels between the two convolutions of a layer, as a multiple of the growth rate.
         dropout: the part of a layer's outputs that becomes zero in training.

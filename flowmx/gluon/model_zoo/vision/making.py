@@ -1,4 +1,4 @@
-"""How the functions of the zoo make a model, and fill in weights from a file."""
+"""Construction of the zoo's models, and loading of their pretrained weights from a file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def filled(net: N, name: str, pretrained: bool, ctx: Contexts = None, root: Root
     Args:
         net: the network.
         name: its name in the zoo.
-        pretrained: whether to load weights.
+        pretrained: load weights.
         ctx: the device or devices of the weights (default: the CPU).
         root: the folder of the file; see ``model_store.get_model_file``.
     """
@@ -34,7 +34,7 @@ def maker(function_name: str, make: Maker, *sizes: Any, doc: str, **fixed: Any) 
     """A function of the zoo: ``make`` with its sizes.
 
     Args:
-        function_name: what the function is called.
+        function_name: the function's name.
         make: takes the sizes, and ``pretrained``, ``ctx``, ``root`` and arguments of the model.
         *sizes: its first arguments.
         doc: the first line of the docstring.

@@ -56,7 +56,7 @@ class LinearBottleneck(HybridBlock):
     Args:
         in_channels: the number of input channels.
         channels: the number of output channels.
-        t: how many times as many are between.
+        t: the factor by which the channels are widened in between.
         stride: the steps.
         **kwargs: ``prefix`` and ``params``.
     """
@@ -131,7 +131,7 @@ class MobileNetV2(Classifier):
 
 
 def _version(multiplier: float) -> str:
-    """How names of files have it: 1.0, 0.75, 0.5, 0.25."""
+    """The width multiplier as file names write it: "1.0", "0.75", "0.5", "0.25"."""
     text = f"{multiplier:.2f}"
     return text[:-1] if text in ("1.00", "0.50") else text
 

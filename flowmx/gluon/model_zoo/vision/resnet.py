@@ -41,7 +41,7 @@ def _conv3x3(channels: int, stride: int, in_channels: int) -> nn.Conv2D:
 
 
 class _BlockV1(HybridBlock):
-    """Convolutions beside a shortcut, added and rectified.
+    """Convolutions in parallel with a shortcut, added and rectified.
 
     Args:
         channels: the number of output channels.
@@ -150,7 +150,7 @@ class _ResNet(Classifier):
     """
 
     normalized: ClassVar[bool]
-    """Whether the features are normalized, at their beginning and end, as version 2 has it."""
+    """True where batch normalisation stands at the beginning and the end of the features, as in version 2."""
 
     def __init__(
         self, block: Callable[..., HybridBlock], layers: Sequence[int], channels: Sequence[int], classes: int = 1000,
