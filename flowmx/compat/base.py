@@ -120,7 +120,7 @@ def data_dir_default() -> str:
 
 def data_dir() -> str:
     """The folder of models and data sets: ``MXNET_HOME`` where that is set."""
-    return settings.get().home or data_dir_default()
+    return settings.fresh("home") or data_dir_default()
 
 
 def _as_list(obj: Any) -> Any:

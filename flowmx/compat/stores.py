@@ -9,7 +9,7 @@ __all__ = ["_get_repo_file_url", "_get_repo_url"]
 
 def _get_repo_url() -> str:
     """The address of MXNet's models and data sets: ``MXNET_GLUON_REPO`` where it is set."""
-    address = settings.get().gluon_repo
+    address = settings.fresh("gluon_repo")
     return address if address.endswith("/") else f"{address}/"
 
 

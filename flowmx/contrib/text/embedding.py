@@ -209,7 +209,7 @@ class _Published(_TokenEmbedding):
         if pretrained_file_name not in known:
             raise KeyError(f"{type(self).__name__} has no file {pretrained_file_name!r}: there are {', '.join(known)}")
         super().__init__(**kwargs)
-        root = Path(settings.get().home or "~/.mxnet", "embeddings") if embedding_root is None else embedding_root
+        root = Path(settings.fresh("home") or "~/.mxnet", "embeddings") if embedding_root is None else embedding_root
         self._load_embedding(self._file(Path(root).expanduser(), pretrained_file_name), " ", init_unknown_vec)
         self._build_embedding_for_vocabulary(vocabulary)
 
@@ -225,7 +225,7 @@ class _Published(_TokenEmbedding):
         if path.exists() and check_sha1(path, cls.pretrained_file_name_sha1[name]):
             return path
         archive = cls._get_download_file_name(name)
-        url = f"{settings.get().gluon_repo.rstrip('/')}/gluon/embeddings/{cls.__name__.lower()}/{archive}"
+        url = f"{settings.fresh('gluon_repo').rstrip('/')}/gluon/embeddings/{cls.__name__.lower()}/{archive}"
         get: Any = download
         fetched = get(url, str(folder / archive), sha1_hash=cls.pretrained_archive_name_sha1[archive])
         _unpack(Path(fetched), folder)
