@@ -72,21 +72,25 @@ class MultiBoxPrior(_WithoutGradient):
     """Anchors around each place of a feature map: of each size with the first ratio, and of the first size with the
     other ratios.
 
-    Shapes: data (batch, channels, height, width), output (1, height·width·(sizes + ratios - 1), 4). A size is a fraction
-    of the image's height, and a ratio is that of width to height.
+    Shapes: data (batch, channels, height, width), output (1, height·width·(sizes + ratios - 1), 4). A size is a
+    fraction of the image's height, and a ratio is that of width to height.
     """  # noqa: D205
 
     ranks = (4,)
     sizes: tuple[float, ...] = option((1.0,), "The sizes.")
     ratios: tuple[float, ...] = option((1.0,), "The ratios.")
     clip: bool = option(False, "Cut anchors off at the image's borders.")
-    steps: tuple[float, ...] = option((-1.0, -1.0), "Distance of places, down and across; below 0, they fill the image.")
+    steps: tuple[float, ...] = option(
+        (-1.0, -1.0), "Distance of places, down and across; below 0, they fill the image."
+    )
     offsets: tuple[float, ...] = option((0.5, 0.5), "Where in its step an anchor's centre lies, down and across.")
 
     def __post_init__(self) -> None:
         self._count(steps=2, offsets=2)
         if not self.sizes or not self.ratios:
-            raise ParameterError(f"{self.name}: sizes {self.sizes} and ratios {self.ratios}, expected one of each at least")
+            raise ParameterError(
+                f"{self.name}: sizes {self.sizes} and ratios {self.ratios}, expected one of each at least"
+            )
         if not all(0 <= each <= 1 for each in self.offsets):
             raise ParameterError(f"{self.name}: offsets {self.offsets}, expected numbers from 0 to 1")
         if self.steps[0] * self.steps[1] < 0:
@@ -131,7 +135,9 @@ class MultiBoxTarget(_WithoutGradient):
     ranks = (3, 3, 3)
     overlap_threshold: float = option(0.5, "Overlap above which an anchor is given a box.")
     ignore_label: float = option(-1.0, "Class of the anchors that do not count.")
-    negative_mining_ratio: float = option(-1.0, "How many anchors count as background for each with a box; below 0 all.")
+    negative_mining_ratio: float = option(
+        -1.0, "How many anchors count as background for each with a box; below 0 all."
+    )
     negative_mining_thresh: float = option(0.5, "Overlap up to which an anchor can count as background.")
     minimum_negative_samples: int = option(0, "Taken and not used, as in MXNet.")
     variances: tuple[float, ...] = option(_VARIANCES, "What offsets are divided by.")

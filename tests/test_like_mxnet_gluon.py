@@ -129,6 +129,15 @@ def test_arrays_of_several_cpus_together():
         nd.sgd_mom_update(weight, there, nd.zeros(2, mx.cpu(1)), out=weight, lr=0.1)
 
 
+def test_nodes_of_namespaces_are_named_without_these():
+    with mx.name.NameManager():
+        x = mx.sym.var("x")
+        made = [mx.sym.contrib.box_nms(x), mx.sym.linalg.potrf(x), mx.sym.image.to_tensor(x), mx.sym.random.normal()]
+        layer = mx.sym.contrib.SyncBatchNorm(x, key="k")
+    assert [each.name for each in made] == ["box_nms0", "potrf0", "to_tensor0", "_random_normal0"]
+    assert layer.list_arguments() == ["x", "syncbatchnorm0_gamma", "syncbatchnorm0_beta"]
+
+
 def test_stars_of_modules():
     names = {}
     exec("from flowmx.autograd import *", names)

@@ -24,7 +24,9 @@ def convert_symbol(
     excluded_sym_names: Sequence[str] | None = None, data_names: Sequence[str] | None = None,
     cast_optional_params: bool = False,
 ) -> Symbol:  # fmt: skip
-    """The symbol with casts, so that its operators compute in 16 bits or in float32, as the lists say; outputs are float32.
+    """The symbol with casts, so that its operators compute in 16 bits or in float32, as the lists say.
+
+    Its outputs are float32.
 
     Args:
         sym: a symbol of float32.

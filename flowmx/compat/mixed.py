@@ -12,7 +12,7 @@ __all__: list[str] = []
 
 
 def __getattr__(name: str) -> Any:
-    """``_amp_initialized`` says whether mixed precision is on, at the moment; ``lists`` are MXNet's modules of lists."""
+    """``_amp_initialized`` says whether mixed precision is on at the moment; ``lists`` are MXNet's modules of them."""
     if name == "lists":
         return import_module("flowmx.contrib.amp.lists")
     if name == "_amp_initialized":

@@ -13,10 +13,12 @@ _NAMED = frozenset({
     "_unravel_index", "col2im", "depth_to_space", "diag", "im2col", "log_softmax", "moments", "repeat", "reverse",
     "space_to_depth", "squeeze", "tile",
 })  # fmt: skip
-"""Operators of one input that MXNet shows as data; that of all others is called input0."""
+"""Operators that have no input but data, which MXNet shows as that; that of all others is called input0."""
 
 
 def input_labels(op: Operator) -> tuple[str, ...]:
     """Names of the inputs of an operator, as monitors and hooks of MXNet see them."""
-    names = (*op.inputs(), *op.auxiliary)
-    return ("input0",) if names == ("data",) and op.name not in _NAMED else names
+    has_data_alone = op.arguments == ("data",) and not op.auxiliary and not op.variadic
+    if has_data_alone and op.name not in _NAMED:
+        return ("input0",)
+    return (*op.inputs(), *op.auxiliary)

@@ -1,13 +1,14 @@
 """Operators on arrays of several CPU devices, or in several kinds of the CPU's memory: pinned, shared, and plain.
 
-A loader hands batches out in pinned or shared memory. MXNet's operators take them, and arrays of ``cpu(1)``, beside those
-of ``cpu(0)``, and so do ours: what lies elsewhere is copied to the device that the operator runs on, which the tape knows
-of.
+A loader hands batches out in pinned or shared memory. MXNet's operators take them, and arrays of ``cpu(1)``, beside
+those of ``cpu(0)``, and so do ours: what lies elsewhere is copied to the device that the operator runs on, which the
+tape knows of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 from flowmx.devices import Context, cpu
 from flowmx.errors import DeviceError
 from flowmx.ndarray.core import BaseArray

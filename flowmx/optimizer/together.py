@@ -79,7 +79,7 @@ def _checked(update: Update, device: Any) -> tuple[list[NDArray], int]:
     op, weight, grad, states, master = update
     shared = (weight, *states) if master is None else (weight, *states, master)
     if grad._storage.device is not device:
-        grad = bring(op.name, "grad", grad, weight.context)
+        grad = cast("NDArray", bring(op.name, "grad", grad, weight.context))
     for array in shared:
         if array._storage.device is not device:
             raise DeviceError(
