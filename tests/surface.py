@@ -37,9 +37,8 @@ _REASONS: dict[str, str] = {
         _contrib_dgl_graph_compact _contrib_dgl_subgraph
     """,
     "detection networks": """
-        _contrib_DeformablePSROIPooling _contrib_MultiBoxDetection _contrib_MultiBoxPrior _contrib_MultiBoxTarget
-        _contrib_MultiProposal _contrib_PSROIPooling _contrib_Proposal _contrib_RROIAlign _contrib_box_decode
-        _contrib_box_encode
+        _contrib_DeformablePSROIPooling _contrib_MultiProposal _contrib_PSROIPooling _contrib_Proposal
+        _contrib_RROIAlign
     """,
     "decodes image files: a matter of mx.image": """
         imdecode _imdecode _cvcopyMakeBorder _cvimdecode _cvimread _cvimresize

@@ -177,8 +177,35 @@ def test_converted_blocks(dtype):
     made = amp.convert_hybrid_block(net, dtype, cast_optional_params=True)
     assert made.collect_params()["net_dense0_weight"].dtype != np.float32
     assert made.collect_params()["net_batchnorm0_gamma"].dtype == np.float32
-    assert made(x).dtype == as_dtype(dtype).type
-    np.testing.assert_allclose(made(x).astype("float32").asnumpy(), expected, atol=0.05)
+    assert made(x).dtype == np.float32
+    np.testing.assert_allclose(made(x).asnumpy(), expected, atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_converted_bucketing_module(dtype, optional):
+    def generate(length):
+        outputs = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3, flatten=False, name="fc")
+        return mx.sym.mean(outputs, axis=1), ("data",), None
+
+    def predict(module, length):
+        module.forward(mx.io.DataBatch([mx.nd.ones((2, length, 4))], bucket_key=length,
+                                       provide_data=[("data", (2, length, 4))]), is_train=False)  # fmt: skip
+        return module.get_outputs()[0].asnumpy()
+
+    plain = mx.mod.BucketingModule(generate, default_bucket_key=8)
+    with pytest.raises(ValueError, match="the parameters are not there"):
+        amp.convert_bucketing_module(plain)
+    plain.bind([("data", (2, 8, 4))])
+    plain.init_params(mx.init.Xavier())
+    made = amp.convert_bucketing_module(plain, dtype, cast_optional_params=optional)
+    made.bind([("data", (2, 8, 4))], for_training=False)
+    assert (made.get_params()[0]["fc_weight"].dtype == np.float32) is not optional
+    for length in (8, 5):
+        np.testing.assert_allclose(predict(made, length), predict(plain, length), atol=0.02)
+    given = mx.mod.BucketingModule.load_dict({8: plain.symbol}, generate, 8, *plain.get_params())
+    given.bind([("data", (2, 8, 4))], for_training=False)
+    np.testing.assert_array_equal(predict(given, 8), predict(plain, 8))
 
 
 # -- operators in 16 bits ----------------------------------------------------------------------------------

@@ -131,3 +131,17 @@ def test_a_bucket_with_other_parameters_is_refused():
     mod.init_params()
     with pytest.raises(ValueError, match="bucket 3 has a parameter 'fc3_weight', which that of the default"):
         mod.switch_bucket(3, [("data", (2, 3))], [("softmax_label", (2,))])
+
+
+def test_gradients_that_are_added_up_are_so_over_buckets():
+    def generate(_):
+        weight = mx.sym.var("weight", shape=(1,), init=mx.init.One())
+        return mx.sym.make_loss(mx.sym.broadcast_mul(mx.sym.var("data"), weight)), ("data",), None
+
+    module = mx.mod.BucketingModule(generate, default_bucket_key=10)
+    module.bind([("data", (2,))], grad_req="add")
+    module.init_params()
+    for key, expected in ((10, 2), (5, 4), (10, 6)):
+        described = [mx.io.DataDesc("data", (2,), layout="N")]
+        module.forward_backward(mx.io.DataBatch([mx.nd.ones(2)], bucket_key=key, provide_data=described))
+        assert module._current._group.execs[0].grad_dict["weight"].asscalar() == expected

@@ -105,13 +105,46 @@ def test_kinds_of_the_cpus_memory_are_mixed(kind):
     net.initialize()
     assert net(x.reshape((1, 2))).context == mx.cpu()
     with pytest.raises(DeviceError, match="bring them together"):
-        x + nd.ones(2, mx.cpu(1))
+        x + nd.ones(2, mx.sim(0))
 
 
-def test_star_of_autograd():
+def test_arrays_of_several_cpus_together():
+    here, there = nd.ones(2), nd.ones(2, mx.cpu(1))
+    here.attach_grad()
+    there.attach_grad()
+    with autograd.record():
+        product = here * there * 3
+    product.backward()
+    assert (product.context, (there + here).context) == (mx.cpu(0), mx.cpu(1))
+    assert (here.grad.context, there.grad.context) == (mx.cpu(0), mx.cpu(1))
+    assert here.grad.asnumpy().tolist() == there.grad.asnumpy().tolist() == [3, 3]
+    out = nd.zeros(2, mx.cpu(1))
+    nd.elemwise_add(here, here, out=out)
+    out += here
+    assert (out.asnumpy().tolist(), out.context) == ([3, 3], mx.cpu(1))
+    weight = nd.ones(2)
+    mx.optimizer.get_updater(mx.optimizer.SGD(learning_rate=1.0))(0, there, weight)
+    assert weight.asnumpy().tolist() == [0, 0]
+    with pytest.raises(DeviceError, match="which it also writes"):
+        nd.sgd_mom_update(weight, there, nd.zeros(2, mx.cpu(1)), out=weight, lr=0.1)
+
+
+def test_nodes_of_namespaces_are_named_without_these():
+    with mx.name.NameManager():
+        x = mx.sym.var("x")
+        made = [mx.sym.contrib.box_nms(x), mx.sym.linalg.potrf(x), mx.sym.image.to_tensor(x), mx.sym.random.normal()]
+        layer = mx.sym.contrib.SyncBatchNorm(x, key="k")
+    assert [each.name for each in made] == ["box_nms0", "potrf0", "to_tensor0", "_random_normal0"]
+    assert layer.list_arguments() == ["x", "syncbatchnorm0_gamma", "syncbatchnorm0_beta"]
+
+
+def test_stars_of_modules():
     names = {}
     exec("from flowmx.autograd import *", names)
     assert names["NDArray"] is NDArray
+    assert names["get_symbol"] is autograd.get_symbol
+    exec("from flowmx.gluon.nn.basic_layers import *", names)
+    assert names["BatchNorm"] is nn.BatchNorm
 
 
 # -- shapes that the content tells -------------------------------------------------------------------------

@@ -49,6 +49,23 @@ def test_what_is_computed_is_the_same():
     np.testing.assert_allclose(one.outputs[0].asnumpy(), other.outputs[0].asnumpy(), rtol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("layer", "expected"),
+    [
+        (lambda x: mx.sym.Activation(x, act_type="relu", name="a"), ["x", "a_input0", "a_output"]),
+        (lambda x: mx.sym.softmax(x, name="a"), ["x", "a_data", "a_output"]),
+        (lambda x: mx.sym.concat(x, x, name="a"), ["x", "a_arg0", "x", "a_arg1", "a_output"]),
+        (lambda x: mx.sym.Pooling(x, kernel=(1, 1), name="a"), ["x", "a_data", "a_output"]),
+    ],
+)
+def test_inputs_have_mxnets_names(layer, expected):
+    executor = layer(mx.sym.var("x", shape=(1, 1, 2, 2))).simple_bind(mx.cpu(), grad_req="null")
+    seen = []
+    executor.set_monitor_callback(lambda name, array: seen.append(name), monitor_all=True)
+    executor.forward()
+    assert seen == expected
+
+
 def test_gradients_that_are_added_up():
     net = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=2, no_bias=True, name="fc")
     grads = {"fc_weight": mx.nd.ones((2, 3))}

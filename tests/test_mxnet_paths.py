@@ -73,7 +73,6 @@ _NAMES_LEFT_OUT = {
         contrib.onnx.export_model_ contrib.onnx.get_model_metadata_ contrib.onnx.import_model_
         contrib.onnx.import_to_gluon_ gluon.model_zoo.vision.inception.make_aux model.SKLEARN_INSTALLED
     """,
-    "mixed precision of buckets": "contrib.amp.amp.convert_bucketing_module",
 }
 NAMES_LEFT_OUT = {f"mxnet.{name}": reason for reason, names in _NAMES_LEFT_OUT.items() for name in names.split()}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import multiprocessing.pool
 from typing import Any
 
@@ -152,6 +153,21 @@ def test_the_graph_of_a_recorded_array():
     assert values(found) == values(two) == [18]
     with pytest.raises(mx.MXNetError, match="record"):
         mx.autograd.get_symbol(x + 1)
+
+
+def test_the_graph_of_a_hybridized_block_that_was_recorded():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=2), nn.BatchNorm(in_channels=3))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    x = mx.nd.random.normal(shape=(4, 2))
+    with mx.autograd.record():
+        y = net(x) * 2
+    graph = mx.autograd.get_symbol(y)
+    assert len(graph.list_arguments()) == 5 and len(graph.list_auxiliary_states()) == 2
+    assert [node["op"] for node in json.loads(graph.tojson())["nodes"] if node["op"] != "null"] == [
+        "FullyConnected", "BatchNorm", "_mul_scalar"
+    ]  # fmt: skip
 
 
 def test_a_symbol_as_a_function_of_arrays():

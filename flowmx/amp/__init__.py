@@ -17,15 +17,16 @@ from __future__ import annotations
 from typing import Any
 
 from flowmx.amp import lists
-from flowmx.amp.convert import convert_hybrid_block, convert_model, convert_symbol
+from flowmx.amp.convert import convert_bucketing_module, convert_hybrid_block, convert_model, convert_symbol
 from flowmx.amp.guard import AmpWarning, Overflow, OverflowWarning, UnscaledLossError
 from flowmx.amp.policy import Policy, checked_dtype
 from flowmx.amp.scaler import LossScaler
 from flowmx.amp.training import deinit, init, init_trainer, scale_loss, unscale
 
 __all__ = [
-    "AmpWarning", "LossScaler", "Overflow", "OverflowWarning", "Policy", "UnscaledLossError", "convert_hybrid_block",
-    "convert_model", "convert_symbol", "deinit", "init", "init_trainer", "list_conditional_fp32_ops", "list_fp32_ops",
+    "AmpWarning", "LossScaler", "Overflow", "OverflowWarning", "Policy", "UnscaledLossError",
+    "convert_bucketing_module", "convert_hybrid_block", "convert_model", "convert_symbol", "deinit", "init",
+    "init_trainer", "list_conditional_fp32_ops", "list_fp32_ops",
     "list_loss_output_functions", "list_lp16_fp32_ops", "list_lp16_ops", "list_lp16_use_fp32_params",
     "list_widest_type_cast", "scale_loss", "unscale",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from flowmx.amp.policy import Conditions, Policy
 from flowmx.gluon import HybridBlock, SymbolBlock
 from flowmx.graph.casts import Inserting
 from flowmx.graph.node import Entry, Node, topological
+from flowmx.module import BucketingModule
 from flowmx.ndarray import NDArray
 from flowmx.ops.dtypes import BY_FLAG, FLAGS, FLOAT32, DType
 from flowmx.symbol import Symbol
@@ -24,6 +25,8 @@ def convert_symbol(
     cast_optional_params: bool = False,
 ) -> Symbol:  # fmt: skip
     """The symbol with casts, so that its operators compute in 16 bits or in float32, as the lists say.
+
+    Its outputs are float32.
 
     Args:
         sym: a symbol of float32.
@@ -55,6 +58,7 @@ def convert_symbol(
         chosen = _only_cast(entries, params, policy.dtype)
         inserting = Inserting({**known, **dict.fromkeys(chosen, policy.dtype)}, policy, {*params} - {*chosen})
         entries = inserting.graph(sym._entries)
+    entries = [inserting.cast(each, FLOAT32) if inserting.dtypes[each] == policy.dtype else each for each in entries]
     return Symbol(_with_dtypes(entries, {node: inserting.dtypes[Entry(node, 0)] for node in params}))
 
 
@@ -133,6 +137,42 @@ def convert_model(
 
 def _cast(params: Mapping[str, NDArray], dtypes: Mapping[str, DType]) -> Arrays:
     return {name: each.astype(dtypes.get(name, each.dtype), copy=False) for name, each in params.items()}
+
+
+def convert_bucketing_module(
+    bucketing_mod: BucketingModule, target_dtype: Any = "float16", target_dtype_ops: Sequence[str] | None = None,
+    fp32_ops: Sequence[str] | None = None, conditional_fp32_ops: Conditions | None = None,
+    excluded_sym_names: Sequence[str] | None = None, cast_optional_params: bool = False,
+) -> BucketingModule:  # fmt: skip
+    """A bucketing module of mixed precision, with the parameters of one of float32; the others are those of
+    :func:`convert_symbol`. It is to be bound anew.
+
+    Raises:
+        TypeError: it is no BucketingModule.
+        ValueError: its parameters are not initialized.
+        ValueError, AttributeError: as :func:`convert_symbol`.
+    """  # noqa: D205
+    if not isinstance(bucketing_mod, BucketingModule):
+        raise TypeError(f"amp.convert_bucketing_module: {bucketing_mod!r} was given, expected a BucketingModule")
+    if not bucketing_mod.params_initialized:
+        raise ValueError("amp.convert_bucketing_module: the parameters are not there: call bind() and init_params()")
+    arg_params, aux_params = bucketing_mod.get_params()
+
+    def generate(key: Any) -> tuple[Symbol, Any, Any]:
+        symbol, data_names, label_names = bucketing_mod._sym_gen(key)
+        return converted(symbol)[0], data_names, label_names
+
+    def converted(symbol: Symbol) -> tuple[Symbol, Arrays, Arrays]:
+        return convert_model(
+            symbol, arg_params, aux_params, target_dtype, target_dtype_ops, fp32_ops, conditional_fp32_ops,
+            excluded_sym_names, cast_optional_params,
+        )  # fmt: skip
+
+    made = BucketingModule(
+        generate, bucketing_mod._default_bucket_key, bucketing_mod.logger, **bucketing_mod._arguments
+    )
+    made._begin_with(*converted(bucketing_mod._default.symbol)[1:])
+    return made
 
 
 def convert_hybrid_block(

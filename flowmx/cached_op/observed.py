@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from flowmx import ndarray as nd
+from flowmx.graph.labels import input_labels
 from flowmx.graph.node import Entry
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import invoke
 from flowmx.ndarray.recording import TapeNode
-from flowmx.ops.registry import Operator
 from flowmx.symbol.symbol import Symbol
 
 
@@ -45,7 +45,7 @@ def observed(symbol: Symbol, arrays: Mapping[str, NDArray], hooks: Sequence[OpHo
             values[Entry(node, 0)] = arrays[node.name]
             continue
         inputs = [values[entry] for entry in node.inputs]
-        for name, array in zip(_names(node.op), inputs, strict=True):
+        for name, array in zip(input_labels(node.op), inputs, strict=True):
             _show(hooks, f"{node.name}_{name}", node.op.name, array, is_more=True)
         found = node.op.at_once(nd, inputs) if node.op.dynamic else invoke(node.op, inputs)
         outputs = [found] if isinstance(found, NDArray) else list(found)
@@ -54,22 +54,6 @@ def observed(symbol: Symbol, arrays: Mapping[str, NDArray], hooks: Sequence[OpHo
             _show(hooks, node.output_name(index), node.op.name, array)
         _observe_gradient(hooks, node.name, node.op.name, outputs)
     return [values[entry] for entry in symbol._entries]
-
-
-_NAMED = frozenset({
-    "Crop", "Dropout", "GridGenerator", "IdentityAttachKLSparseReg", "L2Normalization", "LRN", "MakeLoss", "Pad",
-    "Pooling", "SliceChannel", "SwapAxis", "_contrib_fft", "_contrib_ifft", "_contrib_index_array",
-    "_contrib_quadratic", "_image_normalize", "_image_to_tensor", "_ravel_multi_index", "_shuffle", "_split_v2",
-    "_unravel_index", "col2im", "depth_to_space", "diag", "im2col", "log_softmax", "moments", "repeat", "reverse",
-    "space_to_depth", "squeeze", "tile",
-})  # fmt: skip
-"""Operators of one input that hooks of MXNet know as data; that of all others is called input0."""
-
-
-def _names(op: Operator) -> tuple[str, ...]:
-    """Names of the inputs of an operator, as hooks of MXNet see them."""
-    names = (*op.inputs(), *op.auxiliary)
-    return ("input0",) if names == ("data",) and op.name not in _NAMED else names
 
 
 def _show(hooks: Sequence[OpHook], name: str, operator: str, array: NDArray, is_more: bool = False) -> None:

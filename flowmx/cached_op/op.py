@@ -107,6 +107,7 @@ class CachedOp:
                 return self._differentiate(call, wanted, inputs, made, heads, targets)
 
             gradient.takes_targets = True  # type: ignore[attr-defined]
+            gradient.symbol = self._symbol  # type: ignore[attr-defined]
             core.record(self._name, gradient, args, outputs, len(outputs), capture(2))
         return outputs[0] if len(outputs) == 1 else outputs
 

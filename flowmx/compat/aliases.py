@@ -66,8 +66,11 @@ def _add(module: ModuleType) -> None:
     path = module.__name__[len(_OWN) :]
     names = vars(module)
     own, own_dir = names.get("__getattr__"), names.get("__dir__")
+    listed_by_itself = names.pop("__all__", None) if path in PATHS else None
 
     def find(name: str) -> Any:
+        if name == "__all__" and listed_by_itself is not None:
+            return [*listed_by_itself, *_starred(path)]
         try:
             if own is not None:
                 return own(name)
@@ -104,6 +107,13 @@ def _elsewhere(path: str, name: str) -> Any:
             if found is not _MISSING:
                 return found
     return _MISSING
+
+
+def _starred(path: str) -> Iterator[str]:
+    """What an import of all names of a path brings beside what the module itself lists."""
+    for source in PATHS[path]:
+        if source != "flowmx.compat.common":
+            yield from getattr(importlib.import_module(source), "__all__", ())
 
 
 def _below(path: str) -> Iterator[str]:

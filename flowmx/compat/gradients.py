@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from flowmx.errors import AutogradError
-from flowmx.graph.node import Entry, Node
+from flowmx.graph.node import Entry, Node, topological
 from flowmx.name import current
 from flowmx.ndarray import NDArray, recording
 from flowmx.ndarray.core import BaseArray
@@ -20,7 +22,8 @@ def get_symbol(x: NDArray) -> Symbol:
         x: the array.
 
     Returns:
-        a symbol, whose arguments are the marked variables and the arrays that nothing was recorded of.
+        a symbol, whose arguments are the marked variables and the arrays that nothing was recorded of. It has the
+        operators of a hybridized block themselves.
 
     Raises:
         AssertionError: ``x`` is no array (what MXNet raises).
@@ -40,7 +43,7 @@ class _Reading:
 
     def __init__(self) -> None:
         self._variables: dict[object, Entry] = {}
-        self._nodes: dict[recording.TapeNode, Node] = {}
+        self._made: dict[recording.TapeNode, list[Entry]] = {}
 
     def node_of(self, entry: recording.Entry) -> Entry:
         """The entry of a graph that an entry of the tape stands for."""
@@ -50,28 +53,33 @@ class _Reading:
         while waiting:  # no recursion: tapes are long
             node = waiting[-1]
             before = [each.node for each in node.entries if each is not None]
-            missing = [each for each in before if isinstance(each, recording.TapeNode) and each not in self._nodes]
+            missing = [each for each in before if isinstance(each, recording.TapeNode) and each not in self._made]
             if missing:
                 waiting += missing
                 continue
-            self._nodes.setdefault(node, self._made(node))
+            self._made.setdefault(node, self._outputs(node))
             waiting.pop()
-        return Entry(self._nodes[entry.node], entry.index)
+        return self._made[entry.node][entry.index]
 
-    def _made(self, node: recording.TapeNode) -> Node:
-        op = getattr(node.gradient, "__self__", None)
-        if not isinstance(op, Operator) or node.arrays is None:
+    def _outputs(self, node: recording.TapeNode) -> list[Entry]:
+        """The outputs of what was recorded as one operator."""
+        op, symbol = getattr(node.gradient, "__self__", None), getattr(node.gradient, "symbol", None)
+        if node.arrays is None or not (isinstance(op, Operator) or symbol is not None):
             why = "was freed by a backward pass" if node.arrays is None else "is no operator that a graph could have"
             raise AutogradError(f"get_symbol: {node.name!r}, which was recorded on the way, {why}")
         inputs = []
         for entry, array in zip(node.entries, node.arrays, strict=False):
             inputs.append(self._constant(array) if entry is None else self._known(entry))
-        return Node(op, current().get(None, node.name.lower().lstrip("_")), tuple(inputs), origin=node.origin)
+        if symbol is not None:
+            return _inlined(symbol, inputs)
+        label = current().get(None, node.name.lower().lstrip("_"))
+        made = Node(op, label, tuple(inputs), origin=node.origin)
+        return [Entry(made, index) for index in range(made.outputs())]
 
     def _known(self, entry: recording.Entry) -> Entry:
         if isinstance(entry.node, recording.Leaf):
             return self._variable(entry.node)
-        return Entry(self._nodes[entry.node], entry.index)
+        return self._made[entry.node][entry.index]
 
     def _constant(self, array: BaseArray) -> Entry:
         return self._variable((array._storage, array._view, array._shape))
@@ -80,3 +88,19 @@ class _Reading:
         if key not in self._variables:
             self._variables[key] = Entry(Node(None, f"var{len(self._variables)}"), 0)
         return self._variables[key]
+
+
+def _inlined(symbol: Symbol, inputs: Sequence[Entry]) -> list[Entry]:
+    """The outputs of a symbol on these inputs in place of its variables."""
+    nodes = topological(symbol._entries)
+    given = dict(zip([Entry(node, 0) for node in nodes if node.is_variable], inputs, strict=False))
+    made: dict[Node, Node] = {}
+
+    def new(entry: Entry) -> Entry:
+        return given.get(entry) or Entry(made[entry.node], entry.index)
+
+    for node in nodes:
+        if not node.is_variable:
+            changed = tuple([new(each) for each in node.inputs])
+            made[node] = Node(node.op, node.name, changed, node.attributes, node.given, node.origin)
+    return [new(each) for each in symbol._entries]

@@ -179,6 +179,12 @@ def _exec_group(module: Module) -> DataParallelExecutorGroup | None:
     return None if group is None else DataParallelExecutorGroup.around(group, module._state_names)
 
 
+def _exec_bytes(module: Module) -> int:
+    """The bytes of memory for internal values; modules that share it have one number."""
+    group = module._group
+    return 0 if group is None else sum(arena.nbytes for arena in {each.arena for each in group.execs})
+
+
 def _optimized(executor: Executor) -> Symbol:
     """The symbol that is computed, after what is common to several nodes was merged."""
     graph = Graph(tuple(executor._entries), {}, executor._shapes, executor._dtypes, False)
@@ -278,6 +284,7 @@ MEMBERS: dict[type, dict[str, Any]] = {
     Module: {
         "_exec_group": property(_exec_group),
         "_context": property(lambda module: module._contexts),
+        "_total_exec_bytes": property(_exec_bytes),
         "_data_shapes": property(lambda module: module.data_shapes if module.binded else None),
         "_label_shapes": property(lambda module: module.label_shapes if module.binded else None),
         "_fixed_param_names": property(lambda module: module._fixed),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from flowmx.amp.policy import Policy
@@ -11,7 +12,9 @@ __all__: list[str] = []
 
 
 def __getattr__(name: str) -> Any:
-    """``_amp_initialized`` says whether mixed precision is on, at the moment."""
+    """``_amp_initialized`` says whether mixed precision is on at the moment; ``lists`` are MXNet's modules of them."""
+    if name == "lists":
+        return import_module("flowmx.contrib.amp.lists")
     if name == "_amp_initialized":
         return isinstance(core.casting, Policy)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

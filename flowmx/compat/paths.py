@@ -26,7 +26,7 @@ PATHS: dict[str, tuple[str, ...]] = {
     "callback": _COMMON,
     "context": _COMMON,
     "contrib.amp": ("flowmx.amp", "flowmx.compat.mixed"),
-    "contrib.amp.amp": (*_AMP, "flowmx.compat.mixed", "flowmx.compat.common"),
+    "contrib.amp.amp": ("flowmx.compat.mixed", *_AMP, "flowmx.compat.common"),
     "contrib.amp.lists": ("flowmx.compat.precision",),
     "contrib.amp.lists.symbol_bf16": ("flowmx.compat.precision.bf16",),
     "contrib.amp.lists.symbol_fp16": ("flowmx.compat.precision.fp16",),

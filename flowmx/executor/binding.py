@@ -165,11 +165,15 @@ def simple_bind(
         return made
 
     args = {node.name: make(node, shape) for node, shape in zip(arguments, arg_shapes, strict=True)}
-    grads = {
-        name: full(bound.shape, 0, bound.context, bound._dtype)
-        for name, bound in args.items()
-        if requests[name] != "null"
-    }
+
+    def gradient(name: str, bound: NDArray) -> NDArray:
+        if shared_exec is not None and name in (shared_arg_names or ()) and shared_exec.arg_dict.get(name) is bound:
+            old = shared_exec.grad_dict[name]
+            if old is not None:  # so that what is added up is so over all buckets
+                return old
+        return full(bound.shape, 0, bound.context, bound._dtype)
+
+    grads = {name: gradient(name, bound) for name, bound in args.items() if requests[name] != "null"}
     old_aux = shared_exec.aux_dict if shared_exec else {}
     aux: dict[str, NDArray] = {}
     for node, shape in zip(auxiliary, aux_shapes, strict=True):

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, cast
 from flowmx import autograd, devices
 from flowmx.devices import Context
 from flowmx.errors import AutogradError
+from flowmx.graph.labels import input_labels
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
@@ -34,8 +35,7 @@ class Monitor(NamedTuple):
     def at_inputs(self, node: Node, inputs: Sequence[NDArray]) -> None:
         """Show the inputs of an operator."""
         if self.monitor_all and node.op is not None:
-            names = (*node.op.inputs(), *node.op.auxiliary)
-            for entry, name, array in zip(node.inputs, names, inputs, strict=True):
+            for entry, name, array in zip(node.inputs, input_labels(node.op), inputs, strict=True):
                 if entry.node.is_variable:
                     self.callback(entry.node.name, array)
                 self.callback(f"{node.name}_{name}", array)

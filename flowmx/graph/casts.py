@@ -71,7 +71,7 @@ class Inserting:
         self._settle(op, node.name, inputs)
         given = tuple([self.dtypes[entry] for entry in inputs])
         targets = self._casting.targets(op, given, node.name) or given
-        cast = tuple([self._cast(entry, dtype) for entry, dtype in zip(inputs, targets, strict=True)])
+        cast = tuple([self.cast(entry, dtype) for entry, dtype in zip(inputs, targets, strict=True)])
         made = node
         if cast != node.inputs:
             made = Node(op, node.name, cast, node.attributes, node.given, node.origin, node.versions)
@@ -89,8 +89,8 @@ class Inserting:
             found = op.infer_type([None if entry in free else self.dtypes[entry] for entry in inputs])[0]
             self.dtypes.update((entry, found[at] or FLOAT32) for at, entry in enumerate(inputs) if entry in free)
 
-    def _cast(self, entry: Entry, dtype: DType) -> Entry:
-        """The entry as this dtype."""
+    def cast(self, entry: Entry, dtype: DType) -> Entry:
+        """An entry of the new graph as this dtype."""
         if self.dtypes[entry] == dtype:
             return entry
         known = self._casts.get((entry, dtype))

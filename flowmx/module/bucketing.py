@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowmx.devices import Context
@@ -261,9 +261,37 @@ class BucketingModule(BaseModule):
         """
         made = BucketingModule(sym_gen, default_bucket_key, **kwargs)
         loaded = Module.load(prefix, epoch, data_names=made.data_names, label_names=made.label_names)
-        made._default._arg_params, made._default._aux_params = loaded._arg_params, loaded._aux_params
-        made._default.params_initialized = made.params_initialized = True
+        made._begin_with(loaded._arg_params, loaded._aux_params)
         return made
+
+    @staticmethod
+    def load_dict(
+        sym_dict: Mapping[Any, Any], sym_gen: Any, default_bucket_key: Any, arg_params: dict[str, NDArray],
+        aux_params: dict[str, NDArray], **kwargs: Any,
+    ) -> BucketingModule:  # fmt: skip
+        """A module with given symbols and parameters.
+
+        Args:
+            sym_dict: from key to symbol, for some of the buckets.
+            sym_gen: as for the class.
+            default_bucket_key: likewise.
+            arg_params: parameters by name.
+            aux_params: auxiliary states by name.
+            **kwargs: as for the class.
+        """
+
+        def generate(key: Any) -> tuple[Any, Any, Any]:
+            symbol, data_names, label_names = sym_gen(key)
+            return sym_dict.get(key, symbol), data_names, label_names
+
+        made = BucketingModule(generate, default_bucket_key, **kwargs)
+        made._begin_with(arg_params, aux_params)
+        return made
+
+    def _begin_with(self, arg_params: dict[str, NDArray], aux_params: dict[str, NDArray]) -> None:
+        """Take parameters over, before anything is bound."""
+        self._default._arg_params, self._default._aux_params = arg_params, aux_params
+        self._default.params_initialized = self.params_initialized = True
 
     # -- training --------------------------------------------------------------------------------------
 

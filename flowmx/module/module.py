@@ -223,6 +223,7 @@ class Module(BaseModule):
             inputs_need_grad, grad_req, shared, self._group2ctxs,
         )  # fmt: skip
         self.binded, self.for_training, self.inputs_need_grad = True, for_training, inputs_need_grad
+        self._grad_req = grad_req
         if shared_module is not None:
             self._arg_params, self._aux_params = shared_module._arg_params, shared_module._aux_params
             self.params_initialized = True

@@ -433,9 +433,7 @@ def invoke(
         device = inputs[0]._storage.device
         for each in inputs:
             if each._storage.device is not device:
-                from flowmx.ndarray.host import together
-
-                return invoke(op, together(op.name, inputs, out), out, device, depth + 1)
+                return _invoke_together(op, inputs, out, depth + 2)
     elif device is None:
         device = devices.get(devices.current_context())
     spec = op.spec(tuple([each._shape for each in inputs]), tuple([each._dtype for each in inputs]))
@@ -446,6 +444,8 @@ def invoke(
     given: list[BaseArray] = []
     if out is not None:
         given = [out] if isinstance(out, BaseArray) else list(out)
+        if given and inputs and given[0]._storage.device is not device:
+            return _invoke_together(op, inputs, out, depth + 2)
         if mode.recording:
             from flowmx.ndarray import writing
 
@@ -494,6 +494,14 @@ def invoke(
     if visible == 1:
         return outputs[0]
     return outputs[:visible]
+
+
+def _invoke_together(op: Operator, inputs: Sequence[BaseArray], out: Any, depth: int) -> Any:
+    """:func:`invoke` on arrays of several devices, which are brought together."""
+    from flowmx.ndarray.host import together
+
+    first = out if out is None or isinstance(out, BaseArray) else out[0]
+    return invoke(op, together(op, inputs, first), out, None, depth)
 
 
 def record(

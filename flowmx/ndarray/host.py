@@ -1,19 +1,21 @@
-"""Operators on arrays that lie in several kinds of the CPU's memory: pinned, shared between processes, and plain.
+"""Operators on arrays of several CPU devices, or in several kinds of the CPU's memory: pinned, shared, and plain.
 
-A loader hands batches out in pinned or shared memory. MXNet's operators take them with plain ones, and so do ours:
-what lies elsewhere is copied to the device that the operator runs on, which the tape knows of.
+A loader hands batches out in pinned or shared memory. MXNet's operators take them, and arrays of ``cpu(1)`` with
+those of ``cpu(0)``, and so do ours: what lies elsewhere is copied to the device that the operator runs on, which the
+tape knows of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from flowmx.devices import Context, cpu
 from flowmx.errors import DeviceError
 from flowmx.ndarray.core import BaseArray
+from flowmx.ops.registry import Operator
 
 KINDS = ("cpu_pinned", "cpu_shared")
+HOST = ("cpu", *KINDS)
 
 
 def plain(context: Context) -> Context:
@@ -21,22 +23,37 @@ def plain(context: Context) -> Context:
     return cpu() if context.device_type in KINDS else context
 
 
-def together(name: str, inputs: Sequence[BaseArray], out: Any = None) -> list[BaseArray]:
-    """Bring the inputs of an operator together on the device that it is to run on.
+def together(op: Operator, inputs: Sequence[BaseArray], out: BaseArray | None = None) -> list[BaseArray]:
+    """Bring the inputs of an operator together on the device that it is to run on: that of ``out``, or of the first.
 
     Args:
-        name: the operator's.
+        op: the operator.
         inputs: arrays of several devices.
         out: the array that it writes into, if there is one.
 
     Raises:
-        DeviceError: they are on devices that differ in more than the kind of the CPU's memory.
+        DeviceError: one of the devices is no CPU, or an input that is also written lies elsewhere.
     """
-    contexts = [each.context for each in inputs]
-    target = out.context if isinstance(out, BaseArray) else plain(contexts[0])
-    if len({plain(each) for each in (*contexts, target)}) > 1:
-        other = next(each for each in contexts if each is not contexts[0])
-        raise DeviceError(
-            f"{name}: input 0 is on {contexts[0]} and another on {other}: bring them together with as_in_context"
-        )
-    return [each.as_in_context(target) for each in inputs]  # type: ignore[attr-defined]
+    target = plain(inputs[0].context) if out is None else out.context
+    for position in (*op.updates, *range(len(inputs) - len(op.auxiliary), len(inputs))):
+        if inputs[position].context != target:
+            raise _refusal(op.name, f"input {position}, which it also writes,", inputs[position].context, target)
+    return [bring(op.name, f"input {position}", each, target) for position, each in enumerate(inputs)]
+
+
+def bring(name: str, what: str, array: BaseArray, target: Context) -> BaseArray:
+    """An operator's input on the device that the operator runs on: itself, or a copy between CPU devices.
+
+    Raises:
+        DeviceError: one of the two devices is no CPU.
+    """
+    context = array.context
+    if context != target and not (context.device_type in HOST and target.device_type in HOST):
+        raise _refusal(name, what, context, target)
+    return array.as_in_context(target)  # type: ignore[attr-defined,no-any-return]
+
+
+def _refusal(name: str, what: str, context: Context, target: Context) -> DeviceError:
+    return DeviceError(
+        f"{name}: {what} is on {context}, but the operator runs on {target}: bring them together with as_in_context"
+    )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, cast
 from flowmx.errors import DeviceError
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.core import BaseArray, forward_of, push_on, refuse_in_place, run_on
+from flowmx.ndarray.host import bring
 from flowmx.ndarray.recording import state as recording
 from flowmx.ops.dtypes import FLOAT32
 from flowmx.ops.optimizer_ops import One, update, update_many, updates_together
@@ -77,7 +78,9 @@ def _checked(update: Update, device: Any) -> tuple[list[NDArray], int]:
     """The arrays of an update as its operator takes them, and how many bytes it touches, about."""
     op, weight, grad, states, master = update
     shared = (weight, *states) if master is None else (weight, *states, master)
-    for array in (grad, *shared):
+    if grad._storage.device is not device:
+        grad = cast("NDArray", bring(op.name, "grad", grad, weight.context))
+    for array in shared:
         if array._storage.device is not device:
             raise DeviceError(
                 f"{op.name}: the weight is on {device} and another array on {array._storage.device}: bring them "

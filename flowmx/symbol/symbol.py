@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -485,6 +486,10 @@ def is_symbol(value: Any) -> bool:
 is_symbol.__name__ = "a Symbol"
 
 
+_SPACE = re.compile("^_(contrib|linalg|image)_")
+"""Beginnings of operators' names that say in which namespace they are: MXNet leaves them out of the names of nodes."""
+
+
 def call(called: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Symbol:
     """Compose the operator of a name or alias, with arguments as the user wrote them."""
     cls = lookup(called)
@@ -518,7 +523,7 @@ def compose(
     """Make a node; inputs that are not given become variables called ``<node>_<input>``, as in MXNet."""
     given = {key: _text(value) for key, value in parameters.items()}
     op = cls.create(**parameters)
-    label = name.current().get(label, called.lower())
+    label = name.current().get(label, _SPACE.sub("", called).lower())
     scope = _attributes_of(cls, {**attribute.current(), **dict(attributes or {})})
     origin = capture(3)
     entries: list[Entry] = []
