@@ -110,7 +110,8 @@ def step(block, inputs, loss=None, targets=()):
     import mxnet as mx
 
     given = [x.copy() for x in inputs]
-    for x in given:
+    pictures = [x for x in given if x.ndim == 4]
+    for x in pictures:
         x.attach_grad()  # MXNet moves the averages of a BatchNorm of data only where these want a gradient
     with mx.autograd.record():
         outputs = block(*given, *targets)
@@ -119,7 +120,7 @@ def step(block, inputs, loss=None, targets=()):
     params = list(block.collect_params().values())
     return {
         "output": outputs,
-        "gradient": [x.grad for x in given] + [p.grad() for p in params[::7] if p.grad_req != "null"],
+        "gradient": [x.grad for x in pictures] + [p.grad() for p in params[::7] if p.grad_req != "null"],
         "running": [p.data() for p in params if "running_" in p.name][::7],
     }
 

@@ -184,7 +184,7 @@ def rpn_targets(anchors, size):
 def rcnn_targets():
     """The targets of proposals, and of the anchors before them.
 
-    These are at most 16, since MXNet leaves the order of equal values to chance where it sorts more (docs/migration.md).
+    These are at most 16: of more than that MXNet does not sort equal values in their order (docs/migration.md).
     """
     from gluoncv.model_zoo.rcnn.faster_rcnn.rcnn_target import RCNNTargetGenerator, RCNNTargetSampler
     from gluoncv.model_zoo.rcnn.mask_rcnn.rcnn_target import MaskTargetGenerator
@@ -258,7 +258,7 @@ def _rcnn(net):
     """A network in training by the losses of its proposals and of its classes, boxes and masks."""
     x, boxes, labels = picture(96), mx.nd.array([BOXES]), mx.nd.array([LABELS])
     net.initialize(mx.init.Zero())
-    net.target_generator  # noqa: B018: made when it is first asked for
+    assert net.target_generator, "made when it is first asked for"
     net.collect_params().initialize(mx.init.Zero())
     with mx.autograd.train_mode():
         net(x, boxes, labels)
