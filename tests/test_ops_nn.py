@@ -117,6 +117,25 @@ def test_a_gradient_recorded_in_predict_mode_stays_so():
     np.testing.assert_allclose(gradient(x), 1 / np.sqrt(1.001), rtol=1e-5)
 
 
+def test_max_pooling_recorded_in_predict_mode_has_its_gradient():
+    x = mx.nd.array(np.random.default_rng(0).permutation(288).reshape(1, 8, 6, 6))  # oneDNN's layout of 8 channels
+    x.attach_grad()
+    with mx.autograd.record(train_mode=False):
+        y = mx.nd.Pooling(x, kernel=(2, 2), stride=(2, 2), pool_type="max")
+    y.backward(train_mode=False)
+    assert sorted(x.asnumpy()[gradient(x) == 1]) == sorted(y.asnumpy().ravel())
+    assert gradient(x).sum() == y.size
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_moving_statistics_follow_in_the_forward_pass(recorded):
+    x, ones = mx.nd.array([[1.0, 5], [3, 5]]), [mx.nd.ones((2,)) for _ in range(4)]
+    with mx.autograd.record() if recorded else mx.autograd.train_mode():
+        mx.nd.BatchNorm(x, *ones)  # data wants no gradient, and there is no backward pass
+    np.testing.assert_allclose(ones[2].asnumpy(), [1.1, 1.4], rtol=1e-6)
+    np.testing.assert_allclose(ones[3].asnumpy(), [1, 0.9], rtol=1e-6)
+
+
 @pytest.mark.parametrize(("params", "kept"), [({}, 0.5), ({"p": 0.1}, 0.9), ({"p": 1.0}, 0.0), ({"p": 0.0}, 1.0)])
 def test_dropout_keeps_the_mean(params, kept):
     mx.random.seed(1)

@@ -113,6 +113,10 @@ def test_equal_elements_keep_their_order():
     assert nd.argsort(x).asnumpy().tolist() == [1, 3, 0, 2, 4]
     assert nd.argsort(x, is_ascend=False).asnumpy().tolist() == [0, 2, 4, 1, 3]
     assert nd.topk(x, k=2).asnumpy().tolist() == [0, 2]
+    many = nd.array([1] * 20 + [0] * 20 + [1] * 20)  # MXNet keeps the order of at most 16 on a CPU
+    ones, zeros = [*range(20), *range(40, 60)], list(range(20, 40))
+    assert nd.argsort(many).asnumpy().tolist() == zeros + ones
+    assert nd.argsort(many, is_ascend=False).asnumpy().tolist() == ones + zeros
 
 
 def test_outputs_go_into_given_arrays():

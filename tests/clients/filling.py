@@ -42,43 +42,87 @@ def flat(result, prefix="out"):
     """The arrays of a nested result, by name, as NumPy arrays."""
     if result is None:
         return {}
-    if isinstance(result, dict):
-        result = [result[key] for key in sorted(result)]
-    if isinstance(result, (list, tuple)):
+    if isinstance(result, (dict, list, tuple)):
         found = {}
-        for index, each in enumerate(result):
-            found.update(flat(each, f"{prefix}.{index}"))
+        for key, each in sorted(result.items()) if isinstance(result, dict) else enumerate(result):
+            found.update(flat(each, f"{prefix}.{key}"))
         return found
     return {prefix: result.asnumpy() if hasattr(result, "asnumpy") else np.asarray(result)}
 
 
-def trained(block, inputs):
-    """The outputs of a block in prediction and in training, and gradients of their mean squares in prediction.
+def drop_nothing(block):
+    """Let Dropout keep all."""
+    block.apply(lambda each: setattr(each, "_rate", 0) if type(each).__name__ == "Dropout" else None)
 
-    Each is computed operator by operator, and then hybridized. Nothing is dropped, since draws differ; gradients are
-    those of prediction, since with so small a batch those of BatchNorm tell of rounding alone.
+
+SHAKES = 2
+"""How often a step of training is repeated with other roundings."""
+
+
+def trained(block, inputs, loss=None, targets=()):
+    """What a block predicts, and what it gives in training: outputs, gradients, averages that BatchNorm moves.
+
+    Each is computed operator by operator, and then hybridized, from the same weights. Nothing is dropped, since draws
+    differ. A step of training is done twice: as ``fixed`` BatchNorm keeps to its averages, as ``trained`` it takes the
+    batch's. Over few values the latter multiplies roundings, and anywhere a ReLU of nearly zero may turn the other way;
+    how far that goes is seen from ``shaken0``, ``shaken1``, steps with weights that differ in their last bit.
+
+    loss: a function of the block's outputs; without one, the mean of their squares.
+    targets: what the block takes in training beside its inputs.
+    """
+    drop_nothing(block)
+    found, weights = {}, {param: param.data().copy() for param in block.collect_params().values()}
+    for mode in ("imperative", "hybridized"):
+        block.hybridize(mode == "hybridized")
+        found.update(flat(block(*inputs), f"{mode}.predicted"))
+        for way in ("fixed", "trained"):
+            _fix_averages(block, way == "fixed")
+            block.hybridize(mode == "hybridized")  # another graph
+            for shake in ["", *(f".shaken{index}" for index in range(SHAKES) if mode == "imperative")]:
+                for param, weight in weights.items():
+                    param.set_data(_shaken(weight, shake) if shake else weight)
+                found.update(flat(step(block, inputs, loss, targets), f"{mode}.{way}{shake}"))
+        for param, weight in weights.items():
+            param.set_data(weight)
+    return found
+
+
+def _shaken(weight, name):
+    import mxnet as mx
+
+    noise = np.resize(values(name, (4099,), 2.0**-23), weight.shape)
+    return weight * (1 + mx.nd.array(noise, dtype=weight.dtype)) if "float" in str(weight.dtype) else weight
+
+
+def _fix_averages(block, fixed):
+    """Let all BatchNorms of a block use their running averages in training, or the batch's."""
+    if "use_global_stats" in getattr(block, "_kwargs", {}):
+        block._kwargs["use_global_stats"] = fixed
+    for each in block._children.values():
+        _fix_averages(each, fixed)
+
+
+def step(block, inputs, loss=None, targets=()):
+    """The outputs of a block in training, gradients of its inputs and each seventh parameter, averages that moved.
+
+    loss: a function of the block's outputs; without one, the mean of their squares.
     """
     import mxnet as mx
 
-    block.apply(lambda each: setattr(each, "_rate", 0) if isinstance(each, mx.gluon.nn.Dropout) else None)
-    found = {}
-    for mode in ("imperative", "hybridized"):
-        if mode == "hybridized":
-            block.hybridize()
-        with mx.autograd.record(train_mode=False):
-            outputs = block(*inputs)
-            loss = sum((each.astype("float32") ** 2).mean() for each in _arrays(outputs))
-        loss.backward()
-        found.update(flat(outputs, f"{mode}.predicted"))
-        for place, param in enumerate(block.collect_params().values()):
-            if param.grad_req != "null" and place % 7 == 0:  # each seventh tells enough, and all take gigabytes
-                found[f"{mode}.gradient.{place}"] = param.grad().asnumpy()
-        with mx.autograd.record():
-            outputs = block(*inputs)
-            loss = sum(each.astype("float32").sum() for each in _arrays(outputs))
-        loss.backward()  # MXNet moves BatchNorm's averages in the backward pass
-        found.update(flat(outputs, f"{mode}.trained"))
-    return found
+    given = [x.copy() for x in inputs]
+    pictures = [x for x in given if x.ndim == 4]
+    for x in pictures:
+        x.attach_grad()  # MXNet moves the averages of a BatchNorm of data only where these want a gradient
+    with mx.autograd.record():
+        outputs = block(*given, *targets)
+        total = loss(outputs) if loss else sum((each**2).mean() for each in _arrays(outputs))
+    total.backward()
+    params = list(block.collect_params().values())
+    return {
+        "output": outputs,
+        "gradient": [x.grad for x in pictures] + [p.grad() for p in params[::7] if p.grad_req != "null"],
+        "running": [p.data() for p in params if "running_" in p.name][::7],
+    }
 
 
 def _arrays(result):

@@ -1,0 +1,27 @@
+"""gluoncv 0.10.5: a step of training of every family in double precision, where roundings hide nothing."""
+
+from filling import drop_nothing, fill, flat, step
+from gluoncv_networks import FAMILIES, made
+
+HEAVY = ["alexnet", "vgg11_bn", "senet_154"]
+"""What double precision would take minutes and gigabytes for; others are built of the same layers."""
+
+
+def training(name):
+    """Outputs, gradients and moved averages of a step, operator by operator and hybridized."""
+
+    def run():
+        net, x = made(name)
+        drop_nothing(net)
+        net.cast("float64")
+        found = {}
+        for mode in ("imperative", "hybridized"):
+            net.hybridize(mode == "hybridized")
+            fill(net)
+            found |= flat(step(net, [x.astype("float64")]), mode)
+        return found
+
+    return run
+
+
+CASES = {name: training(name) for name in FAMILIES if name not in HEAVY}
