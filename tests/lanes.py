@@ -19,7 +19,7 @@ def lane(path: Path) -> str:
     return ALL if ALONE.search(path.read_text()) else str(path)
 
 
-class Lanes(LoadScopeScheduling):
+class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """A lane goes to the first process that is idle: the one of all that need quiet, then those of many tests."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
