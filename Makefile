@@ -7,6 +7,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV ?= .venv
+TESTERS ?= logical
 BIN := $(VENV)/bin
 TYPING := build/typing
 CHECKED := $(wildcard tests examples benchmarks)
@@ -53,8 +54,8 @@ types: $(VENV)/.dev ## run mypy --strict
 	cd $(TYPING) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache \
 		flowmx $(CHECKED) | sed -E 's#^flowmx/(devices|ops|comm)/#\1/#'
 
-pytest: $(VENV)/.dev ## run the tests alone
-	$(BIN)/pytest
+pytest: $(VENV)/.dev ## run the tests alone, in as many processes as there are cores (TESTERS=0: in one)
+	$(BIN)/pytest -n $(TESTERS)
 
 soak: $(VENV)/.dev ## run the long random tests
 	$(BIN)/pytest -m soak --timeout 3600

@@ -17,6 +17,14 @@ settings.register_profile("ci", deadline=None, derandomize=True)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Share the tests out as tests/lanes.py says, where they run in several processes."""
+    from tests.lanes import Lanes
+
+    return Lanes(config, log)
+
+
 @pytest.fixture
 def calls(monkeypatch):
     """The threads of each call of compiled code."""

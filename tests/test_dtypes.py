@@ -13,7 +13,8 @@ import pytest
 import flowmx as mx
 from flowmx.errors import TypeInferenceError
 from flowmx.ops.registry import lookup
-from tests.fixtures.record_dtypes import COMPARED, FILE, GIVEN, VALUES, call, inputs, named
+from tests.fixtures.record_dtypes import COMPARED, FILE, GIVEN, VALUES, call, inputs
+from tests.op_cases.case import by_key
 
 # Integer dtypes whose results differ, and why.
 OTHERWISE = {
@@ -32,7 +33,7 @@ TOLERANCE = {"float16": 2e-2, "float32": 1e-4, "float64": 1e-6, "indices": 1e-4}
 
 def cases():
     for module, words in json.loads(FILE.read_text()).items():
-        table = named(importlib.import_module(f"tests.op_cases.{module}").CASES)
+        table = by_key(importlib.import_module(f"tests.op_cases.{module}").CASES)
         for name, text in words.items():
             case = table.get(name)
             random = case is not None and (lookup(case.op).uses_random is True or "rrelu" in case.params.values())

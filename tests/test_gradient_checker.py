@@ -53,10 +53,23 @@ def test_lets_a_right_gradient_pass():
     check_numeric_gradient(make(right), inputs())
 
 
+@pytest.mark.parametrize("directions", [None, 1, 4])
 @pytest.mark.parametrize("gradient", WRONG.values(), ids=WRONG)
-def test_refuses_a_wrong_gradient(gradient):
+def test_refuses_a_wrong_gradient(gradient, directions):
     with pytest.raises(AssertionError, match="gradient of input"):
-        check_numeric_gradient(make(gradient), inputs())
+        check_numeric_gradient(make(gradient), inputs(), directions=directions)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_directions_take_two_calls_each(dtype):
+    calls = []
+
+    def counted(x, y):
+        calls.append((np.dtype(x.dtype).name, np.dtype(y.dtype).name))
+        return make(right)(x, y)
+
+    check_numeric_gradient(counted, inputs(), dtype=dtype, directions=3)
+    assert calls == [(dtype, dtype)] * (1 + 2 * 2 * 3)
 
 
 def test_names_the_input_and_the_worst_element():

@@ -18,22 +18,32 @@ CASES = [
 ]
 
 
+SOME_OR_ALL = [
+    # An element that is wrong changes the slope along each of them.
+    pytest.param(4, id="four directions"),
+    pytest.param(None, marks=pytest.mark.soak, id="every element"),
+]
+
+
 def split(case):
     arrays = case.arrays()
     count = len(arrays) - case.auxiliary
     return arrays[:count], arrays[count:]
 
 
+@pytest.mark.parametrize("directions", SOME_OR_ALL)
 @pytest.mark.parametrize("case", [c for c in CASES if c.numeric and c.gradient], ids=lambda case: case.id)
-def test_gradient(case):
+def test_gradient(case, directions):
     inputs, states = split(case)
     check_numeric_gradient(
-        case.op, inputs, states, grad_nodes=case.wrt, use_forward_train=case.train, parameters=case.params
-    )
+        case.op, inputs, states, grad_nodes=case.wrt, use_forward_train=case.train, parameters=case.params,
+        directions=directions,
+    )  # fmt: skip
 
 
+@pytest.mark.parametrize("directions", SOME_OR_ALL)
 @pytest.mark.parametrize("case", [c for c in CASES if c.second], ids=lambda case: case.id)
-def test_second_gradient(case):
+def test_second_gradient(case, directions):
     inputs, states = split(case)
 
     def gradients(*arrays):
@@ -48,8 +58,9 @@ def test_second_gradient(case):
             return mx.autograd.grad(loss, wrt, create_graph=True, retain_graph=True, train_mode=case.train)
 
     check_numeric_gradient(
-        gradients, inputs, states, grad_nodes=case.wrt, use_forward_train=case.train, rtol=1e-4, atol=1e-6
-    )
+        gradients, inputs, states, grad_nodes=case.wrt, use_forward_train=case.train, rtol=1e-4, atol=1e-6,
+        directions=directions,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,9 @@ from tests.fixtures import record_training as recorded
 TOLD = json.loads((recorded.FOLDER / "iterators.json").read_text())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"), list(zip(recorded.ITERATORS, TOLD, strict=True)), ids=lambda a: str(a)[:80]
-)
-def test_gives_the_recorded_batches(arguments, told):
-    assert recorded.run_iterator(mx, arguments) == told
+@pytest.mark.parametrize("arguments", recorded.ITERATORS, ids=str)
+def test_gives_the_recorded_batches(arguments):
+    assert recorded.run_iterator(mx, arguments) == TOLD[str(arguments)]
 
 
 def numbers(count):

@@ -640,10 +640,14 @@ ASYNC = {"optimizer_params": {"learning_rate": 0.05, "momentum": 0.9}}
 def test_asynchronous_training_is_within_a_point_of_synchronous(bound):
     options = {} if bound is None else {"max_staleness": bound}
     # To where the accuracy stands still: on the way there, which worker happened to be the faster one makes two points.
-    runs = [reached_by("dist_async", ASYNC, 10, **options) for _ in range(3)]
-    assert sorted(found for found, _ in runs)[1] > synchronous(0.1, 0.9, 10) - 0.01
-    for _, stats in runs:
+    good, wanted = 0, synchronous(0.1, 0.9, 10) - 0.01
+    for _ in range(3):
+        found, stats = reached_by("dist_async", ASYNC, 10, **options)
         assert 0 <= stats["largest_lag"] <= (math.inf if bound is None else bound)
+        good += found > wanted
+        if good == 2:
+            return
+    pytest.fail(f"{good} of 3 runs came within a point of {wanted + 0.01}")
 
 
 COMPRESSIONS = [

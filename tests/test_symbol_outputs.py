@@ -9,8 +9,8 @@ import json
 import pytest
 
 import flowmx as mx
-from tests.fixtures.record_dtypes import named
 from tests.fixtures.record_symbols import FILE, describe
+from tests.op_cases.case import by_key
 
 # Counted outputs that differ, and why.
 COUNTED_OTHERWISE: dict[str, str] = {}
@@ -18,7 +18,7 @@ COUNTED_OTHERWISE: dict[str, str] = {}
 
 def recorded():
     for module, rows in json.loads(FILE.read_text()).items():
-        table = named(importlib.import_module(f"tests.op_cases.{module}").CASES)
+        table = by_key(importlib.import_module(f"tests.op_cases.{module}").CASES)
         for name, row in rows.items():
             yield pytest.param(name, table.get(name), row, id=f"{module}-{name}")
 

@@ -69,6 +69,7 @@ def check_numeric_gradient(
     dtype: Any = np.float64,
     parameters: Mapping[str, Any] | None = None,
     seed: int = 0,
+    directions: int | None = None,
 ) -> None:
     """Compare gradients with central differences of a random projection of the outputs.
 
@@ -89,10 +90,12 @@ def check_numeric_gradient(
         grad_stype_dict: kept for MXNet's tests: gradients are dense.
         dtype: the dtype of the computation.
         parameters: the operator's parameters.
-        seed: of the projection and of random operators.
+        seed: of the projection, of the directions and of random operators.
+        directions: compare an input of more elements than this by its slopes along so many random directions, which
+            takes two calls for each of them; by default every element is compared, at two calls an element.
 
     Raises:
-        AssertionError: a gradient differs; the message names the input and the worst element.
+        AssertionError: a gradient differs; the message names the input and the worst element, or direction.
         ValueError: the location does not fit the symbol, or an input to check is none.
     """
     subject = _subject(sym, location, aux_states, parameters, np.dtype(dtype))
@@ -123,11 +126,18 @@ def check_numeric_gradient(
     heads = [array(weight, ctx, each.dtype) for weight, each in zip(weights, outputs, strict=True)]
     autograd.backward(outputs, heads, train_mode=use_forward_train)
     for position in checked:
-        expected = _differences(projected, subject.points, position, eps)
         gradient = arrays[position].grad
         assert gradient is not None
         names = (f"{subject.label}: gradient of input {subject.names[position]}", "central difference")
-        assert_almost_equal(gradient, expected, relative, absolute, names)
+        if directions is None or gradient.size <= directions:
+            expected = _differences(projected, subject.points, position, eps)
+            assert_almost_equal(gradient, expected, relative, absolute, names)
+        else:
+            shape = directions, *gradient.shape
+            ways = (rng.uniform(0.5, 1, shape) * rng.choice([-1, 1], shape)).astype(dtype)
+            slopes = (ways * gradient.asnumpy()).reshape(directions, -1).sum(axis=1)
+            expected = np.array([_half_rise(projected, subject.points, position, eps * way) / eps for way in ways])
+            assert_almost_equal(slopes, expected, relative, absolute, (f"{names[0]}, along directions", names[1]))
 
 
 def _subject(
@@ -189,16 +199,24 @@ def _differences(
     projected: Callable[[Sequence[Numbers]], float], points: list[Numbers], position: int, eps: float
 ) -> Numbers:
     """The central difference of every element of one input."""
-    moved = list(points)
     found = np.zeros(points[position].shape)
+    step = np.zeros_like(points[position])
     for index in np.ndindex(found.shape):
-        sides = []
-        for step in (eps, -eps):
-            moved[position] = points[position].copy()
-            moved[position][index] += step
-            sides.append(projected(moved))
-        found[index] = (sides[0] - sides[1]) / (2 * eps)
+        step[index] = eps
+        found[index] = _half_rise(projected, points, position, step) / eps
+        step[index] = 0
     return found
+
+
+def _half_rise(
+    projected: Callable[[Sequence[Numbers]], float], points: list[Numbers], position: int, step: Numbers
+) -> float:
+    """Half the rise from a step before one input's point to a step behind it."""
+    above, below = (
+        projected([*points[:position], moved, *points[position + 1 :]])
+        for moved in (points[position] + step, points[position] - step)
+    )
+    return (above - below) / 2
 
 
 def numeric_grad(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -48,6 +48,11 @@ class Case(NamedTuple):
         shown = "-".join(f"{key}={value}" for key, value in self.params.items())
         return "-".join(filter(None, (self.op, shown, self.note, "" if self.train else "predict")))
 
+    @property
+    def key(self) -> str:
+        """The id and the shapes of the inputs: recordings are found by it."""
+        return " ".join([self.id, *(str(array.shape).replace(" ", "") for array in self.arrays())])
+
     def arrays(self, seed: int = 0) -> list[Array]:
         """The inputs, in float64."""
         rng = np.random.default_rng(seed)
@@ -68,6 +73,19 @@ class Case(NamedTuple):
         if not self.gradient:
             return ()
         return tuple(range(len(self.inputs) - self.auxiliary)) if self.wrt is None else self.wrt
+
+
+def by_key(cases: Iterable[Case]) -> dict[str, Case]:
+    """The rows of a table by their keys.
+
+    Raises:
+        ValueError: two rows have the same key.
+    """
+    found: dict[str, Case] = {}
+    for case in cases:
+        if found.setdefault(case.key, case) is not case:
+            raise ValueError(f"two rows of the table are {case.key!r}: give one of them a note")
+    return found
 
 
 def positive(*shape: int) -> Maker:

@@ -25,9 +25,9 @@ STATISTICS = [
 _SLICE = {"begin": (1, None), "end": (3, -1), "step": (None, 2)}
 
 ASSIGNMENT = [
-    Case("_slice_assign", [(4, 5), (2, 2)], _SLICE, second=True, gradient=True, recorded=False),
+    Case("_slice_assign", [(4, 5), (2, 2)], _SLICE, second=True, gradient=True, recorded=False, note="gradient"),
     Case("_slice_assign", [(4, 5), (2, 2)], _SLICE, gradient=False),
-    Case("_slice_assign_scalar", [(4, 5)], {**_SLICE, "scalar": 1.5}, second=True, recorded=False),
+    Case("_slice_assign_scalar", [(4, 5)], {**_SLICE, "scalar": 1.5}, second=True, recorded=False, note="gradient"),
     Case("_slice_assign_scalar", [(4, 5)], {**_SLICE, "scalar": 1.5}, gradient=False),
     Case("_scatter_set_nd", [(3, 4), (2,), fixed([[0, 2], [1, 3]])], {"shape": (3, 4)}, wrt=(0, 1), second=True,
          recorded=False),
@@ -60,13 +60,13 @@ PRECISION = [
 
 SECOND_NAMES = [
     Case("_copyto", [(2, 3)], second=True, recorded=False),
-    Case("_scatter_elemwise_div", [(2, 3), positive(2, 3)], second=True, recorded=False),
+    Case("_scatter_elemwise_div", [(2, 3), positive(2, 3)], second=True, recorded=False, note="gradient"),
     Case("_scatter_elemwise_div", [(2, 3), positive(2, 3)], gradient=False),
     Case("_scatter_plus_scalar", [(2, 3)], {"scalar": 1.5}),
     Case("_scatter_minus_scalar", [(2, 3)], {"scalar": 1.5}),
     Case("cast_storage", [(2, 3)], {"stype": "default"}, second=True),
     Case("_contrib_SparseEmbedding", [classes(5, 2, 3), (5, 4)], {"input_dim": 5, "output_dim": 4}, wrt=(1,),
-         recorded=False),
+         recorded=False, note="gradient"),
     Case("_contrib_SparseEmbedding", [classes(5, 2, 3), (5, 4)], {"input_dim": 5, "output_dim": 4}, gradient=False),
     Case("_rnn_param_concat", [(3,), (2,)], {"dim": 0}, second=True),
     Case("_identity_with_attr_like_rhs", [(2, 3), (2, 3)], wrt=(0,), second=True),
@@ -77,7 +77,7 @@ TRANSFORMS = [
     Case("_contrib_ifft", [(2, 3, 8)], second=True, recorded=False),
     Case("_contrib_count_sketch", [(3, 5), fixed([[0, 2, 1, 2, 0]]), fixed([[1, -1, 1, 1, -1]])], {"out_dim": 4},
          wrt=(0,), second=True, recorded=False),
-    Case("khatri_rao", [(2, 3), (4, 3), (2, 3)], recorded=False),
+    Case("khatri_rao", [(2, 3), (4, 3), (2, 3)], recorded=False, note="gradient"),
     Case("khatri_rao", [(2, 3), (4, 3), (2, 3)], gradient=False),
 ]  # fmt: skip
 
