@@ -171,6 +171,7 @@ class Stream(ABC):
         self.priority = priority
         self.serial = 0
         self.newest: Token | None = None
+        self._recording = threading.RLock()
         self._seen: dict[Stream, int] = {}
         self._held: deque[tuple[Token, tuple[Variable, ...]]] = deque()
 
@@ -179,19 +180,23 @@ class Stream(ABC):
         if token.stream is not HOST:  # operations of the host are in no order among each other
             if token.stream is self or self._seen.get(token.stream, 0) >= token.serial:
                 return
-            self._seen[token.stream] = token.serial
         self._wait(token)
+        if token.stream is not HOST:  # from here on another thread need not wait too
+            self._seen[token.stream] = token.serial
         if here.launch is not None and here.launch.stream is self:
             here.launch.waited.append(token)
 
     def record(self, launch: Launch | None = None) -> Token:
         """A token for all that was launched here so far."""
-        self.serial += 1
-        token = Token(self, self.serial, 0 if launch is None else launch.op.serial, launch.sources if launch else ())
-        if launch is not None:
-            launch.token = token
-        self._record(token, launch)
-        self.newest = token
+        with self._recording:  # threads with user code launch too, and tokens stand in the order of their numbers
+            self.serial += 1
+            token = Token(
+                self, self.serial, 0 if launch is None else launch.op.serial, launch.sources if launch else ()
+            )
+            if launch is not None:
+                launch.token = token
+            self._record(token, launch)
+            self.newest = token
         return token
 
     def run(self, launch: Launch) -> Any:
