@@ -177,11 +177,11 @@ class Stream(ABC):
 
     def wait(self, token: Token) -> None:
         """Let what is launched here from now on start after a token. The host does not wait."""
-        if token.stream is not HOST:  # operations of the host are in no order among each other
-            if token.stream is self or self._seen.get(token.stream, 0) >= token.serial:
-                return
+        is_ordered = token.stream is not HOST  # operations of the host are in no order among each other
+        if is_ordered and (token.stream is self or self._seen.get(token.stream, 0) >= token.serial):
+            return
         self._wait(token)
-        if token.stream is not HOST:  # from here on another thread need not wait too
+        if is_ordered:  # from here on another thread need not wait too
             self._seen[token.stream] = token.serial
         if here.launch is not None and here.launch.stream is self:
             here.launch.waited.append(token)

@@ -316,10 +316,10 @@ def test_tokens_stand_in_the_order_of_their_numbers_whichever_thread_records_the
 
 def test_a_thread_relies_on_no_wait_that_another_one_has_not_placed_yet():
     stream, token = Slow(), Slow().record()
-    first = threading.Thread(target=stream.wait, args=(token,))
+    first = threading.Thread(target=stream.wait, args=(token,), daemon=True)
     first.start()
     stream.waiting.wait()
-    second = threading.Thread(target=stream.wait, args=(token,))
+    second = threading.Thread(target=stream.wait, args=(token,), daemon=True)
     second.start()
     second.join(0.05)
     assert second.is_alive()  # it places one of its own
