@@ -171,27 +171,32 @@ class Stream(ABC):
         self.priority = priority
         self.serial = 0
         self.newest: Token | None = None
+        self._recording = threading.RLock()
         self._seen: dict[Stream, int] = {}
         self._held: deque[tuple[Token, tuple[Variable, ...]]] = deque()
 
     def wait(self, token: Token) -> None:
         """Let what is launched here from now on start after a token. The host does not wait."""
-        if token.stream is not HOST:  # operations of the host are in no order among each other
-            if token.stream is self or self._seen.get(token.stream, 0) >= token.serial:
-                return
-            self._seen[token.stream] = token.serial
+        is_ordered = token.stream is not HOST  # operations of the host are in no order among each other
+        if is_ordered and (token.stream is self or self._seen.get(token.stream, 0) >= token.serial):
+            return
         self._wait(token)
+        if is_ordered:  # from here on another thread need not wait too
+            self._seen[token.stream] = token.serial
         if here.launch is not None and here.launch.stream is self:
             here.launch.waited.append(token)
 
     def record(self, launch: Launch | None = None) -> Token:
         """A token for all that was launched here so far."""
-        self.serial += 1
-        token = Token(self, self.serial, 0 if launch is None else launch.op.serial, launch.sources if launch else ())
-        if launch is not None:
-            launch.token = token
-        self._record(token, launch)
-        self.newest = token
+        with self._recording:  # threads with user code launch too, and tokens stand in the order of their numbers
+            self.serial += 1
+            token = Token(
+                self, self.serial, 0 if launch is None else launch.op.serial, launch.sources if launch else ()
+            )
+            if launch is not None:
+                launch.token = token
+            self._record(token, launch)
+            self.newest = token
         return token
 
     def run(self, launch: Launch) -> Any:

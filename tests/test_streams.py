@@ -2,6 +2,7 @@
 
 import gc
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import flowmx as mx
 from flowmx import devices
 from flowmx.devices.sim import PRESETS, Description, simulated
+from flowmx.devices.streams import Stream
 from flowmx.engine.runtime import engine
 from flowmx.errors import CrossDeviceWarning, OutOfMemory
 from flowmx.flight import watcher
@@ -274,3 +276,55 @@ def test_what_is_meant_to_cross_devices_is_not_warned_of():
         kv.init(0, x)
         kv.pushpull(0, [x, x.as_in_context(mx.sim(1))], out=x)
         assert (x.asnumpy() == 2).all()
+
+
+# -- several threads that launch ---------------------------------------------------------------------------
+
+
+class Slow(Stream):
+    """A stream that takes down what its device is asked for, and lets other threads run meanwhile."""
+
+    def __init__(self):
+        super().__init__("slow", None)
+        self.recorded, self.waiting, self.go_on = [], threading.Event(), threading.Event()
+
+    def _wait(self, token):
+        self.waiting.set()
+        self.go_on.wait()
+        self.recorded.append(token)
+
+    def _record(self, token, launch):
+        time.sleep(0)
+        self.recorded.append(token.serial)
+
+    def is_done(self, token):
+        return True
+
+    def finish(self, token):
+        return None
+
+
+def test_tokens_stand_in_the_order_of_their_numbers_whichever_thread_records_them():
+    stream = Slow()
+    threads = [threading.Thread(target=lambda: [stream.record() for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert stream.recorded == list(range(1, 2001))
+
+
+def test_a_thread_relies_on_no_wait_that_another_one_has_not_placed_yet():
+    stream, token = Slow(), Slow().record()
+    first = threading.Thread(target=stream.wait, args=(token,), daemon=True)
+    first.start()
+    stream.waiting.wait()
+    second = threading.Thread(target=stream.wait, args=(token,), daemon=True)
+    second.start()
+    second.join(0.05)
+    assert second.is_alive()  # it places one of its own
+    stream.go_on.set()
+    first.join()
+    second.join()
+    stream.wait(token)
+    assert stream.recorded == [token, token]
