@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import traceback
+import inspect
 from types import TracebackType
 from typing import NoReturn
 
@@ -14,6 +14,9 @@ from flowmx.errors import EngineError
 
 _MOST_NOTES = 16
 """An exception object that many operations raise gets no more than about this many notes."""
+_MAY_BE_SUSPENDED = (
+    inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+)
 _ENDS_COROUTINES = (asyncio.CancelledError, GeneratorExit, StopAsyncIteration, StopIteration)
 """Exceptions that end a coroutine in which they are raised, as a cancelled one or as one that has come to its end."""
 
@@ -62,9 +65,17 @@ class Failure:
         self.throw()
 
     def forget_values(self) -> None:
-        """Clear the local variables of its traceback's frames; the lines stay."""
-        if self.traceback is not None:
-            traceback.clear_frames(self.traceback)
+        """Clear the local variables of its traceback's functions; the lines stay.
+
+        Those of coroutines are left: one that caught the exception and waits now would be closed.
+        """
+        entry = self.traceback
+        while entry is not None:
+            frame = entry.tb_frame
+            if not frame.f_code.co_flags & _MAY_BE_SUSPENDED:
+                with contextlib.suppress(RuntimeError):  # it runs still
+                    frame.clear()
+            entry = entry.tb_next
 
 
 class Inherited(Exception):
