@@ -622,3 +622,33 @@ def test_awaiting_without_asyncio_is_refused_at_once():
     for each in (array, mx.engine.push(int)):
         with pytest.raises(EngineError, match="asyncio"):
             each.__await__().send(None)
+
+
+def test_a_coroutine_that_caught_an_exception_goes_on_where_others_fail_with_it():
+    """Failures that nobody has seen forget what their functions held; who waits in a handler is no failure."""
+    caught, go_on = [], threading.Event()
+
+    async def recovers():
+        try:
+            raise ValueError("caught")
+        except ValueError as error:
+            caught.append(error)
+            while not go_on.is_set():
+                await asyncio.sleep(0)
+            return 3
+
+    def fails():
+        raise caught[0]
+
+    recovering = mx.engine.push(recovers)
+    try:
+        while not caught:
+            time.sleep(0)
+        for _ in range(3):
+            failed = mx.engine.push(fails)
+            while not failed.done():
+                time.sleep(0)
+    finally:
+        go_on.set()
+    assert recovering.wait() == 3
+    mx.engine.engine.failures.clear()

@@ -3,8 +3,6 @@
 import asyncio
 import functools
 import inspect
-import threading
-import time
 import traceback
 
 import numpy as np
@@ -343,31 +341,3 @@ def test_failures_and_their_notes_can_be_looked_at_without_waiting():
     mx.engine.engine.wait_all(throw=False)
     assert isinstance(handle.failure, Failure)
     assert type(handle.failure.exception) is ValueError
-
-
-def test_a_coroutine_that_caught_an_exception_goes_on_where_others_fail_with_it():
-    """Failures that nobody has seen forget what their functions held; who waits in a handler is no failure."""
-    caught, go_on = [], threading.Event()
-
-    async def recovers():
-        try:
-            raise ValueError("caught")
-        except ValueError as error:
-            caught.append(error)
-            while not go_on.is_set():
-                await asyncio.sleep(0)
-            return 3
-
-    def fails():
-        raise caught[0]
-
-    recovering = mx.engine.push(recovers)
-    while not caught:
-        time.sleep(0)
-    for _ in range(3):
-        failed = mx.engine.push(fails)
-        while not failed.done():
-            time.sleep(0)
-    go_on.set()
-    assert recovering.wait() == 3
-    mx.engine.engine.failures.clear()
