@@ -14,7 +14,7 @@ import numpy as np
 from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.linear import Inferred, shape_of
 from flowmx.ops.nn_common import computing_dtype
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, operator, option
 from flowmx.ops.vision_boxes import Format, overlap
 
 _VARIANCES = (0.1, 0.1, 0.2, 0.2)
@@ -25,7 +25,7 @@ class _WithoutGradient(Operator):
     """Base of the operators here: no gradient flows through them; it is 0, as in MXNet."""
 
     ranks: tuple[int, ...] = ()
-    """How many axes each input has."""
+    """The number of axes of each input."""
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.zeros_like(shape_of(inputs, position)) for position in range(len(self.arguments))]
@@ -77,13 +77,15 @@ class MultiBoxPrior(_WithoutGradient):
     """  # noqa: D205
 
     ranks = (4,)
+    input_docs = described(data="(batch, channels, height, width), float")
+    output_doc = "(1, height·width·(sizes + ratios - 1), 4), the dtype of data: corners"
     sizes: tuple[float, ...] = option((1.0,), "The sizes.")
     ratios: tuple[float, ...] = option((1.0,), "The ratios.")
     clip: bool = option(False, "Cut anchors off at the image's borders.")
     steps: tuple[float, ...] = option(
         (-1.0, -1.0), "Distance of places, down and across; below 0, they fill the image."
     )
-    offsets: tuple[float, ...] = option((0.5, 0.5), "Where in its step an anchor's centre lies, down and across.")
+    offsets: tuple[float, ...] = option((0.5, 0.5), "Position of an anchor's centre within its step, down and across.")
 
     def __post_init__(self) -> None:
         self._count(steps=2, offsets=2)
@@ -123,7 +125,7 @@ class MultiBoxPrior(_WithoutGradient):
 
 @operator("_contrib_MultiBoxTarget")
 class MultiBoxTarget(_WithoutGradient):
-    """What each anchor is to predict, given the boxes that are there.
+    """The target of each anchor: its class and its offsets from the box that it is given.
 
     Shapes: anchor (1, anchors, 4); label (batch, boxes, 5 or more), each a class and a box, with -1 from the end of an
     example's boxes on; cls_pred (batch, classes, anchors). Outputs: the offsets and their mask (batch, anchors·4), and
@@ -132,15 +134,19 @@ class MultiBoxTarget(_WithoutGradient):
     """
 
     arguments = ("anchor", "label", "cls_pred")
+    input_docs = described(
+        anchor="(1, anchors, 4), float; corners",
+        label="(batch, boxes, 5 or more), the dtype of anchor; a class and corners, -1 after the last box",
+        cls_pred="(batch, classes, anchors), the dtype of anchor; scores",
+    )
+    output_doc = "Offsets and their mask, each (batch, anchors·4), and classes (batch, anchors), the dtype of anchor"
     ranks = (3, 3, 3)
     overlap_threshold: float = option(0.5, "Overlap above which an anchor is given a box.")
     ignore_label: float = option(-1.0, "Class of the anchors that do not count.")
-    negative_mining_ratio: float = option(
-        -1.0, "How many anchors count as background for each with a box; below 0 all."
-    )
+    negative_mining_ratio: float = option(-1.0, "Number of background anchors for each anchor with a box; below 0 all.")
     negative_mining_thresh: float = option(0.5, "Overlap up to which an anchor can count as background.")
     minimum_negative_samples: int = option(0, "Taken and not used, as in MXNet.")
-    variances: tuple[float, ...] = option(_VARIANCES, "What offsets are divided by.")
+    variances: tuple[float, ...] = option(_VARIANCES, "Divisors of the offsets.")
 
     def __post_init__(self) -> None:
         self._count(variances=4)
@@ -222,14 +228,20 @@ class MultiBoxDetection(_WithoutGradient):
     """
 
     arguments = ("cls_prob", "loc_pred", "anchor")
+    input_docs = described(
+        cls_prob="(batch, classes, anchors), float; class 0 is the background",
+        loc_pred="(batch, anchors·4), the dtype of cls_prob; offsets",
+        anchor="(1, anchors, 4), the dtype of cls_prob; corners",
+    )
+    output_doc = "(batch, anchors, 6), the dtype of cls_prob: class (-1: no box), probability, corners"
     ranks = (3, 2, 3)
     clip: bool = option(True, "Cut boxes off at the image's borders.")
     threshold: float = option(0.01, "Probability below which there is no box.")
     background_id: int = option(0, "Taken and not used, as in MXNet.")
     nms_threshold: float = option(0.5, "Overlap from which the worse box is dropped; outside 0 to 1 none is.")
     force_suppress: bool = option(False, "Compare boxes of different classes too.")
-    variances: tuple[float, ...] = option(_VARIANCES, "What offsets are multiplied by.")
-    nms_topk: int = option(-1, "How many of the best boxes are looked at; below 1 all.")
+    variances: tuple[float, ...] = option(_VARIANCES, "Factors of the offsets.")
+    nms_topk: int = option(-1, "Number of best boxes to look at; below 1 all.")
 
     def __post_init__(self) -> None:
         self._count(variances=4)
@@ -285,6 +297,15 @@ class BoxEncode(_WithoutGradient):
     """
 
     arguments = ("samples", "matches", "anchors", "refs", "means", "stds")
+    input_docs = described(
+        samples="(batch, anchors), float; 1 where one counts",
+        matches="(batch, anchors), the dtype of samples; positions of boxes",
+        anchors="(batch, anchors, 4), the dtype of samples; corners",
+        refs="(batch, boxes, 4), the dtype of samples; corners of the boxes",
+        means="(4,), the dtype of samples",
+        stds="(4,), the dtype of samples",
+    )
+    output_doc = "The offsets and their mask, each (batch, anchors, 4), the dtype of samples"
     ranks = (2, 2, 3, 3, 1, 1)
 
     def outputs(self) -> tuple[str, ...]:
@@ -308,13 +329,15 @@ class BoxDecode(_WithoutGradient):
     """The boxes (batch, anchors, 4) at the offsets ``data``, of the same shape, from ``anchors`` (1, anchors, 4)."""
 
     arguments = ("data", "anchors")
+    input_docs = described(data="(batch, anchors, 4), float; offsets", anchors="(1, anchors, 4), the dtype of data")
+    output_doc = "(batch, anchors, 4), the dtype of data: corners"
     ranks = (3, 3)
-    std0: float = option(1.0, "What the first offset is multiplied by.")
-    std1: float = option(1.0, "Likewise the second.")
-    std2: float = option(1.0, "Likewise the third.")
-    std3: float = option(1.0, "Likewise the fourth.")
+    std0: float = option(1.0, "Factor of the first offset.")
+    std1: float = option(1.0, "Factor of the second offset.")
+    std2: float = option(1.0, "Factor of the third offset.")
+    std3: float = option(1.0, "Factor of the fourth offset.")
     clip: float = option(-1.0, "The largest logarithm of a ratio of sides; below 0 there is none.")
-    format: Format = option("center", "How anchors are written.")
+    format: Format = option("center", "The form of anchors: corners, or centre and sides.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         self._check(shapes)

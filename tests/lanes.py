@@ -1,4 +1,4 @@
-"""How the tests are shared out among processes: file by file, and one lane for what others would disturb."""
+"""Distribution of the tests among processes: file by file, and one lane for those that others would disturb."""
 
 import re
 from functools import cache
@@ -8,7 +8,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 ALONE = re.compile(r"os\.(fork|kill)|/proc/self|ru_maxrss|tracemalloc|\b(Launcher|LocalCluster|HostedJob|Popen)\(")
-"""What a file that measures memory, forks, sends signals or starts jobs has in its text."""
+"""Text that marks a file which measures memory, forks, sends signals or starts jobs."""
 
 ALL = "alone"
 

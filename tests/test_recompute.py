@@ -113,7 +113,7 @@ def trained(executor, steps=2):
 
 @cache
 def expected(network):
-    """What a network gives without recomputation, and the memory that it takes."""
+    """Results of a network without recomputation, and the memory that it takes."""
     executor = bound(network())
     return trained(executor), executor.plan.internal_bytes()
 

@@ -110,7 +110,7 @@ def _elsewhere(path: str, name: str) -> Any:
 
 
 def _starred(path: str) -> Iterator[str]:
-    """What an import of all names of a path brings beside what the module itself lists."""
+    """The names that an import of all names of a path brings in addition to those that the module itself lists."""
     for source in PATHS[path]:
         if source != "flowmx.compat.common":
             yield from getattr(importlib.import_module(source), "__all__", ())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flowmx.ops.dtypes import FLOAT32, DType, is_floating
+from flowmx.ops.dtypes import BY_NAME, FLOAT32, DType, is_floating
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, in_order, placeholder, uniforms
 from flowmx.ops.registry import Array
 from flowmx.ops.special import erf, erfinv, sigmoid
@@ -29,6 +29,7 @@ _NAMES = {
 }
 """The array functions of primitives that are called otherwise."""
 
+FLOAT64 = BY_NAME["float64"]
 _ROOT_HALF, _TO_DENSITY = 0.7071067811865476, 0.3989422804014327
 
 
@@ -134,7 +135,7 @@ class OnArrays:
             self.run(xp, self._known[dtype], inputs, outputs)
 
     def run(self, xp: Any, numbers: dict[Expr, Any], inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        """Compute into the outputs, which may be inputs too; floating numbers of 16 bits are computed with in 32."""
+        """Compute into the outputs, which may be inputs too: integers in float64, floating numbers of 16 bits in 32."""
         values = dict(numbers)
         for expr, array in zip(self._inputs, inputs, strict=True):
             values[expr] = array.astype(_computing(array.dtype), copy=False)
@@ -149,7 +150,9 @@ class OnArrays:
 
 
 def _computing(dtype: DType) -> DType:
-    return FLOAT32 if dtype.itemsize < 4 and is_floating(dtype) else dtype
+    if not is_floating(dtype):
+        return FLOAT64
+    return FLOAT32 if dtype.itemsize < 4 else dtype
 
 
 def _apply(xp: Any, kind: str, operands: Sequence[Any]) -> Any:

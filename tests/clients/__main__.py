@@ -94,13 +94,13 @@ def run(python, system, client, folder, cases):
 
 
 def outcomes(folder, system, client):
-    """How each case of the last run in a system ended."""
+    """Return the outcome of each case of the last run in a system."""
     kept = folder / "kept" / system / client / "outcomes.json"
     return json.loads(kept.read_text()) if kept.exists() else {}
 
 
 def arrays(folder, system, client, case):
-    """What a case gave in a system: its arrays by name."""
+    """Load the arrays that a case gave in a system, by name."""
     with np.load(folder / "kept" / system / client / f"{case.replace('/', '_')}.npz") as kept:
         return {name: kept[name].astype("float64") for name in kept.files}
 
@@ -120,7 +120,7 @@ def largest(array):
 
 
 def of_rounding(name, systems, floor):
-    """What a change of the weights' last bit makes of an array, at most, in any system."""
+    """Return the largest change of an array, in any system, that a change of the weights' last bit makes."""
     plain = re.sub(r"^hybridized\.", "imperative.", name)
     shaken = [re.sub(r"\.(fixed|trained)", rf".\1.shaken{index}", plain) for index in range(2)]
     found = [difference(each[plain], each[one], floor) for each in systems for one in shaken if one in each]
@@ -145,7 +145,7 @@ def compared(real, ours):
 
 
 def row(folder, client, case, of_real, of_ours):
-    """What the table says of a case, and what is wrong with it, if anything."""
+    """Return the table's text for a case, and its fault, if there is one."""
     if of_real["error"]:
         return [f"MXNet fails: {of_real['error'].splitlines()[0][:80]}"], ""
     if of_ours["error"]:

@@ -56,11 +56,11 @@ def drop_nothing(block):
 
 
 SHAKES = 2
-"""How often a step of training is repeated with other roundings."""
+"""The number of times that a step of training is repeated with other roundings."""
 
 
 def trained(block, inputs, loss=None, targets=()):
-    """What a block predicts, and what it gives in training: outputs, gradients, averages that BatchNorm moves.
+    """Return a block's predictions, and its outputs, gradients and BatchNorm averages in training.
 
     Each is computed operator by operator, and then hybridized, from the same weights. Nothing is dropped, since draws
     differ. A step of training is done twice: as ``fixed`` BatchNorm keeps to its averages, as ``trained`` it takes the

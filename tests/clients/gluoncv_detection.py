@@ -168,13 +168,13 @@ def settled():
 
 
 def _cleared(F, regions, pooled):
-    """What was pooled, with zeros for regions of no picture."""
+    """Return the pooled features, with zeros for regions of no picture."""
     of_picture = F.slice_axis(regions, axis=-1, begin=0, end=1).reshape((-1,)) >= 0
     return F.where(of_picture, pooled, F.zeros_like(pooled))
 
 
 def rpn_targets(anchors, size):
-    """What the proposals' network learns, of anchors by their corners: classes, boxes, and where boxes count."""
+    """Return the targets of the network of proposals for anchors by their corners: classes, boxes and masks."""
     from gluoncv.model_zoo.rcnn.rpn.rpn_target import RPNTargetGenerator
 
     found = RPNTargetGenerator(num_sample=1000, pos_ratio=1.0)(mx.nd.array(BOXES), anchors, size, size)

@@ -4,7 +4,7 @@ from filling import drop_nothing, fill, flat, step
 from gluoncv_networks import FAMILIES, made
 
 HEAVY = ["alexnet", "vgg11_bn", "senet_154"]
-"""What double precision would take minutes and gigabytes for; others are built of the same layers."""
+"""Networks for which double precision would take minutes and gigabytes; others have the same layers."""
 
 
 def training(name):
