@@ -130,3 +130,9 @@ def test_a_path_is_an_attribute_of_the_module_above():
         _ = flowmx.gluon.data.dataloader.nonsense
     with pytest.raises(AttributeError, match="nonsense"):
         _ = flowmx.nd.nonsense
+
+
+def test_an_import_of_a_module_leaves_a_function_of_its_name_where_it_is():
+    importlib.import_module("mxnet.gluon.model_zoo.vision.alexnet")
+    assert flowmx.gluon.model_zoo.vision.alexnet.__name__ == "alexnet"
+    assert callable(flowmx.gluon.model_zoo.vision.alexnet)

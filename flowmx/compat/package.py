@@ -94,5 +94,12 @@ class _Loader(Loader):
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        """Take back what the import system has written over: the module is, and stays, flowmx's."""
+        """Take back what the import system has written over: the module is, and stays, flowmx's.
+
+        The modules below it are given MXNet's names too: the import system would else, at an import of one of them,
+        make it an attribute here, in the place of a function of its name (``vision.alexnet``).
+        """
         module.__spec__ = self.spec
+        for name, below in list(sys.modules.items()):
+            if name.startswith(f"{module.__name__}."):
+                sys.modules.setdefault(f"mxnet{name.removeprefix('flowmx')}", below)
