@@ -23,7 +23,7 @@ from flowmx.ops.formulas.expressions import (
     sqrt,
     trunc,
 )
-from flowmx.ops.formulas.frontend import OnFrontend
+from flowmx.ops.formulas.frontend import gradient_of
 from flowmx.ops.registry import Array, Operator, Run, operator, option
 from flowmx.ops.special_gamma import polygamma
 
@@ -151,20 +151,8 @@ def _register(row: Row) -> None:
     if row.derivative is None:
         body["no_gradient"] = True
     else:
-        body["gradient"] = _gradient(row.derivative)
+        body["gradient"] = gradient_of(row.derivative)
     operator(row.name, *row.aliases)(type(row.name, (Operator,), body))
-
-
-def _gradient(derivative: Callable[[Expr, Expr, Expr], Expr]) -> Callable[..., list[Any]]:
-    made = OnFrontend(lambda p, x, y, g: derivative(x, y, g), ("x", "y", "g"))
-
-    def gradient(self: Operator, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
-        # What it does not look at may have been changed since.
-        given = {"x": inputs, "y": outputs, "g": heads}
-        value = made(F, None, *[given[name][0] for name in made.reads])
-        return [F.zeros_like(heads[0]) if isinstance(value, float) else value]
-
-    return gradient
 
 
 for _row in TABLE:

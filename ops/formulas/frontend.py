@@ -50,19 +50,51 @@ class OnFrontend:
         return self._function(F, numbers, *values)
 
 
+def gradient_of(derivative: Callable[[Expr, Expr, Expr], Expr]) -> Callable[..., list[Any]]:
+    """The method ``gradient`` of an operator of one input, by its derivative: of input, output and head gradient.
+
+    It looks at no more of them than the derivative needs: the others may have been changed since.
+    """
+    places = {placeholder("x"): "inputs[0]", placeholder("y"): "outputs[0]", placeholder("g"): "heads[0]"}
+    made = derivative(*places)
+    if made.kind == "number":
+        return lambda self, F, inputs, outputs, heads: [F.zeros_like(heads[0])]
+    parts = parts_of([made])
+    return _written("self, F, inputs, outputs, heads", [made], places, [each for each in places if each in parts])
+
+
 def _compiled(made: Expr, given: dict[Expr, str], names: Sequence[str]) -> Callable[..., Any]:
     """A formula as a function ``(F, u, *inputs)``, where u are the numbers that come with a call."""
+    function = _written(", ".join(["F", "u", *names]), [made], given, [])
+    return lambda *arguments: function(*arguments)[0]
+
+
+def _written(
+    arguments: str, outputs: Sequence[Expr], given: dict[Expr, str], first: Sequence[Expr]
+) -> Callable[..., list[Any]]:
+    """Compile formulas to a function that returns the list of their values.
+
+    Args:
+        arguments: the function's.
+        outputs: the formulas.
+        given: what stands for placeholders and uniforms, in terms of the arguments.
+        first: those of them that are looked up once, before anything is computed.
+    """
     terms, lines = dict(given), []
-    for at, expr in enumerate(in_order([made], given)):
+    for at, expr in enumerate(first):
+        terms[expr] = f"v{at}"
+        lines.append(f"    v{at} = {given[expr]}")
+    for at, expr in enumerate(in_order(outputs, given)):
         if expr.kind == "number":
             terms[expr] = repr(expr.value)
         else:
             terms[expr] = f"t{at}"
             lines.append(f"    t{at} = {_term(expr, [terms[arg] for arg in expr.args])}")
-    source = "\n".join([f"def function({', '.join(['F', 'u', *names])}):", *lines, f"    return {terms[made]}"])
+    lines.append(f"    return [{', '.join([terms[each] for each in outputs])}]")
+    source = "\n".join([f"def function({arguments}):", *lines])
     space: dict[str, Any] = {"normal_density": _normal_density, "select": _select}
     exec(source, space)
-    function: Callable[..., Any] = space["function"]
+    function: Callable[..., list[Any]] = space["function"]
     return function
 
 
