@@ -269,10 +269,11 @@ class World:
         leaves = [self.handles[each].leaf for each in variables]
         if None in leaves:
             raise Invalid("no variable")
-        pairs = self._heads(names, head_grads, create_graph)
+        pairs = self._heads(names, [None] * len(names))
         reach = frozenset().union(*[head.reach for head, _ in pairs])
         if any(leaf not in reach for leaf in leaves):
-            self.refuse("do not depend on")
+            self.refuse("do not depend on")  # whatever the head gradients are
+        pairs = self._heads(names, head_grads, create_graph)
         if not (create_graph if retain is None else retain):
             self.excuse("was freed by")
         made = []
