@@ -83,7 +83,7 @@ UNARY = {
     "zeros_like": (None, nothing, nothing, nothing),
     "ones_like": (None, np.ones_like, nothing, nothing),
     "logical_not": (smooth(0), lambda x: (x == 0) * 1.0, nothing, nothing),
-    "round": (smooth(0.5, -0.5, 1.5, -1.5, 2.5, -2.5), np.round, nothing, nothing),
+    "round": (smooth(0.5, -0.5, 1.5, -1.5, 2.5, -2.5), lambda x: np.trunc(x + np.copysign(0.5, x)), nothing, nothing),
 }  # fmt: skip
 
 
