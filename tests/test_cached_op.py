@@ -343,3 +343,19 @@ async def test_in_a_coroutine():
     assert isinstance(out, NDArray)
     expected = await layers(mx.nd, *given)
     np.testing.assert_allclose(out.asnumpy(), expected.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_second_backward_pass_refuses_an_input_that_was_changed():
+    """It runs the forward pass again, which reads inputs that the first one needed no more."""
+    net = mx.gluon.nn.HybridLambda(lambda F, x: F.tanh(x * 2))
+    net.hybridize()
+    x = mx.nd.array([0.1, -0.2, 0.3])
+    x.attach_grad("add")
+    with mx.autograd.record():
+        inner = x * 1
+        y = net(inner)
+        mx.nd.square(y, out=inner)
+        y.backward(retain_graph=True)
+        with pytest.raises(AutogradError, match="changed in place"):
+            inner.backward(retain_graph=True)
+    x.grad.asnumpy()

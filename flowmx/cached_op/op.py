@@ -193,7 +193,8 @@ class CachedOp:
                 "autograd.record(), or hybridize(False)"
             )
         read_inputs, read_outputs, read_heads = compiled.reads_backward()
-        arrays = [cast("NDArray", inputs[i] if i in read_inputs else inputs.unchecked(i)) for i in range(len(inputs))]
+        looked_at = range(len(inputs)) if call.used else read_inputs  # all, where the forward pass runs again
+        arrays = [cast("NDArray", inputs[i] if i in looked_at else inputs.unchecked(i)) for i in range(len(inputs))]
         for i in read_outputs:
             made[i]  # refused where it was changed since
         plan = compiled.plan

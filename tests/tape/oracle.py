@@ -244,6 +244,7 @@ class World:
             weight = Jet(np.ones(head.shape))
             if given is not None:
                 weight = self.past(self.handles[given]) if create_graph else Jet(self.handles[given].value)
+                self.handles[given].memory.is_used |= create_graph
                 if weight.shape != head.shape:
                     raise Invalid("shapes")
             pairs.append((head, weight))
@@ -272,7 +273,9 @@ class World:
         pairs = self._heads(names, [None] * len(names))
         reach = frozenset().union(*[head.reach for head, _ in pairs])
         if any(leaf not in reach for leaf in leaves):
-            self.refuse("do not depend on")  # whatever the head gradients are
+            if create_graph and any(given and self.handles[given].line.is_lost for given in head_grads):
+                self.excuse("was written at")
+            self.refuse("do not depend on")
         pairs = self._heads(names, head_grads, create_graph)
         if not (create_graph if retain is None else retain):
             self.excuse("was freed by")
