@@ -25,7 +25,7 @@ from tests.modes.run import fuzz, program, quiet
 from tests.modes.trial import Trial
 
 NAMES = list(MODES)
-SAMPLE, SOAK, PART = 3 * len(NAMES), 3000, 100
+SAMPLE, SOAK, PART = 300, 3000, 100
 
 
 @pytest.fixture(autouse=True)
@@ -39,9 +39,9 @@ def some(seed):
     return [NAMES[seed % len(NAMES)]]
 
 
-@pytest.mark.parametrize("first", range(0, SAMPLE, len(NAMES)))
+@pytest.mark.parametrize("first", range(0, SAMPLE, PART))
 def test_random_networks_give_the_same_in_some_modes(first):
-    assert "\n\n".join(map(str, fuzz(range(first, first + len(NAMES)), some))) == ""
+    assert "\n\n".join(map(str, fuzz(range(first, first + PART), some))) == ""
 
 
 @pytest.mark.soak
