@@ -557,13 +557,20 @@ def _arrive(op: Operation) -> Token:
         failure = token.finish()
         if failure is not None:
             raise Inherited(failure)
-    newest: dict[Stream, Token] = {}
-    for token in (*sources, *_carried_before(op.writes, writing=True)):
+    before = [*sources, *_carried_before(op.writes, writing=True)]
+    for token in before:
         token.finish()
+    return Token(HOST, 0, op.serial, _newest(before))
+
+
+def _newest(tokens: Iterable[Token]) -> tuple[Token, ...]:
+    """The last token of each stream of a device among some and those that came before the host's."""
+    newest: dict[Stream, Token] = {}
+    for token in tokens:
         for each in (token,) if token.stream is not HOST else token.sources:
             if each.stream not in newest or newest[each.stream].serial < each.serial:
                 newest[each.stream] = each
-    return Token(HOST, 0, op.serial, tuple(newest.values()))
+    return tuple(newest.values())
 
 
 def _leave(op: Operation, token: Token) -> None:
@@ -584,7 +591,7 @@ def _joined(earlier: Token | None, token: Token) -> Token:
     """A token of the host that comes after two operations of the host."""
     if earlier is None:
         return token
-    joined = Token(HOST, 0, token.op_serial, (*earlier.sources, *token.sources))
+    joined = Token(HOST, 0, token.op_serial, _newest([earlier, token]))
     joined.event = {
         stream: max(each.get(stream, 0) for each in (earlier.event or {}, token.event or {}))
         for stream in {**(earlier.event or {}), **(token.event or {})}

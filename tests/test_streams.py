@@ -10,7 +10,7 @@ import pytest
 import flowmx as mx
 from flowmx import devices
 from flowmx.devices.sim import PRESETS, Description, simulated
-from flowmx.devices.streams import Stream
+from flowmx.devices.streams import HOST, Stream
 from flowmx.engine.runtime import engine
 from flowmx.errors import CrossDeviceWarning, OutOfMemory
 from flowmx.flight import watcher
@@ -286,10 +286,10 @@ class Slow(Stream):
 
     def __init__(self):
         super().__init__("slow", None)
-        self.recorded, self.waiting, self.go_on = [], threading.Event(), threading.Event()
+        self.recorded, self.waiting, self.go_on = [], threading.Semaphore(0), threading.Event()
 
     def _wait(self, token):
-        self.waiting.set()
+        self.waiting.release()
         self.go_on.wait()
         self.recorded.append(token)
 
@@ -317,14 +317,24 @@ def test_tokens_stand_in_the_order_of_their_numbers_whichever_thread_records_the
 def test_a_thread_relies_on_no_wait_that_another_one_has_not_placed_yet():
     stream, token = Slow(), Slow().record()
     first = threading.Thread(target=stream.wait, args=(token,), daemon=True)
-    first.start()
-    stream.waiting.wait()
     second = threading.Thread(target=stream.wait, args=(token,), daemon=True)
+    first.start()
+    assert stream.waiting.acquire(timeout=20)
     second.start()
-    second.join(0.05)
-    assert second.is_alive()  # it places one of its own
+    assert stream.waiting.acquire(timeout=20)  # it places one of its own
     stream.go_on.set()
     first.join()
     second.join()
     stream.wait(token)
     assert stream.recorded == [token, token]
+
+
+def test_reads_by_the_host_keep_one_token_of_each_stream():
+    with simulated("a10", 1, streams=2):
+        a = mx.nd.ones((2, 3), ctx=mx.sim(0))
+        for _ in range(20):
+            mx.engine.push(lambda: None, reads=[a], device=mx.cpu(0)).wait()
+            (a * 2).wait_to_read()
+        marks = a._storage.marks
+        assert HOST in marks.reads
+        assert len(marks.reads[HOST].sources) <= 2
