@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import sys
 from types import TracebackType
 from typing import NoReturn
 
@@ -67,13 +68,14 @@ class Failure:
     def forget_values(self) -> None:
         """Clear the local variables of its traceback's functions; the lines stay.
 
-        Those of coroutines are left: one that caught the exception and waits now would be closed.
+        A coroutine that caught the exception and waits now stays as it is. Before Python 3.13 clearing its frame would
+        close it, so those of coroutines are left there.
         """
         entry = self.traceback
         while entry is not None:
             frame = entry.tb_frame
-            if not frame.f_code.co_flags & _MAY_BE_SUSPENDED:
-                with contextlib.suppress(RuntimeError):  # it runs still
+            if sys.version_info >= (3, 13) or not frame.f_code.co_flags & _MAY_BE_SUSPENDED:
+                with contextlib.suppress(RuntimeError):  # it runs still, or is suspended
                     frame.clear()
             entry = entry.tb_next
 
