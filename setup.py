@@ -19,7 +19,7 @@ setup(
         "flowmx": ["py.typed"],
         "flowmx.compat": ["shim/mxnet/*"],
         "flowmx.contrib.text": ["files.json"],
-        "flowmx.dashboard": ["page/*"],
+        "flowmx.observability.dashboard": ["page/*"],
         "": ["*.pyi"],
     },
 )

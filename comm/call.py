@@ -10,12 +10,12 @@ from aiohttp import hdrs
 from yarl import URL
 
 from flowmx.comm import errors, local
-from flowmx.comm.beside import copy, offload
 from flowmx.comm.errors import Busy, CommError, PeerGone, Refused, TooSlow, Unauthorized, WireError
 from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
 from flowmx.comm.headers import Spec
 from flowmx.comm.limits import Limits
 from flowmx.comm.local import Segment, Segments
+from flowmx.comm.offload import copy, offload
 from flowmx.comm.security import REQUEST, Security
 from flowmx.comm.transfer import CONTENT_TYPE, digest, receive, slices
 

@@ -13,10 +13,10 @@ from yarl import URL
 
 from flowmx.comm import errors, local
 from flowmx.comm.admission import Entry
-from flowmx.comm.beside import copy, offload
 from flowmx.comm.errors import CommError, Failed, MediaTypeError, Refused, Unauthorized, WireError
 from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
 from flowmx.comm.headers import Spec, check_common
+from flowmx.comm.offload import copy, offload
 from flowmx.comm.security import ANSWER, Proof, is_loopback
 from flowmx.comm.transfer import CONTENT_TYPE, digest, receive, send
 

@@ -16,13 +16,13 @@ from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
 from flowmx import settings
-from flowmx.comm.bell import Bell
 from flowmx.comm.client import Peer
 from flowmx.comm.clock import Clock, within
+from flowmx.comm.endings import NodeGone, SchedulerGone
 from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message
-from flowmx.comm.gone import NodeGone, SchedulerGone
 from flowmx.comm.members import rounds_from_wire
+from flowmx.comm.notifier import Notifier
 from flowmx.comm.outage import Outage
 from flowmx.comm.scheduler import LIMITS
 from flowmx.comm.security import Security
@@ -148,7 +148,7 @@ class Node:
         self._closing: set[asyncio.Task[None]] = set()
         self._view: View | None = None
         self._error: BaseException | None = None
-        self._bell = Bell()
+        self._notifier = Notifier()
         self._beats = 0
         self._rounds: dict[str, int] = {}
         self._passed: set[str] = set()
@@ -252,7 +252,7 @@ class Node:
         if not self.draining and self._owner is not None:
             log.info("%s was asked to end, and leaves the job", self.name)
             self.draining = True
-            self._bell.ring()
+            self._notifier.notify()
             self._owner.cancel()
 
     # What there is to see
@@ -291,7 +291,7 @@ class Node:
         epoch = self.view.epoch if epoch is None else epoch
         while self.view.epoch == epoch:
             self.check()
-            await self._bell.heard()
+            await self._notifier.next()
         self.check()
         return self.view
 
@@ -333,7 +333,7 @@ class Node:
                     )
                     text = lost.obituary if lost.state == "gone" else f"{peer.name} has left, or was started anew"
                     raise NodeGone(text, [lost])
-            await self._bell.heard()
+            await self._notifier.next()
 
     async def accuse(self, member: Member, why: str) -> None:
         """Report a node as lost to the scheduler, which then drops it for all nodes."""
@@ -568,7 +568,7 @@ class Node:
     def _out(self, error: BaseException) -> None:
         log.error("%s", error)
         self._error = error
-        self._bell.ring()
+        self._notifier.notify()
 
     def _take(self, answer: Mapping[str, Any]) -> None:
         """Take over the view of an answer, if it has a newer one."""
@@ -581,7 +581,7 @@ class Node:
         self._mourn(view)
         if view.phase == "failed":
             self._error = self._error or NodeGone(f"the job has failed: {view.failure}", view.gone)
-        self._bell.ring()
+        self._notifier.notify()
         for callback in self._on_change:
             callback(view)
 
@@ -598,6 +598,6 @@ class Node:
         while self.view.phase == "forming":
             self.check()
             here = len(self.view.workers), len(self.view.servers)
-            if not await within(self._clock, 10.0, self._bell.heard):
+            if not await within(self._clock, 10.0, self._notifier.next):
                 log.info("%s waits for the job to be complete: %d workers and %d servers are here", self.name, *here)
         self.check()

@@ -19,12 +19,12 @@ from typing import Any, cast
 import msgpack
 
 from flowmx.comm import fields
-from flowmx.comm.bell import Bell
 from flowmx.comm.clock import Clock, within
 from flowmx.comm.errors import Refused
 from flowmx.comm.frames import Message
 from flowmx.comm.limits import Limits
 from flowmx.comm.members import LAST, Denied, Hello, Job, Members, rounds_from_wire
+from flowmx.comm.notifier import Notifier
 from flowmx.comm.security import Security
 from flowmx.comm.server import Caller, Service
 from flowmx.comm.view import ROLES, Role, View
@@ -76,7 +76,7 @@ class Scheduler:
         self.service = service or Service("scheduler", security=security, limits=LIMITS)
         self.members = Members(job, self.clock.now(), term=time.time_ns(), name=secrets.token_hex(8))
         self._file = Path(snapshot) if snapshot else None
-        self._changes = Bell()
+        self._changes = Notifier()
         self._logged: set[tuple[str, int]] = set()
         self._phase = ""
         self._seen = -1
@@ -111,7 +111,7 @@ class Scheduler:
     async def over(self) -> View:
         """Wait until the job has ended and all its nodes know (they have left, or fell silent); return the view."""
         while not (self.members.view.over and not self.members.view.workers and not self.members.view.servers):
-            await self._changes.heard()
+            await self._changes.next()
         return self.members.view
 
     # Operations
@@ -201,7 +201,7 @@ class Scheduler:
     def _changed(self, holds: Callable[[], bool]) -> Callable[[], Awaitable[None]]:
         async def wait() -> None:
             while not holds():
-                await self._changes.heard()
+                await self._changes.next()
 
         return wait
 
@@ -210,7 +210,7 @@ class Scheduler:
         if self.members.version != self._seen:
             self._seen = self.members.version
             self._tell()
-            self._changes.ring()
+            self._changes.notify()
 
     def _tell(self) -> None:
         view = self.members.view
@@ -253,7 +253,7 @@ class Scheduler:
         written = -1
         while self._file is not None:
             if self.members.version == written:
-                await self._changes.heard()
+                await self._changes.next()
                 continue
             written = self.members.version
             content = msgpack.packb(self.members.snapshot())

@@ -7,10 +7,10 @@ import hashlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Protocol
 
-from flowmx.comm.beside import LARGE, submit
 from flowmx.comm.errors import TooSlow
 from flowmx.comm.frames import Parser
 from flowmx.comm.limits import Limits
+from flowmx.comm.offload import LARGE, submit
 from flowmx.comm.security import check_digest, digest_of
 
 __all__ = ["CONTENT_TYPE", "Digests", "receive", "send", "slices"]

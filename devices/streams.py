@@ -23,7 +23,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowmx.engine.actor import BatchActor
-from flowmx.engine.books import carried
+from flowmx.engine.bookkeeping import carried
 from flowmx.engine.failure import Failure, Inherited, failure_of
 from flowmx.engine.running import call_in
 from flowmx.engine.runtime import engine

@@ -17,7 +17,6 @@ from flowmx import (
     context,
     engine,
     executor,
-    flight,
     gluon,
     initializer,
     io,
@@ -36,7 +35,6 @@ from flowmx import (
     random,
     registry,
     runtime,
-    safety,
     settings,
     symbol,
     util,
@@ -60,6 +58,7 @@ from flowmx.devices.context import sim
 from flowmx.engine import run
 from flowmx.errors import MXNetError
 from flowmx.lazy import later
+from flowmx.observability import flight, safety
 from flowmx.util import (
     is_np_array,
     is_np_shape,
@@ -72,8 +71,10 @@ from flowmx.util import (
 )
 
 if TYPE_CHECKING:
-    from flowmx import amp, contrib, dashboard, image, onnx, plan, recordio, rnn, serve, test_utils
+    from flowmx import amp, contrib, image, onnx, recordio, rnn, serve, test_utils
     from flowmx import image as img
+    from flowmx.observability import dashboard
+    from flowmx.tools import plan
 
 __version__ = "0.1.0"
 
@@ -88,16 +89,24 @@ __all__ = [
 ]  # fmt: skip
 
 _LATER = {
-    *("amp", "contrib", "dashboard", "image", "onnx", "plan", "recordio", "rnn", "serve", "test_utils"),
+    *("amp", "contrib", "image", "onnx", "recordio", "rnn", "serve", "test_utils"),
     *(path for path in PATHS if "." not in path),
 }
-__getattr__, __dir__ = later(__name__, {"img": "flowmx.image", **{each: f"flowmx.{each}" for each in _LATER}})
+__getattr__, __dir__ = later(
+    __name__,
+    {
+        "dashboard": "flowmx.observability.dashboard",
+        "img": "flowmx.image",
+        "plan": "flowmx.tools.plan",
+        **{each: f"flowmx.{each}" for each in _LATER},
+    },
+)
 
 
 def _follow(config: settings.Settings) -> None:
     """Serve the dashboard where the settings say so; what it needs is imported only then."""
     if config.dashboard is not None:
-        from flowmx.dashboard.running import start_by_setting
+        from flowmx.observability.dashboard.running import start_by_setting
 
         start_by_setting(config.dashboard)
 

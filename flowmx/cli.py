@@ -17,23 +17,32 @@ from importlib import import_module
 
 from flowmx import settings
 from flowmx.errors import MXNetError
-from flowmx.usage import EXITS, FAILED, INTERRUPTED, USAGE
+from flowmx.tools.usage import EXITS, FAILED, INTERRUPTED, USAGE
 
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     "models": {
-        "train": ("flowmx.commands.train", "run a training script with settings, or train a model on a file of data"),
+        "train": (
+            "flowmx.tools.commands.train",
+            "run a training script with settings, or train a model on a file of data",
+        ),
         "serve": ("flowmx.serve.command", "serve a model over HTTP"),
-        "convert": ("flowmx.commands.convert", "turn models and parameters into other formats: ONNX, safetensors, ..."),
-        "run": ("flowmx.commands.run", "run a program that was written for MXNet"),
+        "convert": (
+            "flowmx.tools.commands.convert",
+            "turn models and parameters into other formats: ONNX, safetensors, ...",
+        ),
+        "run": ("flowmx.tools.commands.run", "run a program that was written for MXNet"),
         "im2rec": ("flowmx.im2rec", "make lists of images, and RecordIO files of them"),
     },
     "looking": {
-        "info": ("flowmx.commands.info", "print versions, devices and every setting with its value"),
-        "doctor": ("flowmx.doctor.command", "say what running processes do, what waits for what, who is to blame"),
-        "plan": ("flowmx.plan.command", "tell what a training script would take on GPUs that are not here"),
-        "bench": ("flowmx.commands.bench", "measure this machine: operators, models, memory"),
+        "info": ("flowmx.tools.commands.info", "print versions, devices and every setting with its value"),
+        "doctor": (
+            "flowmx.observability.doctor.command",
+            "say what running processes do, what waits for what, who is to blame",
+        ),
+        "plan": ("flowmx.tools.plan.command", "tell what a training script would take on GPUs that are not here"),
+        "bench": ("flowmx.tools.commands.bench", "measure this machine: operators, models, memory"),
     },
     "jobs on several machines": {
         "launch": ("flowmx.kvstore.launching.command", "run a distributed job: here, over ssh, or on a Dask cluster"),

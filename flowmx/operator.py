@@ -29,8 +29,8 @@ from flowmx.ndarray import recording
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import Storage, allocate
 from flowmx.ndarray.recording import State
-from flowmx.ops import custom
-from flowmx.ops.registry import Run, lookup, registered
+from flowmx.ops.control import custom
+from flowmx.ops.registry.operators import Run, lookup, registered
 
 __all__ = [
     "CustomOp", "CustomOpProp", "get_all_registered_operators", "get_operator_arguments", "register",
@@ -228,7 +228,7 @@ class _Until:
 def _run_user_code(
     method: Callable[..., Any], run: Run, groups: Mapping[str, Sequence[Any]], extra: Mapping[str, Any]
 ) -> Awaitable[None] | None:
-    """Call a method of a CustomOp (see :data:`flowmx.ops.custom.runner`)."""
+    """Call a method of a CustomOp (see :data:`flowmx.ops.control.custom.runner`)."""
     lent = _Lent(run)
     given = {name: [lent.array(raw, name in _WRITTEN) for raw in group] for name, group in groups.items()}
     token = recording.state.set(State(False, run.train))

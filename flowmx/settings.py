@@ -346,7 +346,7 @@ class Settings:
     gluon_repo: str = _setting(
         "https://apache-mxnet.s3-accelerate.dualstack.amazonaws.com/", "Address of MXNet's models and data sets."
     )
-    backward_stretches: bool = _setting(
+    backward_bulks: bool = _setting(
         True, "Run many small gradients of the tape as one operation of the engine, which is faster."
     )
     backward_do_mirror: bool = _setting(False, "Recompute cheap results in the backward pass to save memory.")

@@ -1,14 +1,26 @@
-"""The operators (installed as ``flowmx.ops``): a registry, and a module for each family."""
+"""The operators (installed as ``flowmx.ops``): a registry, and a room for each kind of operator."""
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+from collections.abc import Iterable
 
-from flowmx.ops.registry import Operator, lookup, registered
+from flowmx.ops.registry.operators import Operator, lookup, registered
 
 __all__ = ["Operator", "lookup", "registered"]
 
-# Importing a family registers its operators; the packages come last, since kernels are registered for operators.
-for _module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.ispkg):
-    importlib.import_module(f"{__name__}.{_module.name}")
+
+def _import(path: Iterable[str], prefix: str) -> None:
+    """Import all modules of a room, which registers their operators."""
+    for found in pkgutil.iter_modules(path, prefix):
+        if found.name != _KERNELS:
+            module = importlib.import_module(found.name)
+            if found.ispkg:
+                _import(module.__path__, f"{found.name}.")
+
+
+# Kernels come last, since they are registered for operators.
+_KERNELS = f"{__name__}.kernels"
+_import(__path__, f"{__name__}.")
+importlib.import_module(_KERNELS)

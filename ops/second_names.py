@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from flowmx.errors import ParameterError
-from flowmx.ops.indexing import Embedding
-from flowmx.ops.joining import Concat
-from flowmx.ops.registry import Array, Operator, Run, ShapeOrNone, described, lookup, operator, required
+from flowmx.ops.arrays.indexing import Embedding
+from flowmx.ops.arrays.joining import Concat
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, lookup, operator, required
 
 _SCATTER = "For MXNet's sparse arrays, on their stored elements; for dense arrays "
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.dtypes import BY_NAME
-from flowmx.ops.registry import Run
-from flowmx.ops.windows import Geometry, correlate, spread, weigh
+from flowmx.ops.nn.windows import Geometry, correlate, spread, weigh
+from flowmx.ops.registry.dtypes import BY_NAME
+from flowmx.ops.registry.operators import Run
 from tests.graph_runs import device
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from flowmx.graph.compiler import graph_of
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry import Operator, Run, lookup
+from flowmx.ops.registry.operators import Operator, Run, lookup
 from tests.cupy_stand_in.arrays import wrap
 from tests.op_cases.case import Case
 

@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from flowmx.ops.documentation import inputs_of, is_elementwise, outputs_of
-from flowmx.ops.parameters import Parameter
-from flowmx.ops.registry import Operator, registered
+from flowmx.ops.registry.documentation import inputs_of, is_elementwise, outputs_of
+from flowmx.ops.registry.operators import Operator, registered
+from flowmx.ops.registry.parameters import Parameter
 from tests.surface import EXCLUDED, FUNCTIONS, GRADIENTS, NUMPY, OPERATORS, SPARSE
 
 FILE = Path(__file__).parents[1] / "docs" / "operators.md"

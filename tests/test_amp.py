@@ -16,8 +16,8 @@ from flowmx.amp import lists
 from flowmx.contrib import amp as contrib_amp
 from flowmx.engine.runtime import engine
 from flowmx.gluon import nn
-from flowmx.ops.dtypes import as_dtype
-from flowmx.ops.registry import lookup, registered
+from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.ops.registry.operators import lookup, registered
 from tests.fixtures.record_amp import symbol
 
 HALVES = ["float16", "bfloat16"]

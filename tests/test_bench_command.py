@@ -6,8 +6,8 @@ import os
 import pytest
 
 from flowmx import cli
-from flowmx.commands import measuring
-from flowmx.commands.measuring import MEASURES, Options
+from flowmx.tools.commands import measuring
+from flowmx.tools.commands.measuring import MEASURES, Options
 
 
 def test_every_measure_gives_figures(capsys):

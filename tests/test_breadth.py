@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 import flowmx as mx
-from flowmx.ops.registry import registered
+from flowmx.ops.registry.operators import registered
 from tests import operator_page, surface
 from tests.surface import ARGUMENTS, EXCLUDED, NAMES, OPERATORS
 

@@ -7,8 +7,8 @@ import pytest
 
 import flowmx as mx
 from flowmx import cli
-from flowmx.commands import comparing, converting
-from flowmx.commands.converting import Job
+from flowmx.tools.commands import comparing, converting
+from flowmx.tools.commands.converting import Job
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 import flowmx as mx
 from flowmx import autograd
 from flowmx.devices.sim import Description, simulated
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.operators import lookup
 
 COUNTS = Description(
     name="counts", memory=1 << 32, flops={"float32": 1.0}, bandwidth=1e30, kernel_seconds=0.0, launch_seconds=0.0,

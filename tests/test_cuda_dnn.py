@@ -8,7 +8,7 @@ import pytest
 
 from flowmx import settings
 from flowmx.ops.kernels.cuda import dnn
-from flowmx.ops.registry import Run, kernel_for, lookup
+from flowmx.ops.registry.operators import Run, kernel_for, lookup
 from tests import cudnn_stand_in as cudnn
 from tests.cupy_stand_in import compiled
 from tests.cupy_stand_in.arrays import xp

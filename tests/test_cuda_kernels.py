@@ -13,14 +13,14 @@ from flowmx.graph.compiler import compile_graph, graph_of
 from flowmx.graph.graph import Options
 from flowmx.graph.infer import infer_shapes, infer_types
 from flowmx.graph.node import topological
-from flowmx.ops.chain import Chain, Link
-from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.compiled.chain import Chain, Link
 from flowmx.ops.kernels.cuda import formulas
 from flowmx.ops.kernels.cuda.formulas import KERNELS
 from flowmx.ops.kernels.cuda.program import Program
-from flowmx.ops.optimizer_ops import RULES, One, update, update_many
-from flowmx.ops.optimizer_rules import RULES as MORE_RULES
-from flowmx.ops.registry import Run, kernel_for, lookup
+from flowmx.ops.optimizers.rules import RULES as MORE_RULES
+from flowmx.ops.optimizers.updates import RULES, One, update, update_many
+from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.ops.registry.operators import Run, kernel_for, lookup
 from tests.cupy_stand_in import compiled
 from tests.cupy_stand_in.arrays import xp
 from tests.graph_runs import device, run_case

@@ -6,9 +6,9 @@
 import numpy as np
 import pytest
 
-from flowmx.ops.dtypes import as_dtype
 from flowmx.ops.kernels.loops.softmax import FORMULAS
-from flowmx.ops.registry import Run, kernel_for, lookup
+from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.ops.registry.operators import Run, kernel_for, lookup
 from tests import test_cuda_kernels as kernels
 from tests.cupy_stand_in import compiled
 from tests.graph_runs import device

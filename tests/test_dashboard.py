@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowmx.comm.security import InsecureAddress
-from flowmx.dashboard import guard
-from flowmx.dashboard.guard import COOKIE, Guard, check_address
-from flowmx.dashboard.reading import Reading
-from flowmx.dashboard.sampler import Sampler
-from flowmx.dashboard.tables import quantile
-from flowmx.dashboard.timeline import MOST, Ended, Lanes, busy, gathered, runs
-from flowmx.dashboard.warnings import PRESENT, Warnings
-from flowmx.doctor.diagnosis import Finding
-from flowmx.flight import curves
-from flowmx.flight.curves import Curve
+from flowmx.observability.dashboard import guard
+from flowmx.observability.dashboard.guard import COOKIE, Guard, check_address
+from flowmx.observability.dashboard.reading import Reading
+from flowmx.observability.dashboard.sampler import Sampler
+from flowmx.observability.dashboard.tables import quantile
+from flowmx.observability.dashboard.timeline import MOST, Ended, Lanes, busy, gathered, runs
+from flowmx.observability.dashboard.warnings import PRESENT, Warnings
+from flowmx.observability.doctor.diagnosis import Finding
+from flowmx.observability.flight import curves
+from flowmx.observability.flight.curves import Curve
 
 SECRET = "a secret of some letters"
 

@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 import flowmx as mx
-from flowmx import flight
-from flowmx.dashboard import pulse
 from flowmx.devices.sim import simulated
 from flowmx.errors import KVStoreError
-from flowmx.flight import curves
+from flowmx.observability import flight
+from flowmx.observability.dashboard import sampling
+from flowmx.observability.flight import curves
 from tests import browser as browsers
 
 pytestmark = [
@@ -80,7 +80,7 @@ WIDE = "[document.documentElement.scrollWidth, innerWidth]"
 
 
 async def test_a_training_is_live_on_a_desk_and_on_a_phone_in_light_and_dark(look, dashboard, monkeypatch):
-    monkeypatch.setattr(pulse, "EVERY", 0.15)
+    monkeypatch.setattr(sampling, "EVERY", 0.15)
     with beside(trainer()):
         page = await look(dashboard.url, 1280, 900, prefers_color_scheme="light")
         await page.until("document.getElementById('status').dataset.state === 'live'")

@@ -17,21 +17,20 @@ from aiohttp.test_utils import TestClient, TestServer
 import flowmx as mx
 from flowmx import cli, settings
 from flowmx.comm.security import InsecureAddress
-from flowmx.dashboard import pulse as pulses
-from flowmx.dashboard import running
-from flowmx.dashboard.application import MOST
-from flowmx.dashboard.feed import Viewer
-from flowmx.dashboard.pulse import Pulse, pulse
-from flowmx.dashboard.sampler import Frame
 from flowmx.engine.runtime import engine
-from flowmx.flight import curves
+from flowmx.observability.dashboard import running, sampling
+from flowmx.observability.dashboard.application import MOST
+from flowmx.observability.dashboard.feed import Viewer
+from flowmx.observability.dashboard.sampler import Frame
+from flowmx.observability.dashboard.sampling import SamplingThread, sampling_thread
+from flowmx.observability.flight import curves
 
 SECRET = "a secret of some letters"
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(pulses, "EVERY", 0.05)
+    monkeypatch.setattr(sampling, "EVERY", 0.05)
 
 
 @pytest.fixture
@@ -55,8 +54,8 @@ async def until(condition, seconds=20.0):
         await asyncio.sleep(0.01)
 
 
-def pulse_threads():
-    return [each for each in threading.enumerate() if each.name == "flowmx-dashboard-pulse"]
+def sampling_threads():
+    return [each for each in threading.enumerate() if each.name == "flowmx-dashboard-sampling"]
 
 
 # -- viewers -----------------------------------------------------------------------------------------------------
@@ -67,11 +66,11 @@ async def test_viewers_share_one_sampling_and_the_last_ends_it(dashboard):
         async with session.get(f"{dashboard.url}events") as one, session.get(f"{dashboard.url}events") as two:
             assert one.headers["Content-Type"].startswith("text/event-stream")
             seen = [[frame async for frame, _ in _zip(frames(each), 4)] for each in (one, two)]
-            assert len(pulse_threads()) == 1 and pulse.viewers == 2
+            assert len(sampling_threads()) == 1 and sampling_thread.viewers == 2
         for each in seen:
             assert each[0]["whole"] and not any("whole" in frame for frame in each[1:])
             assert [frame["seq"] for frame in each] == list(range(each[0]["seq"], each[0]["seq"] + 4))
-        await until(lambda: not pulse.viewers and not pulse_threads())
+        await until(lambda: not sampling_thread.viewers and not sampling_threads())
     assert "lines" not in engine.watches and "values" not in engine.watches
 
 
@@ -86,15 +85,15 @@ async def _zip(source, count):
 
 async def test_while_nobody_looks_there_is_no_thread_and_no_watch(dashboard):
     await mx.nd.ones((300, 300))
-    assert not pulse_threads() and not pulse.viewers
-    seq = pulse.seq
+    assert not sampling_threads() and not sampling_thread.viewers
+    seq = sampling_thread.seq
     async with aiohttp.ClientSession() as session, session.get(dashboard.url) as response:
         assert response.status == 200 and "flowmx" in await response.text()
-    assert pulse.seq == seq
+    assert sampling_thread.seq == seq
 
 
-class Made(Pulse):
-    """A pulse that beats on demand."""
+class Made(SamplingThread):
+    """A thread that samples on demand."""
 
     def join(self, wake):
         self._wakes.add(wake)
@@ -134,15 +133,15 @@ async def test_a_viewer_that_is_closed_ends():
 
 
 async def test_who_takes_nothing_is_left(dashboard, monkeypatch):
-    monkeypatch.setattr("flowmx.dashboard.feed._PATIENCE", 0.2)
+    monkeypatch.setattr("flowmx.observability.dashboard.feed._PATIENCE", 0.2)
     huge = Frame(1, {"seq": 1, "filler": "x" * 30_000_000})
-    monkeypatch.setattr("flowmx.dashboard.sampler.Sampler.whole", lambda self: huge)
+    monkeypatch.setattr("flowmx.observability.dashboard.sampler.Sampler.whole", lambda self: huge)
     host, port = dashboard.url[7:-1].split(":")
     reader, writer = await asyncio.open_connection(host, int(port), limit=1024)
     writer.write(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    await until(lambda: pulse.viewers == 1)
+    await until(lambda: sampling_thread.viewers == 1)
     reader._transport.pause_reading()
-    await until(lambda: pulse.viewers == 0)
+    await until(lambda: sampling_thread.viewers == 0)
     writer.close()
     with contextlib.suppress(ConnectionError):
         await writer.wait_closed()
@@ -231,7 +230,7 @@ async def test_foreign_names_are_refused(dashboard):
         for path in ("", "events", "main.js", "nothing"):
             async with session.get(dashboard.url + path, headers={"Host": "evil.example"}) as response:
                 assert response.status == 403 and "expected localhost" in await response.text()
-        assert not pulse.viewers
+        assert not sampling_thread.viewers
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"])

@@ -14,14 +14,15 @@ import pytest
 from aiohttp import web
 
 import flowmx as mx
-from flowmx import flight, settings
+from flowmx import settings
 from flowmx.comm.security import Security
 from flowmx.devices.sim import simulated
-from flowmx.doctor import add_to, asking, chains, command, diagnosis
-from flowmx.doctor.diagnosis import diagnose
-from flowmx.doctor.picture import draw
 from flowmx.engine.runtime import engine
-from flowmx.flight import curves, folder, observing
+from flowmx.observability import flight
+from flowmx.observability.doctor import add_to, asking, chains, command, diagnosis
+from flowmx.observability.doctor.diagnosis import diagnose
+from flowmx.observability.doctor.picture import draw
+from flowmx.observability.flight import curves, folder, observing
 
 SECONDS = 0.3
 

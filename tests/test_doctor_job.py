@@ -12,7 +12,7 @@ import textwrap
 import pytest
 
 from flowmx import settings
-from flowmx.doctor.command import main as doctor
+from flowmx.observability.doctor.command import main as doctor
 
 pytestmark = pytest.mark.soak
 

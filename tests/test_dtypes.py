@@ -12,7 +12,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.errors import TypeInferenceError
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.operators import lookup
 from tests.fixtures.record_dtypes import COMPARED, FILE, GIVEN, VALUES, call, inputs
 from tests.op_cases.case import by_key
 

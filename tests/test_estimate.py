@@ -6,7 +6,7 @@ import pytest
 import flowmx as mx
 from benchmarks.workers import networks
 from flowmx.errors import ShapeError
-from flowmx.graph.seeing.occupancy import Occupancy
+from flowmx.graph.reports.occupancy import Occupancy
 from flowmx.optimizer.footprint import Footprint
 from tests.fixtures import record_visualization as small
 

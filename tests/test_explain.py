@@ -16,9 +16,9 @@ from flowmx.graph.compiler import graph_of
 from flowmx.graph.graph import Options
 from flowmx.graph.passes.place import place
 from flowmx.graph.plan import make_plan
-from flowmx.graph.seeing.in_place import InPlace
-from flowmx.graph.seeing.occupancy import Occupancy, label
-from flowmx.graph.seeing.sizes import in_words
+from flowmx.graph.reports.in_place import InPlace
+from flowmx.graph.reports.occupancy import Occupancy, label
+from flowmx.graph.reports.sizes import in_words
 from tests.fixtures import record_visualization as small
 
 NETWORKS = [("googlenet", "write"), ("googlenet", "null"), ("resnet_18", "write"), ("resnet_18", "null")]

@@ -14,10 +14,10 @@ import pytest
 import flowmx as mx
 from flowmx import settings
 from flowmx.devices.sim import simulated
-from flowmx.doctor.diagnosis import diagnose
 from flowmx.engine.runtime import engine
-from flowmx.flight import folder, messages, snapshot, stacks, watcher
-from flowmx.flight.watcher import Watcher
+from flowmx.observability.doctor.diagnosis import diagnose
+from flowmx.observability.flight import folder, messages, snapshot, stacks, watcher
+from flowmx.observability.flight.watcher import Watcher
 
 
 def queued(name="queued"):
@@ -140,7 +140,7 @@ def test_a_fork_has_a_recorder_of_its_own_and_leaves_no_socket(tmp_path):
     source = """
         import os, sys
         import flowmx as mx
-        from flowmx.flight import folder
+        from flowmx.observability.flight import folder
         def queued():
             mx.engine.push(lambda: None, device=mx.cpu()).wait()
         def is_there():

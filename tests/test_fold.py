@@ -21,7 +21,7 @@ def plainly(net, **shapes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "PASSES", [])
         patch.setattr(kernels, "like_channels_last", lambda device_type: frozenset())
-        patch.setattr("flowmx.ops.registry._kernels", {})
+        patch.setattr("flowmx.ops.registry.operators._kernels", {})
         return predict(net, **shapes)[0]
 
 

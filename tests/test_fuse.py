@@ -7,10 +7,10 @@ import flowmx as mx
 from flowmx.graph import compiler
 from flowmx.graph.passes import fuse as fusion
 from flowmx.ops import kernels
-from flowmx.ops.dtypes import FLOAT32
 from flowmx.ops.kernels.onednn import convolution, layouts
 from flowmx.ops.kernels.onednn import library as onednn
 from flowmx.ops.kernels.onednn.ends import ends_of
+from flowmx.ops.registry.dtypes import FLOAT32
 from tests.test_onednn import assert_close, both
 
 
@@ -48,7 +48,7 @@ def train(net, shape=(4, 3, 12, 12), **requests):
 def plainly(monkeypatch):
     monkeypatch.setattr(compiler, "PASSES", [])
     monkeypatch.setattr(kernels, "like_channels_last", lambda device_type: frozenset())
-    monkeypatch.setattr("flowmx.ops.registry._kernels", {})
+    monkeypatch.setattr("flowmx.ops.registry.operators._kernels", {})
 
 
 def assert_same(one, other):

@@ -12,10 +12,11 @@ from flowmx.graph.casts import insert_casts
 from flowmx.graph.compiler import PASSES, graph_of, options_of
 from flowmx.graph.infer import infer_shapes, infer_types
 from flowmx.graph.node import Entry, topological
-from flowmx.ops import kernels, registry
-from flowmx.ops.dtypes import FLOAT32, as_dtype
+from flowmx.ops import kernels
 from flowmx.ops.kernels.cuda import attention, dnn
-from flowmx.ops.registry import Run, kernel_for, lookup
+from flowmx.ops.registry import operators
+from flowmx.ops.registry.dtypes import FLOAT32, as_dtype
+from flowmx.ops.registry.operators import Run, kernel_for, lookup
 from flowmx.symbol.symbol import Symbol
 from tests import cudnn_stand_in as cudnn
 from tests.cupy_stand_in.arrays import xp
@@ -382,7 +383,7 @@ def take(monkeypatch):
             op.forward(run, inputs, outputs)
 
         for name in ("_fused_attention", "_backward_fused_attention"):
-            monkeypatch.setitem(registry._kernels, ("cpu", name), note)
+            monkeypatch.setitem(operators._kernels, ("cpu", name), note)
         monkeypatch.setattr(kernels, "computes_attention", lambda device_type, dtype, size: True)
         return called
 

@@ -10,9 +10,9 @@ import pytest
 
 import flowmx as mx
 from flowmx import gluon
-from flowmx.flight import curves
 from flowmx.gluon.contrib import estimator as est
-from flowmx.safety.steps import counted
+from flowmx.observability.flight import curves
+from flowmx.observability.safety.steps import counted
 
 RNG = np.random.default_rng(3)
 X = RNG.standard_normal((48, 5)).astype("float32")

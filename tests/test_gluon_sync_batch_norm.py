@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.gluon.contrib.nn import SyncBatchNorm, meeting
+from flowmx.gluon.contrib.nn import SyncBatchNorm
+from flowmx.gluon.contrib.nn import cross_device as meeting
 from flowmx.gluon.utils import split_and_load
 
 DEVICES = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]

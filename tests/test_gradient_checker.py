@@ -5,7 +5,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.ndarray import functions
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.operators import lookup
 from flowmx.test_utils import almost_equal, assert_almost_equal, check_numeric_gradient, same
 
 

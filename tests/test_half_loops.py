@@ -6,10 +6,10 @@ import pytest
 
 import flowmx as mx
 from flowmx.devices import cpu, get
-from flowmx.ops.conversion import as_type
 from flowmx.ops.kernels.loops.casts import copy
 from flowmx.ops.kernels.loops.elementwise import real_of
-from flowmx.ops.registry import Run, kernel_for, lookup
+from flowmx.ops.math.conversion import as_type
+from flowmx.ops.registry.operators import Run, kernel_for, lookup
 
 pytestmark = pytest.mark.skipif(real_of(np.dtype(np.float16)) is None, reason="the processor has no float16")
 

@@ -11,8 +11,8 @@ import pytest
 import flowmx as mx
 from flowmx import codecs
 from flowmx.image import chance
-from flowmx.ops import image_resize
 from flowmx.ops.kernels.loops import resizing
+from flowmx.ops.vision import resize
 from tests.fixtures import record_images as recorded
 
 EXPECTED = json.loads((recorded.FOLDER / "recorded.json").read_text())
@@ -150,7 +150,7 @@ def test_the_compiled_resize_gives_the_plain_numbers(interp, channels):
         whole = np.random.default_rng(h).integers(0, 256, (h + 3, w + 5, channels), np.uint8)
         part = whole[1 : h + 1, 2 : w + 2]
         fast, plain = np.zeros((2, new_h, new_w, channels), np.uint8)
-        image_resize.resize(np, part, plain, interp)
+        resize.resize(np, part, plain, interp)
         is_compiled = resizing.resize(part, fast, interp)
         assert is_compiled == (interp != 3 or new_h > h or new_w > w)
         assert not is_compiled or (fast == plain).all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.comm.gone import NodeGone
+from flowmx.comm.endings import NodeGone
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
 from tests.jobs import job

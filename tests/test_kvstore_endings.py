@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import flowmx as mx
-from flowmx.comm.gone import NodeGone, SchedulerGone
+from flowmx.comm.endings import NodeGone, SchedulerGone
 from flowmx.comm.node import Timing
 from flowmx.errors import KVStoreError, OperationCancelled
 from tests import jobs

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowmx as mx
+from flowmx.comm.endings import NodeGone
 from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message, Tensor
-from flowmx.comm.gone import NodeGone
 from flowmx.comm.view import Member, View
 from flowmx.errors import KVStoreError
 from flowmx.kvstore.shards import Layout, Shard

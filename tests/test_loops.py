@@ -23,8 +23,8 @@ from flowmx.ops.kernels.loops import compiler, functions, gather, softmax, team
 from flowmx.ops.kernels.loops.code import DOUBLE, FLOAT, Code
 from flowmx.ops.kernels.loops.elementwise import Fused, Loop, in_memory_order
 from flowmx.ops.kernels.loops.program import Program
-from flowmx.ops.optimizer_ops import REGISTERED
-from flowmx.ops.registry import Run, kernel_for, lookup
+from flowmx.ops.optimizers.updates import REGISTERED
+from flowmx.ops.registry.operators import Run, kernel_for, lookup
 
 pytest.importorskip("llvmlite")
 

@@ -10,9 +10,9 @@ import pytest
 
 from flowmx import settings
 from flowmx.comm.clock import Clock
+from flowmx.comm.endings import NodeGone, SchedulerGone
 from flowmx.comm.errors import PeerGone, Refused
 from flowmx.comm.frames import Message
-from flowmx.comm.gone import NodeGone, SchedulerGone
 from flowmx.comm.members import Job
 from flowmx.comm.node import Node, Timing
 from flowmx.comm.outage import Outage

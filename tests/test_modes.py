@@ -15,8 +15,8 @@ from flowmx.gluon.model_zoo import vision
 from flowmx.graph import compiler
 from flowmx.graph.graph import Rewriter
 from flowmx.graph.node import Entry
-from flowmx.ops.nn_common import bound
-from flowmx.ops.registry import lookup
+from flowmx.ops.nn.common import bound
+from flowmx.ops.registry.operators import lookup
 from tests.fixtures.record_zoo import SIZES
 from tests.modes.drawing import LAYERS, LOSSES, TOGETHER, draw
 from tests.modes.modes import MODES

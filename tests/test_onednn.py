@@ -14,8 +14,8 @@ from flowmx import devices
 from flowmx.ops.kernels.onednn import library as onednn
 from flowmx.ops.kernels.onednn import work
 from flowmx.ops.kernels.onednn.matmul import multiply
-from flowmx.ops.products import matmul
-from flowmx.ops.registry import Run, kernel_for, lookup
+from flowmx.ops.math.products import matmul
+from flowmx.ops.registry.operators import Run, kernel_for, lookup
 
 KERNELS = ["Convolution", "Deconvolution", "Pooling", "BatchNorm", "FullyConnected", "Concat", "LRN", "transpose"]
 
@@ -244,8 +244,8 @@ def test_a_single_row(rest, follows, monkeypatch):
         return [*found, *(each.asnumpy() for each in bound.grad_dict.values())]
 
     found = run()
-    monkeypatch.setattr("flowmx.ops.registry._kernels", {})
-    monkeypatch.setattr("flowmx.ops.products._products", {})
+    monkeypatch.setattr("flowmx.ops.registry.operators._kernels", {})
+    monkeypatch.setattr("flowmx.ops.math.products._products", {})
     assert_close(run(), found)
 
 

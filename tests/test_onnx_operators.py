@@ -10,7 +10,7 @@ import flowmx as mx
 import tests.op_cases
 from flowmx.contrib import onnx as mxonnx
 from flowmx.contrib.onnx.table import exporters, importers
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.operators import lookup
 from tests.onnx_round import check, close, runtime, write
 
 PARAMS = {"weight", "bias", "gamma", "beta", "parameters"}

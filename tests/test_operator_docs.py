@@ -9,8 +9,8 @@ import pytest
 
 import tests.op_cases
 from flowmx import nd
-from flowmx.ops.documentation import documentation, inputs_of, outputs_of
-from flowmx.ops.registry import lookup, registered
+from flowmx.ops.registry.documentation import documentation, inputs_of, outputs_of
+from flowmx.ops.registry.operators import lookup, registered
 
 PUBLIC = {cls.name: cls for cls in registered().values() if not cls.hidden}
 SHAPE = re.compile(r"shape|axes|\(|lists?\b|matrices|flat")

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import tests.op_cases
-from flowmx.ops.optimizer_ops import Update
-from flowmx.ops.registry import registered
+from flowmx.ops.optimizers.updates import Update
+from flowmx.ops.registry.operators import registered
 from tests.cupy_stand_in.arrays import waits, xp
 from tests.graph_runs import operator_of, run_case
 from tests.op_cases.case import Case, positive

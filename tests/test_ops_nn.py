@@ -5,7 +5,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.devices import pool
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.operators import lookup
 
 
 def nd(*shape, dtype="float32"):

@@ -6,7 +6,7 @@ import pytest
 import flowmx as mx
 from flowmx.errors import ShapeError
 from flowmx.ops import lookup
-from flowmx.ops.reshaping import resolve_reshape
+from flowmx.ops.arrays.reshaping import resolve_reshape
 from tests.strided import strided
 
 nd = mx.nd

@@ -11,10 +11,10 @@ from flowmx.executor import executor as executors
 from flowmx.gluon import nn
 from flowmx.graph import compiler
 from flowmx.ops import kernels
-from flowmx.ops.dtypes import FLOAT32
 from flowmx.ops.kernels.onednn import library
 from flowmx.ops.kernels.onednn.library import OneDNNError
-from flowmx.ops.registry import Run, kernel_for, lookup, packed_size
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.operators import Run, kernel_for, lookup, packed_size
 from tests.test_onednn import assert_close, in_order
 
 needs_onednn = pytest.mark.skipif(library.library() is None, reason="the oneDNN library is not installed")
@@ -63,7 +63,7 @@ def test_predictions_are_the_same(packing, monkeypatch, batch):
     found = [executor.forward()[0].asnumpy() for _ in range(2)]
     monkeypatch.setattr(compiler, "PASSES", [])
     monkeypatch.setattr(kernels, "like_channels_last", lambda device_type: False)
-    monkeypatch.setattr("flowmx.ops.registry._kernels", {})
+    monkeypatch.setattr("flowmx.ops.registry.operators._kernels", {})
     expected = bound(batch).forward()[0].asnumpy()
     for each in found:
         np.testing.assert_allclose(each, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())

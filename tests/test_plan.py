@@ -13,7 +13,7 @@ from flowmx import autograd, gluon
 from flowmx.devices.sim import PRESETS, Description
 from flowmx.devices.sim.description import fleet, memory_of
 from flowmx.engine.runtime import engine
-from flowmx.plan import command
+from flowmx.tools.plan import command
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*simulated without numerics")
 BATCH, UNITS, FEATURES = 64, 256, 512

@@ -23,7 +23,7 @@ from flowmx.graph.graph import Options
 from flowmx.graph.node import Entry
 from flowmx.graph.planning import branches
 from flowmx.graph.planning.memory import pack
-from flowmx.ops.dtypes import FLOAT32
+from flowmx.ops.registry.dtypes import FLOAT32
 from tests import test_place
 
 s: Any = mx.sym
@@ -274,7 +274,7 @@ def test_an_operator_that_changes_its_input(monkeypatch):
 
     monkeypatch.setattr(op, "forward", forward)
     monkeypatch.setattr(compiler, "PASSES", [])
-    monkeypatch.setattr("flowmx.ops.registry._kernels", {})
+    monkeypatch.setattr("flowmx.ops.registry.operators._kernels", {})
     x = s.exp(s.Variable("data"), name="exp")
     with pytest.raises(RaceError, match=r"exp_output was overwritten .* changes its input without saying so"):
         race.check(s.tanh(x) + x, is_train=False, data=(3,))

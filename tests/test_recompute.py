@@ -10,8 +10,8 @@ import flowmx as mx
 from flowmx.errors import BudgetError
 from flowmx.graph.planning.order import LATE
 from flowmx.ndarray.core import forward_of
-from flowmx.ops.recomputed import AGAIN
-from flowmx.ops.registry import Run, lookup
+from flowmx.ops.compiled.recomputed import AGAIN
+from flowmx.ops.registry.operators import Run, lookup
 
 sym = mx.sym
 

@@ -13,9 +13,9 @@ import pytest
 import flowmx as mx
 import tests.op_cases
 from flowmx.errors import MXNetError, ParameterError, ShapeError, TypeInferenceError
-from flowmx.ops import calling
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import lookup, registered
+from flowmx.ops.registry import calling
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import lookup, registered
 
 nd: Any = mx.nd
 sym: Any = mx.sym

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 import tests.op_cases
-from flowmx import stubs
-from flowmx.ops.optimizer_rules import RULES
-from flowmx.ops.recomputed import AGAIN
-from flowmx.ops.registry import Operator, lookup, registered
+from flowmx.ops.compiled.recomputed import AGAIN
+from flowmx.ops.optimizers.rules import RULES
+from flowmx.ops.registry.operators import Operator, lookup, registered
+from flowmx.tools import stubs
 
 SGD = ("sgd_update", "sgd_mom_update")
 
@@ -144,4 +144,4 @@ def test_every_operator_is_documented(name, cls):
 
 @pytest.mark.parametrize("path", list(stubs.stubs()), ids=lambda path: str(Path(path).name))
 def test_stubs_are_current(path):
-    assert path.read_text(encoding="utf-8") == stubs.stubs()[path], "run python -m flowmx.stubs"
+    assert path.read_text(encoding="utf-8") == stubs.stubs()[path], "run python -m flowmx.tools.stubs"

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.ops import lookup, rnn_loops
+from flowmx.ops import lookup
+from flowmx.ops.recurrent import loops
 from flowmx.test_utils import assert_almost_equal
 
 MODES = ["rnn_relu", "rnn_tanh", "lstm", "gru"]
@@ -188,10 +189,10 @@ def test_a_registered_loop_runs_plain_tracks(bidirectional, monkeypatch):
 
     def fast(run, track):
         calls.append(track.hidden.shape)
-        rnn_loops.lstm_forward(run, track)
+        loops.lstm_forward(run, track)
 
-    monkeypatch.setattr(rnn_loops, "_loops", {})
-    rnn_loops.loop("cpu", "lstm")(fast)
+    monkeypatch.setattr(loops, "_loops", {})
+    loops.loop("cpu", "lstm")(fast)
     params, arrays = arguments("lstm", bidirectional=bidirectional)
     mx.nd.RNN(*arrays, **params).wait_to_read()
     assert calls == [(5, 3, 6)] * (4 if bidirectional else 2)

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx import autograd, gluon, safety, settings
+from flowmx import autograd, gluon, settings
 from flowmx.engine.runtime import engine
 from flowmx.gluon import nn
-from flowmx.ops.finite import all_finite, count
-from flowmx.safety import NonFiniteError, stop_at_nan
+from flowmx.observability import safety
+from flowmx.observability.safety import NonFiniteError, stop_at_nan
+from flowmx.ops.math.finite import all_finite, count
 
 
 @pytest.fixture(autouse=True)

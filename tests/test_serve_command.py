@@ -13,8 +13,8 @@ import pytest
 from aiohttp import ClientConnectionError, ClientSession
 
 import flowmx as mx
-from flowmx import usage
 from flowmx.serve import command
+from flowmx.tools import usage
 from tests.test_serve import answers, network
 
 

@@ -14,7 +14,7 @@ from flowmx.graph.passes import identities
 from flowmx.graph.passes.identities import drop_identities
 from flowmx.graph.passes.place import place
 from flowmx.graph.passes.simplify import SHAPES_ALONE, WITHOUT_LIKE, fold_constants, merge_common
-from flowmx.ops.constant import Constant
+from flowmx.ops.compiled.constant import Constant
 
 SIMPLIFYING = [place, fold_constants, drop_identities, merge_common]
 SHAPE = (3, 4)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.ops import special, special_gamma
+from flowmx.ops.math import special, special_gamma
 
 reference = pytest.importorskip("scipy.special")
 

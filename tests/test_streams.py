@@ -13,7 +13,7 @@ from flowmx.devices.sim import PRESETS, Description, simulated
 from flowmx.devices.streams import HOST, Stream
 from flowmx.engine.runtime import engine
 from flowmx.errors import CrossDeviceWarning, OutOfMemory
-from flowmx.flight import watcher
+from flowmx.observability.flight import watcher
 from tests.device_bodies import *  # noqa: F403
 
 

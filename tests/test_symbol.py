@@ -11,7 +11,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.errors import MXNetError, ParameterError, ShapeError, TypeInferenceError
-from flowmx.ops import calling
+from flowmx.ops.registry import calling
 
 
 @pytest.fixture(autouse=True)

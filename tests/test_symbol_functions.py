@@ -7,7 +7,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.errors import ParameterError
-from flowmx.ops.registry import registered
+from flowmx.ops.registry.operators import registered
 
 nd, sym = mx.nd, mx.sym
 A = np.array([[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]], np.float32)

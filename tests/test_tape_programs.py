@@ -9,10 +9,10 @@ import pytest
 from flowmx import autograd
 from flowmx.ndarray import backward, core, indexing, recording, rules, views, writing
 from flowmx.ndarray.backward import Walk
+from flowmx.ndarray.bulk import Bulk
 from flowmx.ndarray.recording import Leaf
-from flowmx.ndarray.stretch import Bulk
-from flowmx.ops.registry import lookup, registered
-from flowmx.ops.reshaping import rebuild
+from flowmx.ops.arrays.reshaping import rebuild
+from flowmx.ops.registry.operators import lookup, registered
 from tests.tape.check import Wrong, check
 from tests.tape.generate import make
 from tests.tape.jets import DIRECTIONS, Jet

@@ -10,8 +10,8 @@ import pytest
 
 import flowmx as mx
 from flowmx import profiler
-from flowmx.flight import messages
 from flowmx.gluon import nn
+from flowmx.observability.flight import messages
 from flowmx.profiler.tensorboard import crc32c
 from flowmx.profiler.trace import _lanes
 from tests.jobs import job

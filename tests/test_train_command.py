@@ -11,8 +11,8 @@ import pytest
 
 import flowmx as mx
 from flowmx import cli
-from flowmx.commands.training import data, fitting, models
-from flowmx.commands.training.data import Wanted
+from flowmx.tools.commands.training import data, fitting, models
+from flowmx.tools.commands.training.data import Wanted
 
 
 def flowmx_(*arguments, cwd):
@@ -208,10 +208,10 @@ def test_the_dashboard_is_an_option_where_it_is_installed(tmp_path, monkeypatch,
     (tmp_path / "script.py").write_text("print('trained')")
     events = []
     shown = types.SimpleNamespace(url="http://127.0.0.1:1", stop=lambda: events.append("stopped"))
-    module = types.ModuleType("flowmx.dashboard")
-    module.__spec__ = machinery.ModuleSpec("flowmx.dashboard", None)
+    module = types.ModuleType("flowmx.observability.dashboard")
+    module.__spec__ = machinery.ModuleSpec("flowmx.observability.dashboard", None)
     module.start = lambda port: events.append(port) or shown
-    monkeypatch.setitem(sys.modules, "flowmx.dashboard", module)
+    monkeypatch.setitem(sys.modules, "flowmx.observability.dashboard", module)
     assert cli.main(["train", "--dashboard", "8123", str(tmp_path / "script.py")]) == 0
     assert events == [8123, "stopped"]
     assert "dashboard: http://127.0.0.1:1\n" in capsys.readouterr().err

@@ -9,8 +9,8 @@ from xml.etree import ElementTree
 import pytest
 
 import flowmx as mx
-from flowmx.graph.seeing.occupancy import alive
-from flowmx.graph.seeing.picture import COLOURS, panels
+from flowmx.graph.reports.occupancy import alive
+from flowmx.graph.reports.picture import COLOURS, panels
 from tests.fixtures import record_visualization as recorded
 
 KNOWN = json.loads(recorded.FILE.read_text())

@@ -11,7 +11,7 @@ from benchmarks.workers import networks
 from flowmx import devices, settings
 from flowmx.graph.planning.workspace import strides
 from flowmx.ops.kernels.onednn import convolution, layouts, library, work
-from flowmx.ops.registry import Laid, Run, kernel_for, lookup, tied_forward, workspace_of
+from flowmx.ops.registry.operators import Laid, Run, kernel_for, lookup, tied_forward, workspace_of
 from tests.strided import strided
 from tests.test_onednn import assert_close, in_order
 

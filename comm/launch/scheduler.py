@@ -10,10 +10,11 @@ import sys
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from flowmx import settings, usage
+from flowmx import settings
 from flowmx.comm.members import POLICIES, Job
 from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import Security
+from flowmx.tools import usage
 
 __all__ = ["ANNOUNCEMENT", "main", "serve"]
 

@@ -12,7 +12,7 @@ from flowmx.graph.casts import Inserting
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.module import BucketingModule
 from flowmx.ndarray import NDArray
-from flowmx.ops.dtypes import BY_FLAG, FLAGS, FLOAT32, DType
+from flowmx.ops.registry.dtypes import BY_FLAG, FLAGS, FLOAT32, DType
 from flowmx.symbol import Symbol
 
 Arrays = dict[str, NDArray]

@@ -13,8 +13,8 @@ from flowmx.engine import describe, origin
 from flowmx.errors import MXNetError
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.recording import Leaf, TapeNode
-from flowmx.safety import Finding, Watch, watch
-from flowmx.safety.steps import current_step
+from flowmx.observability.safety import Finding, Watch, watch
+from flowmx.observability.safety.steps import current_step
 
 
 class UnscaledLossError(MXNetError, ValueError):

@@ -6,7 +6,7 @@ An operator that is on no list computes in whatever it is given (:func:`lp16_fp3
 
 from __future__ import annotations
 
-from flowmx.ops.registry import registered
+from flowmx.ops.registry.operators import registered
 
 LP16 = ("Convolution", "Deconvolution", "FullyConnected", "RNN")
 """Most of the work, sums of many products, which kernels accumulate in float32."""

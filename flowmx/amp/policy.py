@@ -9,8 +9,8 @@ import numpy as np
 
 from flowmx.amp import lists
 from flowmx.errors import TypeInferenceError
-from flowmx.ops.dtypes import FLOAT32, DType, as_dtype, is_floating, name_of
-from flowmx.ops.registry import Operator, lookup
+from flowmx.ops.registry.dtypes import FLOAT32, DType, as_dtype, is_floating, name_of
+from flowmx.ops.registry.operators import Operator, lookup
 
 Conditions = Sequence[tuple[str, str, Sequence[Any]]]
 

@@ -13,7 +13,7 @@ from flowmx.amp.policy import Conditions, Policy
 from flowmx.amp.scaler import LossScaler, log
 from flowmx.gluon.trainer import Trainer
 from flowmx.ndarray import NDArray, core
-from flowmx.ops.dtypes import FLOAT32, as_dtype, is_floating, name_of
+from flowmx.ops.registry.dtypes import FLOAT32, as_dtype, is_floating, name_of
 from flowmx.optimizer import Optimizer
 
 _CASTED = ("_weight", "_bias", "_parameters")

@@ -20,8 +20,8 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.planning import handover
 from flowmx.graph.tied import Step, Tied, run_steps
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import LIGHT_BYTES, Array, Run, Shape
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import LIGHT_BYTES, Array, Run, Shape
 
 _LIGHT_VALUES = 64
 """Values of which the graph of a light call may consist."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowmx.checkpoint.content import CheckpointError
-from flowmx.optimizer import Optimizer, plain
+from flowmx.optimizer import Optimizer, plain_data
 
 
 def config(optimizer: Optimizer) -> dict[str, Any] | None:
@@ -45,6 +45,6 @@ def _set_schedule(optimizer: Optimizer, config: Mapping[str, Any] | None) -> Non
     """Restore the state of the script's own schedule in place, since the script may hold it."""
     own = optimizer.lr_scheduler
     if config is not None and own is not None and type(own).__name__ == config["name"]:
-        vars(own).update(plain.made(config["state"]))
+        vars(own).update(plain_data.made(config["state"]))
     else:
-        optimizer.lr_scheduler = None if config is None else plain.schedule(config)
+        optimizer.lr_scheduler = None if config is None else plain_data.schedule(config)

@@ -9,7 +9,7 @@ from flowmx.graph.node import Entry, Node, topological
 from flowmx.name import current
 from flowmx.ndarray import NDArray, recording
 from flowmx.ndarray.core import BaseArray
-from flowmx.ops.registry import Operator
+from flowmx.ops.registry.operators import Operator
 from flowmx.symbol import Symbol
 
 __all__ = ["get_symbol"]

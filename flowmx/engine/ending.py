@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 
-from flowmx.engine.books import Books
+from flowmx.engine.bookkeeping import Books
 from flowmx.engine.hosting import Hosting
 from flowmx.engine.pushing import Pushing
 from flowmx.engine.running import Runner

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from flowmx.engine.actor import Actor, LoopActor
-from flowmx.engine.books import Books
+from flowmx.engine.bookkeeping import Books
 from flowmx.engine.loops import LoopThread
 from flowmx.engine.running import Runner
 from flowmx.engine.scheduler import READY

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from flowmx.engine.actor import Actor
-from flowmx.engine.books import Books, release
+from flowmx.engine.bookkeeping import Books, release
 from flowmx.engine.checking import checked
 from flowmx.engine.failure import Failure
 from flowmx.engine.hosting import Hosting, NoThread

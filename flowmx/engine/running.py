@@ -16,7 +16,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from flowmx.engine.books import Books, carried, release
+from flowmx.engine.bookkeeping import Books, carried, release
 from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.scheduler import DONE, READY, RUNNING, Layer, Operation, Variable
 from flowmx.engine.workers import Turn

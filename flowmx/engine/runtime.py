@@ -23,7 +23,7 @@ from collections.abc import Callable
 from typing import Any
 
 from flowmx import settings
-from flowmx.engine.books import Books
+from flowmx.engine.bookkeeping import Books
 from flowmx.engine.ending import Ending
 from flowmx.engine.failure import Failure
 from flowmx.engine.hosting import Hosting

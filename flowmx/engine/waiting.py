@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from time import monotonic
 from typing import Any, NamedTuple
 
-from flowmx.engine.books import Books
+from flowmx.engine.bookkeeping import Books
 from flowmx.engine.loops import running
 from flowmx.engine.origin import user_frame
 from flowmx.engine.running import Runner, again

@@ -11,7 +11,7 @@ from flowmx.executor.executor import Executor
 from flowmx.graph import collector, infer
 from flowmx.graph.node import Entry, Node
 from flowmx.ndarray.array import NDArray, check_request, full
-from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.symbol.symbol import Symbol
 
 

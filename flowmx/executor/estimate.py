@@ -12,9 +12,9 @@ from flowmx.executor.binding import requests_of, used_groups
 from flowmx.graph import collector, infer
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.seeing.estimate import MemoryEstimate, estimate
-from flowmx.ops.dtypes import DType, as_dtype
-from flowmx.ops.registry import Shape
+from flowmx.graph.reports.estimate import MemoryEstimate, estimate
+from flowmx.ops.registry.dtypes import DType, as_dtype
+from flowmx.ops.registry.operators import Shape
 from flowmx.symbol.symbol import Symbol
 
 StateBytes = Callable[[int, Shape, DType], int]

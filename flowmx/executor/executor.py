@@ -30,8 +30,8 @@ from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray, full
 from flowmx.ndarray.core import allocate
 from flowmx.ndarray.views import is_contiguous, reshaped
-from flowmx.ops.dtypes import DType, name_of
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.dtypes import DType, name_of
+from flowmx.ops.registry.operators import Shape
 from flowmx.symbol.symbol import Symbol
 
 

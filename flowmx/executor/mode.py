@@ -21,7 +21,7 @@ from flowmx.graph.planning import handover
 from flowmx.graph.tied import Step, Tied, run_steps
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray
-from flowmx.ops.registry import Run
+from flowmx.ops.registry.operators import Run
 
 
 class Ending(NamedTuple):

@@ -19,7 +19,7 @@ from flowmx.executor.arena import Arena
 from flowmx.graph.node import Entry
 from flowmx.graph.tied import Step
 from flowmx.ndarray.array import NDArray
-from flowmx.ops.registry import Run
+from flowmx.ops.registry.operators import Run
 
 
 class Segment:

@@ -21,8 +21,8 @@ from flowmx.initializer import InitDesc, Initializer
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import check_request, dense_only, untouched
 from flowmx.ndarray.host import plain
-from flowmx.ops.dtypes import as_dtype, name_of
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.dtypes import as_dtype, name_of
+from flowmx.ops.registry.operators import Shape
 from flowmx.symbol import Symbol
 
 __all__ = ["Constant", "DeferredInitializationError", "Parameter"]

@@ -16,7 +16,7 @@ from flowmx.gluon.parameter import Constant, Contexts, Parameter, _fits
 from flowmx.gluon.utils import brief_list, indented
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.creation import load_named
-from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.registry.dtypes import as_dtype
 
 __all__ = ["ParameterDict"]
 

@@ -17,7 +17,7 @@ from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.kvstore import KVStoreBase, compression
 from flowmx.kvstore.choice import check_updates, chosen, is_elsewhere, updates
 from flowmx.ndarray import NDArray, core
-from flowmx.safety import next_step
+from flowmx.observability.safety import next_step
 from flowmx.serialization.atomic import replace_file
 
 __all__ = ["Trainer"]

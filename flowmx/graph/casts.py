@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray.core import Casting
-from flowmx.ops.dtypes import FLOAT32, DType, name_of
-from flowmx.ops.registry import Operator, lookup
+from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
+from flowmx.ops.registry.operators import Operator, lookup
 
 CASTS = ("amp_cast", "amp_multicast")
 

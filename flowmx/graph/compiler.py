@@ -25,8 +25,8 @@ from flowmx.graph.passes.recompute import recompute
 from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.ops import kernels
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Shape
 
 Pass = Callable[[Graph, Options], Graph]
 

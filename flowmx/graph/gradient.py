@@ -13,9 +13,9 @@ import numpy as np
 
 from flowmx.errors import AutogradError
 from flowmx.graph.node import Entry, Node, topological
-from flowmx.ops import calling
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Operator, Shape, lookup
+from flowmx.ops.registry import calling
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Operator, Shape, lookup
 
 
 class Builder:

@@ -12,8 +12,8 @@ from functools import cached_property
 
 from flowmx.devices import Context
 from flowmx.graph.node import Entry, Node, topological
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Operator, Shape
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Operator, Shape
 
 
 @dataclass(frozen=True)

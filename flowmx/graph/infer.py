@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from flowmx.errors import MXNetError, ShapeError, TypeInferenceError
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.dtypes import FLOAT32, DType, as_dtype, name_of
-from flowmx.ops.registry import Operator, Shape, ShapeOrNone, merge
+from flowmx.ops.registry.dtypes import FLOAT32, DType, as_dtype, name_of
+from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone, merge
 
 _ROUNDS = 8
 
@@ -75,7 +75,7 @@ def _declared_shape(node: Node) -> ShapeOrNone:
     text = node.attributes.get("__shape__")
     if not text:
         return None
-    from flowmx.ops.parameters import Parameter
+    from flowmx.ops.registry.parameters import Parameter
 
     parameter = Parameter("__shape__", tuple[int, ...], True, None, "", None, None)
     shape = parameter.convert(text, f"variable {node.name!r}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowmx.ops.registry import Operator
+from flowmx.ops.registry.operators import Operator
 
 __all__ = ["input_labels"]
 

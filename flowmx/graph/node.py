@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from flowmx.engine import Origin, describe
-from flowmx.ops.registry import Operator
+from flowmx.ops.registry.operators import Operator
 
 
 class Node:

@@ -90,13 +90,13 @@ class Plan:
 
     def picture(self, path: str | Path | None = None) -> str:
         """Draw where the values lie over the steps; see :func:`flowmx.viz.plot_memory`."""
-        from flowmx.graph.seeing import picture
+        from flowmx.graph.reports import picture
 
         return picture.draw(self, path)
 
     def explain(self, limit: int | None = None) -> str:
-        """Explain fusion, placement and memory sharing; see :func:`flowmx.graph.seeing.explain.explain`."""
-        from flowmx.graph.seeing.explain import explain
+        """Explain fusion, placement and memory sharing; see :func:`flowmx.graph.reports.explain.explain`."""
+        from flowmx.graph.reports.explain import explain
 
         return explain(self, limit)
 

@@ -2,7 +2,7 @@
 
 A :class:`Body` infers the shapes of its graph, and compiles it for given shapes into a :class:`Program`: a plan
 tied to no arrays, which runs again and again on whatever it is handed, with its gradient where that is wanted.
-The operators in ``ops/control_flow.py`` call it.
+The operators in ``ops/control/control_flow.py`` call it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from flowmx.graph import infer
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, auxiliary_nodes, topological
 from flowmx.graph.tied import Tied, run_steps
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Array, Run, Shape, ShapeOrNone
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone
 
 Key = tuple[Device, bool, tuple[Shape, ...], tuple[DType, ...], tuple[int, ...]]
 

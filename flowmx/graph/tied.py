@@ -17,10 +17,10 @@ from flowmx.graph.checking.poison import Poisoned
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.ndarray.core import forward_of
-from flowmx.ops.dtypes import name_of
-from flowmx.ops.registry import Array, Run, Shape, TiedForward, tied_forward
+from flowmx.observability.safety import stepping, watch
+from flowmx.ops.registry.dtypes import name_of
+from flowmx.ops.registry.operators import Array, Run, Shape, TiedForward, tied_forward
 from flowmx.profiler import stepping as timing
-from flowmx.safety import stepping, watch
 
 
 class Step(NamedTuple):

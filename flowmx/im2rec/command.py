@@ -14,11 +14,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flowmx import usage
 from flowmx.im2rec.lists import Item, find_images, read_list, write_lists
 from flowmx.im2rec.packing import Options, make_record
 from flowmx.progress import Bar
 from flowmx.recordio import MXIndexedRecordIO
+from flowmx.tools import usage
 
 _AHEAD = 64
 """Images that each process has waiting."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.ndarray import NDArray
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.operators import Shape
 
 
 class _NameShape(NamedTuple):

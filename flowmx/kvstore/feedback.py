@@ -15,7 +15,7 @@ from flowmx.kvstore.compression import Compression
 from flowmx.ndarray import NDArray, empty
 from flowmx.ndarray.array import dtype_of, full
 from flowmx.ndarray.core import BaseArray
-from flowmx.ops.dtypes import name_of
+from flowmx.ops.registry.dtypes import name_of
 
 
 class Feedback:

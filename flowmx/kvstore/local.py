@@ -23,7 +23,7 @@ from flowmx.ndarray import NDArray, empty
 from flowmx.ndarray.array import copy_into, dtype_of
 from flowmx.ndarray.core import refuse_in_place
 from flowmx.ndarray.recording import state
-from flowmx.ops.dtypes import name_of
+from flowmx.ops.registry.dtypes import name_of
 from flowmx.optimizer.updater import arrays_in
 from flowmx.serialization.atomic import replace_file
 

@@ -26,7 +26,7 @@ from flowmx.engine.runtime import engine
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import copy_into
 from flowmx.ndarray.core import BaseArray, Storage, View, allocate
-from flowmx.ops.registry import LIGHT_BYTES
+from flowmx.ops.registry.operators import LIGHT_BYTES
 
 _BLOCK = 1 << 18
 """Bytes of each array that are added up before the next ones: what was just summed is copied on out of a cache."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowmx.checkpoint import Checkpoint, Place
-from flowmx.flight import curves
 from flowmx.metric import EvalMetric
 from flowmx.model import BatchEndParam
 from flowmx.module.loops import Callbacks, batch_after, batches_of, call, give_way, labels_of
 from flowmx.module.saving import Saving, saving
-from flowmx.safety import steps
+from flowmx.observability.flight import curves
+from flowmx.observability.safety import steps
 
 if TYPE_CHECKING:
     from flowmx.module.base import BaseModule

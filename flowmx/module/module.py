@@ -23,7 +23,7 @@ from flowmx.module.group import ExecutorGroup, merged
 from flowmx.module.updating import Updating
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import untouched
-from flowmx.safety import next_step
+from flowmx.observability.safety import next_step
 
 
 class Module(BaseModule):

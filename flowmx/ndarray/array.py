@@ -19,8 +19,8 @@ from flowmx.ndarray.core import BaseArray, Storage, allocate
 from flowmx.ndarray.methods import Methods
 from flowmx.ndarray.operators import Arithmetic
 from flowmx.ndarray.recording import Leaf
-from flowmx.ops.dtypes import DType, as_dtype
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.dtypes import DType, as_dtype
+from flowmx.ops.registry.operators import Shape
 from flowmx.serialization import params
 
 Scalar = float | int | bool | np.generic

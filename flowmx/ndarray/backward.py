@@ -14,11 +14,11 @@ from flowmx.engine.runtime import engine
 from flowmx.errors import AutogradError
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
+from flowmx.ndarray.bulk import Bulk, Cell, Value
 from flowmx.ndarray.core import BaseArray, comes_from, may_store, store
 from flowmx.ndarray.recording import Entry, Leaf, Saved, Scope, TapeNode, free, state
 from flowmx.ndarray.rules import Rule, learn, rule_for
-from flowmx.ndarray.stretch import Bulk, Cell, Value
-from flowmx.ops.registry import Operator
+from flowmx.ops.registry.operators import Operator
 
 _stopped: set[tuple[str, int]] = set()
 """The user's lines that were warned of, since a gradient ends there at what is freed."""
@@ -78,7 +78,7 @@ def _is_dead(node: TapeNode, dead: set[TapeNode]) -> bool:
 class Walk:
     """A walk back over the tape, from heads to the total gradient of every leaf that they depend on.
 
-    Gradients by rules are gathered in bulks (``ndarray/stretch.py``); others are called with arrays.
+    Gradients by rules are gathered in bulks (``ndarray/bulk.py``); others are called with arrays.
 
     Args:
         retain: keep the tape.
@@ -90,7 +90,7 @@ class Walk:
     def __init__(self, retain: bool, create_graph: bool, train_mode: bool, stores: bool) -> None:
         self._retain, self._create_graph, self._train, self._stores = retain, create_graph, train_mode, stores
         seen = create_graph or engine.is_watched
-        self._by_calls = seen or not engine.config.backward_stretches
+        self._by_calls = seen or not engine.config.backward_bulks
         self._sums: dict[Entry, Cell] = {}
         self._bulk: Bulk | None = None
         self._nodes: list[TapeNode] = []

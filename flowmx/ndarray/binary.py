@@ -11,7 +11,7 @@ import numpy as np
 
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import invoke
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.operators import lookup
 
 Operand = NDArray | float
 _NUMBERS = (int, float, bool, np.generic)

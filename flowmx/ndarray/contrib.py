@@ -12,8 +12,8 @@ from flowmx.ndarray import functions, updates
 from flowmx.ndarray.array import NDArray, array
 from flowmx.ndarray.control_flow import cond, foreach, while_loop
 from flowmx.ndarray.updates import *  # noqa: F403
-from flowmx.ops.registry import registered
-from flowmx.ops.zipfian import candidates
+from flowmx.ops.random.zipfian import candidates
+from flowmx.ops.registry.operators import registered
 
 __all__ = ["boolean_mask", "cond", "foreach", "isfinite", "isinf", "isnan", "rand_zipfian", "while_loop"]
 __all__ += updates.__all__

@@ -28,9 +28,9 @@ from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, CrossDeviceWarning, DeviceError, ShapeError, TypeInferenceError
 from flowmx.ndarray.recording import Entry, Leaf, TapeNode, state
 from flowmx.ndarray.references import HELD
-from flowmx.ops import custom
-from flowmx.ops.dtypes import DType, name_of
-from flowmx.ops.registry import LIGHT_BYTES, Operator, Run, Shape, Spec, kernel_for, lookup
+from flowmx.ops.control import custom
+from flowmx.ops.registry.dtypes import DType, name_of
+from flowmx.ops.registry.operators import LIGHT_BYTES, Operator, Run, Shape, Spec, kernel_for, lookup
 
 if TYPE_CHECKING:
     from flowmx.ndarray.views import History
@@ -517,7 +517,7 @@ def record(
 
     Args:
         name: what messages call it.
-        gradient: as :meth:`flowmx.ops.registry.Operator.gradient`; None where no gradient flows.
+        gradient: as :meth:`flowmx.ops.registry.operators.Operator.gradient`; None where no gradient flows.
         inputs: its inputs.
         outputs: its outputs, which are new.
         visible: how many outputs the user sees.

@@ -14,9 +14,9 @@ from flowmx.errors import ShapeError
 from flowmx.ndarray import functions
 from flowmx.ndarray.array import NDArray, array, dense_only, full, on_context
 from flowmx.ndarray.core import allocate, invoke
-from flowmx.ops.dtypes import as_dtype
-from flowmx.ops.registry import lookup
-from flowmx.ops.reshaping import split_at
+from flowmx.ops.arrays.reshaping import split_at
+from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.ops.registry.operators import lookup
 from flowmx.serialization import formats
 
 # -- new arrays --------------------------------------------------------------------------------------------

@@ -13,8 +13,8 @@ import numpy as np
 from flowmx import devices
 from flowmx.errors import ParameterError
 from flowmx.ndarray.core import BaseArray, Elementwise, invoke
-from flowmx.ops import calling
-from flowmx.ops.registry import Operator, lookup, registered
+from flowmx.ops.registry import calling
+from flowmx.ops.registry.operators import Operator, lookup, registered
 
 _EXTRA = ("out", "name")
 

@@ -1,11 +1,11 @@
-# Written by `python -m flowmx.stubs`; a test holds it current.
+# Written by `python -m flowmx.tools.stubs`; a test holds it current.
 # ruff: noqa
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from flowmx.ndarray.array import NDArray
-from flowmx.ops.registry import Operator
+from flowmx.ops.registry.operators import Operator
 
 _Out = NDArray | Sequence[NDArray] | None
 

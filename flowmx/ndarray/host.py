@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from flowmx.devices import Context, cpu
 from flowmx.errors import DeviceError
 from flowmx.ndarray.core import BaseArray
-from flowmx.ops.registry import Operator
+from flowmx.ops.registry.operators import Operator
 
 KINDS = ("cpu_pinned", "cpu_shared")
 HOST = ("cpu", *KINDS)

@@ -15,8 +15,8 @@ from flowmx.ndarray import core, writing
 from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.ndarray.recording import state
 from flowmx.ndarray.views import contiguous_strides, lie_together, make_view, placed, reshaped, variable_of
-from flowmx.ops.registry import Shape, lookup
-from flowmx.ops.reshaping import rebuild, resolve_reshape
+from flowmx.ops.arrays.reshaping import rebuild, resolve_reshape
+from flowmx.ops.registry.operators import Shape, lookup
 
 _BASIC = (int, np.integer, slice, type(None), type(Ellipsis))
 

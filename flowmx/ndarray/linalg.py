@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flowmx.ndarray import functions
-from flowmx.ops.registry import registered
+from flowmx.ops.registry.operators import registered
 
 
 def __getattr__(name: str) -> Any:

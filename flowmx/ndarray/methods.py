@@ -1,6 +1,6 @@
 """The methods of arrays that are operators: ``x.sum(axis=1)`` is ``mx.nd.sum(x, axis=1)``.
 
-``methods.pyi``, which ``python -m flowmx.stubs`` writes, gives their types.
+``methods.pyi``, which ``python -m flowmx.tools.stubs`` writes, gives their types.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx.ndarray import functions
-from flowmx.ops import calling
-from flowmx.ops.calling import METHODS
-from flowmx.ops.registry import lookup
-from flowmx.ops.reshaping import split_at
+from flowmx.ops.arrays.reshaping import split_at
+from flowmx.ops.registry import calling
+from flowmx.ops.registry.calling import METHODS
+from flowmx.ops.registry.operators import lookup
 
 
 class Methods:

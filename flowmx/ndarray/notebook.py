@@ -9,7 +9,7 @@ import numpy as np
 
 from flowmx import markup
 from flowmx.engine.scheduler import DONE
-from flowmx.ops.dtypes import DType
+from flowmx.ops.registry.dtypes import DType
 
 if TYPE_CHECKING:
     from flowmx.ndarray.array import NDArray

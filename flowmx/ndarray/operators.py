@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from flowmx.ndarray.core import BaseArray, Elementwise, allocate, invoke
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.operators import lookup
 
 if TYPE_CHECKING:
     from flowmx.ndarray.array import NDArray

@@ -15,7 +15,7 @@ from flowmx.errors import AutogradError
 
 if TYPE_CHECKING:
     from flowmx.ndarray.core import BaseArray
-    from flowmx.ops.registry import Operator, Spec
+    from flowmx.ops.registry.operators import Operator, Spec
 
 
 class State(NamedTuple):
@@ -105,8 +105,8 @@ class TapeNode:
     """One recorded operator call.
 
     Attributes:
-        gradient: called with (F, inputs, outputs, heads), as :meth:`flowmx.ops.registry.Operator.gradient`. None where
-            no gradient flows: the node then only tells which variables the outputs came from.
+        gradient: called with (F, inputs, outputs, heads), as :meth:`~flowmx.ops.registry.operators.Operator.gradient`.
+            None where no gradient flows: the node then only tells which variables the outputs came from.
         arrays: the inputs, then the outputs (without history), and ``versions``, what they were at. None once freed.
         entries: where each input came from.
         visible: how many outputs the user sees.

@@ -16,8 +16,8 @@ from flowmx.devices import Device
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.core import BaseArray, allocate, forward_of_call
 from flowmx.ndarray.recording import Notes, State, state
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Operator, Shape, Spec
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Operator, Shape, Spec
 
 Form = tuple[Shape, DType]
 
@@ -180,7 +180,7 @@ def learn(
     """Learn the rule of a gradient; None where it makes calls that can not be noted.
 
     Args:
-        gradient: as :meth:`flowmx.ops.registry.Operator.gradient`.
+        gradient: as :meth:`flowmx.ops.registry.operators.Operator.gradient`.
         inputs: arrays like the inputs; their content does not matter.
         outputs: arrays like the outputs.
         wanted: for each input whether its gradient leads anywhere.

@@ -22,7 +22,7 @@ from flowmx.engine import Origin, describe
 from flowmx.errors import AutogradError
 from flowmx.ndarray.core import BaseArray, invoke
 from flowmx.ndarray.recording import Entry, Leaf, TapeNode, state
-from flowmx.ops.registry import Shape, lookup
+from flowmx.ops.registry.operators import Shape, lookup
 
 
 def contiguous_strides(shape: Shape, itemsize: int) -> tuple[int, ...]:
@@ -289,15 +289,15 @@ class Part:
         return reshaped(part, self._whole) if self._is_reshape else F.op("_embedded_part", part, **self._place)
 
     def gradient_of_read(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
-        """As :meth:`flowmx.ops.registry.Operator.gradient`, of (whole) -> part."""
+        """As :meth:`flowmx.ops.registry.operators.Operator.gradient`, of (whole) -> part."""
         return [self._put(F, heads[0])]
 
     def gradient_of_embedding(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
-        """As :meth:`flowmx.ops.registry.Operator.gradient`, of (part) -> whole with zeros around it."""
+        """As :meth:`flowmx.ops.registry.operators.Operator.gradient`, of (part) -> whole with zeros around it."""
         return [self._take(F, heads[0])]
 
     def gradient_of_write(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
-        """As :meth:`flowmx.ops.registry.Operator.gradient`, of (whole, part) -> whole."""
+        """As :meth:`flowmx.ops.registry.operators.Operator.gradient`, of (whole, part) -> whole."""
         of_whole = F.op("_without_part", heads[0], **self._place) if inputs.wanted(0) else None
         return [of_whole, self._take(F, heads[0]) if inputs.wanted(1) else None]
 

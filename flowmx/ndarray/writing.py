@@ -11,8 +11,8 @@ from flowmx.engine import capture
 from flowmx.ndarray import rules, views
 from flowmx.ndarray.core import BaseArray, comes_from, invoke, record_written
 from flowmx.ndarray.recording import Entry, TapeNode
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Operator, Shape, Spec, lookup
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Operator, Shape, Spec, lookup
 
 Form = tuple[Shape, DType]
 
@@ -131,7 +131,7 @@ class _Choice:
         self.rules: dict[Any, dict[Any, Any]] = {}
 
     def gradient(self, F: Any, inputs: Any, outputs: Any, heads: Any) -> list[Any]:
-        """As :meth:`flowmx.ops.registry.Operator.gradient`."""
+        """As :meth:`flowmx.ops.registry.operators.Operator.gradient`."""
         first = 1 + self._values
         indexes = [inputs[at] for at in range(first, len(inputs))]
         found = [F.op("_without_chosen", heads[0], *indexes, **self._key) if inputs.wanted(0) else None]

@@ -12,8 +12,8 @@ from flowmx import ndarray as nd
 from flowmx.engine.origin import warn_user
 from flowmx.lr_scheduler import LRScheduler
 from flowmx.ndarray import NDArray
-from flowmx.ops.dtypes import is_floating, name_of
-from flowmx.optimizer import plain
+from flowmx.ops.registry.dtypes import is_floating, name_of
+from flowmx.optimizer import plain_data
 from flowmx.registry import Recorded, Registry
 
 Index: TypeAlias = int | str
@@ -295,7 +295,7 @@ class Optimizer(Recorded):
         name = next((key for key, cls in registry.classes.items() if cls is type(self)), None)
         if name is None:
             raise TypeError(f"get_config: {type(self).__qualname__} is not registered (@mx.optimizer.register)")
-        config: dict[str, Any] = plain.of(
+        config: dict[str, Any] = plain_data.of(
             {
                 "optimizer": name,
                 "arguments": {key: value for key, value in self.given.items() if key not in _ELSEWHERE},
@@ -309,7 +309,7 @@ class Optimizer(Recorded):
 
     def _schedule_config(self, leaves: bool) -> dict[str, Any]:
         try:
-            return plain.of_schedule(self.lr_scheduler, f"{type(self).__name__}, lr_scheduler")
+            return plain_data.of_schedule(self.lr_scheduler, f"{type(self).__name__}, lr_scheduler")
         except TypeError as error:
             if not leaves:
                 raise
@@ -361,13 +361,13 @@ def from_config(config: Mapping[str, Any], before: Optimizer | None = None) -> O
     Raises:
         ValueError: it names an optimizer or a schedule that does not exist here.
     """
-    made = create(config["optimizer"], **plain.made(config["arguments"]))
+    made = create(config["optimizer"], **plain_data.made(config["arguments"]))
     # Set afterwards: an argument learning_rate would overwrite where the schedule has come to.
     schedule = config["lr_scheduler"]
     if schedule is not None and schedule.get("left"):
         made.lr_scheduler = before.lr_scheduler if before is not None else None
     else:
-        made.lr_scheduler = None if schedule is None else plain.schedule(schedule)
+        made.lr_scheduler = None if schedule is None else plain_data.schedule(schedule)
     vars(made).update(config["attributes"])
     vars(made).update({key: dict(table) for key, table in config["tables"].items()})
     return made

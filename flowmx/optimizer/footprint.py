@@ -9,8 +9,8 @@ from typing import Any
 from flowmx import ndarray as nd
 from flowmx.devices import cpu
 from flowmx.ndarray import NDArray
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Shape
 from flowmx.optimizer.base import Optimizer, State, create
 
 

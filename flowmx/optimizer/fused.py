@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from flowmx.ndarray import NDArray
 from flowmx.optimizer.base import Index, Optimizer, State, each_update
-from flowmx.optimizer.together import Update, operator_of, push
+from flowmx.optimizer.grouped import Update, operator_of, push
 
 _MIXED = {
     "_multi_lamb_update": "_multi_mp_lamb_update",

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from flowmx.engine import Origin, describe
-from flowmx.ops.chain import Chain
+from flowmx.observability.safety.stepping import shown
+from flowmx.observability.safety.watch import layer_of
+from flowmx.ops.compiled.chain import Chain
 from flowmx.profiler.records import Record
-from flowmx.safety.stepping import shown
-from flowmx.safety.watch import layer_of
 
 __all__ = ["Lines", "Named", "named"]
 

@@ -10,10 +10,11 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from flowmx import devices, flight
+from flowmx import devices
 from flowmx.engine import Operation, ThreadActor, origin
 from flowmx.engine.runtime import engine
-from flowmx.ops import custom
+from flowmx.observability import flight
+from flowmx.ops.control import custom
 from flowmx.profiler.records import CUSTOM, Change, Mark, Record, Span, local
 
 __all__ = ["MOST", "Recorder", "recorder", "scope_name"]

@@ -7,10 +7,11 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx import dashboard, usage
 from flowmx.engine import run as run_coroutine
+from flowmx.observability import dashboard
 from flowmx.serve.application import app, run
 from flowmx.serve.predictor import Predictor
+from flowmx.tools import usage
 
 __all__ = ["main"]
 

@@ -15,7 +15,7 @@ from flowmx import settings
 from flowmx.comm.metrics import Metrics
 from flowmx.devices import Context, cpu
 from flowmx.ndarray import NDArray
-from flowmx.serve import measures, told
+from flowmx.serve import measures, report
 from flowmx.serve.batching import Job, Pace, Queue, sizes_up_to
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
 from flowmx.serve.inputs import Array, Inputs, Shapes
@@ -88,7 +88,7 @@ class Predictor:
         )  # fmt: skip
         self._swapping = threading.RLock()
         weakref.finalize(self, self._runner.stop)
-        weakref.finalize(self, told.speak(self._runner))
+        weakref.finalize(self, report.speak(self._runner))
 
     # -- predictions -----------------------------------------------------------------------------------
 

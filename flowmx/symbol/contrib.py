@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.ops.registry import registered
-from flowmx.ops.zipfian import candidates
+from flowmx.ops.random.zipfian import candidates
+from flowmx.ops.registry.operators import registered
 from flowmx.symbol import functions
 from flowmx.symbol.control_flow import cond, foreach, while_loop
 from flowmx.symbol.symbol import Symbol

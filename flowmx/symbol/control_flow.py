@@ -15,7 +15,7 @@ from flowmx.engine import capture
 from flowmx.graph.nesting import Format, flatten, regroup
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.subgraph import Body
-from flowmx.ops.registry import Operator, lookup
+from flowmx.ops.registry.operators import Operator, lookup
 from flowmx.symbol import functions as F
 from flowmx.symbol.symbol import Symbol, Variable
 

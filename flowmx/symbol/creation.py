@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from numbers import Number
 from typing import Any
 
-from flowmx.ops.reshaping import split_at
+from flowmx.ops.arrays.reshaping import split_at
 from flowmx.symbol.symbol import Symbol, call
 
 Operand = Symbol | float

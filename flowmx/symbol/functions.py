@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flowmx.ops import calling
-from flowmx.ops.registry import lookup, registered
+from flowmx.ops.registry import calling
+from flowmx.ops.registry.operators import lookup, registered
 from flowmx.symbol.symbol import Symbol, call
 
 _EXTRA = ("name", "attr")

@@ -1,4 +1,4 @@
-# Written by `python -m flowmx.stubs`; a test holds it current.
+# Written by `python -m flowmx.tools.stubs`; a test holds it current.
 # ruff: noqa
 
 from collections.abc import Callable, Sequence

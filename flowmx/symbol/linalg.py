@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.ops.registry import registered
+from flowmx.ops.registry.operators import registered
 from flowmx.symbol import functions
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from flowmx.errors import NotImplementedForSymbol
-from flowmx.ops import calling
-from flowmx.ops.registry import lookup
-from flowmx.ops.reshaping import split_at
+from flowmx.ops.arrays.reshaping import split_at
+from flowmx.ops.registry import calling
+from flowmx.ops.registry.operators import lookup
 
 
 class Methods:

@@ -17,17 +17,17 @@ from flowmx.graph import infer
 from flowmx.graph.casts import remove_casts
 from flowmx.graph.node import Entry, Node, auxiliary_nodes, input_versions, topological
 from flowmx.graph.subgraph import Body
-from flowmx.ops import calling
-from flowmx.ops.dtypes import FLAGS, as_dtype, name_of
-from flowmx.ops.registry import Operator, Shape, ShapeOrNone, lookup
+from flowmx.ops.registry import calling
+from flowmx.ops.registry.dtypes import FLAGS, as_dtype, name_of
+from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone, lookup
 from flowmx.serialization import symbol_json
 from flowmx.serialization.atomic import replace_file
-from flowmx.symbol.beginnings import default_initializers
+from flowmx.symbol.initial_values import default_initializers
 from flowmx.symbol.methods import Methods
 
 if TYPE_CHECKING:
     from flowmx.executor import Executor
-    from flowmx.graph.seeing.estimate import MemoryEstimate
+    from flowmx.graph.reports.estimate import MemoryEstimate
 
 
 def _binary(array_op: str, scalar_op: str, swapped: bool = False) -> Callable[[Symbol, Any], Symbol]:

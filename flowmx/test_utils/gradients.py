@@ -12,7 +12,7 @@ from flowmx.cached_op import CachedOp
 from flowmx.devices import Context
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray, array
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.operators import lookup
 from flowmx.symbol.symbol import Symbol
 from flowmx.test_utils.comparing import assert_almost_equal
 from flowmx.test_utils.tolerance import (

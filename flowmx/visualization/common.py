@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.dtypes import FLOAT32, DType, as_dtype
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.dtypes import FLOAT32, DType, as_dtype
+from flowmx.ops.registry.operators import Shape
 from flowmx.symbol import Symbol
 
 

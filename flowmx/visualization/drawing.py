@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Shape
 from flowmx.symbol import Symbol
 from flowmx.visualization.common import check_symbol, dtypes_of, kind, shapes_of
 from flowmx.visualization.dot import Dot

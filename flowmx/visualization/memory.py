@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from flowmx.graph.seeing import picture
+from flowmx.graph.reports import picture
 
 
 def plot_memory(plan: Any, path: str | Path | None = None) -> str:

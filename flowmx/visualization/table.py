@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.operators import Shape
 from flowmx.symbol import Symbol
 from flowmx.visualization.common import check_symbol, kind, shapes_of
 

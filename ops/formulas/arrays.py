@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flowmx.ops.dtypes import BY_NAME, FLOAT32, DType, is_floating
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, in_order, placeholder, uniforms
-from flowmx.ops.registry import Array
-from flowmx.ops.special import erf, erfinv, sigmoid
-from flowmx.ops.special_gamma import gamma, gammaln, polygamma
+from flowmx.ops.math.special import erf, erfinv, sigmoid
+from flowmx.ops.math.special_gamma import gamma, gammaln, polygamma
+from flowmx.ops.registry.dtypes import BY_NAME, FLOAT32, DType, is_floating
+from flowmx.ops.registry.operators import Array
 
 _NAMES = {
     "sub": "subtract",

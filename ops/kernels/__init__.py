@@ -1,6 +1,6 @@
 """Faster forwards for particular devices, besides the plain ones of the operators, which stay their reference.
 
-Each package here registers its own with :func:`flowmx.ops.registry.kernel` when it is imported. Importing it
+Each package here registers its own with :func:`flowmx.ops.registry.operators.kernel` when it is imported. Importing it
 loads no library: that waits for the first call, and where the library is missing the plain forward runs.
 """
 
@@ -10,11 +10,11 @@ import importlib
 import pkgutil
 from typing import TYPE_CHECKING
 
-from flowmx.ops.dtypes import FLOAT32
+from flowmx.ops.registry.dtypes import FLOAT32
 
 if TYPE_CHECKING:
-    from flowmx.ops.dtypes import DType
-    from flowmx.ops.registry import Operator
+    from flowmx.ops.registry.dtypes import DType
+    from flowmx.ops.registry.operators import Operator
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

@@ -8,8 +8,8 @@ from typing import Any
 from flowmx.ops.kernels.loops import batch_norm as loops
 from flowmx.ops.kernels.onednn import normalization as onednn
 from flowmx.ops.kernels.onednn.kernel import plainly
-from flowmx.ops.nn_normalization import BatchNorm
-from flowmx.ops.registry import Array, Run, kernel
+from flowmx.ops.nn.normalization import BatchNorm
+from flowmx.ops.registry.operators import Array, Run, kernel
 
 
 def _forward(op: BatchNorm, run: Run, inputs: Sequence[Array], outputs: Sequence[Array], relu: bool) -> None:

@@ -10,7 +10,7 @@ import flowmx as mx
 from flowmx import settings
 from flowmx.ops.kernels.cuda import dnn
 from flowmx.ops.kernels.cuda.program import Program
-from flowmx.ops.registry import Run, kernel_for, lookup
+from flowmx.ops.registry.operators import Run, kernel_for, lookup
 from tests import test_cuda_kernels as bodies
 from tests import test_fused_attention as attentions
 from tests.graph_runs import device, run_case

@@ -15,8 +15,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from flowmx.comm.bell import Bell
 from flowmx.comm.launch.child import Guard
+from flowmx.comm.notifier import Notifier
 from tests.hosts.namespace import Namespace
 from tests.hosts.process import Process
 from tests.hosts.wire import Link, Wire
@@ -86,7 +86,7 @@ class Network:
         self._mtu = mtu
         self._wire = Wire([link or Link()] * hosts, seed)
         self._guard = Guard()
-        self._sent = Bell()
+        self._sent = Notifier()
         self._namespaces: list[Namespace] = []
         self._numbers = {bytes(map(int, _address(number).split("."))): number for number in range(hosts)}
         self._alarm: asyncio.TimerHandle | None = None
@@ -133,7 +133,7 @@ class Network:
         """Wait until so many more packets were stopped by cuts: systems send again, ever more rarely."""
         wanted = self._wire.stopped + packets
         while self._wire.stopped < wanted:
-            await self._sent.heard()
+            await self._sent.next()
 
     async def _end(self) -> None:
         for host in self.hosts:
@@ -156,7 +156,7 @@ class Network:
                 target = self._numbers.get(packet[16:20])  # where IPv4 has the receiver's address
                 if target is not None and packet[0] >> 4 == 4:
                     self._wire.send(now, source, target, packet)
-        self._sent.ring()
+        self._sent.notify()
         self._deliver()
 
     def _deliver(self) -> None:

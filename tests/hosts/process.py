@@ -6,8 +6,8 @@ import asyncio
 import signal
 from collections.abc import Mapping, Sequence
 
-from flowmx.comm.bell import Bell
 from flowmx.comm.launch.child import Child, Guard, describe
+from flowmx.comm.notifier import Notifier
 
 __all__ = ["Process"]
 
@@ -23,7 +23,7 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.lines: list[str] = []
-        self._bell = Bell()
+        self._notifier = Notifier()
         self._child: Child
 
     @classmethod
@@ -31,7 +31,7 @@ class Process:
         """Start a program, which dies with this process."""
         process = cls(name)
         process._child = await Child.start(name, "", command, environ, guard, process._hear)
-        process._child.ended.add_done_callback(lambda _: process._bell.ring())
+        process._child.ended.add_done_callback(lambda _: process._notifier.notify())
         return process
 
     @property
@@ -56,7 +56,7 @@ class Process:
                 return found
             if self.ended.done():
                 raise AssertionError(f"{self.name} ended without {part!r}: {self}")
-            await self._bell.heard()
+            await self._notifier.next()
 
     async def success(self) -> str:
         """Wait for its end; return what it wrote.
@@ -78,4 +78,4 @@ class Process:
 
     def _hear(self, name: str, line: str) -> None:
         self.lines.append(line)
-        self._bell.ring()
+        self._notifier.notify()

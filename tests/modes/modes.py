@@ -139,7 +139,7 @@ GRAPHS: dict[str, Any] = {"like": "hybridized"}
 PACKED: dict[str, Any] = {"like": "static shape"}
 MODES = {
     "imperative": Mode(),
-    "imperative, call by call": Mode(settings={"backward_stretches": False}, **CALLS),
+    "imperative, call by call": Mode(settings={"backward_bulks": False}, **CALLS),
     "imperative, bulked": Mode(bulk=15, **CALLS),
     "imperative, naive": Mode(settings={"engine_type": "NaiveEngine"}, **CALLS),
     "hybridized": Mode(hybridize={}),

@@ -10,7 +10,7 @@ import numpy as np
 
 import flowmx as mx
 from flowmx import autograd, gluon
-from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.registry.dtypes import as_dtype
 from tests.modes import network as networks
 from tests.modes.network import structure, value
 

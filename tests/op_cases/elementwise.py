@@ -1,4 +1,4 @@
-"""The elementwise operators of ops/elementwise.py, ops/binary.py and ops/select.py."""
+"""The elementwise operators of ops/math/elementwise.py, ops/math/binary.py and ops/math/select.py."""
 
 from tests.op_cases.case import Case, apart, fixed, positive, ties
 

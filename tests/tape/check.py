@@ -75,8 +75,8 @@ block.hybridize()
 
 
 def stretches(are_on):
-    """Tell whether backward passes gather gradients into one operation (FLOWMX_BACKWARD_STRETCHES)."""
-    engine.config = replace(engine.config, backward_stretches=are_on)
+    """Tell whether backward passes gather gradients into one operation (FLOWMX_BACKWARD_BULKS)."""
+    engine.config = replace(engine.config, backward_bulks=are_on)
 
 
 def chain(x, count):

@@ -378,14 +378,15 @@ def perform(world, statement):
         Invalid: it says nothing.
     """
     try:
-        statement.run(world)
+        try:
+            statement.run(world)
+        except Refused as refused:
+            blind = copy.deepcopy(world)
+            blind.is_blind = True  # there may be more wrong with it
+            statement.run(blind)
+            world.refusal = world.at, str(refused)
     except KeyError:
         raise Invalid("no such name") from None
-    except Refused as refused:
-        blind = copy.deepcopy(world)
-        blind.is_blind = True  # there may be more wrong with it
-        statement.run(blind)
-        world.refusal = world.at, str(refused)
     return world.refusal is not None
 
 

@@ -48,8 +48,9 @@ class Line:
     def write(self, at, jet, is_all):
         """Take down what was recorded of new content."""
         for name, made, lead in (("first", jet.first, 1), ("second", jet.second, 2)):
-            old = getattr(self, name)
+            old = None if is_all else getattr(self, name)
             if made is None and old is None:
+                setattr(self, name, None)
                 continue
             new = np.zeros((DIRECTIONS,) * lead + (self.size,)) if old is None else old.copy()
             new[..., at] = 0 if made is None else made

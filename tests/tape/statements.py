@@ -91,7 +91,8 @@ def unary(jet, name):
     unfit, *functions = UNARY[name]
     if unfit is not None:
         unfit(jet.value)
-    return jet.apply(*functions)
+    made = jet.apply(*functions)
+    return made.blocked() if functions[1] is nothing else made
 
 
 def compare(one, two):

@@ -18,8 +18,8 @@ from flowmx.errors import MXNetError, ShapeError
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.creation import load_named
-from flowmx.ops.dtypes import as_dtype
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.ops.registry.operators import Shape
 from flowmx.serialization.atomic import replace_file
 from flowmx.symbol import Symbol
 
@@ -153,7 +153,7 @@ def _check_asked(node: Node, asked: Sequence[Any], shape: Shape) -> None:
 
 def supported() -> list[str]:
     """Every name of every operator that can be written."""
-    from flowmx.ops.registry import registered
+    from flowmx.ops.registry.operators import registered
 
     table = exporters()
     return sorted(name for name, cls in registered().items() if cls.name in table)

@@ -14,7 +14,7 @@ from flowmx.contrib.onnx.table import ONNXError, Unsupported, exporters, need_on
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import NDArray
-from flowmx.ops.registry import DType
+from flowmx.ops.registry.operators import DType
 from flowmx.symbol import Symbol
 
 Params = Mapping[str, NDArray]

@@ -20,7 +20,7 @@ from flowmx.gluon import SymbolBlock
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node
 from flowmx.ndarray import NDArray
-from flowmx.ops.dtypes import DType, as_dtype
+from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.symbol import Symbol
 
 Params = dict[str, NDArray]

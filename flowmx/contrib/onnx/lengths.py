@@ -12,7 +12,7 @@ from typing import NamedTuple
 from flowmx.errors import ShapeError
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry import Shape, ShapeOrNone
+from flowmx.ops.registry.operators import Shape, ShapeOrNone
 
 
 class Varying(NamedTuple):

@@ -11,7 +11,7 @@ from flowmx.contrib.onnx.lengths import Length, Lengths, Varying
 from flowmx.contrib.onnx.steps import Step, tensor_type
 from flowmx.contrib.onnx.table import Unsupported
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry import DType
+from flowmx.ops.registry.operators import DType
 
 if TYPE_CHECKING:
     from flowmx.contrib.onnx.graph_export import GraphExport

@@ -12,8 +12,8 @@ from flowmx.contrib.onnx.known import Array, Known
 from flowmx.contrib.onnx.lengths import Length, Lengths, Varying
 from flowmx.contrib.onnx.table import Unsupported, need_onnx
 from flowmx.errors import ShapeError
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import lookup
 from flowmx.symbol import Symbol
 from flowmx.symbol.functions import op
 

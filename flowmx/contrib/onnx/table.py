@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from flowmx.errors import MXNetError
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.operators import lookup
 
 if TYPE_CHECKING:
     from flowmx.contrib.onnx.known import Known

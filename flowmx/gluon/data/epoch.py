@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowmx import engine
 from flowmx.gluon.data import loading, seeds
-from flowmx.gluon.data.place import Place
+from flowmx.gluon.data.position import Place
 from flowmx.gluon.data.workers import DataLoaderTimeout, Failed, Job, WorkerPool
 
 if TYPE_CHECKING:

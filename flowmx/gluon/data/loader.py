@@ -12,7 +12,7 @@ from flowmx.devices import cpu_pinned
 from flowmx.gluon.data import loading
 from flowmx.gluon.data.batchify import default_batchify_fn
 from flowmx.gluon.data.epoch import Ahead, Epoch, Sync
-from flowmx.gluon.data.place import Place, Start
+from flowmx.gluon.data.position import Place, Start
 from flowmx.gluon.data.sampler import BatchSampler, RandomSampler, SplitSampler, state_of
 from flowmx.gluon.data.seeds import Seed
 from flowmx.gluon.data.workers import ProcessPool, ThreadPool, WorkerPool

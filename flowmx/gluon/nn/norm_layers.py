@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.gluon.hybrid import HybridBlock
-from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.registry.dtypes import as_dtype
 
 __all__ = ["BatchNorm", "BatchNormReLU", "GroupNorm", "InstanceNorm", "LayerNorm"]
 

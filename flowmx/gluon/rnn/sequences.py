@@ -8,7 +8,7 @@ from typing import Any
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.ndarray import NDArray
-from flowmx.ops.dtypes import FLOAT32, is_floating
+from flowmx.ops.registry.dtypes import FLOAT32, is_floating
 from flowmx.symbol import Symbol
 
 Leaf = (NDArray, Symbol)

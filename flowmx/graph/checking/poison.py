@@ -12,8 +12,8 @@ from typing import NamedTuple
 from flowmx.devices import Context
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
-from flowmx.graph.seeing.occupancy import Occupancy
-from flowmx.ops.registry import Array, Run
+from flowmx.graph.reports.occupancy import Occupancy
+from flowmx.ops.registry.operators import Array, Run
 
 PATTERN = 0xFF
 """The byte that free memory is filled with."""

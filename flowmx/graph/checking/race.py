@@ -22,14 +22,14 @@ import numpy as np
 
 from flowmx.devices import cpu
 from flowmx.graph import infer
-from flowmx.graph.checking.watch import RaceError as RaceError
-from flowmx.graph.checking.watch import Watch
+from flowmx.graph.checking.reference import RaceError as RaceError
+from flowmx.graph.checking.reference import Watch
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.graph import Options, predecessors
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan, make_plan
-from flowmx.ops.dtypes import is_floating
-from flowmx.ops.registry import Array
+from flowmx.ops.registry.dtypes import is_floating
+from flowmx.ops.registry.operators import Array
 
 Schedule = tuple[list[Node], list[Node]]
 

@@ -1,8 +1,8 @@
 """Attention as one operator, for devices with a kernel for the whole of it.
 
-:class:`flowmx.ops.fused_attention.FusedAttention` takes the place of the two products, the softmax and what stands
-between them; ``attention_forms`` says how they may be written. It runs before differentiation, so that the backward
-pass is the kernel's too.
+:class:`~flowmx.ops.compiled.fused_attention.FusedAttention` takes the place of the two products, the softmax and what
+stands between them; ``attention_forms`` says how they may be written. It runs before differentiation, so that the
+backward pass is the kernel's too.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Collection
 from flowmx.graph.graph import Graph, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.attention_forms import Attention, Search
-from flowmx.ops.dtypes import name_of
-from flowmx.ops.registry import Shape, kernel_for, lookup
+from flowmx.ops.registry.dtypes import name_of
+from flowmx.ops.registry.operators import Shape, kernel_for, lookup
 
 
 def fuse_attention(graph: Graph, wanted: Collection[Node]) -> Graph:

@@ -23,8 +23,8 @@ from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.passes.identities import CASTS, order_of_axes
 from flowmx.graph.plan import VIEWS
 from flowmx.ops import kernels
-from flowmx.ops.dtypes import is_floating
-from flowmx.ops.registry import Operator, Shape
+from flowmx.ops.registry.dtypes import is_floating
+from flowmx.ops.registry.operators import Operator, Shape
 
 _Factor = Callable[[Any, Shape], float]
 _SCALES: dict[str, _Factor] = {

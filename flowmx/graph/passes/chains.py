@@ -1,7 +1,7 @@
 """Chains of elementwise operators become one loop over memory.
 
 Each of them alone reads its inputs from memory and writes its output there, which takes longer than to compute it. As
-one operator (:class:`flowmx.ops.chain.Chain`) they keep what is between them in registers.
+one operator (:class:`flowmx.ops.compiled.chain.Chain`) they keep what is between them in registers.
 
 Operators are visited from the last to the first. One joins the earliest group that reads its value, and its value is
 an output of the group where something later reads it too. A group runs where its last member stood; so whatever goes
@@ -21,9 +21,9 @@ from flowmx.devices import Context
 from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
 from flowmx.graph.node import Entry, Node
 from flowmx.ops import kernels
-from flowmx.ops.chain import Chain, Link
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Shape
+from flowmx.ops.compiled.chain import Chain, Link
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Shape
 
 MOST_OPERATORS = 64
 MOST_ARRAYS = 16

@@ -12,9 +12,9 @@ from typing import Any
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
-from flowmx.ops.dtypes import FLOAT32
-from flowmx.ops.nn_normalization import BatchStatistics
-from flowmx.ops.registry import lookup
+from flowmx.ops.nn.normalization import BatchStatistics
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.operators import lookup
 
 NORMALIZATIONS = {"BatchNorm": "", "_contrib_SyncBatchNorm": "", "_contrib_BatchNormWithReLU": "relu"}
 """Normalisations that can be folded into a layer, and the activation that comes with each."""

@@ -18,8 +18,8 @@ from typing import Any
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.dtypes import FLOAT32
-from flowmx.ops.registry import Operator, lookup
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.operators import Operator, lookup
 
 FUSED = {
     "Convolution": "_fused_Convolution",
@@ -48,7 +48,7 @@ class _Group:
         layer: the convolution or product.
         members: what goes into it, in order.
         bias, addend: what these add.
-        then, slope: the activation, as :class:`flowmx.ops.fused.Fused` has it.
+        then, slope: the activation, as :class:`flowmx.ops.compiled.fused.Fused` has it.
     """
 
     layer: Node

@@ -15,8 +15,8 @@ from flowmx.graph.graph import Graph, Options, Rewriter, written
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.effects import keeping_effects
 from flowmx.graph.plan import VIEWS
-from flowmx.ops.constant import Constant
-from flowmx.ops.registry import lookup
+from flowmx.ops.compiled.constant import Constant
+from flowmx.ops.registry.operators import lookup
 
 CASTS = frozenset({"Cast", "amp_cast", "_cast_like"})
 _BROADCASTS = frozenset({"broadcast_to", "broadcast_axis", "broadcast_like"})

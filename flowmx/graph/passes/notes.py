@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.nn_common import bound
-from flowmx.ops.registry import kernel_for, lookup
+from flowmx.ops.nn.common import bound
+from flowmx.ops.registry.operators import kernel_for, lookup
 
 
 def note_maxima(graph: Graph, options: Options) -> Graph:

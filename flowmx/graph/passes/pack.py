@@ -9,8 +9,8 @@ from __future__ import annotations
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
-from flowmx.ops.dtypes import FLOAT32
-from flowmx.ops.registry import lookup, packed_size
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.operators import lookup, packed_size
 
 PACKED = {"_fused_Convolution": "_pack_Convolution", "_fused_FullyConnected": "_pack_FullyConnected"}
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry import lookup
+from flowmx.ops.registry.operators import lookup
 
 
 def place(graph: Graph, options: Options) -> Graph:

@@ -3,7 +3,7 @@
 A node that is computed again gets a copy in the backward pass, which reads the copy's results; the node's own die in
 the forward pass. Copies run just before they are needed (``LATE`` in ``planning/order.py``). They give the same to the
 last bit: what draws random numbers, runs user code or writes a variable is never copied, and BatchNorm's copy leaves
-the moving statistics alone (``ops/recomputed.py``).
+the moving statistics alone (``ops/compiled/recomputed.py``).
 
 Which nodes are computed again is said by the user (``force_mirroring``), by MXNet's rule (``mirror``), or chosen to fit
 into so many bytes (``budget.py``).
@@ -21,9 +21,9 @@ from flowmx.graph.passes.repeat import Repeats
 from flowmx.graph.plan import Plan, make_plan
 from flowmx.graph.planning.live import external
 from flowmx.graph.planning.order import LATE
-from flowmx.graph.seeing.sizes import in_words
-from flowmx.ops.nn_common import bound
-from flowmx.ops.recomputed import AGAIN
+from flowmx.graph.reports.sizes import in_words
+from flowmx.ops.compiled.recomputed import AGAIN
+from flowmx.ops.nn.common import bound
 
 DEAR = frozenset({"Concat", "SoftmaxOutput", "CTCLoss"})
 """Operators that ``mirror`` does not compute again, besides the heavy ones (convolutions, products)."""

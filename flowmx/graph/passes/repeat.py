@@ -8,7 +8,7 @@ from flowmx.graph.graph import Graph, is_pure, written
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning.live import VIEWS, Step, Values, alive
 from flowmx.graph.planning.order import apart
-from flowmx.ops.recomputed import AGAIN
+from flowmx.ops.compiled.recomputed import AGAIN
 
 COPY = "_copy_to_device"
 FLOPS = 8

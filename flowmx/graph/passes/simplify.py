@@ -13,8 +13,8 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.effects import keeping_effects
 from flowmx.graph.plan import VIEWS
 from flowmx.ndarray.core import forward_of
-from flowmx.ops.constant import Constant
-from flowmx.ops.registry import Array, Operator, Run, lookup
+from flowmx.ops.compiled.constant import Constant
+from flowmx.ops.registry.operators import Array, Operator, Run, lookup
 
 SMALL = 1 << 16
 """Bytes of a value that costs nothing to keep."""

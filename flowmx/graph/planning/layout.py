@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.dtypes import DType
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Shape
 
 
 def channels_last(

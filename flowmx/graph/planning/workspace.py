@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from flowmx.graph.graph import Options
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry import PLANNED, Laid, Shape, workspace_of
+from flowmx.ops.registry.operators import PLANNED, Laid, Shape, workspace_of
 
 if TYPE_CHECKING:
     from flowmx.graph.plan import Plan

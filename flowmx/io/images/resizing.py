@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops import image_resize
 from flowmx.ops.kernels.loops import resizing
+from flowmx.ops.vision import resize as image_resize
 
 Image = np.ndarray[Any, np.dtype[np.uint8]]
 

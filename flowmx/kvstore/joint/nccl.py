@@ -23,7 +23,7 @@ from flowmx.devices.streams import Stream, current_stream
 from flowmx.engine import Variable
 from flowmx.kvstore.joint.communicator import Communicator, PeerCommunicator, empty_on, enqueue
 from flowmx.ndarray import NDArray
-from flowmx.ops.dtypes import name_of
+from flowmx.ops.registry.dtypes import name_of
 
 __all__ = ["NcclCommunicator", "are_gpus", "library"]
 

@@ -10,8 +10,8 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-from flowmx import usage
 from flowmx.engine.loops import run
+from flowmx.tools import usage
 
 __all__ = ["find", "main", "name_of"]
 

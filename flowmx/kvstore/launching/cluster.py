@@ -15,7 +15,6 @@ from distributed import Client
 from distributed.comm.addressing import get_address_host
 
 from flowmx import settings
-from flowmx.comm.bell import Bell
 from flowmx.comm.clock import Clock, within
 from flowmx.comm.errors import PeerGone
 from flowmx.comm.frames import Message
@@ -23,6 +22,7 @@ from flowmx.comm.launch.child import Output, describe
 from flowmx.comm.launch.hosts import Host
 from flowmx.comm.launch.plan import Order, Plan, job_secret
 from flowmx.comm.node import Line
+from flowmx.comm.notifier import Notifier
 from flowmx.kvstore.launching import node
 
 __all__ = ["Cluster"]
@@ -55,7 +55,7 @@ class Supervised:
         self.future = future
         self._output = output
         self._heard = 0
-        self._bell = Bell()
+        self._notifier = Notifier()
         self._lost_event = asyncio.Event()
         self.ended = asyncio.create_task(self._follow())
 
@@ -81,7 +81,7 @@ class Supervised:
         for line in lines:
             self._output(self.name, line)
         self._heard += len(lines)
-        self._bell.ring()
+        self._notifier.notify()
 
     def lose(self) -> None:
         """Note that the Dask worker was lost."""
@@ -113,7 +113,7 @@ class Supervised:
 
     async def _all(self, lines: int) -> None:
         while self._heard < lines:
-            await self._bell.heard()
+            await self._notifier.next()
 
 
 class DaskWorker:
@@ -207,7 +207,7 @@ class Cluster:
         self._client = Client(address, security=security, asynchronous=True, set_as_default=False, name="flowmx-launch")
         self._hosts: dict[str, DaskWorker] = {}
         self._processes: dict[str, Supervised] = {}
-        self._bell = Bell()
+        self._notifier = Notifier()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -304,7 +304,7 @@ class Cluster:
     async def newer(self, epoch: int) -> None:
         """Wait for a view of another epoch."""
         while self.view.get("epoch", 0) == epoch:
-            await self._bell.heard()
+            await self._notifier.next()
 
     # Events
 
@@ -315,7 +315,7 @@ class Cluster:
             process.take_lines(message["lines"])
         if process is not None and process is self.scheduler and "view" in message:
             self.view = message["view"]
-            self._bell.ring()
+            self._notifier.notify()
 
     async def _hear_dask(self, event: tuple[float, Any]) -> None:
         action, worker = event[1].get("action"), event[1].get("worker")

@@ -9,10 +9,11 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from flowmx import settings, usage
+from flowmx import settings
 from flowmx.comm.launch.job import Launcher, Plan
 from flowmx.comm.launch.ssh import SSH, Named, Ssh, named, read_hostfile
 from flowmx.comm.members import POLICIES
+from flowmx.tools import usage
 
 __all__ = ["main", "parser"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from flowmx.comm.bell import Bell
 from flowmx.comm.errors import Refused
 from flowmx.comm.exchange import Caller, Handler
 from flowmx.comm.frames import Message
+from flowmx.comm.notifier import Notifier
 from flowmx.comm.view import ROLES, Role, View
 
 __all__ = ["OPERATIONS", "Callers", "identity"]
@@ -41,7 +41,7 @@ class Callers:
         self._view: View | None = None
         self._alive: dict[Role, frozenset[str]] = {role: frozenset() for role in ROLES}
         self._left: set[str] = set()
-        self._bell = Bell()
+        self._notifier = Notifier()
 
     def know(self, view: View) -> None:
         """Take a view of the job."""
@@ -50,7 +50,7 @@ class Callers:
         self._alive = {role: frozenset(_identities(view, role)) for role in ROLES}
         now = frozenset().union(*self._alive.values())
         self._left = (self._left if len(self._left) < 65536 else set()) | (before - now)
-        self._bell.ring()
+        self._notifier.notify()
 
     def only(self, role: Role | None, handler: Handler) -> Handler:
         """Wrap a handler so that it admits only nodes of a role."""
@@ -76,7 +76,7 @@ class Callers:
                 while who not in self._alive[role]:
                     if who in self._left or any(who in alive for alive in self._alive.values()):
                         raise self._refusal(role, who)
-                    await self._bell.heard()
+                    await self._notifier.next()
         except TimeoutError:
             raise self._refusal(role, who) from None
 

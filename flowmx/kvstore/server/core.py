@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
-from flowmx.kvstore.server.desk import State
 from flowmx.kvstore.server.modes import Mode
 from flowmx.kvstore.server.protocol import (
     Acknowledged,
@@ -45,6 +44,7 @@ from flowmx.kvstore.server.protocol import (
 from flowmx.kvstore.server.recovery import Recovery
 from flowmx.kvstore.server.rounds import Rounds
 from flowmx.kvstore.server.slot import Admin, Pending, Slot
+from flowmx.kvstore.server.state import State
 from flowmx.kvstore.server.steps import Steps
 
 __all__ = ["MOST_AHEAD", "Core"]

@@ -11,17 +11,19 @@ from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from flowmx import flight, settings, usage
+from flowmx import settings
 from flowmx.comm.client import Peer
 from flowmx.comm.limits import Limits
 from flowmx.comm.node import Node
 from flowmx.comm.security import Security
 from flowmx.comm.server import Service
 from flowmx.engine.loops import run
-from flowmx.flight.web import add_to as add_doctor
+from flowmx.kvstore.report import of_server
 from flowmx.kvstore.server.callers import identity as server_identity
 from flowmx.kvstore.server.service import KVServer
-from flowmx.kvstore.told import of_server
+from flowmx.observability import flight
+from flowmx.observability.flight.web import add_to as add_doctor
+from flowmx.tools import usage
 
 __all__ = ["add_arguments", "main", "serve"]
 

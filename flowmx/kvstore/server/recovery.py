@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowmx.kvstore.server.desk import State
 from flowmx.kvstore.server.protocol import Ask, Copy, Fetch, Part, Refused, Tell, View
+from flowmx.kvstore.server.state import State
 from flowmx.kvstore.server.steps import Steps
 
 __all__ = ["Recovery"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.kvstore.server.desk import State
 from flowmx.kvstore.server.modes import Sync
 from flowmx.kvstore.server.protocol import (
     Acknowledged,
@@ -28,6 +27,7 @@ from flowmx.kvstore.server.protocol import (
     Updates,
 )
 from flowmx.kvstore.server.slot import Pending, Slot
+from flowmx.kvstore.server.state import State
 from flowmx.kvstore.server.steps import Steps
 
 __all__ = ["Rounds"]

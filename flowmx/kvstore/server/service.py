@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from flowmx import settings
-from flowmx.comm.bell import Bell
 from flowmx.comm.errors import Refused, WireError
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.headers import take
+from flowmx.comm.notifier import Notifier
 from flowmx.comm.server import Caller, Service
 from flowmx.comm.view import View
 from flowmx.kvstore.facts import version
@@ -74,7 +74,7 @@ class KVServer:
         self.core = Core(self.me, Sync(), mode_of)
         self.store = store or Store()
         self.links = Links(connect, {"node": node, "incarnation": incarnation})
-        self._bell = Bell()
+        self._notifier = Notifier()
         self._effects: deque[p.Effect] = deque()
         self._carrying_out = False
         self._tasks: set[asyncio.Task[None]] = set()
@@ -300,7 +300,7 @@ class KVServer:
 
     async def _settle(self, homes: Iterable[int]) -> None:
         while not all(map(self.core.is_settled, homes)):
-            await self._bell.heard()
+            await self._notifier.next()
 
     def _check_exist(self, items: list[Item]) -> None:
         """Refuse to wait for first values of keys that had theirs."""
@@ -405,7 +405,7 @@ class KVServer:
                 _CARRY_OUT[type(effect)](self, effect)
         finally:
             self._carrying_out = False
-        self._bell.ring()
+        self._notifier.notify()
 
     def _reply(self, effect: p.Reply) -> None:
         self._reply_all(p.Replies([effect]))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.kvstore.server.desk import State
 from flowmx.kvstore.server.protocol import (
     Acknowledged,
     Behind,
@@ -24,6 +23,7 @@ from flowmx.kvstore.server.protocol import (
     Update,
 )
 from flowmx.kvstore.server.slot import Slot
+from flowmx.kvstore.server.state import State
 
 __all__ = ["Steps"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from flowmx.engine import BatchActor, Operation
-from flowmx.engine.books import carried
+from flowmx.engine.bookkeeping import carried
 from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.running import layered
 from flowmx.engine.runtime import engine

@@ -16,7 +16,7 @@ from flowmx.kvstore.worker.keys import Entry
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import dtype_of
 from flowmx.ndarray.core import BaseArray
-from flowmx.ops.dtypes import name_of
+from flowmx.ops.registry.dtypes import name_of
 
 __all__ = ["Packed", "Packing"]
 

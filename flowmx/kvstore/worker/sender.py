@@ -14,11 +14,11 @@ from flowmx import settings
 from flowmx.comm.errors import Refused
 from flowmx.comm.frames import Message, Tensor
 from flowmx.errors import KVStoreError
-from flowmx.flight import messages
 from flowmx.kvstore.shards import Key
 from flowmx.kvstore.worker.groups import Group, one_or_all
 from flowmx.kvstore.worker.outbox import Item, Outbox
 from flowmx.kvstore.worker.servers import Servers
+from flowmx.observability.flight import messages
 
 __all__ = ["HOLD", "LOCAL", "UPLOADS", "Sender"]
 

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from flowmx.comm.bell import Bell
 from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message, Tensor
+from flowmx.comm.notifier import Notifier
 from flowmx.comm.outage import Outage
 from flowmx.comm.view import Member, View
 from flowmx.errors import KVStoreError
@@ -84,7 +84,7 @@ class Servers:
         self._channels: dict[tuple[str, int], Channel] = {}
         self._calls: dict[asyncio.Task[Message], tuple[int, Member, Channel]] = {}
         self._retired: set[Channel] = set()
-        self._bell = Bell()
+        self._notifier = Notifier()
         self._error: BaseException | None = None
         self._closing: set[asyncio.Task[None]] = set()
 
@@ -98,7 +98,7 @@ class Servers:
             now = primary(view, home, self.count)
             if now is None or (now.id, now.incarnation) != (member.id, member.incarnation):
                 call.cancel()
-        self._bell.ring()
+        self._notifier.notify()
 
     def is_local(self, home: int) -> bool:
         """Tell whether memory is shared with the server of a home; False while that is not known."""
@@ -111,7 +111,7 @@ class Servers:
         self._error = error
         for call in self._calls:
             call.cancel()
-        self._bell.ring()
+        self._notifier.notify()
 
     async def close(self) -> None:
         """Close all channels."""
@@ -247,7 +247,7 @@ class Servers:
     async def _wait_for_change(self, seconds: float) -> None:
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._bell.heard()
+                await self._notifier.next()
 
     def _close_soon(self, channel: Channel) -> None:
         task = asyncio.get_running_loop().create_task(channel.close())

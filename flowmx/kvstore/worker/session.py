@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from flowmx import flight, settings
+from flowmx import settings
 from flowmx.comm.client import Peer
+from flowmx.comm.endings import NodeGone
 from flowmx.comm.frames import Message, Tensor
-from flowmx.comm.gone import NodeGone
 from flowmx.comm.limits import Limits
 from flowmx.comm.node import Node
 from flowmx.comm.security import Security
@@ -24,7 +24,7 @@ from flowmx.comm.view import Member
 from flowmx.engine.loops import LoopThread
 from flowmx.engine.runtime import engine
 from flowmx.errors import KVStoreError, OperationCancelled
-from flowmx.kvstore import told
+from flowmx.kvstore import report
 from flowmx.kvstore.shards import Key, Shard
 from flowmx.kvstore.worker import facts
 from flowmx.kvstore.worker.actor import Deferred, NetworkActor
@@ -32,6 +32,7 @@ from flowmx.kvstore.worker.keys import Entry
 from flowmx.kvstore.worker.outbox import MOST, Item
 from flowmx.kvstore.worker.sender import Sender
 from flowmx.kvstore.worker.servers import Connect, Servers
+from flowmx.observability import flight
 
 __all__ = ["Session"]
 
@@ -181,7 +182,7 @@ class Session:
 
     def _report(self) -> dict[str, Any]:
         """This worker's part of flight reports."""
-        return told.of_node(self.node, facts.of_process()[0])
+        return report.of_node(self.node, facts.of_process()[0])
 
     async def _follow(self) -> None:
         """Pass each new view to the servers' calls, until the job ends."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from flowmx.ops.dtypes import NAMES, DType
-from flowmx.ops.fused_attention import BackwardFusedAttention, FusedAttention
+from flowmx.ops.compiled.fused_attention import BackwardFusedAttention, FusedAttention
 from flowmx.ops.kernels.cuda import dnn
-from flowmx.ops.registry import Array, Run, kernel
+from flowmx.ops.registry.dtypes import NAMES, DType
+from flowmx.ops.registry.operators import Array, Run, kernel
 
 _TYPES = ("float16", "bfloat16")
 _MOST = 128

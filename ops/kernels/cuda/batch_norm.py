@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from flowmx.ops.dtypes import DType
 from flowmx.ops.formulas.expressions import Expr, maximum, parameter, placeholder, sqrt, where
 from flowmx.ops.kernels.cuda.channels import Seen, Sums
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.cuda.layouts import lies, plainly
-from flowmx.ops.registry import Array, Operator, Run, kernel
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, kernel
 
 
 def _x(at: int) -> Expr:

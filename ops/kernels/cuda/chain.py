@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.ops.chain import Chain
-from flowmx.ops.dtypes import DType
+from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.formulas.expressions import Expr, Parameters, placeholder, steps
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.cuda.source import computed_in, is_exact
 from flowmx.ops.kernels.loops.chain import form_of, formulas, numbers
 from flowmx.ops.kernels.loops.elementwise import FUSED
-from flowmx.ops.registry import Array, Operator, Run, kernel
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, kernel
 
 _loops: dict[Any, Loop] = {}
 

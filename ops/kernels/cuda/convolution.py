@@ -1,8 +1,8 @@
 """Convolution, Deconvolution and their gradients by cuDNN.
 
 All of them are three: ``correlate`` (the forward), ``spread`` (the gradient of the data) and ``weigh`` (that of the
-weight), as in :mod:`flowmx.ops.windows`. Images are taken as they lie; a filter that lies otherwise is copied. What a
-fused layer does with its result, a scale, a bias, an addend and an activation, is one more kernel.
+weight), as in :mod:`flowmx.ops.nn.windows`. Images are taken as they lie; a filter that lies otherwise is copied. What
+a fused layer does with its result, a scale, a bias, an addend and an activation, is one more kernel.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx import settings
-from flowmx.ops.dtypes import BY_NAME, DType
+from flowmx.ops.compiled.fused import Given
 from flowmx.ops.formulas.expressions import Expr, number, placeholder, where
-from flowmx.ops.fused import Given
 from flowmx.ops.kernels.cuda import dnn
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.cuda.layouts import Format, empty, format_of, laid, lies, plainly, planar, tensor
 from flowmx.ops.kernels.cuda.source import kept
 from flowmx.ops.kernels.loops import functions
-from flowmx.ops.registry import Array, Run, kernel
-from flowmx.ops.windows import Geometry
+from flowmx.ops.nn.windows import Geometry
+from flowmx.ops.registry.dtypes import BY_NAME, DType
+from flowmx.ops.registry.operators import Array, Run, kernel
 
 
 def channels_last() -> frozenset[DType]:

@@ -16,8 +16,8 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from flowmx import settings
-from flowmx.ops.dtypes import NAMES, DType
-from flowmx.ops.registry import Array, Shape
+from flowmx.ops.registry.dtypes import NAMES, DType
+from flowmx.ops.registry.operators import Array, Shape
 
 _log = logging.getLogger("flowmx.kernels")
 _local = threading.local()

@@ -10,12 +10,12 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from flowmx.ops.dtypes import DType
 from flowmx.ops.formulas.expressions import Expr, placeholder
 from flowmx.ops.kernels.cuda.program import Program, blocks_for
 from flowmx.ops.kernels.cuda.source import Formulas, constant, lower
 from flowmx.ops.kernels.loops.walks import merged_axes
-from flowmx.ops.registry import Array
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["Loop", "constant"]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.ops.dtypes import DType
 from flowmx.ops.formulas.expressions import Parameters, evaluate, placeholder
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.loops import elementwise
-from flowmx.ops.registry import Array, Operator, Run, kernel
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, kernel
 
 
 class Fused:

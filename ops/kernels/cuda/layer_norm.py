@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from flowmx.ops.dtypes import DType
 from flowmx.ops.formulas.expressions import placeholder
 from flowmx.ops.kernels.cuda.channels import Seen, Sums
 from flowmx.ops.kernels.cuda.layouts import plainly
@@ -14,7 +13,8 @@ from flowmx.ops.kernels.cuda.rows import Rows
 from flowmx.ops.kernels.loops.normalization import backward_layer_norm, layer_norm
 from flowmx.ops.kernels.loops.rows import Kind
 from flowmx.ops.kernels.loops.softmax import around
-from flowmx.ops.registry import Array, Operator, Run, kernel
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, kernel
 
 
 @cache

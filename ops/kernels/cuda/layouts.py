@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from flowmx.ops.kernels.cuda.dnn import Tensor
-from flowmx.ops.registry import Array, Operator, Run, Shape
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape
 
 Format = Literal["C", "channels last"]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from flowmx.ops.fused import FusedFullyConnected
+from flowmx.ops.compiled.fused import FusedFullyConnected
 from flowmx.ops.kernels.cuda.convolution import finish
-from flowmx.ops.nn_linear import as_matrix, multiply
-from flowmx.ops.registry import Array, Run, kernel
+from flowmx.ops.nn.linear import as_matrix, multiply
+from flowmx.ops.registry.operators import Array, Run, kernel
 
 
 @kernel("gpu", "_fused_FullyConnected")

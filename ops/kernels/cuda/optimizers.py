@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.ops.dtypes import DType
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, placeholder
 from flowmx.ops.kernels.cuda.program import Program
 from flowmx.ops.kernels.cuda.source import Formulas, lower
 from flowmx.ops.kernels.loops.elementwise import FUSED, in_memory_order
-from flowmx.ops.optimizer_ops import One, together
-from flowmx.ops.registry import Array, Run
+from flowmx.ops.optimizers.updates import One, together
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Run
 
 _ARGUMENTS = 4000
 """Bytes of a launch's arguments, at most."""

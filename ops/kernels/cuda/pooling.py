@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
-from flowmx.ops.dtypes import DType
 from flowmx.ops.kernels.cuda.layouts import lies, plainly
 from flowmx.ops.kernels.cuda.program import Program, blocks_for
 from flowmx.ops.kernels.cuda.source import computed_in, kept
-from flowmx.ops.nn_pooling import Pooling
-from flowmx.ops.registry import Array, Run, kernel
+from flowmx.ops.nn.pooling import Pooling
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Run, kernel
 
 _FIELDS = [
     "int64 size", "int64 channels", "int64 data[3]", "int64 out[3]", "int64 kernel_[3]", "int64 stride[3]",

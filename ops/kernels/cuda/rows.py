@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.ops.dtypes import DType
 from flowmx.ops.formulas.expressions import evaluate
 from flowmx.ops.kernels.cuda.program import THREADS, Program
 from flowmx.ops.kernels.cuda.row_source import Form, Row, RowSource
 from flowmx.ops.kernels.loops.rows import Formula, Kind
-from flowmx.ops.registry import Array
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array
 
 __all__ = ["Row", "Rows"]
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from flowmx.ops.dtypes import DType
 from flowmx.ops.formulas.expressions import (
     Expr,
     Parameters,
@@ -25,9 +24,10 @@ from flowmx.ops.kernels.cuda.rows import Row, Rows
 from flowmx.ops.kernels.loops.normalization import l2
 from flowmx.ops.kernels.loops.rows import Formula, Kind
 from flowmx.ops.kernels.loops.softmax import FORMULAS, PLAIN, Of, Scaled, around, merged, softmax
-from flowmx.ops.nn_common import computing_dtype
-from flowmx.ops.nn_output import BackwardSoftmaxOutput
-from flowmx.ops.registry import Array, Operator, Run, kernel
+from flowmx.ops.nn.common import computing_dtype
+from flowmx.ops.nn.output import BackwardSoftmaxOutput
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, kernel
 
 Shape = tuple[int, int, int]
 """(outer, length, inner), with the axis that is reduced in the middle."""

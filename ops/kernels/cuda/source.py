@@ -12,8 +12,8 @@ import struct
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from flowmx.ops.dtypes import NAMES, DType
 from flowmx.ops.formulas.expressions import Expr, in_order, kinds, uniforms
+from flowmx.ops.registry.dtypes import NAMES, DType
 
 KEPT = {"float32": "float", "float64": "double", "float16": "half_t", "bfloat16": "bfloat16_t"}
 """Element types in memory: NumPy's name, and the type in the sources."""

@@ -10,7 +10,7 @@ import numpy as np
 from flowmx.ops.formulas.expressions import Expr, maximum, sqrt
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.kernels.loops.softmax import LEAST, around, suits
-from flowmx.ops.registry import Array, Run, Shape
+from flowmx.ops.registry.operators import Array, Run, Shape
 
 
 def _by_batch(p: Any, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
-from flowmx.ops.conversion import caster
 from flowmx.ops.kernels.loops import team
 from flowmx.ops.kernels.loops.code import Code, Real
 from flowmx.ops.kernels.loops.elementwise import TASK, WORTH_A_THREAD_NS, real_of
 from flowmx.ops.kernels.loops.program import Program
-from flowmx.ops.registry import Array, Operator, Run, kernel
+from flowmx.ops.math.conversion import caster
+from flowmx.ops.registry.operators import Array, Operator, Run, kernel
 
 _LEAST = 1024
 """Elements below which NumPy is as fast."""

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.chain import Chain
-from flowmx.ops.dtypes import DType
+from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, parameter, placeholder, steps, uniforms
 from flowmx.ops.kernels.loops.code import Real
 from flowmx.ops.kernels.loops.elementwise import Fused, is_exact, real_of
 from flowmx.ops.kernels.loops.walks import Axes, Walk, axes_of, streams
-from flowmx.ops.registry import Array, Operator, Run, kernel, kernel_for
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, kernel, kernel_for
 
 _LEAST = 512
 """Elements times links below which it is not worth a compilation."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flowmx.ops.elementwise import TABLE
 from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS, hard_sigmoid, smooth_l1
 from flowmx.ops.formulas.expressions import (
     Expr,
@@ -24,6 +23,7 @@ from flowmx.ops.formulas.expressions import (
 )
 from flowmx.ops.kernels.loops.elementwise import fused
 from flowmx.ops.kernels.loops.functions import expanded
+from flowmx.ops.math.elementwise import TABLE
 
 _PLAIN = 1 << 16
 """Elements below which the plain forward is as fast, for operators where it is one of NumPy's fast functions."""

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.indexing import positions
+from flowmx.ops.arrays.indexing import positions
 from flowmx.ops.kernels.loops import team
 from flowmx.ops.kernels.loops.code import FLOAT, INDEX, Code, Value
 from flowmx.ops.kernels.loops.program import Program
 from flowmx.ops.kernels.loops.softmax import suits
-from flowmx.ops.registry import Array, Run, kernel
+from flowmx.ops.registry.operators import Array, Run, kernel
 
 _LEAST = 1 << 14
 """Elements of the output below which the plain forward is as fast."""

@@ -9,7 +9,7 @@ from typing import Any
 from flowmx.ops.formulas.expressions import Expr, Parameters, sqrt
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.kernels.loops.softmax import LEAST, around, suits
-from flowmx.ops.registry import Array, Run, kernel
+from flowmx.ops.registry.operators import Array, Run, kernel
 
 
 def layer_norm(p: Parameters, row: Row, x: Expr, gamma: Expr, beta: Expr) -> tuple[Expr, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flowmx.ops.formulas import updates
 from flowmx.ops.kernels.loops.elementwise import fused
-from flowmx.ops.optimizer_ops import REGISTERED
+from flowmx.ops.optimizers.updates import REGISTERED
 
 for _name, _rule in REGISTERED.items():
     fused(_name, _rule.formula, variant=updates.form, least=1)

@@ -11,7 +11,7 @@ import numpy as np
 from flowmx.ops.formulas.expressions import Expr, Parameters, absolute
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
 from flowmx.ops.kernels.loops.softmax import suits
-from flowmx.ops.registry import Array, Run, kernel
+from flowmx.ops.registry.operators import Array, Run, kernel
 
 _LEAST = 1 << 15
 """Elements below which the plain forward is as fast."""

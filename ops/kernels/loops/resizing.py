@@ -1,4 +1,4 @@
-"""Images of bytes in another size: linear, cubic and Lanczos, with the numbers of `ops.image_resize` to the last bit.
+"""Images of bytes in another size: linear, cubic and Lanczos, equal to ``ops/vision/resize.py`` to the last bit.
 
 A row of the result is a weighted sum of a few rows, each resized along its length first. Those are kept while the next
 row of the result needs them too, in as many places as there are taps: the rows that one needs follow each other, so
@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops import image_resize
-from flowmx.ops.image_resize import AREA, CUBIC, LANCZOS, LINEAR
 from flowmx.ops.kernels.loops.program import Program
-from flowmx.ops.registry import Array, Run, kernel
+from flowmx.ops.registry.operators import Array, Run, kernel
+from flowmx.ops.vision.resize import AREA, CUBIC, LANCZOS, LINEAR
+from flowmx.ops.vision.resize import taps as taps_of
 
 _LANES = 16
 _SCALE = 1 << 11
@@ -67,7 +67,7 @@ def _address(array: Array) -> int:
 @lru_cache(1024)
 def _table(old: int, new: int, interp: int, shrinks: bool, channels: int) -> Any:
     """For each element of a row (or each row): where its taps are, then their weights."""
-    taps = image_resize.taps(old, new, interp, shrinks)
+    taps = taps_of(old, new, interp, shrinks)
     weights = np.rint(taps.weight * _SCALE)
     index = taps.index[:, None, :] * channels + np.arange(channels)[None, :, None]
     both = np.concatenate([index, np.broadcast_to(weights[:, None], index.shape)], 2)

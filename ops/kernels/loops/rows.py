@@ -28,7 +28,7 @@ from flowmx.ops.kernels.loops import functions, team
 from flowmx.ops.kernels.loops.code import FLOAT, Code, Value
 from flowmx.ops.kernels.loops.lowering import lower
 from flowmx.ops.kernels.loops.program import Program
-from flowmx.ops.registry import Array
+from flowmx.ops.registry.operators import Array
 
 Formula = Callable[..., Any]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
-from flowmx.ops.registry import Array, Run, kernel
+from flowmx.ops.registry.operators import Array, Run, kernel
 
 LEAST = 4096
 """Elements below which the plain forward is as fast."""

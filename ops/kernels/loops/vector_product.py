@@ -11,7 +11,7 @@ from functools import cache
 from flowmx.ops.formulas.expressions import Expr, Parameters
 from flowmx.ops.kernels.loops.functions import relu
 from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
-from flowmx.ops.registry import Array
+from flowmx.ops.registry.operators import Array
 
 ACTIVATIONS = ("", "relu")
 """Activations that can be fused behind the product; empty for none."""

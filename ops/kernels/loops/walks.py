@@ -19,7 +19,7 @@ from flowmx.ops.kernels.loops.code import Code, Real, Value
 from flowmx.ops.kernels.loops.elementwise import TASK, WORTH_A_THREAD_NS, pace
 from flowmx.ops.kernels.loops.lowering import lower_side_by_side
 from flowmx.ops.kernels.loops.program import Program
-from flowmx.ops.registry import Array, Shape
+from flowmx.ops.registry.operators import Array, Shape
 
 _MOST_AXES = 4
 _TASKS_A_THREAD = 8

@@ -31,8 +31,8 @@ from flowmx.ops.kernels.onednn.layouts import (
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query
 from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, Reorder, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
-from flowmx.ops.registry import Shape
-from flowmx.ops.windows import Geometry as Windows
+from flowmx.ops.nn.windows import Geometry as Windows
+from flowmx.ops.registry.operators import Shape
 
 Geometries = Sequence[Geometry]
 _PART = 1 << 22

@@ -8,7 +8,7 @@ from typing import Any
 from flowmx.ops.kernels.onednn.layouts import Array, Geometry, geometry, pointer, strided, suits
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
 from flowmx.ops.kernels.onednn.work import Work, plan
-from flowmx.ops.registry import Run, kernel
+from flowmx.ops.registry.operators import Run, kernel
 
 _SMALL = 1 << 14
 """Elements below which NumPy's copy is faster."""

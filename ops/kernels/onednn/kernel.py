@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.conversion import as_type, cast
-from flowmx.ops.dtypes import is_floating
 from flowmx.ops.kernels.onednn.layouts import FLOAT32, Array, Geometry, geometry, pointer, suits
 from flowmx.ops.kernels.onednn.library import OneDNNError, library
 from flowmx.ops.kernels.onednn.primitives import Bound
 from flowmx.ops.kernels.onednn.work import Work, first_line
-from flowmx.ops.registry import PLANNED, Laid, Operator, Run, Shape, kernel_for
+from flowmx.ops.math.conversion import as_type, cast
+from flowmx.ops.registry.dtypes import is_floating
+from flowmx.ops.registry.operators import PLANNED, Laid, Operator, Run, Shape, kernel_for
 
 Make = Callable[[Any, Sequence[Geometry], Sequence[Geometry]], Work | None]
 """From an operator and how its inputs and outputs lie, what computes it; None where oneDNN cannot."""
@@ -85,7 +85,7 @@ def _with_dense_vectors(arrays: Sequence[Array]) -> list[Array]:
 
 
 class Kernel:
-    """A forward by oneDNN, for :func:`flowmx.ops.registry.kernel`; the plain one where oneDNN cannot."""
+    """A forward by oneDNN, for :func:`flowmx.ops.registry.operators.kernel`; the plain one where oneDNN cannot."""
 
     def __init__(self, make: Make, packed_size: PackedSize | None = None) -> None:
         """Make it.

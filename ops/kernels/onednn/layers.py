@@ -25,9 +25,9 @@ from flowmx.ops.kernels.onednn.matmul import SMALL, SMALL_BY_VECTOR, FullyConnec
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
 from flowmx.ops.kernels.onednn.vector import ConnectVector
 from flowmx.ops.kernels.onednn.work import Work, plan
-from flowmx.ops.nn_convolution import Convolution, Deconvolution
-from flowmx.ops.nn_linear import FullyConnected
-from flowmx.ops.registry import Shape, kernel
+from flowmx.ops.nn.convolution import Convolution, Deconvolution
+from flowmx.ops.nn.linear import FullyConnected
+from flowmx.ops.registry.operators import Shape, kernel
 
 Geometries = Sequence[Geometry]
 

@@ -28,8 +28,8 @@ from flowmx.ops.kernels.onednn.layouts import (
 from flowmx.ops.kernels.onednn.library import Arg, OneDNNError, Query
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, Reorder, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
-from flowmx.ops.products import product
-from flowmx.ops.registry import Shape
+from flowmx.ops.math.products import product
+from flowmx.ops.registry.operators import Shape
 
 SMALL = 1 << 18
 """Multiplications below which NumPy's product is faster: its call is cheaper, and it runs on one thread."""

@@ -33,8 +33,8 @@ from flowmx.ops.kernels.onednn.library import (
 )
 from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
-from flowmx.ops.nn_normalization import BatchNorm
-from flowmx.ops.registry import Run
+from flowmx.ops.nn.normalization import BatchNorm
+from flowmx.ops.registry.operators import Run
 
 
 class _Work(Work):

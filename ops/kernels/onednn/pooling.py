@@ -1,7 +1,7 @@
 """Pooling and its gradient by oneDNN, for max and avg.
 
-The gradient of max needs to know where each maximum was. In a bound graph the forward notes it (``ops/noted.py``);
-elsewhere the windows are traversed once more.
+The gradient of max needs to know where each maximum was. In a bound graph the forward notes it
+(``ops/compiled/pooling.py``); elsewhere the windows are traversed once more.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.dtypes import is_floating
+from flowmx.ops.compiled.pooling import NotedPooling
 from flowmx.ops.kernels.onednn.kernel import Kernel, plainly
 from flowmx.ops.kernels.onednn.layouts import (
     Array,
@@ -32,9 +32,9 @@ from flowmx.ops.kernels.onednn.layouts import (
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query, Unsupported
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
-from flowmx.ops.nn_pooling import Pooling, lowest
-from flowmx.ops.noted import NotedPooling
-from flowmx.ops.registry import Run, kernel
+from flowmx.ops.nn.pooling import Pooling, lowest
+from flowmx.ops.registry.dtypes import is_floating
+from flowmx.ops.registry.operators import Run, kernel
 
 
 def _windows(op: Pooling, size: Shape, out: Shape) -> tuple[Shape, Shape, Shape, Shape]:

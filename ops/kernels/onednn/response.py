@@ -11,8 +11,8 @@ from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, channels_last, loa
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
-from flowmx.ops.nn_normalization import LRN
-from flowmx.ops.registry import kernel
+from flowmx.ops.nn.normalization import LRN
+from flowmx.ops.registry.operators import kernel
 
 
 class _Work(Work):

@@ -17,7 +17,7 @@ from flowmx.ops.kernels.onednn.ends import Ends
 from flowmx.ops.kernels.onednn.layouts import Array, Geometry, plain, strided
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder
 from flowmx.ops.kernels.onednn.work import Operand, Work
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.operators import Shape
 
 
 class VectorProduct:

@@ -9,7 +9,7 @@ import numpy as np
 from flowmx.contrib.onnx.node_export import NodeExport, Value
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.table import Unsupported, exports, imports
-from flowmx.ops.registry import registered
+from flowmx.ops.registry.operators import registered
 from flowmx.symbol import Symbol
 
 ARITHMETIC = {

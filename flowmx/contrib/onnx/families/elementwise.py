@@ -10,7 +10,7 @@ from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.steps import tensor_type
 from flowmx.contrib.onnx.table import exports, imports, need_onnx
-from flowmx.ops.dtypes import name_of
+from flowmx.ops.registry.dtypes import name_of
 from flowmx.symbol import Symbol
 
 # MXNet's operator, ONNX's.

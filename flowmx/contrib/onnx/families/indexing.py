@@ -8,7 +8,7 @@ from flowmx.contrib.onnx.lengths import Length
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.table import Unsupported, exports, imports
-from flowmx.ops.dtypes import name_of
+from flowmx.ops.registry.dtypes import name_of
 from flowmx.symbol import Symbol
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.table import Unsupported, exports, imports
-from flowmx.ops.registry import Shape
+from flowmx.ops.registry.operators import Shape
 from flowmx.symbol import Symbol
 
 

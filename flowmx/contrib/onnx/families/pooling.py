@@ -12,7 +12,7 @@ from flowmx.contrib.onnx.families.layers import padded, per_axis, spatial_pads
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.table import Unsupported, exports, imports
-from flowmx.ops.resampling import averaging, interpolation
+from flowmx.ops.vision.resampling import averaging, interpolation
 from flowmx.symbol import Symbol
 
 KINDS = {"max": "MaxPool", "avg": "AveragePool", "sum": "AveragePool", "lp": "LpPool"}

@@ -10,7 +10,7 @@ from flowmx.contrib.onnx.known import Array
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.table import Unsupported, exports, imports
-from flowmx.ops.rnn_layout import Weights
+from flowmx.ops.recurrent.layout import Weights
 from flowmx.symbol import Symbol
 
 KINDS = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "rnn_relu": "RNN"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from flowmx.flight import curves
 from flowmx.gluon.contrib.estimator.checkpoint import CheckpointHandler
 from flowmx.gluon.contrib.estimator.early_stopping import EarlyStoppingHandler
 from flowmx.gluon.contrib.estimator.events import (
@@ -20,7 +19,8 @@ from flowmx.gluon.contrib.estimator.events import (
 from flowmx.gluon.contrib.estimator.logs import LoggingHandler
 from flowmx.gluon.contrib.estimator.utils import check_metrics
 from flowmx.metric import Loss
-from flowmx.safety import steps
+from flowmx.observability.flight import curves
+from flowmx.observability.safety import steps
 
 __all__ = [
     "BatchBegin", "BatchEnd", "CheckpointHandler", "EarlyStoppingHandler", "EpochBegin", "EpochEnd", "EventHandler",

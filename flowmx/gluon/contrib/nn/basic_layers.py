@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from flowmx import autograd
 from flowmx import ndarray as nd
 from flowmx.devices import num_gpus
-from flowmx.gluon.contrib.nn.meeting import Meetings
+from flowmx.gluon.contrib.nn.cross_device import Meetings
 from flowmx.gluon.hybrid import HybridBlock
 from flowmx.gluon.nn import BatchNorm, Embedding, HybridSequential, Sequential
 from flowmx.ndarray import NDArray

@@ -22,7 +22,7 @@ from flowmx.gluon.nn import HybridSequential, Sequential
 from flowmx.image.augmenters import RandomGrayAug
 from flowmx.image.chance import stream
 from flowmx.ndarray import NDArray
-from flowmx.ops.dtypes import as_dtype
+from flowmx.ops.registry.dtypes import as_dtype
 
 __all__ = [
     "Cast", "CenterCrop", "Compose", "CropResize", "HybridCompose", "HybridRandomApply", "Normalize", "RandomApply",

@@ -1,0 +1,197 @@
+"""The memory plan as a picture: where each value lies, over the steps of a run.
+
+A place in an arena is a bar: the steps in which it is needed to the right, its bytes upwards. Next to it are the bytes
+alive at each step and the greatest of these sums, the lower bound. SVG is written here; PNG needs matplotlib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.sax.saxutils import escape
+
+from flowmx.graph.node import Node
+from flowmx.graph.plan import Plan
+from flowmx.graph.planning.memory import Life
+from flowmx.graph.reports.occupancy import Occupancy
+from flowmx.graph.reports.sizes import in_words
+from flowmx.serialization.atomic import replace_file
+
+COLOURS = {"forward": "#4477aa", "gradient": "#ee7733", "workspace": "#228833"}
+_FONT = 'font-family="sans-serif" font-size="12"'
+_LINE, _BOUND = "#222222", "#bb2222"
+_WIDTH, _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 1000, 380, 90, 20, 40, 40
+
+
+class Bar(NamedTuple):
+    """A place in an arena: its steps, its bytes, and what lies there."""
+
+    life: Life
+    offset: int
+    kind: str
+    values: tuple[str, ...]
+
+
+class Panel(NamedTuple):
+    """The arena of one device.
+
+    Attributes:
+        device: its name.
+        bars: the places in it.
+        alive: the bytes alive at each step, and after the last one.
+        size: the bytes of the arena.
+    """
+
+    device: str
+    bars: list[Bar]
+    alive: list[int]
+    size: int
+
+    @property
+    def bound(self) -> int:
+        """The most bytes alive at one step."""
+        return max(self.alive, default=0)
+
+
+def panels(plan: Plan) -> list[Panel]:
+    """The panels of the picture, one for each device."""
+    where = Occupancy(plan)
+    return [
+        Panel(
+            str(context or "device"),
+            [_bar(where, place) for place in where.places(context)],
+            where.alive(context),
+            size,
+        )
+        for context, size in plan.arenas.items()
+    ]
+
+
+def _bar(where: Occupancy, place: int) -> Bar:
+    life = where.plan.lives[place]
+    kind = "workspace" if not where.members[place] else "forward" if life.first < where.forward else "gradient"
+    return Bar(life, where.plan.arena.offsets[place], kind, tuple(where.names(place)))
+
+
+def draw(plan: Plan, path: str | Path | None = None) -> str:
+    """Draw a plan; see :func:`flowmx.viz.plot_memory`."""
+    if not isinstance(plan, Plan):
+        raise TypeError(f"plot_memory: {type(plan).__name__} was given, expected an Executor or its plan")
+    text = _svg(plan)
+    if path is None:
+        return text
+    ending = Path(path).suffix.lower()
+    if ending == ".svg":
+        replace_file(path, [text.encode()])
+    elif ending == ".png":
+        _png(plan, path)
+    else:
+        raise ValueError(f"plot_memory: the path {str(path)!r} ends in {ending or 'nothing'}, expected .svg or .png")
+    return text
+
+
+# -- SVG ---------------------------------------------------------------------------------------------------
+
+
+def _svg(plan: Plan) -> str:
+    where, found = Occupancy(plan), panels(plan)
+    height = max(1, len(found)) * _HEIGHT
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" {_FONT}>',
+        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>',
+    ]
+    for number, panel in enumerate(found):
+        lines.append(f'<g transform="translate(0 {number * _HEIGHT})">')
+        lines += _svg_panel(panel, where.steps, where.forward)
+        lines.append("</g>")
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _svg_panel(panel: Panel, steps: Sequence[Node], forward: int) -> Iterator[str]:
+    wide = (_WIDTH - _LEFT - _RIGHT) / (len(steps) + 1)
+    high = (_HEIGHT - _TOP - _BOTTOM) / max(panel.size, panel.bound, 1)
+    floor = _HEIGHT - _BOTTOM
+
+    def rectangle(first: float, last: float, low: float, top: float, colour: str, title: str) -> str:
+        return (
+            f'<rect x="{_LEFT + first * wide:.2f}" y="{floor - top * high:.2f}" width="{(last - first) * wide:.2f}" '
+            f'height="{(top - low) * high:.2f}" fill="{colour}"><title>{escape(title)}</title></rect>'
+        )
+
+    yield f'<text x="{_LEFT}" y="18">{escape(_heading(panel))}</text>'
+    yield from _legend()
+    yield '<g stroke="white" stroke-width="0.4">'
+    for bar in panel.bars:
+        yield rectangle(
+            bar.life.first, bar.life.last + 1, bar.offset, bar.offset + bar.life.size, COLOURS[bar.kind],
+            _title(bar, steps),
+        )  # fmt: skip
+    yield "</g>"
+    for step, node in enumerate(steps):
+        title = f"step {step}: {node.name} ({node.op.name if node.op is not None else ''})"
+        colour = COLOURS["forward" if step < forward else "gradient"]
+        yield rectangle(step, step + 0.9, -14 / high, -4 / high, colour, title)
+    points = " ".join(
+        f"{_LEFT + (step + side) * wide:.2f},{floor - nbytes * high:.2f}"
+        for step, nbytes in enumerate(panel.alive) for side in (0, 1)
+    )  # fmt: skip
+    yield f'<polyline points="{points}" fill="none" stroke="{_LINE}" stroke-width="1.2"/>'
+    level = floor - panel.bound * high
+    yield (
+        f'<line x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{level:.2f}" y2="{level:.2f}" stroke="{_BOUND}" '
+        f'stroke-dasharray="6 4"><title>lower bound: {in_words(panel.bound)}</title></line>'
+    )
+    for part in range(5):
+        nbytes = panel.size * part / 4
+        yield f'<text x="{_LEFT - 6}" y="{floor - nbytes * high + 4:.2f}" text-anchor="end">{in_words(nbytes)}</text>'
+    yield f'<text x="{_LEFT}" y="{_HEIGHT - 8}">{len(steps)} steps</text>'
+
+
+def _legend() -> Iterator[str]:
+    for number, (name, colour) in enumerate([*COLOURS.items(), ("alive", _LINE), ("lower bound", _BOUND)]):
+        x = _WIDTH - _RIGHT - 90 * (5 - number)
+        yield f'<rect x="{x}" y="9" width="10" height="10" fill="{colour}"/><text x="{x + 14}" y="18">{name}</text>'
+
+
+def _heading(panel: Panel) -> str:
+    return f"{panel.device}: {in_words(panel.size)}, at most {in_words(panel.bound)} alive"
+
+
+def _title(bar: Bar, steps: Sequence[Node]) -> str:
+    life = bar.life
+    until = f"{life.last} ({steps[life.last].name})" if life.last < len(steps) else "the end"
+    return (
+        f"{', '.join(bar.values)}: {in_words(life.size)} at {bar.offset}, "
+        f"from step {life.first} ({steps[life.first].name}) to {until}"
+    )
+
+
+# -- PNG ---------------------------------------------------------------------------------------------------
+
+
+def _png(plan: Plan, path: str | Path) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError(
+            "plot_memory: PNG needs matplotlib: pip install 'flowmx[viz]'; a path that ends in .svg needs nothing"
+        ) from None
+    found = panels(plan)
+    figure: Any = Figure(figsize=(12, 4.5 * max(1, len(found))), layout="constrained")
+    for number, panel in enumerate(found):
+        axes = figure.add_subplot(len(found), 1, number + 1)
+        axes.bar(
+            [bar.life.first for bar in panel.bars],
+            [bar.life.size / (1 << 20) for bar in panel.bars],
+            [bar.life.last + 1 - bar.life.first for bar in panel.bars],
+            [bar.offset / (1 << 20) for bar in panel.bars],
+            color=[COLOURS[bar.kind] for bar in panel.bars], align="edge", edgecolor="white", linewidth=0.3,
+        )  # fmt: skip
+        axes.stairs([nbytes / (1 << 20) for nbytes in panel.alive], color=_LINE, label="alive")
+        axes.axhline(panel.bound / (1 << 20), color=_BOUND, linestyle="--", label="lower bound")
+        for kind, colour in COLOURS.items():
+            axes.plot([], [], color=colour, linewidth=6, label=kind)
+        axes.set(xlabel="step", ylabel="MiB", title=_heading(panel))
+        axes.legend(loc="upper right", fontsize="small")
+    figure.savefig(path, format="png")

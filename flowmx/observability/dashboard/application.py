@@ -1,0 +1,108 @@
+"""The dashboard as an aiohttp application: the page, its parts, and the feed. It answers GET alone."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from importlib import resources
+
+from aiohttp import web
+
+from flowmx.observability.dashboard.feed import Viewer, stream
+from flowmx.observability.dashboard.guard import COOKIE, Guard
+from flowmx.observability.dashboard.sampling import sampling_thread
+
+__all__ = ["application"]
+
+MOST = 32
+"""Viewers at one time."""
+_PAGE = resources.files("flowmx.observability.dashboard") / "page"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-store",
+}  # fmt: skip
+GUARD = web.AppKey("flowmx_dashboard_guard", Guard)
+VIEWERS = web.AppKey("flowmx_dashboard_viewers", set[Viewer])
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def application(secret: str | None = None) -> web.Application:
+    """The dashboard of this process, to be mounted in an aiohttp application.
+
+    It is served by that application's loop, and so does not answer while that is blocked;
+    :func:`flowmx.observability.dashboard.start` has a loop of its own.
+
+    Args:
+        secret: what viewers must know (``?token=SECRET`` once, or ``Authorization: Bearer SECRET``), at least 16
+            letters; None: only this machine may look.
+
+    Raises:
+        ValueError: the secret is too short.
+
+    Example:
+        >>> site.add_subapp("/dashboard", mx.dashboard.application())
+    """
+    made = web.Application(middlewares=[_guarded])
+    made[GUARD], made[VIEWERS] = Guard(secret), set()
+    for part in sorted(_PAGE.iterdir(), key=lambda each: each.name):
+        name = part.name
+        suffix = name[name.rfind(".") :]
+        if suffix in _TYPES:
+            made.router.add_get(f"/{name}", _answer(part.read_bytes(), _TYPES[suffix]), allow_head=False)
+    made.router.add_get("/", _answer((_PAGE / "index.html").read_bytes(), "text/html"), allow_head=False)
+    made.router.add_get("/events", _events, allow_head=False)
+    made.on_shutdown.append(_close)
+    return made
+
+
+def _answer(body: bytes, content_type: str) -> Handler:
+    async def answer(_: web.Request) -> web.Response:
+        return web.Response(body=body, content_type=content_type, charset="utf-8")
+
+    return answer
+
+
+@web.middleware
+async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Refuse who may not look, and put the headers on every answer."""
+    guard = request.config_dict[GUARD]
+    verdict = guard.judge(request.remote, request.headers, request.query.get("token"))
+    if verdict.status == 302:
+        redirect = web.Response(status=302, headers={**_HEADERS, "Location": request.path})
+        redirect.set_cookie(COOKIE, guard.cookie, httponly=True, samesite="Strict")
+        return redirect
+    if verdict.status != 200:
+        return web.Response(status=verdict.status, text=verdict.text + "\n", headers=_HEADERS)
+    if request.method != "GET":
+        allowed = {"Allow": "GET"}
+        return web.Response(status=405, text="the dashboard answers GET alone\n", headers={**_HEADERS, **allowed})
+    response = await handler(request)
+    if not response.prepared:
+        response.headers.update(_HEADERS)
+    return response
+
+
+async def _events(request: web.Request) -> web.StreamResponse:
+    viewers = request.config_dict[VIEWERS]
+    if len(viewers) >= MOST:
+        return web.Response(status=503, text=f"{MOST} viewers look already\n", headers={"Retry-After": "10"})
+    response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+    await response.prepare(request)
+    await response.write(b"retry: 1000\n\n")
+    with Viewer(sampling_thread) as viewer:
+        viewers.add(viewer)
+        try:
+            await stream(response, viewer)
+        finally:
+            viewers.discard(viewer)
+    return response
+
+
+async def _close(made: web.Application) -> None:
+    viewers: set[Viewer] = made[VIEWERS]
+    for viewer in list(viewers):
+        viewer.close()

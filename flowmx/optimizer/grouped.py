@@ -1,0 +1,133 @@
+"""Updates of several weights as one operation of the engine: what an operation costs is paid once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+from flowmx.errors import DeviceError
+from flowmx.ndarray import NDArray
+from flowmx.ndarray.core import BaseArray, forward_of, push_on, refuse_in_place, run_on
+from flowmx.ndarray.host import bring
+from flowmx.ndarray.recording import state as recording
+from flowmx.ops.optimizers.updates import One, update, update_many, updates_together
+from flowmx.ops.optimizers.updates import Update as RuleOperator
+from flowmx.ops.registry.dtypes import FLOAT32
+from flowmx.ops.registry.operators import LIGHT_BYTES, Operator, Run, lookup
+
+Forward = Callable[..., None]
+
+
+class Step(NamedTuple):
+    """A computation, its inputs and its output; and what it computes."""
+
+    forward: Forward
+    inputs: Sequence[BaseArray]
+    out: BaseArray
+    op: Any
+    mixed: bool
+
+
+class Update(NamedTuple):
+    """The update of one weight.
+
+    Attributes:
+        op: the update operator.
+        weight: the weight.
+        grad: its gradient.
+        states: the arrays that the operator updates besides the weights, in its order.
+        master: a float32 copy to update in place of the weight, for operators of one dtype.
+    """
+
+    op: Operator
+    weight: NDArray
+    grad: NDArray
+    states: tuple[NDArray, ...]
+    master: NDArray | None = None
+
+
+@lru_cache(1024)
+def operator_of(name: str, parameters: tuple[tuple[str, Any], ...]) -> Operator:
+    """An update operator with its parameters."""
+    return lookup(name).create(**dict(parameters))
+
+
+def push(updates: Sequence[Update]) -> None:
+    """Enqueue updates of weights of one device, in this order.
+
+    Raises:
+        ShapeError, TypeInferenceError, DeviceError: arrays of an update do not belong together.
+        AutogradError: a weight is part of what is being recorded.
+    """
+    device = updates[0].weight._storage.device
+    steps, touched, written = [], 0, {}
+    for each in updates:
+        arrays, nbytes = _checked(each, device)
+        forward = (_plain if each.master is None else _mixed)(each.op, device)
+        steps.append(Step(forward, arrays, each.weight, each.op, each.master is not None))
+        touched += nbytes
+        written.update(dict.fromkeys([array._storage for array in (each.weight, *arrays[2:])]))
+    reads = tuple({array._storage: None for step in steps for array in step.inputs})
+    light = touched <= LIGHT_BYTES
+    run = run_on(device, False)
+    push_on(device, _compute, (run, steps), reads, tuple(written), updates[0].op.name, light, depth=4)
+
+
+def _checked(update: Update, device: Any) -> tuple[list[NDArray], int]:
+    """The arrays of an update as its operator takes them, and how many bytes it touches, about."""
+    op, weight, grad, states, master = update
+    shared = (weight, *states) if master is None else (weight, *states, master)
+    if grad._storage.device is not device:
+        grad = cast("NDArray", bring(op.name, "grad", grad, weight.context))
+    for array in shared:
+        if array._storage.device is not device:
+            raise DeviceError(
+                f"{op.name}: the weight is on {device} and another array on {array._storage.device}: bring them "
+                "together with as_in_context"
+            )
+    if any(grad._storage is array._storage for array in shared):
+        grad = grad.copy()
+    if recording.get().recording:
+        refuse_in_place(weight, op.name)
+    arrays = [weight, grad, *states]
+    shapes = tuple([array._shape for array in arrays])
+    dtypes = tuple([array._dtype for array in arrays]) if master is None else (FLOAT32,) * len(arrays)
+    spec = op.spec(shapes, dtypes)
+    return (arrays if master is None else [*arrays, master]), spec.nbytes * (len(arrays) + 1)
+
+
+def _plain(op: Operator, device: Any) -> Forward:
+    known: tuple[Any, Forward] | None = op.__dict__.get("_forward")
+    if known is None or known[0] is not device:
+        known = (device, forward_of(op, device))
+        object.__setattr__(op, "_forward", known)
+    return known[1]
+
+
+def _mixed(op: Operator, device: Any) -> Forward:
+    def forward(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        update(run, cast("Any", op).rule, op, True, inputs, outputs[0])
+
+    timed: Forward = device.timed(op, forward)
+    return timed
+
+
+def _compute(run: Run, steps: Sequence[Step]) -> None:
+    if updates_together(run.device.kernels) and run.device.has_numerics:
+        _compute_together(run, steps)
+        return
+    for forward, inputs, out, _, _ in steps:
+        forward(run, [each._read() for each in inputs], [out._written()])
+
+
+def _compute_together(run: Run, steps: Sequence[Step]) -> None:
+    """By rules, where the device updates the weights of a rule all at once; operators of another kind by themselves."""
+    ones = []
+    for forward, inputs, out, op, mixed in steps:
+        arrays, target = [each._read() for each in inputs], out._written()
+        if isinstance(op, RuleOperator) and type(op).forward is RuleOperator.forward:
+            ones.append(One(op.rule, op, mixed or op.mixed, arrays, target))
+        else:
+            forward(run, arrays, [target])
+    update_many(run, ones)

@@ -1,0 +1,80 @@
+"""A plan in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from flowmx.tools.plan.report import DevicePlan, Plan
+
+_BOUNDS = {
+    "arithmetic": "arithmetic",
+    "bandwidth": "the bandwidth of the device's memory",
+    "latency": "the least time that a kernel takes: there are many small ones",
+    "copies in": "copies from the host",
+    "copies out": "copies to the host",
+    "copies of peers": "copies between devices",
+    "launches": "launches by the host",
+}
+_BAR = 20
+
+
+def render(plan: Plan) -> str:
+    """All of a plan."""
+    return "\n".join([*_time(plan), *(line for each in plan.devices for line in _device(each)), *_verdict(plan)])
+
+
+def _time(plan: Plan) -> Iterator[str]:
+    yield f"plan for {len(plan.devices)} x {plan.device} (simulated; nothing of this was measured)"
+    if plan.seconds is None:
+        yield "  no step was made: neither were weights updated, nor was there a backward pass"
+        return
+    mean = f"the mean of {plan.steps - 1}" if plan.steps > 1 else "the first and only one"
+    yield f"  a step takes {_seconds(plan.seconds)} ({mean}; steps are {plan.counted_by})"
+    yield f"  it is bound by {_BOUNDS.get(plan.bound_by, 'nothing')}"
+    shares = sorted(plan.shares.items(), key=lambda each: -each[1])
+    yield "  its time goes to " + ", ".join(f"{what} {share:.0%}" for what, share in shares if share >= 0.005)
+    yield f"  {plan.launches:.0f} launches a step; the operators that keep devices busy most:"
+    for name, seconds in plan.operators:
+        yield f"    {_seconds(seconds):>10}  {name}"
+
+
+def _device(device: DevicePlan) -> Iterator[str]:
+    part = device.peak / device.memory
+    filled = "#" * min(_BAR, round(_BAR * part))
+    yield f"{device.name}: {_size(device.peak)} of {_size(device.memory)} at the peak [{filled:{_BAR}}] {part:.0%}"
+    for role, nbytes in device.roles.items():
+        yield f"    {_size(nbytes):>10}  {role}"
+    if device.holders:
+        yield "  the largest holders then:"
+    for holder, nbytes in device.holders:
+        yield f"    {_size(nbytes):>10}  {holder}"
+    if device.utilisation:
+        streams = ", ".join(
+            f"{name.removeprefix(device.name + ' ')} {part:.0%}" for name, part in device.utilisation.items()
+        )
+        yield f"  busy in a step: {streams}"
+
+
+def _verdict(plan: Plan) -> Iterator[str]:
+    for each in plan.devices:
+        if each.exceeded is not None:
+            yield f"out of memory: {each.name} needs {_size(each.peak)} and has {_size(each.memory)}"
+    if not plan.fits:
+        yield "  use a smaller batch, or recompute values in place of keeping them (FLOWMX_BACKWARD_DO_MIRROR=1)"
+    if plan.growth is not None:
+        times = f"{plan.growth:.2f}" if plan.growth < 10 else f"{plan.growth:.0f}"
+        yield f"about {times} times this batch would fit (if all but weights, gradients and states grows with it)"
+
+
+def _seconds(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _size(nbytes: float) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20)):
+        if nbytes >= size:
+            return f"{nbytes / size:.1f} {unit}"
+    return f"{nbytes / 1024:.1f} KiB"

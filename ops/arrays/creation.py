@@ -1,0 +1,177 @@
+"""Operators without inputs: constants and ranges. ``ctx`` is where MXNet's files put them; it is not used."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from flowmx.errors import ParameterError
+from flowmx.ops.arrays.linear import Inferred, InferredTypes
+from flowmx.ops.arrays.reshaping import axis_of
+from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    family,
+    operator,
+    option,
+    required,
+)
+
+_CTX = "Kept for MXNet's files."
+_DTYPE = "The element type."
+_SHAPE = "The shape; in a symbol a 0 or -1 stands for a length that others say."
+
+
+class _Creation(Operator):
+    arguments = ()
+    no_gradient = True
+    dtype: DType
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return [], [self.dtype]
+
+
+@family
+class _Constant(_Creation):
+    output_doc = "`shape`, dtype `dtype`"
+    shape: Shape = option((), _SHAPE, low=-1)
+    ctx: str = option("", _CTX)
+    dtype: DType = option(FLOAT32, _DTYPE)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return [], [tuple(length or -1 for length in self.shape)]
+
+    def constant(self) -> float:
+        """The number that it is filled with."""
+        return 0
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = self.constant()
+
+
+@operator("_zeros")
+class Zeros(_Constant):
+    """Zeros."""
+
+
+@operator("_ones")
+class Ones(_Constant):
+    """Ones."""
+
+    def constant(self) -> float:
+        return 1
+
+
+@operator("_full")
+class Full(_Constant):
+    """One number everywhere."""
+
+    value: float = required("The number.")
+
+    def constant(self) -> float:
+        return self.value
+
+
+@operator("_eye")
+class Eye(_Creation):
+    """Ones on a diagonal, zeros elsewhere."""
+
+    output_doc = "(N, M), or (N, N) where M is 0, dtype `dtype`"
+    N: int = required("Number of rows.", low=1)
+    M: int = option(0, "Number of columns; 0 for N.", low=0)
+    k: int = option(0, "The diagonal: 0 the main one, above it from 1, below it from -1.")
+    ctx: str = option("", _CTX)
+    dtype: DType = option(FLOAT32, _DTYPE)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return [], [(self.N, self.M or self.N)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.eye(self.N, self.M or self.N, self.k)
+
+
+@operator("_arange")
+class Arange(_Creation):
+    """Numbers from ``start`` to before ``stop`` in steps of ``step``, each ``repeat`` times."""
+
+    output_doc = "(n,) with n = ceil((stop - start)/step)·repeat, dtype `dtype`"
+    start: float = option(0.0, "The first number, or the end where stop is not given.")
+    stop: float | None = option(None, "The end, not included.")
+    step: float = option(1.0, "The distance between numbers.")
+    repeat: int = option(1, "The number of copies of each number.", low=1)
+    infer_range: bool = option(False, "Without stop: take the length from the output's use.")
+    ctx: str = option("", _CTX)
+    dtype: DType = option(FLOAT32, _DTYPE)
+
+    def __post_init__(self) -> None:
+        if self.step == 0:
+            raise ParameterError("_arange: parameter step is 0, expected another number")
+
+    def bounds(self) -> tuple[float, float]:
+        """First number and end."""
+        return (0.0, self.start) if self.stop is None else (self.start, self.stop)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        if self.infer_range and self.stop is None:
+            return [], [(-1,)]
+        start, stop = self.bounds()
+        return [], [(max(0, math.ceil((stop - start) / self.step)) * self.repeat,)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out, xp = outputs[0], run.xp
+        start = self.start if self.infer_range else self.bounds()[0]
+        start, step = _as_elements(out, start, self.step)
+        out[...] = start + step * (xp.arange(out.size) // self.repeat)
+
+
+def _as_elements(out: Array, *numbers: float) -> tuple[float, ...]:
+    """Numbers as an array can hold them: whole, where its elements are."""
+    return tuple([math.trunc(each) for each in numbers]) if out.dtype.kind in "iu" else numbers
+
+
+@operator("_linspace")
+class Linspace(_Creation):
+    """``num`` evenly spaced numbers from ``start`` to ``stop``."""
+
+    output_doc = "(num,), dtype `dtype`"
+    start: float = required("The first number.")
+    stop: float = required("The last number, or the one after it.")
+    num: int = required("The number of elements.", low=0)
+    endpoint: bool = option(True, "Include stop as the last number.")
+    ctx: str = option("", _CTX)
+    dtype: DType = option(FLOAT32, _DTYPE)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return [], [(self.num,)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.linspace(self.start, self.stop, self.num, self.endpoint)
+
+
+@operator("_contrib_arange_like", "arange_like")
+class ArangeLike(Operator):
+    """Numbers from ``start``, as many as the input has elements, or as its axis is long."""
+
+    input_docs = described(data="any shape, any dtype; only its shape and dtype are used")
+    output_doc = "The shape of data, or (length of the axis,); the dtype of data"
+    no_gradient = True
+    start: float = option(0.0, "The first number.")
+    step: float = option(1.0, "The distance between numbers.")
+    repeat: int = option(1, "The number of copies of each number.", low=1)
+    ctx: str = option("", _CTX)
+    axis: int | None = option(None, "The axis; None for the input's whole shape.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        if shapes[0] is None or self.axis is None:
+            return shapes, [shapes[0] if self.axis is None else (-1,)]
+        return shapes, [(shapes[0][axis_of(self, self.axis, len(shapes[0]))],)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out = outputs[0]
+        start, step = _as_elements(out, self.start, self.step)
+        out[...] = (start + step * (run.xp.arange(out.size) // self.repeat)).reshape(out.shape)

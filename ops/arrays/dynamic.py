@@ -1,0 +1,41 @@
+"""Operators whose output shapes depend on the content of their inputs.
+
+Graphs of them are not planned: a hybridized block computes them operator by operator, as its arrays come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.errors import ShapeError
+from flowmx.ops.arrays.linear import Inferred, InferredTypes
+from flowmx.ops.arrays.reshaping import axis_of
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator, option
+
+
+@operator("_contrib_boolean_mask")
+class BooleanMask(Operator):
+    """The slices of ``data`` along an axis where ``index`` (one axis) is not 0."""
+
+    arguments = ("data", "index")
+    hidden = True  # mx.nd.contrib.boolean_mask is a function
+    dynamic = True
+    axis: int = option(0, "The axis.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        data, index = shapes
+        if data is None:
+            return shapes, [None]
+        axis = axis_of(self, self.axis, len(data))
+        return [data, (data[axis],) if index is None else index], [(*data[:axis], -1, *data[axis + 1 :])]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, dtypes[:1]
+
+    def at_once(self, F: Any, inputs: Sequence[Any]) -> Any:
+        return F.contrib.boolean_mask(*inputs, axis=self.axis)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        raise ShapeError(f"{self.name}: its shape follows from the content of its inputs, so it can not be planned")

@@ -1,0 +1,250 @@
+"""Operators that join arrays into one and split one into many: concat, stack, split."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.errors import ShapeError
+from flowmx.ops.arrays.linear import Inferred, shape_of
+from flowmx.ops.arrays.reshaping import axis_of, divided
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    merge,
+    operator,
+    option,
+    required,
+)
+
+
+@operator("Concat", "concat")
+class Concat(Operator):
+    """The inputs joined along an axis; their other axes must be equal."""
+
+    variadic = "num_args"
+    input_docs = described(data="arrays of one dtype, whose shapes differ along `dim` alone")
+    output_doc = "The shape of the inputs with their lengths added up along `dim`, their dtype"
+    keeps_layout = True
+    num_args: int = required("Number of inputs.", low=1)
+    dim: int = option(1, "The axis to join along.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        known = next((shape for shape in shapes if shape is not None), None)
+        if known is None:
+            return shapes, [None]
+        axis = axis_of(self, self.dim, len(known), "dim")
+        rest = known
+        for position, shape in enumerate(shapes):
+            if shape is None:
+                continue
+            like = (*shape[:axis], rest[axis], *shape[axis + 1 :])
+            both: Any = merge(rest, like) if len(shape) == len(known) else False
+            if both is False:
+                raise ShapeError(
+                    f"{self.name}: input {position} has shape {shape}, expected {known} but for axis {axis}"
+                )
+            rest = both
+        lengths = [-1 if shape is None else shape[axis] for shape in shapes]
+        total = -1 if -1 in lengths else sum(lengths)
+        made = [(*rest[:axis], length, *rest[axis + 1 :]) for length in (*lengths, total)]
+        return [*made[:-1]], [made[-1]]
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        whole = outputs[0]
+        if whole is None:
+            return shapes
+        axis = axis_of(self, self.dim, len(whole), "dim")
+        lengths = [-1 if shape is None or len(shape) != len(whole) else shape[axis] for shape in shapes]
+        if lengths.count(-1) == 1 and whole[axis] != -1:
+            rest = whole[axis] - sum(length for length in lengths if length != -1)
+            lengths = [rest if length == -1 else length for length in lengths]
+        return [(*whole[:axis], length, *whole[axis + 1 :]) for length in lengths]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.concatenate(inputs, axis=self.dim, out=outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        if self.num_args == 1:
+            return [heads[0]]
+        likes = [shape_of(inputs, at) for at in range(self.num_args)]
+        return list(F.op("_backward_Concat", heads[0], *likes, dim=self.dim))
+
+
+@operator("_backward_Concat")
+class BackwardConcat(Operator):
+    """A head split into parts of the shapes of the further inputs."""
+
+    hidden = True
+    keeps_layout = True
+    variadic = "num_args"
+    num_args: int = required("Number of inputs, the head first.", low=2)
+    dim: int = option(1, "The axis to split.")
+
+    def only_shapes(self) -> tuple[int, ...]:
+        return tuple(range(1, self.num_args))
+
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(f"output{at}" for at in range(self.num_args - 1))
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, list(shapes[1:])
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        head, start = run.xp.moveaxis(inputs[0], self.dim, 0), 0
+        for out in outputs:
+            stop = start + out.shape[self.dim]
+            out[...] = run.xp.moveaxis(head[start:stop], 0, self.dim)
+            start = stop
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.Concat(*heads, dim=self.dim), *([None] * len(heads))]
+
+
+@operator("stack")
+class Stack(Operator):
+    """Inputs of one shape joined along a new axis."""
+
+    variadic = "num_args"
+    input_docs = described(data="arrays of one shape and one dtype")
+    output_doc = "The shape of the inputs with a new axis of length num_args, their dtype"
+    axis: int = option(0, "Position of the new axis.")
+    num_args: int = required("Number of inputs.", low=1)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        completed, (shape,) = super().infer_shape(shapes)
+        if shape is None:
+            return completed, [None]
+        axis = axis_of(self, self.axis, len(shape) + 1)
+        return completed, [(*shape[:axis], self.num_args, *shape[axis:])]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.stack(inputs, axis=self.axis, out=outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        parts = F.SliceChannel(heads[0], num_outputs=self.num_args, axis=self.axis, squeeze_axis=True)
+        like = shape_of(inputs, 0)
+        if getattr(like, "shape", None) == ():  # a split vector's parts have an axis
+            return [F.reshape_like(part, like) for part in ([parts] if self.num_args == 1 else parts)]
+        return [parts] if self.num_args == 1 else list(parts)
+
+
+_SQUEEZE = "Drop the axis, where each part has length 1 on it."
+
+
+class _Split(Operator):
+    input_docs = described(data="any shape, any dtype")
+    output_doc = (
+        "A list of the parts, or the one part: the shape of data but for the axis, which squeeze_axis removes; "
+        "its dtype"
+    )
+    axis: int
+    squeeze_axis: bool
+
+    def count(self) -> int:
+        """The number of parts."""
+        raise NotImplementedError
+
+    def bounds(self, length: int) -> list[int]:
+        """The indices at which parts begin and end on an axis of that length."""
+        raise NotImplementedError
+
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(f"output{at}" for at in range(self.count()))
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        if shape is None:
+            return shapes, [None] * self.count()
+        axis = axis_of(self, self.axis, len(shape))
+        lengths = [-1] * self.count()
+        if shape[axis] != -1:
+            bounds = self.bounds(shape[axis])
+            lengths = [max(0, stop - start) for start, stop in itertools.pairwise(bounds)]
+        if not self.squeeze_axis:
+            return shapes, [(*shape[:axis], n, *shape[axis + 1 :]) for n in lengths]
+        if any(n not in (1, -1) for n in lengths):
+            raise ShapeError(
+                f"{self.name}: squeeze_axis needs parts of length 1, but axis {axis} of the shape {shape} "
+                f"gives {self.count()} parts of lengths {lengths}"
+            )
+        return shapes, [(*shape[:axis], *shape[axis + 1 :]) or (1,)] * self.count()
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        given, made = shapes[0], next((each for each in outputs if each is not None), None)
+        rank = len(given) if given is not None else 0 if made is None else len(made) + self.squeeze_axis
+        if not rank or (self.squeeze_axis and rank == 1):  # a vector's parts keep one axis
+            return shapes
+        axis = axis_of(self, self.axis, rank)
+        known: Any = (-1,) * rank
+        for part in outputs:
+            if part is not None:
+                whole = part if not self.squeeze_axis else (*part[:axis], -1, *part[axis:])
+                known = merge(known, (*whole[:axis], -1, *whole[axis + 1 :])) or known
+        lengths = [1 if self.squeeze_axis else -1 if part is None else part[axis] for part in outputs]
+        return [(*known[:axis], self.total(lengths), *known[axis + 1 :])]
+
+    def total(self, lengths: Sequence[int]) -> int:
+        """The length of the axis that is split, by those of the parts (-1: unknown)."""
+        return -1 if -1 in lengths else sum(lengths)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x = inputs[0]
+        axis = self.axis % x.ndim
+        before = (slice(None),) * axis
+        bounds = self.bounds(x.shape[axis])
+        for out, start, stop in zip(outputs, bounds, bounds[1:], strict=False):
+            out[...] = x[(*before, slice(start, max(start, stop)))].reshape(out.shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        if self.squeeze_axis:
+            joined = F.stack(*heads, axis=self.axis)
+            # A vector's parts keep one axis, which stack then finds too many.
+            return [F.reshape_like(joined, shape_of(inputs, 0))]
+        return [F.Concat(*heads, dim=self.axis)]
+
+
+@operator("SliceChannel", "split")
+class SliceChannel(_Split):
+    """The input split along an axis into equal parts."""
+
+    num_outputs: int = required("Number of parts.", low=1)
+    axis: int = option(1, "The axis to split.")
+    squeeze_axis: bool = option(False, _SQUEEZE)
+
+    def count(self) -> int:
+        return self.num_outputs
+
+    def total(self, lengths: Sequence[int]) -> int:
+        return max(lengths) * self.num_outputs if max(lengths) >= 0 else -1
+
+    def bounds(self, length: int) -> list[int]:
+        part = divided(self, length, self.num_outputs, f"length of axis {self.axis}")
+        return [part * at for at in range(self.num_outputs + 1)]
+
+
+@operator("_split_v2")
+class SplitV2(_Split):
+    """The input split along an axis at the given indices, or into ``sections`` equal parts."""
+
+    indices: Shape = option((), "The first index of each part (MXNet's JSON puts a 0 first).")
+    axis: int = option(1, "The axis to split.")
+    squeeze_axis: bool = option(False, _SQUEEZE)
+    sections: int = option(0, "Number of equal parts, or 0 to go by the indices.", low=0)
+
+    def _inner(self) -> Shape:
+        return self.indices[1:] if self.indices[:1] == (0,) else self.indices
+
+    def count(self) -> int:
+        return self.sections or len(self._inner()) + 1
+
+    def bounds(self, length: int) -> list[int]:
+        if self.sections:
+            part = divided(self, length, self.sections, f"length of axis {self.axis}")
+            return [part * at for at in range(self.sections + 1)]
+        return [0, *(slice(at, None).indices(length)[0] for at in self._inner()), length]

@@ -1,0 +1,175 @@
+"""Sorting: sort, argsort, topk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from flowmx.errors import ShapeError
+from flowmx.ops.arrays.indexing import whole
+from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear, shape_of
+from flowmx.ops.arrays.reshaping import axis_of, times
+from flowmx.ops.registry.dtypes import FLOAT32, DType
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, family, operator, option
+
+
+def order_of(xp: Any, x: Array, axis: int, ascending: bool) -> Array:
+    """The positions along an axis in the order of their elements; equal ones stay in their order."""
+    if ascending:
+        return xp.argsort(x, axis=axis, kind="stable")
+    backwards = xp.argsort(xp.flip(x, axis), axis=axis, kind="stable")
+    return x.shape[axis] - 1 - xp.flip(backwards, axis)
+
+
+@linear("_take_along")
+class TakeAlong(Linear):
+    """The elements along an axis at the positions of an index array of as many axes."""
+
+    arguments = ("data", "index")
+    hidden = True
+    axis: int | None = option(None, "The axis; None for the flattened array.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [shapes[1]]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [dtypes[0]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, axis = (inputs[0].reshape(-1), 0) if self.axis is None else (inputs[0], self.axis)
+        outputs[0][...] = run.xp.take_along_axis(x, whole(inputs[1]), axis)
+
+    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        shape, axis = ((out.size,), 0) if self.axis is None else (out.shape, self.axis)
+        made = run.xp.zeros(shape, out.dtype)
+        run.xp.put_along_axis(made, whole(others[0]), head, axis)
+        out[...] = made.reshape(out.shape)
+
+
+@family
+class _Ordered(Operator):
+    heavy = True
+    axis: int | None = option(-1, "The axis; None for the flattened array.")
+
+    def shape(self, given: ShapeOrNone) -> ShapeOrNone:
+        """The output's shape: the input's, or flat."""
+        if given is None:
+            return (-1,) if self.axis is None else None
+        if self.axis is None:
+            return (times(*given),)
+        axis_of(self, self.axis, len(given))
+        return given
+
+    def lined(self, x: Array) -> tuple[Array, int]:
+        """The input and the axis to go along."""
+        return (x.reshape(-1), 0) if self.axis is None else (x, self.axis)
+
+
+@operator("sort")
+class Sort(_Ordered):
+    """The elements sorted along an axis."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data, or flat where axis is None; the dtype of data"
+    is_ascend: bool = option(True, "From the smallest to the largest.")
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output0",)
+
+    def counted_outputs(self) -> int:
+        return 2
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [self.shape(shapes[0])]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, axis = self.lined(inputs[0])
+        made = run.xp.sort(x, axis=axis)
+        outputs[0][...] = made if self.is_ascend else run.xp.flip(made, axis)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        x = inputs[0]
+        index = F.argsort(x, axis=self.axis, is_ascend=self.is_ascend, dtype="int64")
+        return [F.op("_backward__take_along", heads[0], index, x, axis=self.axis)]
+
+
+@operator("argsort")
+class ArgSort(_Ordered):
+    """The positions along an axis in the order of their elements."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data, or flat where axis is None; dtype `dtype`"
+    no_gradient = True
+    is_ascend: bool = option(True, "From the smallest to the largest.")
+    dtype: DType = option(FLOAT32, "The output's dtype.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [self.shape(shapes[0])]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [self.dtype]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, axis = self.lined(inputs[0])
+        outputs[0][...] = order_of(run.xp, x, axis, self.is_ascend)
+
+
+@operator("topk")
+class TopK(_Ordered):
+    """The k largest (or smallest) elements along an axis, in order: values, positions, or a mask of them."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = (
+        "The shape of data with k elements along the axis (a mask: the whole shape); values and masks in the dtype "
+        "of data, indices in dtype `dtype`"
+    )
+    k: int = option(1, "The number of elements; below 1 for all.")
+    ret_typ: Literal["indices", "value", "mask", "both"] = option("indices", "The result.")
+    is_ascend: bool = option(False, "The smallest instead of the largest.")
+    dtype: DType = option(FLOAT32, "The dtype of positions.")
+
+    def outputs(self) -> tuple[str, ...]:
+        names = {"both": ("output0", "output1"), "value": ("output0",)}
+        return names.get(self.ret_typ, ("output",))
+
+    def counted_outputs(self) -> int:
+        return 2 if self.ret_typ in ("value", "both") else 1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        given = shapes[0]
+        lined = self.shape(given)
+        if self.ret_typ == "mask" or given is None or lined is None:
+            return shapes, [given] * len(self.outputs())
+        axis = axis_of(self, 0 if self.axis is None else self.axis, len(lined))
+        length = lined[axis]
+        if length != -1 and self.k > length:
+            raise ShapeError(f"{self.name}: k is {self.k}, expected at most {length} for the shape {given}")
+        count = self.k if self.k > 0 else length
+        return shapes, [(*lined[:axis], count, *lined[axis + 1 :])] * len(self.outputs())
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        values = [] if self.ret_typ == "indices" else [dtypes[0]]
+        return dtypes, values + ([self.dtype] if self.ret_typ in ("indices", "both") else [])
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp = run.xp
+        x, axis = self.lined(inputs[0])
+        count = self.k if self.k > 0 else x.shape[axis]
+        key: tuple[Any, ...] = (*((slice(None),) * (axis % x.ndim)), slice(0, count))
+        index = order_of(xp, x, axis, self.is_ascend)[key]
+        if self.ret_typ == "mask":
+            mask = xp.zeros(x.shape, outputs[0].dtype)
+            xp.put_along_axis(mask, index, xp.ones((), mask.dtype), axis)
+            outputs[0][...] = mask.reshape(outputs[0].shape)
+            return
+        if self.ret_typ != "indices":
+            outputs[0][...] = xp.take_along_axis(x, index, axis)
+        if self.ret_typ != "value":
+            outputs[-1][...] = index
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        if self.ret_typ in ("indices", "mask"):
+            return [F.zeros_like(shape_of(inputs, 0))]
+        x = inputs[0]
+        index = F.topk(x, axis=self.axis, k=self.k, is_ascend=self.is_ascend, dtype="int64")
+        return [F.op("_backward__take_along", heads[0], index, x, axis=self.axis)]

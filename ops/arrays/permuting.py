@@ -1,0 +1,156 @@
+"""Operators that give elements another order: transpose, reverse, depth to space."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.errors import ShapeError
+from flowmx.ops.arrays.linear import Inferred
+from flowmx.ops.arrays.reshaping import axes_of, axis_of, divided, times
+from flowmx.ops.arrays.shape import View
+from flowmx.ops.registry.operators import Array, Operator, Shape, ShapeOrNone, described, operator, option, required
+
+
+@operator("transpose")
+class Transpose(View):
+    """The axes in another order; reversed where none is given."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The axes of data in the new order, the dtype of data"
+    axes: Shape = option((), "The input's axes in the order of the output's.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        if shape is None:
+            return shapes, [(-1,) * len(self.axes) if self.axes else None]
+        if not self.axes:
+            return shapes, [shape[::-1]]
+        axes = axes_of(self, self.axes, len(shape), "axes")
+        if len(axes) != len(shape):
+            raise ShapeError(f"{self.name}: axes is {self.axes}, expected each of the {len(shape)} axes once")
+        return shapes, [tuple(shape[axis] for axis in axes)]
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        made = outputs[0]
+        if made is None:
+            return shapes
+        axes = axes_of(self, self.axes, len(made), "axes") if self.axes else tuple(range(len(made)))[::-1]
+        return [tuple(made[axes.index(axis)] for axis in range(len(made)))]
+
+    def view(self, x: Array, shape: Shape) -> Array:
+        return x.transpose(self.axes or None)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        axes = [axis % len(self.axes) for axis in self.axes]
+        return [F.transpose(heads[0], axes=tuple(axes.index(at) for at in range(len(axes))))]
+
+
+@operator("SwapAxis", "swapaxes")
+class SwapAxis(View):
+    """Two axes exchanged."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The axes of data with two exchanged, the dtype of data"
+    dim1: int = option(0, "The one axis.")
+    dim2: int = option(0, "The other axis.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        if shapes[0] is None:
+            return shapes, [None]
+        shape = list(shapes[0])
+        one = axis_of(self, self.dim1, len(shape), "dim1")
+        other = axis_of(self, self.dim2, len(shape), "dim2")
+        shape[one], shape[other] = shape[other], shape[one]
+        return shapes, [tuple(shape)]
+
+    def view(self, x: Array, shape: Shape) -> Array:
+        return x.swapaxes(self.dim1, self.dim2)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.SwapAxis(heads[0], dim1=self.dim1, dim2=self.dim2)]
+
+
+@operator("reverse", "flip")
+class Reverse(View):
+    """The elements in reverse order along the given axes."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape and dtype of data"
+    axis: Shape = required("The axes.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        if shapes[0] is not None:
+            axes_of(self, self.axis, len(shapes[0]))
+        return shapes, [shapes[0]]
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        return outputs
+
+    def view(self, x: Array, shape: Shape) -> Array:
+        axes = axes_of(self, self.axis, x.ndim)
+        return x[tuple(slice(None, None, -1 if axis in axes else 1) for axis in range(x.ndim))]
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.reverse(heads[0], axis=self.axis)]
+
+
+def _image(op: Operator, shape: Shape) -> tuple[int, int, int, int]:
+    if len(shape) != 4:
+        raise ShapeError(f"{op.name}: data has shape {shape}, expected 4 axes (batch, channel, height, width)")
+    if 0 in shape:
+        raise ShapeError(f"{op.name}: data has shape {shape}, expected at least one element on each axis")
+    n, c, h, w = shape
+    return n, c, h, w
+
+
+@operator("depth_to_space")
+class DepthToSpace(View):
+    """Blocks of channels spread over space: (n, c·b², h, w) becomes (n, c, h·b, w·b)."""
+
+    input_docs = described(data="(n, c·b², h, w), any dtype")
+    output_doc = "(n, c, h·b, w·b), the dtype of data"
+    block_size: int = required("b, the side of a block.", low=1)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        if shapes[0] is None:
+            return shapes, [None]
+        n, c, h, w = _image(self, shapes[0])
+        b = self.block_size
+        return shapes, [(n, divided(self, c, b * b, "number of channels"), times(h, b), times(w, b))]
+
+    def view(self, x: Array, shape: Shape) -> Array:
+        n, c, h, w = x.shape
+        b = self.block_size
+        blocks = x.reshape(n, b, b, c // (b * b), h, w)
+        return blocks.transpose(0, 3, 4, 1, 5, 2).reshape(shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.space_to_depth(heads[0], block_size=self.block_size)]
+
+
+@operator("space_to_depth")
+class SpaceToDepth(View):
+    """Blocks of space gathered into channels: (n, c, h·b, w·b) becomes (n, c·b², h, w)."""
+
+    input_docs = described(data="(n, c, h·b, w·b), any dtype")
+    output_doc = "(n, c·b², h, w), the dtype of data"
+    block_size: int = required("b, the side of a block.", low=1)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        if shapes[0] is None:
+            return shapes, [None]
+        n, c, h, w = _image(self, shapes[0])
+        b = self.block_size
+        return shapes, [
+            (n, times(c, b * b), divided(self, h, b, "height"), divided(self, w, b, "width")),
+        ]
+
+    def view(self, x: Array, shape: Shape) -> Array:
+        n, c, h, w = x.shape
+        b = self.block_size
+        blocks = x.reshape(n, c, h // b, b, w // b, b)
+        return blocks.transpose(0, 3, 5, 1, 2, 4).reshape(shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.depth_to_space(heads[0], block_size=self.block_size)]

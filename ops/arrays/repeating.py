@@ -1,0 +1,131 @@
+"""Operators that repeat elements or add others around them: tile, repeat, pad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from flowmx.errors import ShapeError
+from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
+from flowmx.ops.arrays.reshaping import axis_of, times
+from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, described, option, required
+
+
+@linear("tile")
+class Tile(Linear):
+    """The whole input repeated ``reps`` times along each axis."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data times `reps`, axis by axis, the dtype of data"
+    reps: Shape = required("The number of copies along each axis; matched from the right.", low=0)
+
+    def _pairs(self, shape: Shape) -> list[tuple[int, int]]:
+        ndim = max(len(shape), len(self.reps))
+        lengths = (1,) * (ndim - len(shape)) + shape
+        return list(zip((1,) * (ndim - len(self.reps)) + self.reps, lengths, strict=True))
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        if shapes[0] is None:
+            return shapes, [None]
+        return shapes, [tuple(times(*pair) for pair in self._pairs(shapes[0]))]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.tile(inputs[0], self.reps)
+
+    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        pairs = self._pairs(out.shape)
+        split = head.reshape([n for pair in pairs for n in pair])
+        out[...] = split.sum(axis=tuple(range(0, 2 * len(pairs), 2))).reshape(out.shape)
+
+
+@linear("repeat")
+class Repeat(Linear):
+    """Each element repeated ``repeats`` times along an axis, or of the flattened input."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = (
+        "The shape of data with the axis `repeats` times as long, or flat where axis is None; the dtype of data"
+    )
+    repeats: int = required("The number of copies of each element.", low=0)
+    axis: int | None = option(None, "The axis; None for the flattened input.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        if shape is None:
+            return shapes, [(-1,) if self.axis is None else None]
+        if self.axis is None:
+            return shapes, [(times(*shape, self.repeats),)]
+        axis = axis_of(self, self.axis, len(shape))
+        return shapes, [(*shape[:axis], times(shape[axis], self.repeats), *shape[axis + 1 :])]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.repeat(inputs[0], self.repeats, self.axis)
+
+    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        axis = out.ndim - 1 if self.axis is None else self.axis % out.ndim
+        split = head.reshape(*out.shape[: axis + 1], self.repeats, *out.shape[axis + 1 :])
+        out[...] = split.sum(axis=axis + 1)
+
+
+@linear("Pad", "pad")
+class Pad(Linear):
+    """The input with elements added around it: a constant, the edge's, or the reflected content."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data plus `pad_width`, axis by axis, the dtype of data"
+    mode: Literal["constant", "edge", "reflect"] = required("The kind of the added elements.")
+    pad_width: Shape = required("The numbers of elements before and after, for each axis in turn.", low=0)
+    constant_value: float = option(0.0, "The constant.")
+
+    def _pairs(self, ndim: int) -> list[tuple[int, int]]:
+        if len(self.pad_width) != 2 * ndim:
+            raise ShapeError(f"{self.name}: pad_width is {self.pad_width}, expected {2 * ndim} numbers for {ndim} axes")
+        return list(zip(self.pad_width[::2], self.pad_width[1::2], strict=True))
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        if shape is None:
+            return shapes, [(-1,) * (len(self.pad_width) // 2)]
+        pairs = self._pairs(len(shape))
+        for axis, (pair, length) in enumerate(zip(pairs, shape, strict=True)):
+            if self.mode == "edge" and length == 0 and any(pair):
+                raise ShapeError(f"{self.name}: pad_width is {pair} on axis {axis}, which has no elements to repeat")
+            if self.mode == "reflect" and length != -1 and max(pair) >= max(1, length):
+                raise ShapeError(
+                    f"{self.name}: pad_width is {pair} on axis {axis}, expected less than its length {length} "
+                    "to reflect"
+                )
+        return shapes, [tuple(-1 if n == -1 else n + sum(pair) for n, pair in zip(shape, pairs, strict=True))]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, out = inputs[0], outputs[0]
+        pairs = self._pairs(x.ndim)
+        if self.mode == "constant":
+            out[...] = self.constant_value
+            out[self._inner(x.shape)] = x
+        else:
+            out[...] = run.xp.pad(x, pairs, mode=self.mode)
+
+    def _inner(self, shape: Shape) -> tuple[slice, ...]:
+        return tuple(slice(low, low + n) for (low, _), n in zip(self._pairs(len(shape)), shape, strict=True))
+
+    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        if self.mode == "constant":
+            out[...] = head[self._inner(out.shape)]
+            return
+        for axis, (pair, length) in enumerate(zip(self._pairs(out.ndim), out.shape, strict=True)):
+            if pair == (0, 0):
+                continue
+            # Where each padded position came from; all that came from one are added up.
+            origin = np.pad(np.arange(length), pair, mode=self.mode)
+            folded = run.xp.zeros((length, *head.shape[:axis], *head.shape[axis + 1 :]), head.dtype)
+            run.xp.add.at(folded, run.xp.asarray(origin), run.xp.moveaxis(head, axis, 0))
+            head = run.xp.moveaxis(folded, 0, axis)
+        out[...] = head
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        # The transpose belongs to the linear part, without the constant.
+        like = shape_of(inputs, 0)
+        return [F.op("_backward_Pad", heads[0], like, mode=self.mode, pad_width=self.pad_width)]

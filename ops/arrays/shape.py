@@ -1,0 +1,179 @@
+"""Operators that give the same elements another shape: reshape, flatten, squeeze."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.errors import ShapeError
+from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
+from flowmx.ops.arrays.reshaping import axes_of, axis_of, resolve_reshape, times
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    operator,
+    option,
+    required,
+)
+
+
+class View(Operator):
+    """Base of operators whose output is a NumPy view of the input, copied."""
+
+    def view(self, x: Array, shape: Shape) -> Array:
+        """The input, seen with the output's shape."""
+        return x.reshape(shape)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], self.view(inputs[0], outputs[0].shape))
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.reshape_like(heads[0], shape_of(inputs, 0)), *([None] * (len(self.arguments) - 1))]
+
+
+@operator("Reshape", "reshape")
+class Reshape(View):
+    """The same elements with another shape.
+
+    In ``shape`` 0 keeps the input's axis, -1 infers one axis, -2 copies all the rest, -3 merges two axes, and
+    -4 splits one axis into the two lengths that follow.
+    """
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The new shape, the dtype of data"
+    in_place = ((0, 0),)
+    shape: Shape = option((), "The wanted shape, with the codes above.")
+    reverse: bool = option(False, "Match the codes from the right.")
+    target_shape: Shape = option((), "MXNet's older form: the wanted shape, 0 infers one axis.")
+    keep_highest: bool = option(False, "With target_shape: keep the first axis.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        codes = self.shape
+        if not codes and any(self.target_shape):
+            codes = tuple(length or -1 for length in self.target_shape)
+            if self.keep_highest:
+                codes = (0, *codes[1:])
+        given = shapes[0]
+        if given is None:
+            # Without -2 the number of axes is known, and with it most lengths.
+            if not codes or min(codes) < -1:
+                return shapes, [None]
+            return shapes, [tuple(code or -1 for code in codes)]
+        return shapes, [resolve_reshape(given, codes, self.reverse)]
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        given, output = shapes[0], outputs[0]
+        if given is None or given.count(-1) != 1 or output is None or -1 in output:
+            return shapes
+        rest = math.prod(length for length in given if length != -1)
+        if not rest or math.prod(output) % rest:
+            return shapes
+        return [tuple(math.prod(output) // rest if length == -1 else length for length in given)]
+
+
+@operator("Flatten", "flatten")
+class Flatten(View):
+    """All axes but the first made one: (n, a, b, ...) becomes (n, a·b·...)."""
+
+    input_docs = described(data="(n, ...), any dtype")
+    output_doc = "(n, product of the other lengths), the dtype of data"
+    in_place = ((0, 0),)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        if shape is None:
+            return shapes, [(-1, -1)]
+        if not shape:
+            raise ShapeError(f"{self.name}: data has shape (), expected at least 1 axis")
+        return shapes, [(shape[0], times(*shape[1:]))]
+
+
+@operator("reshape_like")
+class ReshapeLike(View):
+    """The elements of ``lhs`` with the shape of ``rhs``, or some of its axes replaced by some of rhs."""
+
+    arguments = ("lhs", "rhs")
+    input_docs = described(
+        lhs="any shape, any dtype",
+        rhs="any shape, any dtype; only its shape is used",
+    )
+    output_doc = "The shape of rhs, or of lhs with some axes of rhs; the dtype of lhs"
+    in_place = ((0, 0),)
+    lhs_begin: int | None = option(None, "First axis of lhs to replace.")
+    lhs_end: int | None = option(None, "The axis of lhs after the last to replace.")
+    rhs_begin: int | None = option(None, "First axis of rhs to take.")
+    rhs_end: int | None = option(None, "The axis of rhs after the last to take.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        lhs, rhs = shapes
+        whole = (self.lhs_begin, self.lhs_end, self.rhs_begin, self.rhs_end) == (None,) * 4
+        if rhs is None or (lhs is None and not whole):
+            return shapes, [None]
+        if whole or lhs is None:
+            wanted = rhs
+        else:
+            start, stop, _ = slice(self.lhs_begin, self.lhs_end).indices(len(lhs))
+            wanted = lhs[:start] + rhs[slice(self.rhs_begin, self.rhs_end)] + lhs[stop:]
+        if lhs is not None and -1 not in (*lhs, *wanted) and math.prod(lhs) != math.prod(wanted):
+            raise ShapeError(
+                f"{self.name}: lhs has shape {lhs} ({math.prod(lhs)} elements), expected as many as {wanted} has"
+            )
+        return shapes, [wanted]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [dtypes[0]]
+
+
+@operator("expand_dims")
+class ExpandDims(View):
+    """A new axis of length 1 at position ``axis`` of the output."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data with a new axis of length 1, the dtype of data"
+    in_place = ((0, 0),)
+    axis: int = required("Position of the new axis.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        if shape is None:
+            return shapes, [None]
+        axis = axis_of(self, self.axis, len(shape) + 1)
+        return shapes, [(*shape[:axis], 1, *shape[axis:])]
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        made = outputs[0]
+        if not made:
+            return shapes
+        axis = axis_of(self, self.axis, len(made))
+        return [(*made[:axis], *made[axis + 1 :])]
+
+
+@operator("squeeze")
+class Squeeze(View):
+    """The input without its axes of length 1, or without the given ones."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data without the axes of length 1; (1,) where none is left; the dtype of data"
+    in_place = ((0, 0),)
+    axis: Shape | None = option(None, "The axes to drop; None for all of length 1.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        if shape is None or (self.axis is None and -1 in shape):
+            return shapes, [None]
+        if self.axis is None:
+            dropped = tuple(axis for axis, length in enumerate(shape) if length == 1)
+        else:
+            dropped = axes_of(self, self.axis, len(shape))
+            for axis in dropped:
+                if shape[axis] not in (1, -1):
+                    raise ShapeError(
+                        f"{self.name}: axis {axis} of the input's shape {shape} has length {shape[axis]}, expected 1"
+                    )
+        return shapes, [tuple(n for axis, n in enumerate(shape) if axis not in dropped) or (1,)]

@@ -1,0 +1,1 @@
+"""Operators that the graph compiler alone makes: users never call them."""

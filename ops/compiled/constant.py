@@ -1,0 +1,63 @@
+"""An array as an operator: what a compiled graph keeps of all that depends on no variable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from flowmx.ops.arrays.linear import Inferred, InferredTypes
+from flowmx.ops.registry.dtypes import DType, name_of
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator
+
+
+@operator("_constant")
+class Constant(Operator):
+    """An array that was computed when the graph was compiled.
+
+    Args:
+        value: a NumPy array, which must not be written from now on.
+    """
+
+    arguments = ()
+    hidden = True
+    no_gradient = True
+    once = True
+
+    def __init__(self, value: Array) -> None:
+        value.flags.writeable = False
+        super().__init__()
+        self.__dict__.update(_value=value, _hash=hash((value.shape, value.dtype, value.tobytes())), _specs={})
+
+    @property
+    def value(self) -> Array:
+        """The array."""
+        return self.__dict__["_value"]
+
+    @cached_property
+    def number(self) -> float | None:
+        """The number that it is full of, if it is."""
+        first = self.value.reshape(-1)[:1]
+        is_full = self.value.size and self.value.tobytes() == first.tobytes() * self.value.size
+        return float(first[0]) if is_full else None
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant) or hash(self) != hash(other):
+            return False
+        one, two = self.value, other.value
+        # By bytes: NaN is NaN again, and -0.0 is not 0.0.
+        return (one.shape, one.dtype, one.tobytes()) == (two.shape, two.dtype, two.tobytes())
+
+    def __hash__(self) -> int:
+        return int(self.__dict__["_hash"])
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return [], [self.value.shape]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return [], [self.value.dtype]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.asarray(self.value)
+
+    def __repr__(self) -> str:
+        return f"{self.name}({self.value.shape}, {name_of(self.value.dtype)})"

@@ -1,0 +1,183 @@
+"""Operators that passes over a bound graph put into it: those that stand for several, and copies.
+
+They come in after differentiation, so they have no gradients of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any, Literal, NamedTuple
+
+from flowmx.ops.nn.activation import Activation, LeakyReLU
+from flowmx.ops.nn.common import expect_shape
+from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight
+from flowmx.ops.nn.linear import FullyConnected
+from flowmx.ops.nn.normalization import BatchNorm
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
+
+Then = Literal["", "relu", "sigmoid", "tanh", "leaky"]
+
+
+class Given(NamedTuple):
+    """The inputs of a fused layer by their parts; None for what it does without."""
+
+    data: Any
+    weight: Any
+    bias: Any
+    scale: Any
+    addend: Any
+
+
+@family
+class Fused(Operator):
+    """A layer and what follows it: then(scale · (data * weight) + bias + addend).
+
+    It stands before the layer among the bases. The scale is a number for each output channel; the addend has the
+    output's shape, and may be in the output's memory. A packed weight is a copy in the order that a kernel wants.
+    """
+
+    hidden = True
+    scaled: bool = option(False, "Multiply by the scale.")
+    added: bool = option(False, "Add the addend.")
+    packed: bool = option(False, "The weight is such a copy.")
+    then: Then = option("", "The activation in the end.")
+    slope: float = option(0.25, "Slope below 0, of leaky.")
+
+    @property
+    def in_place(self) -> tuple[tuple[int, int], ...]:  # type: ignore[override]
+        """The output may take the addend's place."""
+        return ((len(self.inputs()) - 1, 0),) if self.added else ()
+
+    def inputs(self) -> tuple[str, ...]:
+        return (*super().inputs(), *(["scale"] if self.scaled else []), *(["addend"] if self.added else []))
+
+    def parts(self, values: Sequence[Any]) -> Given:
+        """The inputs, or what belongs to each of them, by what they are for."""
+        named = dict(zip(self.inputs(), values, strict=True))
+        return Given(*[named.get(name) for name in Given._fields])
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        count = len(super().inputs())
+        given = [shapes[0], None if self.packed else shapes[1], *shapes[2:count]]
+        completed, outputs = super().infer_shape(given)
+        weight, rest = completed[1], shapes[count:]
+        if self.packed:
+            completed[1] = shapes[1]
+        if self.scaled:
+            completed.append(expect_shape(self, "scale", rest.pop(0), None if weight is None else weight[:1]))
+        if self.added:
+            completed.append(expect_shape(self, "addend", rest.pop(0), outputs[0]))
+        return completed, outputs
+
+    def weight_shape(self, data: Shape) -> Shape:
+        """The shape of the weight for data of this shape."""
+        count = len(super().inputs())
+        found = super().infer_shape([data, *[None] * (count - 1)])[0][1]
+        assert found is not None
+        return found
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        return super().cost([inputs[0], self.weight_shape(inputs[0]), *inputs[2:]], outputs)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, given, out = run.xp, self.parts(inputs), outputs[0]
+        weight = given.weight
+        if self.packed:
+            shape = self.weight_shape(given.data.shape)
+            weight = weight[: prod(shape)].reshape(shape)
+        if self.scaled:
+            weight = scaled_weight(weight, given.scale)
+        addend = given.addend.copy() if self.added else None  # it may be where the output is
+        super().forward(run, [given.data, weight, given.bias], outputs)
+        if self.added:
+            xp.add(out, addend, out=out)
+        if self.then:
+            self.activation().forward(run, [out], [out])
+
+    def activation(self) -> Operator:
+        """The operator that computes the activation."""
+        if self.then == "leaky":
+            return LeakyReLU.create(slope=self.slope)
+        return Activation.create(act_type=self.then)
+
+
+def scaled_weight(weight: Array, *scale: Array) -> Array:
+    """A weight, multiplied by a number for each output channel where these are given."""
+    return weight * scale[0].reshape(-1, *(1,) * (weight.ndim - 1)) if scale else weight
+
+
+@operator("_fused_Convolution")
+class FusedConvolution(Fused, Convolution):
+    """Convolution with the operators that follow it: scale, addition, activation."""
+
+
+@operator("_fused_FullyConnected")
+class FusedFullyConnected(Fused, FullyConnected):
+    """FullyConnected with the operators that follow it: scale, addition, activation."""
+
+
+@operator("_relu_BatchNorm")
+class BatchNormRelu(BatchNorm):
+    """BatchNorm, then a ReLU."""
+
+    hidden = True
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().forward(run, inputs, outputs)
+        run.xp.maximum(outputs[0], 0, out=outputs[0])
+
+
+@operator("_scale_and_shift")
+class ScaleAndShift(Operator):
+    """BatchNorm in prediction as two vectors (channels,): a factor and an addend for each channel.
+
+    A bias is what was added before it.
+    """
+
+    arguments = ("gamma", "beta", "mean", "var", "bias")
+    hidden = True
+    once = True
+    eps: float = option(1e-3, "Added to the variance.", low=0)
+    fix_gamma: bool = option(True, "Take gamma as 1.")
+    biased: bool = option(False, "There is a bias.")
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments[: 5 if self.biased else 4]
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("scale", "shift")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        (gamma, beta, mean, var), (scale, shift) = inputs[:4], outputs
+        scale[...] = 1 / run.xp.sqrt(var + var.dtype.type(self.eps))
+        if not self.fix_gamma:
+            scale *= gamma
+        shift[...] = (inputs[4] - mean if self.biased else -mean) * scale
+        shift += beta
+
+
+@operator("_backward_Convolution_weight_bias")
+class ConvolutionWeightBias(ConvolutionWeight):
+    """The gradients of Convolution for its weight and its bias."""
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("weight_grad", "bias_grad")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [super().infer_shape(shapes)[1][0], (self.num_filter,)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().forward(run, inputs, outputs)
+        axes = (0, *range(2, inputs[0].ndim))
+        inputs[0].sum(axis=axes, out=outputs[1])
+
+
+@operator("_copy_to_device")
+class CopyToDevice(Operator):
+    """A copy of an array of another device."""
+
+    hidden = True
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.device.copy(inputs[0], outputs[0])

@@ -1,0 +1,367 @@
+"""The operator ``Custom``: the user's own, written in Python on arrays.
+
+The user registers a *property* (:class:`flowmx.operator.CustomOpProp`), which says what the operator takes and
+gives, and makes for each call, or each node of a bound graph, the object that computes. What that object's
+``forward`` and ``backward`` are given are arrays of their own over the memory of the operation's arrays: what
+is pushed on them inside never waits for the operation itself, and the operation ends when all of that has.
+``flowmx/operator.py`` does this, since operators know no arrays of ours.
+
+So that user code may wait inside for anything that does not wait for it, an operation that contains it runs on
+threads of its own, of which there are as many as wait (:data:`actor`), or on the engine's loop where it is a
+coroutine.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import ContextVar
+from time import perf_counter
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flowmx.engine import Operation, ThreadActor, engine, runs_user_code
+from flowmx.errors import ParameterError, ShapeError, TypeInferenceError, also_mxnet, raised_as_mxnet
+from flowmx.ops.arrays.linear import shape_of
+from flowmx.ops.registry.dtypes import DType, as_dtype
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, merge, operator, required
+
+Groups = Mapping[str, Sequence[Array | None]]
+Runner = Callable[[Callable[..., Any], Run, Groups, Mapping[str, Any]], Awaitable[None] | None]
+Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
+InferredTypes = tuple[list[DType | None], list[DType | None]]
+
+properties: dict[str, Callable[..., Any]] = {}
+"""For each ``op_type``, the function that makes its property from keyword arguments, which are strings."""
+runner: Runner | None = None
+"""Called with a user's method and arrays; returns an awaitable, or None once done. Set by ``flowmx.operator``."""
+
+
+inside: ContextVar[str] = ContextVar("flowmx_custom_operator", default="")
+"""The name of the user's operator that pushes here."""
+
+when_called: Callable[[str, float, float], None] | None = None
+"""Called with an operator's name and the begin and end of its method's run; set by the profiler."""
+
+
+class _UserActor(ThreadActor):
+    """The threads of user code. No other thread runs its operations: what that has begun could wait for them."""
+
+    may_lend = False
+
+
+actor = _UserActor("user code", slots=16)
+
+
+def detach(work: Operation, coroutine: bool = False) -> None:
+    """Prepare an operation that contains user code, before its push: its own context, threads of its own."""
+    work.is_coroutine = coroutine
+    runs_user_code(work)
+    if coroutine:
+        work.actor = engine.network
+    elif engine.kind != "NaiveEngine":  # there it runs at its push like any other
+        work.actor = actor
+
+
+class _Calls:
+    """The user's operator object: made once, and kept for the backward pass."""
+
+    def __init__(self, prop: Any) -> None:
+        self._prop = prop
+        self._made: Any = None
+        self._lock = threading.RLock()
+
+    def get(self, device: Any, inputs: Sequence[Any]) -> Any:
+        with self._lock:
+            if self._made is None:
+                with device.context:
+                    self._made = self._prop.create_operator(
+                        device.context, [list(each.shape) for each in inputs],
+                        [np.dtype(each.dtype).type for each in inputs],
+                    )  # fmt: skip
+            return self._made
+
+
+class _UserOperator(Operator):
+    """The base of forward and backward pass: run one of the user's methods."""
+
+    detached = True
+    heavy = True
+
+    @property
+    def called(self) -> str:
+        """The user's name of it."""
+        raise NotImplementedError
+
+    def method(self, device: Any, memo: dict[Any, Any] | None, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The user's method to call, given arrays of any kind."""
+        raise NotImplementedError
+
+    def groups(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Groups:
+        """The arrays under the names of the method's arguments."""
+        raise NotImplementedError
+
+    def begin(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> Awaitable[None] | None:
+        """Call the method; returns an awaitable, or None where it is done."""
+        assert runner is not None
+        extra = self.extra(run)
+        token, start = inside.set(self.called), perf_counter()
+        try:
+            with raised_as_mxnet(Exception):
+                return runner(self.method(run.device, run.memo, inputs), run, self.groups(inputs, outputs), extra)
+        finally:
+            inside.reset(token)
+            if when_called is not None:
+                when_called(self.called, start, perf_counter())
+
+    def extra(self, run: Run) -> dict[str, Any]:
+        """The arguments of the method that are no arrays."""
+        raise NotImplementedError
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        pending = self.begin(run, inputs, outputs)
+        if pending is not None:
+            _await_on_loop(self.name, pending)
+
+    def detach(self, work: Operation, inputs: Sequence[Any]) -> None:
+        device = inputs[0].variable.device if inputs else work.arguments[1].device
+        coroutine = inspect.iscoroutinefunction(self.method(device, None, inputs))
+        if coroutine:
+            work.arguments = (self.begin, *work.arguments[1:])
+        detach(work, coroutine)
+
+
+def _await_on_loop(name: str, pending: Awaitable[None]) -> None:
+    """Run a coroutine to its end on the engine's loop, from a thread."""
+
+    async def body() -> None:
+        await pending
+
+    from flowmx.engine import push
+
+    push(body, name=name).wait()
+
+
+@operator("Custom")
+class Custom(_UserOperator):
+    """An operator of the user's own, registered with :func:`flowmx.operator.register`.
+
+    The inputs, in the order of the property's ``list_arguments`` and then ``list_auxiliary_states``, are given by
+    position or by name. All further parameters go to the property's constructor as text.
+    """
+
+    arguments = ()
+    input_docs = described(data="shapes and dtypes as the property's infer_shape and infer_type accept them")
+    output_doc = "Shapes and dtypes that the property's infer_shape and infer_type return"
+    open_ended = True
+    op_type: str = required("The name that the operator's property is registered under.")
+
+    @property
+    def called(self) -> str:
+        return self.op_type
+
+    prop: ClassVar[Any]
+    texts: ClassVar[dict[str, str]]
+    calls: ClassVar[_Calls]
+
+    @classmethod
+    def create(cls, /, **given: Any) -> Operator:
+        """An operator with a state of its own: never the same object twice.
+
+        Raises:
+            ParameterError: no property is registered under ``op_type``.
+        """
+        texts = {name: str(value) for name, value in given.items()}
+        op_type = texts.pop("op_type", "")
+        maker = properties.get(op_type)
+        if maker is None:
+            near = difflib.get_close_matches(op_type, properties, 1)
+            raise ParameterError(
+                f"Custom: parameter op_type is {op_type!r}, which is not registered"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+                + " (register a CustomOpProp with mx.operator.register)"
+            )
+        made: Operator = cls(op_type=op_type)
+        prop = maker(**texts)
+        count = len(prop.list_arguments())
+        auxiliary = tuple(prop.list_auxiliary_states())
+        own = {
+            "prop": prop, "texts": texts, "calls": _Calls(prop), "auxiliary": auxiliary, "_specs": {},
+            "updates": tuple(range(count, count + len(auxiliary))),
+        }  # fmt: skip
+        for name, value in own.items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def attributes(self) -> dict[str, str]:
+        return {"op_type": self.op_type, **self.texts}
+
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(self.prop.list_arguments())
+
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(self.prop.list_outputs())
+
+    # -- inference -------------------------------------------------------------------------------------
+
+    def _ask(self, hook: str, given: list[Any], known: bool) -> list[list[Any]] | None:
+        """Call an inference hook: lists for arguments, outputs and states; None where it needs to know more."""
+        try:
+            found = [list(each) for each in getattr(self.prop, hook)(list(given))]
+        except Exception as raised:
+            if known:
+                raise also_mxnet(raised) from raised.__cause__
+            return None
+        found += [[]] * (3 - len(found))
+        expected = [len(self.inputs()), len(self.outputs()), len(self.auxiliary)]
+        if [len(each) for each in found] != expected:
+            error = ShapeError if hook == "infer_shape" else TypeInferenceError
+            raise error(
+                f"Custom: {hook} of {self.op_type!r} returned {' + '.join(str(len(each)) for each in found)} entries, "
+                f"expected {' + '.join(map(str, expected))} (arguments + outputs + auxiliary states)"
+            )
+        return found
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        count = len(self.inputs())
+        known = all(shape is not None and -1 not in shape for shape in shapes[:count])
+        given = [[] if shape is None else [max(length, 0) for length in shape] for shape in shapes[:count]]
+        found = self._ask("infer_shape", given, known)
+        if found is None:
+            return shapes, [None] * len(self.outputs())
+
+        def read(shape: Any) -> ShapeOrNone:
+            lengths = tuple(int(length) for length in shape)
+            if not known:
+                lengths = tuple(length if length > 0 else -1 for length in lengths)
+            return lengths if lengths or known else None
+
+        arguments = []
+        for name, before, after in zip(self.inputs(), shapes, map(read, found[0]), strict=False):
+            both = merge(before, after)
+            if both is False:
+                raise ShapeError(f"Custom({self.op_type}): input {name} has shape {before}, expected {after}")
+            arguments.append(both)
+        return [*arguments, *map(read, found[2])], [*map(read, found[1])]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        given = dtypes[: len(self.inputs())]
+        types = [None if dtype is None else dtype.type for dtype in given]
+        found = self._ask("infer_type", types, None not in given)
+        if found is None:
+            return dtypes, [None] * len(self.outputs())
+        arguments, outputs, auxiliary = [[None if t is None else as_dtype(t) for t in group] for group in found]
+        return [*arguments, *auxiliary], outputs
+
+    # -- computing -------------------------------------------------------------------------------------
+
+    def kept(self, device: Any, memo: dict[Any, Any] | None, inputs: Sequence[Any]) -> Any:
+        """The user's object that computes: one for each call, or for each bound graph (which brings a ``memo``)."""
+        calls = self.calls if memo is None else memo.setdefault((self, "calls"), _Calls(self.prop))
+        return calls.get(device, inputs[: len(self.inputs())])
+
+    def method(self, device: Any, memo: dict[Any, Any] | None, inputs: Sequence[Any]) -> Callable[..., Any]:
+        found: Callable[..., Any] = self.kept(device, memo, inputs).forward
+        return found
+
+    def extra(self, run: Run) -> dict[str, Any]:
+        return {"is_train": run.train, "req": ["write"] * len(self.outputs())}
+
+    def groups(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Groups:
+        count = len(self.inputs())
+        return {"in_data": inputs[:count], "out_data": outputs, "aux": inputs[count:]}
+
+    def gradient(
+        self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
+    ) -> Sequence[Any | None]:
+        taken, given = len(self.inputs()), len(self.outputs())
+        ids = list(range(2 * given + taken))
+        parts = ids[:given], ids[given : given + taken], ids[given + taken :]
+        needed = sorted(set(self.prop.declare_backward_dependency(*map(list, parts))))
+        sources = [heads, inputs, outputs]
+        starts = (0, given, given + taken)
+        arrays = []
+        for number in needed:
+            part = sum(number >= start for start in starts) - 1
+            arrays.append(sources[part][number - starts[part]])
+        states = [shape_of(inputs, position) for position in self.updates]
+        like = [shape_of(inputs, position) for position in range(taken)]
+        wanted = [getattr(inputs, "wanted", lambda _: True)(position) for position in range(taken)]
+        backward = BackwardCustom.of(self, needed, [each.shape for each in like], [each.dtype for each in like], wanted)
+        found = F.apply(backward, [*arrays, *states])
+        found = [found] if taken == 1 else list(found)
+        return [gradient if want else None for gradient, want in zip(found, wanted, strict=True)]
+
+
+@operator("_backward_Custom")
+class BackwardCustom(_UserOperator):
+    """The gradient of Custom: its ``backward``, of those arrays that it declared to need."""
+
+    arguments = ()
+    hidden = True
+    primal: ClassVar[Custom]
+    needed: ClassVar[list[int]]
+    made: ClassVar[tuple[list[Shape], list[DType]]]
+    wanted: ClassVar[list[bool]]
+
+    @property
+    def called(self) -> str:
+        return f"_backward_{self.primal.op_type}"
+
+    @classmethod
+    def of(
+        cls, primal: Custom, needed: list[int], shapes: Sequence[Shape], dtypes: Sequence[Any], wanted: list[bool]
+    ) -> Operator:
+        """The gradient of one call or node, for inputs of these shapes and dtypes."""
+        op: Operator = cls()
+        count = len(needed)
+        own = {
+            "primal": primal, "needed": needed, "made": (list(shapes), [as_dtype(each) for each in dtypes]),
+            "wanted": wanted, "_specs": {}, "updates": tuple(range(count, count + len(primal.auxiliary))),
+        }  # fmt: skip
+        for name, value in own.items():
+            object.__setattr__(op, name, value)
+        return op
+
+    def inputs(self) -> tuple[str, ...]:
+        return (*(f"needed{number}" for number in self.needed), *self.primal.auxiliary)
+
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(f"{name}_grad" for name in self.primal.inputs())
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, list(self.made[0])
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, list(self.made[1])
+
+    def method(self, device: Any, memo: dict[Any, Any] | None, inputs: Sequence[Any]) -> Callable[..., Any]:
+        like = [_Like(shape, dtype) for shape, dtype in zip(*self.made, strict=True)]
+        found: Callable[..., Any] = self.primal.kept(device, memo, like).backward
+        return found
+
+    def extra(self, run: Run) -> dict[str, Any]:
+        return {"req": ["write" if want else "null" for want in self.wanted]}
+
+    def groups(self, inputs: Sequence[Array], outputs: Sequence[Array]) -> Groups:
+        taken, given = len(self.primal.inputs()), len(self.primal.outputs())
+        every: list[Array | None] = [None] * (2 * given + taken)
+        for number, array in zip(self.needed, inputs, strict=False):
+            every[number] = array
+        for array in outputs:
+            array[...] = 0  # what backward leaves alone has no gradient
+        return {
+            "out_grad": every[:given], "in_data": every[given : given + taken], "out_data": every[given + taken :],
+            "in_grad": outputs, "aux": inputs[len(self.needed) :],
+        }  # fmt: skip
+
+
+class _Like:
+    """The shape and dtype of an array that is not at hand."""
+
+    def __init__(self, shape: Shape, dtype: DType) -> None:
+        self.shape = shape
+        self.dtype = dtype

@@ -1,0 +1,1 @@
+"""Matrix products, and MXNet's linalg in batches."""

@@ -1,0 +1,278 @@
+"""MXNet's linalg: products with general and with triangular matrices, in batches, and triangular systems.
+
+A triangular matrix is the triangle of its array; what lies on the other side is not looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flowmx.errors import MXNetError, ShapeError
+from flowmx.ops.arrays.linear import Inferred
+from flowmx.ops.arrays.reshaping import axis_of
+from flowmx.ops.linalg.matrix import Product, at_least, batch_shape, flipped, multiply, product_gradient
+from flowmx.ops.math.reduce import wide
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    family,
+    merge,
+    operator,
+    option,
+)
+
+
+class MatrixError(MXNetError, np.linalg.LinAlgError):
+    """A matrix has no inverse, or no such factorization."""
+
+
+def square(op: Operator, shape: ShapeOrNone, name: str = "A") -> ShapeOrNone:
+    """The shape of an input of square matrices, as far as it is known.
+
+    Raises:
+        ShapeError: they are not square.
+    """
+    at_least(op, name, shape, 2)
+    if shape is None:
+        return None
+    if shape[-1] != shape[-2] and -1 not in shape[-2:]:
+        raise ShapeError(f"{op.name}: {name} has shape {shape}, expected square matrices")
+    side = max(shape[-2:])
+    return (*shape[:-2], side, side)
+
+
+def triangle(xp: Any, a: Array, lower: bool) -> Array:
+    """The matrices with zeros on the other side of the diagonal."""
+    part: Array = xp.tril(a) if lower else xp.triu(a)
+    return part
+
+
+# -- general products --------------------------------------------------------------------------------------
+
+
+_ALPHA = "Factor of the product."
+_AXIS = "The axis of the matrices' rows; the columns are on the last one."
+
+
+class _Gemm(Product):
+    arguments: ClassVar[tuple[str, ...]] = ("A", "B")
+    alpha: float
+    axis: int
+
+    def rows_last(self, shape: Shape, name: str) -> Shape:
+        """A shape with the axis of the rows moved before the last one."""
+        at_least(self, name, shape, 2)
+        axis = axis_of(self, self.axis, len(shape))
+        if axis == len(shape) - 1:
+            raise ShapeError(f"{self.name}: axis is {self.axis}, the last one, where the columns are")
+        return (*shape[:axis], *shape[axis + 1 : -1], shape[axis], shape[-1])
+
+    def product_shape(self, a: ShapeOrNone, b: ShapeOrNone) -> ShapeOrNone:
+        """The output's shape from those of A and B."""
+        if a is None or b is None:
+            return None
+        pair = (self.rows_last(a, "A"), self.rows_last(b, "B"))
+        *batch, rows, columns = batch_shape(self, *pair, self.transpose_a, self.transpose_b)
+        axis = axis_of(self, self.axis, len(a))
+        return (*batch[:axis], rows, *batch[axis:], columns)
+
+    def matrices(self, run: Run, x: Array, transpose: bool = False) -> Array:
+        """An array seen as matrices on its last two axes, transposed or not."""
+        return flipped(x if self.axis == -2 else run.xp.moveaxis(x, self.axis, -2), transpose)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        a, b = (self.matrices(run, inputs[at], (self.transpose_a, self.transpose_b)[at]) for at in range(2))
+        out = self.matrices(run, outputs[0])
+        multiply(run, a, b, out)
+        if self.alpha != 1:
+            out[...] *= self.alpha
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        summed = inputs[0][self.axis if self.transpose_a else -1]
+        return 2 * summed * math.prod(outputs[0]), super().cost(inputs, outputs)[1]
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        def product(one: Any, other: Any, **ways: bool) -> Any:
+            return F.op("_linalg_gemm2", one, other, alpha=self.alpha, axis=self.axis, **ways)
+
+        return product_gradient(product, inputs[0], inputs[1], heads[0], self.transpose_a, self.transpose_b)
+
+
+@operator("_linalg_gemm2", "linalg_gemm2")
+class Gemm2(_Gemm):
+    """alpha op(A) op(B) for matrices, or batches of them; op transposes or not."""
+
+    input_docs = described(
+        A="(..., m, k), or (..., k, m) with transpose_a, float",
+        B="(..., k, n), or (..., n, k) with transpose_b, the dtype of A",
+    )
+    output_doc = "(..., m, n), the dtype of A"
+    alpha: float = option(1.0, _ALPHA)
+    axis: int = option(-2, _AXIS)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [self.product_shape(*shapes)]
+
+
+@operator("_linalg_gemm", "linalg_gemm")
+class Gemm(_Gemm):
+    """alpha op(A) op(B) + beta C for matrices, or batches of them; op transposes or not."""
+
+    arguments = ("A", "B", "C")
+    input_docs = described(
+        A="(..., m, k), or (..., k, m) with transpose_a, float",
+        B="(..., k, n), or (..., n, k) with transpose_b, the dtype of A",
+        C="(..., m, n), the dtype of A",
+    )
+    output_doc = "(..., m, n), the dtype of A"
+    alpha: float = option(1.0, _ALPHA)
+    beta: float = option(1.0, "Factor of C.")
+    axis: int = option(-2, _AXIS)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        a, b, c = shapes
+        shape = self.product_shape(a, b)
+        both = merge(shape, c)
+        if both is False:
+            raise ShapeError(f"{self.name}: C has shape {c}, expected {shape}")
+        return [a, b, both], [both]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().forward(run, inputs, outputs)
+        outputs[0][...] += self.beta * inputs[2]
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [*super().gradient(F, inputs, outputs, heads), heads[0] * self.beta]
+
+
+@operator("_linalg_syrk", "linalg_syrk")
+class Syrk(Operator):
+    """alpha A Aᵀ, or alpha Aᵀ A with ``transpose``, for matrices, or batches of them."""
+
+    arguments = ("A",)
+    input_docs = described(A="(..., m, k), float")
+    output_doc = "(..., m, m), or (..., k, k) with transpose, the dtype of A"
+    heavy = True
+    transpose: bool = option(False, "Compute Aᵀ A.")
+    alpha: float = option(1.0, _ALPHA)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        a = shapes[0]
+        at_least(self, "A", a, 2)
+        if a is None:
+            return shapes, [None]
+        side = a[-1 if self.transpose else -2]
+        return shapes, [(*a[:-2], side, side)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        a = flipped(wide(inputs[0]), self.transpose)
+        outputs[0][...] = self.alpha * run.xp.matmul(a, a.swapaxes(-1, -2))
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        both = heads[0] + F.SwapAxis(heads[0], dim1=-1, dim2=-2)
+        pair = (inputs[0], both) if self.transpose else (both, inputs[0])
+        return [F.op("_linalg_gemm2", *pair, alpha=self.alpha)]
+
+
+# -- triangular matrices -----------------------------------------------------------------------------------
+
+
+@family
+class _Triangular(Operator):
+    arguments = ("A", "B")
+    input_docs = described(
+        A="(..., m, m), or (..., n, n) with rightside, float; one triangle of it is read",
+        B="(..., m, n), the dtype of A",
+    )
+    output_doc = "The shape and dtype of B"
+    heavy = True
+    transpose: bool = option(False, "Use the transpose of A.")
+    rightside: bool = option(False, "A stands on the right of B.")
+    lower: bool = option(True, "A is the lower triangle, not the upper one.")
+    alpha: float = option(1.0, "Factor of the result.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        a, b = square(self, shapes[0]), shapes[1]
+        at_least(self, "B", b, 2)
+        if a is None or b is None:
+            return [a, b], [b]
+        side = b[-1] if self.rightside else b[-2]
+        expected = (*b[:-2], side, side)
+        both = merge(a, expected)
+        if both is False:
+            raise ShapeError(f"{self.name}: A has shape {a}, expected {expected} for B of shape {b}")
+        return [both, b], [b]
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        return inputs[0][-1] * math.prod(outputs[0]), super().cost(inputs, outputs)[1]
+
+    def from_left(self, run: Run, a: Array, b: Array, compute: Callable[[Array, Array], Array]) -> Array:
+        """``compute(op(A), B)``, or with A on the right the same, transposed."""
+        # Transposing both sides, B op(A) is op(A)ᵀ Bᵀ.
+        a = flipped(triangle(run.xp, wide(a), self.lower), self.transpose != self.rightside)
+        return flipped(compute(a, flipped(wide(b) * self.alpha, self.rightside)), self.rightside)
+
+    def of_b(self, F: Any, inputs: Sequence[Any], head: Any) -> Any:
+        """The gradient of B: the same with A transposed."""
+        ways = {"transpose": not self.transpose, "rightside": self.rightside, "lower": self.lower}
+        return F.op(self.name, inputs[0], head, alpha=self.alpha, **ways)
+
+    def of_a(self, F: Any, one: Any, other: Any, alpha: float) -> Any:
+        """The triangle of alpha · one · otherᵀ, seen from the side of A as it stands."""
+        left = self.rightside == self.transpose
+        ways = {"transpose_a": self.transpose == left, "transpose_b": self.transpose != left}
+        product = F.op("_linalg_gemm2", *((one, other) if left else (other, one)), alpha=alpha, **ways)
+        return F.op("_linalg_triangle", product, lower=self.lower)
+
+
+@operator("_linalg_trmm", "linalg_trmm")
+class Trmm(_Triangular):
+    """alpha op(A) B, or alpha B op(A) with ``rightside``, for triangular A; in batches; op transposes or not."""
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = self.from_left(run, inputs[0], inputs[1], run.xp.matmul)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [self.of_a(F, heads[0], inputs[1], self.alpha), self.of_b(F, inputs, heads[0])]
+
+
+@operator("_linalg_trsm", "linalg_trsm")
+class Trsm(_Triangular):
+    """The solution X of op(A) X = alpha B, or X op(A) = alpha B with ``rightside``, for triangular A; in batches."""
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        upper = self.lower == (self.transpose != self.rightside)
+
+        def solve(a: Array, b: Array) -> Array:
+            return solve_triangular(run.xp, self, a, b, upper)
+
+        outputs[0][...] = self.from_left(run, inputs[0], inputs[1], solve)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        of_b = self.of_b(F, inputs, heads[0])
+        # The output holds alpha already.
+        return [self.of_a(F, of_b, outputs[0], -1 / self.alpha if self.alpha else 0.0), of_b]
+
+
+def solve_triangular(xp: Any, op: Operator, a: Array, b: Array, upper: bool) -> Array:
+    """The solution X of A X = B for triangular A.
+
+    Raises:
+        MatrixError: there is a 0 on a diagonal.
+    """
+    if not xp.all(xp.diagonal(a, 0, -2, -1)):
+        raise MatrixError(f"{op.name}: A has a 0 on its diagonal, expected other numbers there")
+    if upper:
+        # The factorization of an upper triangle is that triangle: what follows is the back substitution alone.
+        solution: Array = xp.linalg.solve(a, b)
+        return solution
+    # With the order of rows and columns reversed, a lower triangle is an upper one.
+    return solve_triangular(xp, op, a[..., ::-1, ::-1], b[..., ::-1, :], True)[..., ::-1, :]

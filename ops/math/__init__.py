@@ -1,0 +1,1 @@
+"""Mathematics: elementwise functions, two operands, reductions, casts."""

@@ -1,0 +1,107 @@
+"""Casts, and operators that depend on an input's shape alone: zeros_like, shape_array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, required
+
+
+class _Fill(Operator):
+    value = 0
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = self.value
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.zeros_like(heads[0])]
+
+
+@operator("zeros_like")
+class ZerosLike(_Fill):
+    """Zeros of the input's shape and dtype."""
+
+
+@operator("ones_like")
+class OnesLike(_Fill):
+    """Ones of the input's shape and dtype."""
+
+    value = 1
+
+
+class _Shape(Operator):
+    no_gradient = True
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [np.dtype(np.int64)]
+
+
+@operator("shape_array")
+class ShapeArray(_Shape):
+    """The input's shape, as an int64 vector."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "(number of axes,), int64"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [(-1,) if shapes[0] is None else (len(shapes[0]),)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.asarray(inputs[0].shape)
+
+
+@operator("size_array")
+class SizeArray(_Shape):
+    """The input's number of elements, as an int64 vector of length 1."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "(1,), int64"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [(1,)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = inputs[0].size
+
+
+@operator("Cast", "cast")
+class Cast(Operator):
+    """The input as another element type."""
+
+    input_docs = described(data="any shape, any dtype")
+    output_doc = "The shape of data, dtype `dtype`"
+    dtype: DType = required("The wanted dtype.")
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [self.dtype]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0], casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_cast_like", heads[0], shape_of(inputs, 0))]
+
+
+@operator("_cast_like")
+class CastLike(Operator):
+    """The first input as the element type of the second."""
+
+    hidden = True
+    arguments = ("data", "like")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [shapes[0]]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [dtypes[1]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0], casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_cast_like", heads[0], shape_of(inputs, 0)), None]

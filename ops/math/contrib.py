@@ -1,0 +1,172 @@
+"""Small functions of MXNet's contrib: of elements, of gradients, of positions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.ops.arrays.linear import Inferred, InferredTypes, bound
+from flowmx.ops.arrays.reshaping import axes_of
+from flowmx.ops.nn.common import expect_rank
+from flowmx.ops.registry.dtypes import BY_NAME, DType
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    family,
+    operator,
+    option,
+    same_shape,
+)
+
+
+@operator("_contrib_allclose")
+class AllClose(Operator):
+    """1 where |a - b| ≤ atol + rtol·|b| for all elements, else 0: uint8, of shape ()."""
+
+    arguments = ("a", "b")
+    input_docs = described(
+        a="any shape, any dtype",
+        b="the shape and dtype of a",
+    )
+    output_doc = "(), uint8"
+    no_gradient = True
+    rtol: float = option(1e-5, "Relative tolerance.")
+    atol: float = option(1e-8, "Absolute tolerance.")
+    equal_nan: bool = option(True, "NaN is close to NaN.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return [same_shape(self, shapes)] * 2, [()]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return super().infer_type(dtypes)[0], [BY_NAME["uint8"]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.allclose(*inputs, rtol=self.rtol, atol=self.atol, equal_nan=self.equal_nan)
+
+
+@operator("_contrib_index_array")
+class IndexArray(Operator):
+    """The coordinates of each element, on a new last axis: int64 (*shape, axes)."""
+
+    input_docs = described(data="any shape, any dtype; only its shape is used")
+    output_doc = "(*shape, number of chosen axes), int64"
+    no_gradient = True
+    axes: Shape | None = option(None, "The axes whose coordinates to give; None for all.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        if shape is None:
+            return shapes, [None]
+        return shapes, [(*shape, len(self.chosen(len(shape))))]
+
+    def chosen(self, ndim: int) -> Shape:
+        """The axes, counted from the front."""
+        return tuple(range(ndim)) if self.axes is None else axes_of(self, self.axes, ndim, "axes")
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [BY_NAME["int64"]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        shape = inputs[0].shape
+        for at, axis in enumerate(self.chosen(len(shape))):
+            steps = run.xp.arange(shape[axis])
+            outputs[0][..., at] = steps.reshape(-1, *(1,) * (len(shape) - axis - 1))
+
+
+@operator("_contrib_div_sqrt_dim")
+class DivSqrtDim(Operator):
+    """The input divided by the root of the length of its last axis."""
+
+    input_docs = described(data="(..., size), float")
+    output_doc = "The shape and dtype of data"
+    in_place = ((0, 0),)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        expect_rank(self, "data", shapes[0], 1)
+        return shapes, list(shapes)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x = inputs[0]
+        root = x.dtype.type(math.sqrt(max(1, x.shape[-1])))
+        run.xp.divide(x, root, out=outputs[0], casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_contrib_div_sqrt_dim", heads[0])]
+
+
+# -- the gradient, multiplied ------------------------------------------------------------------------------
+
+
+@family
+class _Multiplier(Operator):
+    in_place = ((0, 0),)
+    scalar: float = option(1.0, "The number.")
+    is_int: bool = option(True, "Kept for MXNet's files.")
+
+
+@operator("_contrib_gradientmultiplier")
+class GradientMultiplier(_Multiplier):
+    """A copy of the input, whose gradient is multiplied by a number; a negative one reverses it."""
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_contrib_backward_gradientmultiplier", heads[0], **bound(self))]
+
+
+@operator("_contrib_backward_gradientmultiplier")
+class BackwardGradientMultiplier(_Multiplier):
+    """The input times a number."""
+
+    hidden = True
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.multiply(inputs[0], inputs[0].dtype.type(self.scalar), out=outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_contrib_backward_gradientmultiplier", heads[0], **bound(self))]
+
+
+# -- a polynomial ------------------------------------------------------------------------------------------
+
+
+@family
+class _Quadratic(Operator):
+    a: float = option(0.0, "Coefficient of x².")
+    b: float = option(0.0, "Coefficient of x.")
+    c: float = option(0.0, "The constant.")
+
+
+@operator("_contrib_quadratic")
+class Quadratic(_Quadratic):
+    """Elementwise a x² + b x + c."""
+
+    in_place = ((0, 0),)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x = inputs[0]
+        outputs[0][...] = (self.a * x + self.b) * x + self.c
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_contrib_backward_quadratic", heads[0], inputs[0], **bound(self))]
+
+
+@operator("_contrib_backward_quadratic")
+class BackwardQuadratic(_Quadratic):
+    """The gradient of quadratic."""
+
+    hidden = True
+    arguments = ("head", "data")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = inputs[0] * (2 * self.a * inputs[1] + self.b)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        of_head = F.op("_contrib_backward_quadratic", heads[0], inputs[1], **bound(self))
+        return [of_head, heads[0] * inputs[0] * (2 * self.a)]

@@ -1,0 +1,173 @@
+"""Elementwise operators of one input, each a row: name, formula, derivative, documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowmx.ops.formulas import functions as f
+from flowmx.ops.formulas.activations import softsign
+from flowmx.ops.formulas.arrays import OnArrays
+from flowmx.ops.formulas.expressions import (
+    Expr,
+    absolute,
+    ceil,
+    copysign,
+    equal,
+    floor,
+    number,
+    one_if,
+    sqrt,
+    trunc,
+)
+from flowmx.ops.formulas.frontend import gradient_of
+from flowmx.ops.math.special_gamma import polygamma
+from flowmx.ops.registry.dtypes import DType, is_floating
+from flowmx.ops.registry.operators import Array, Operator, Run, operator, option
+
+
+class Row(NamedTuple):
+    """One elementwise operator."""
+
+    name: str
+    formula: Callable[[Expr], Expr]
+    """The output, of the input."""
+    derivative: Callable[[Expr, Expr, Expr], Expr] | None
+    """The input's gradient, of the input, the output and the head gradient; None: it has none."""
+    doc: str
+    aliases: tuple[str, ...] = ()
+
+
+def _round(x: Expr) -> Expr:
+    # Halves go away from zero, as in MXNet; NumPy's go to the even number.
+    inner = trunc(x)
+    return inner + copysign(one_if(absolute(x - inner) >= 0.5), x)
+
+
+def _rint(x: Expr) -> Expr:
+    # Halves go down, as in MXNet; NumPy's go to the even number.
+    below = floor(x)
+    return below + one_if(x - below > ceil(x) - x)
+
+
+def _logical_not(x: Expr) -> Expr:
+    return one_if(equal(x, 0.0))
+
+
+_HALF_ROOT_PI = 0.886226925452758
+_TWO_OVER_ROOT_PI = 1.1283791670955126
+
+TABLE = [
+    Row("negative", lambda x: -x, lambda x, y, g: -g, "Elementwise -x.", ("_np_negative",)),
+    Row("abs", absolute, lambda x, y, g: g * f.sign(x), "Elementwise absolute value."),
+    Row("sign", f.sign, lambda x, y, g: number(0.0), "Elementwise sign: -1, 0 or 1."),
+    Row("round", _round, lambda x, y, g: number(0.0), "The nearest integer, halves away from zero."),
+    Row("rint", _rint, lambda x, y, g: number(0.0), "The nearest integer, halves downwards."),
+    Row("ceil", ceil, lambda x, y, g: number(0.0), "The smallest integer not below x."),
+    Row("floor", floor, lambda x, y, g: number(0.0), "The largest integer not above x."),
+    Row("trunc", trunc, lambda x, y, g: number(0.0), "x without its fractional part."),
+    Row("fix", trunc, lambda x, y, g: number(0.0), "x rounded towards zero."),
+    Row("square", f.square, lambda x, y, g: g * x * 2.0, "Elementwise x²."),
+    Row("sqrt", sqrt, lambda x, y, g: g * 0.5 / y, "Elementwise square root."),
+    Row("rsqrt", f.rsqrt, lambda x, y, g: g * -0.5 * y / x, "Elementwise 1/√x."),
+    Row("cbrt", f.cbrt, lambda x, y, g: g / (y * y * 3.0), "Elementwise cube root."),
+    Row("rcbrt", lambda x: 1.0 / f.cbrt(x), lambda x, y, g: g * y / (x * -3.0),
+        "Elementwise 1/∛x."),
+    Row("exp", f.exp, lambda x, y, g: g * y, "Elementwise eˣ."),
+    Row("expm1", f.expm1, lambda x, y, g: g * (y + 1.0), "Elementwise eˣ - 1."),
+    Row("log", f.log, lambda x, y, g: g / x, "Elementwise natural logarithm."),
+    Row("log10", f.log10, lambda x, y, g: g / (x * 2.302585092994046), "Elementwise log₁₀ x."),
+    Row("log2", f.log2, lambda x, y, g: g / (x * 0.6931471805599453), "Elementwise log₂ x."),
+    Row("log1p", f.log1p, lambda x, y, g: g / (x + 1.0), "Elementwise log(1 + x)."),
+    Row("sin", f.sin, lambda x, y, g: g * f.cos(x), "Elementwise sine."),
+    Row("cos", f.cos, lambda x, y, g: -(g * f.sin(x)), "Elementwise cosine."),
+    Row("tan", f.tan, lambda x, y, g: g * (y * y + 1.0), "Elementwise tangent."),
+    Row("arcsin", f.arcsin, lambda x, y, g: g * f.rsqrt(1.0 - x * x), "Elementwise inverse sine."),
+    Row("arccos", f.arccos, lambda x, y, g: -(g * f.rsqrt(1.0 - x * x)), "Elementwise inverse cosine."),
+    Row("arctan", f.arctan, lambda x, y, g: g / (x * x + 1.0), "Elementwise inverse tangent."),
+    Row("sinh", f.sinh, lambda x, y, g: g * f.cosh(x), "Elementwise hyperbolic sine."),
+    Row("cosh", f.cosh, lambda x, y, g: g * f.sinh(x), "Elementwise hyperbolic cosine."),
+    Row("tanh", f.tanh, lambda x, y, g: g * (1.0 - y * y), "Elementwise hyperbolic tangent."),
+    Row("arcsinh", f.arcsinh, lambda x, y, g: g * f.rsqrt(x * x + 1.0), "Inverse hyperbolic sine."),
+    Row("arccosh", f.arccosh, lambda x, y, g: g * f.rsqrt(x * x - 1.0), "Inverse hyperbolic cosine."),
+    Row("arctanh", f.arctanh, lambda x, y, g: g / (1.0 - x * x), "Inverse hyperbolic tangent."),
+    Row("degrees", f.degrees, lambda x, y, g: g * 57.29577951308232, "Radians to degrees."),
+    Row("radians", f.radians, lambda x, y, g: g * 0.017453292519943295, "Degrees to radians."),
+    Row("reciprocal", f.reciprocal, lambda x, y, g: -(g * y * y), "Elementwise 1/x."),
+    Row("relu", f.relu, lambda x, y, g: g * f.slope_of_relu(y), "Elementwise max(x, 0)."),
+    Row("_slope_of_relu", f.slope_of_relu, None, "The slope of relu by its output: 1 above 0, else 0; NaN stays."),
+    Row("sigmoid", f.sigmoid, lambda x, y, g: g * y * (1.0 - y), "Elementwise 1/(1 + e⁻ˣ)."),
+    Row("softsign", softsign, lambda x, y, g: g / f.square(absolute(x) + 1.0), "Elementwise x/(1 + |x|)."),
+    Row("_softrelu", f.softplus, lambda x, y, g: g * f.sigmoid(x), "Elementwise log(1 + eˣ)."),
+    Row("erf", f.erf, lambda x, y, g: g * _TWO_OVER_ROOT_PI * f.exp(-(x * x)), "The error function."),
+    Row("erfinv", f.erfinv, lambda x, y, g: g * _HALF_ROOT_PI * f.exp(y * y), "The inverse of erf."),
+    Row("gamma", f.gamma, lambda x, y, g: g * y * f.digamma(x), "The gamma function."),
+    Row("gammaln", f.gammaln, lambda x, y, g: g * f.digamma(x),
+        "The logarithm of the absolute gamma function."),
+    Row("_contrib_round_ste", _round, lambda x, y, g: g,
+        "The nearest integer, halves away from zero; the gradient passes through."),
+    Row("_contrib_sign_ste", f.sign, lambda x, y, g: g,
+        "Elementwise sign: -1, 0 or 1; the gradient passes through."),
+    Row("logical_not", _logical_not, lambda x, y, g: number(0.0), "1 where x is 0, else 0."),
+    Row("_copy", f.copy, lambda x, y, g: g, "A copy of x.", ("identity",)),
+    Row("BlockGrad", f.copy, None, "x, through which no gradient flows.",
+        ("stop_gradient",)),
+]  # fmt: skip
+
+
+_WHOLE = {"negative", "abs", "sign", "square", "relu", "logical_not", "_copy", "BlockGrad", "_contrib_sign_ste"}
+"""Operators that are exact on integers; the others compute them as float32 and drop the fraction."""
+_ROUNDS = {"round", "rint", "ceil", "floor", "trunc", "fix", "_contrib_round_ste"}
+"""Operators that leave integers as they are."""
+
+
+def _register(row: Row) -> None:
+    plain = OnArrays(lambda p, x: row.formula(x))
+
+    def forward(self: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x, out = inputs[0], outputs[0]
+        if is_floating(out.dtype) or row.name in _WHOLE:
+            plain(run.xp, inputs, outputs)
+        elif row.name in _ROUNDS:
+            run.xp.copyto(out, x)
+        else:
+            made = run.xp.empty(out.shape, np.float32)
+            plain(run.xp, (x.astype(np.float32),), (made,))
+            run.xp.copyto(out, made, casting="unsafe")
+
+    def as_ufunc(self: Operator, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+        return (getattr(xp, plain.ufunc), None) if plain.ufunc is not None and dtype.kind == "f" else None
+
+    body: dict[str, Any] = {
+        "__doc__": row.doc,
+        "__module__": __name__,
+        "forward": forward,
+        "as_ufunc": as_ufunc,
+        "in_place": ((0, 0),),
+        "keeps_layout": True,
+    }
+    if row.derivative is None:
+        body["no_gradient"] = True
+    else:
+        body["gradient"] = gradient_of(row.derivative)
+    operator(row.name, *row.aliases)(type(row.name, (Operator,), body))
+
+
+for _row in TABLE:
+    _register(_row)
+
+
+@operator("_polygamma")
+class Polygamma(Operator):
+    """The derivatives of gammaln: the digamma function (order 0) and its own, order by order."""
+
+    hidden = True
+    order: int = option(0, "The order of the derivative of digamma.", low=0)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        polygamma(self.order)(run.xp, inputs[0], outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [heads[0] * F.op("_polygamma", inputs[0], order=self.order + 1)]

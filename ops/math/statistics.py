@@ -1,0 +1,201 @@
+"""Sums along the way, moments, sums of squares and histograms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.errors import DataError, ParameterError, ShapeError
+from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
+from flowmx.ops.arrays.reshaping import axis_of, times
+from flowmx.ops.math.reduce import Reduction, Sum, wide
+from flowmx.ops.registry.dtypes import BY_NAME, FLOAT32, DType, is_floating
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    operator,
+    option,
+    required,
+)
+
+
+@operator("_np_cumsum", "cumsum")
+class CumSum(Operator):
+    """The sums of all elements up to each one, along an axis, or in the flattened array."""
+
+    arguments = ("a",)
+    input_docs = described(a="any shape, any dtype")
+    output_doc = "The shape of a, or flat where axis is None; dtype `dtype`, or that of a (int64 for bool)"
+    axis: int | None = option(None, "The axis; None for the flattened array.")
+    dtype: DType | None = option(None, "The output's dtype (default: the input's).")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        if self.axis is None:
+            return shapes, [(-1,) if shape is None else (times(*shape),)]
+        if shape is not None:
+            axis_of(self, self.axis, len(shape))
+        return shapes, [shape]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        summed = BY_NAME["int64"] if dtypes[0] is not None and dtypes[0].kind == "b" else dtypes[0]
+        return dtypes, [self.dtype or summed]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out = outputs[0]
+        narrow = is_floating(out.dtype) and out.dtype.itemsize < 4
+        out[...] = run.xp.cumsum(inputs[0], axis=self.axis, dtype=FLOAT32 if narrow else out.dtype)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        axis = 0 if self.axis is None else self.axis
+        head = F.reverse(F.cumsum(F.reverse(heads[0], axis=axis), axis=axis), axis=axis)
+        like = shape_of(inputs, 0)
+        if self.axis is None:
+            head = F.reshape_like(head, like)
+        return [F.op("_cast_like", head, like) if self.dtype else head]
+
+
+@operator("moments")
+class Moments(Operator):
+    """Mean and variance over the given axes."""
+
+    input_docs = described(data="any shape, float")
+    output_doc = (
+        "Mean and variance: the shape of data without the axes, or with length 1 there (keepdims); the dtype of data"
+    )
+    axes: Shape | None = option(None, "The axes; None for all.")
+    keepdims: bool = option(False, "Keep the reduced axes, with length 1.")
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output0", "output1")
+
+    def ways(self) -> dict[str, Any]:
+        """The same as parameters of a reduction."""
+        return {"axis": self.axes, "keepdims": self.keepdims}
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        completed, (shape,) = Sum.create(**self.ways()).infer_shape(shapes)
+        return completed, [shape, shape]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        x = wide(inputs[0])
+        reduction = Sum.create(**self.ways())
+        assert isinstance(reduction, Reduction)
+        axes = reduction.axes(x.ndim)
+        count = math.prod(x.shape[axis] for axis in axes)
+        mean = x.sum(axis=axes, keepdims=True) / count
+        outputs[0][...] = mean.reshape(outputs[0].shape)
+        if not is_floating(x.dtype):
+            mean = run.xp.trunc(mean)  # as the output has it
+        outputs[1][...] = (run.xp.square(x - mean).sum(axis=axes) / count).reshape(outputs[1].shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        x = inputs[0]
+        of_mean, of_variance = (F.op("_backward_mean", head, x, **self.ways()) for head in heads)
+        centred = x - F.op("_backward_sum", outputs[0], x, **self.ways())
+        return [of_mean + of_variance * centred * 2.0]
+
+
+@operator("_square_sum")
+class SquareSum(Reduction):
+    """The sum of squares over the given axes."""
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        squares = run.xp.square(wide(inputs[0]))
+        outputs[0][...] = squares.sum(axis=self.axes(squares.ndim)).reshape(outputs[0].shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        ways = {"axis": self.axis, "keepdims": self.keepdims, "exclude": self.exclude}
+        return [F.op("_backward_sum", heads[0], inputs[0], **ways) * inputs[0] * 2.0]
+
+
+@operator("multi_sum_sq")
+class MultiSumSq(Operator):
+    """The sum of the squares of each input, in one float32 array (num_arrays,)."""
+
+    variadic = "num_arrays"
+    input_docs = described(data="arrays of any shapes and dtypes")
+    output_doc = "(num_arrays,), float32"
+    num_arrays: int = required("Number of inputs.", low=1)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [(self.num_arrays,)]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [FLOAT32]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        for at, each in enumerate(inputs):
+            flat = wide(each).reshape(-1)
+            outputs[0][at] = run.xp.dot(flat, flat)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [self._of(F, inputs[at], F.slice_axis(heads[0], axis=0, begin=at, end=at + 1))
+                for at in range(self.num_arrays)]  # fmt: skip
+
+    def _of(self, F: Any, x: Any, head: Any) -> Any:
+        whole = F.op("broadcast_like", F.op("Reshape", head, shape=(1,) * max(1, len(x.shape))), x)
+        return F.op("_cast_like", whole, x) * x * 2.0
+
+
+@operator("_histogram")
+class Histogram(Operator):
+    """The histogram of all elements: the counts of elements between neighbouring edges, and the edges.
+
+    The edges are the second input, ascending; or ``bin_cnt`` bins of one width cover ``range``. Numbers outside
+    are left out.
+    """
+
+    arguments = ("data", "bins")
+    input_docs = described(
+        data="any shape, any dtype",
+        bins="(edges,), the dtype of data, ascending; not with bin_cnt",
+    )
+    output_doc = "Counts (bins,), int64, and edges (bins + 1,), the dtype of data"
+    no_gradient = True
+    bin_cnt: int | None = option(None, "Number of bins of one width; without it the edges are an input.", low=1)
+    range: tuple[float, ...] | None = option(None, "Lowest and highest edge of those.")
+
+    def __post_init__(self) -> None:
+        if (self.bin_cnt is None) != (self.range is None):
+            raise ParameterError(
+                f"{self.name}: bin_cnt is {self.bin_cnt} and range is {self.range}, expected both or neither"
+            )
+        if self.range is not None and not (len(self.range) == 2 and self.range[0] < self.range[1]):
+            raise ParameterError(f"{self.name}: range is {self.range}, expected the lowest and a higher edge")
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments if self.bin_cnt is None else self.arguments[:1]
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output0", "output1")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        if self.bin_cnt is not None:
+            return shapes, [(self.bin_cnt,), (self.bin_cnt + 1,)]
+        edges = shapes[1]
+        if edges is None or edges == (-1,):
+            return shapes, [(-1,), edges]
+        if len(edges) != 1 or edges[0] < 2:
+            raise ShapeError(f"{self.name}: bins has shape {edges}, expected one axis of at least 2 edges")
+        return shapes, [(edges[0] - 1,), edges]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        completed, (dtype, _) = super().infer_type(dtypes)
+        return completed, [BY_NAME["int64"], dtype]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        # 16-bit numbers would be too coarse to place the edges in.
+        data = wide(inputs[0]).reshape(-1)
+        bins: Any = wide(inputs[1]) if self.bin_cnt is None else self.bin_cnt
+        if self.bin_cnt is None and not bool((bins[1:] >= bins[:-1]).all()):
+            raise DataError(f"{self.name}: input bins holds {bins}, expected edges in ascending order")
+        if data.dtype.kind == "f":
+            data = data[run.xp.isfinite(data)]
+        outputs[0][...], edges = run.xp.histogram(data, bins=bins, range=self.range)
+        outputs[1][...] = edges

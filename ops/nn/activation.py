@@ -1,0 +1,486 @@
+"""Activations and softmax, with fused backward operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
+
+from flowmx.errors import ParameterError, ShapeError
+from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS, hard_sigmoid
+from flowmx.ops.formulas.arrays import OnArrays
+from flowmx.ops.formulas.frontend import OnFrontend
+from flowmx.ops.nn.common import (
+    blocks,
+    bound,
+    computing_dtype,
+    expect_rank,
+    expect_shape,
+    positive_axis,
+    unchecked,
+)
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    operator,
+    option,
+    required,
+    same_shape,
+)
+
+_PLAIN = {kind: OnArrays(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
+_BACKWARD = {kind: OnArrays(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
+_BEND = {kind: OnFrontend(lambda p, y, of=row: of.bend(y), ("y",)) for kind, row in ACTIVATIONS.items()}
+
+
+@operator("Activation")
+class Activation(Operator):
+    """Apply an activation to each element: relu max(x, 0), sigmoid 1/(1 + e⁻ˣ), tanh, softrelu log(1 + eˣ),
+    softsign x/(1 + |x|).
+    """  # noqa: D205
+
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
+    keeps_layout = True
+    act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("The activation.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        _PLAIN[self.act_type](run.xp, inputs, outputs)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_Activation", heads[0], outputs[0], act_type=self.act_type)]
+
+
+@operator("_backward_Activation")
+class BackwardActivation(Activation):
+    """The head times the activation's derivative, of the activation's output."""
+
+    arguments = ("head", "output")
+    hidden = True
+    in_place = ((0, 0), (1, 0))
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        for head, output, out in blocks(inputs[0], inputs[1], outputs[0]):
+            _BACKWARD[self.act_type](run.xp, (head, output), (out,))
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        head, output = inputs
+        bend = _BEND[self.act_type]
+        second = bend(F, None, *[output for _ in bend.reads])
+        return [
+            F.op("_backward_Activation", heads[0], output, act_type=self.act_type),
+            F.zeros_like(output) if isinstance(second, float) else heads[0] * head * second,
+        ]
+
+
+_HARD_SIGMOID = OnArrays(hard_sigmoid)
+
+
+@operator("hard_sigmoid")
+class HardSigmoid(Operator):
+    """Clip alpha·x + beta to 0 ... 1, elementwise."""
+
+    in_place = ((0, 0),)
+    alpha: float = option(0.2, "Slope.")
+    beta: float = option(0.5, "Value at 0.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        _HARD_SIGMOID.run(run.xp, _HARD_SIGMOID.numbers(self, inputs[0].dtype), inputs, outputs)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        y = outputs[0]
+        return [heads[0] * (y > 0.0) * (y < 1.0) * self.alpha]
+
+
+_RECTIFIER = {kind: OnArrays(row.compute) for kind, row in RECTIFIERS.items()}
+_SLOPE = {kind: OnArrays(lambda p, head, x, of=row: head * of.slope(p, x), 2) for kind, row in RECTIFIERS.items()}
+_SECOND = {kind: OnFrontend(row.bend, ("x",)) for kind, row in RECTIFIERS.items()}
+
+
+@operator("LeakyReLU")
+class LeakyReLU(Operator):
+    """Rectifiers with a slope below zero, chosen by ``act_type``.
+
+    ``leaky`` y = slope·x below 0; ``prelu`` with a learned slope gamma, one for all or one for each channel
+    (He et al., 2015); ``elu`` slope·(eˣ - 1) below 0 (Clevert et al., 2016); ``selu`` (Klambauer et al.,
+    2017); ``gelu`` x·Φ(x) (Hendrycks and Gimpel, 2016); ``rrelu`` a random slope from lower_bound to
+    upper_bound in training, their mean otherwise (Xu et al., 2015).
+    """
+
+    arguments = ("data", "gamma")
+    input_docs = described(
+        data="(batch, channels, ...), float",
+        gamma="(channels,) or (1,), the dtype of data; only for act_type 'prelu'",
+    )
+    output_doc = "The shape and dtype of data"
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
+    act_type: Literal["elu", "gelu", "leaky", "prelu", "rrelu", "selu"] = option("leaky", "The rectifier.")
+    slope: float = option(0.25, "Slope below 0, of leaky and elu.")
+    lower_bound: float = option(0.125, "Lowest slope of rrelu.")
+    upper_bound: float = option(0.334, "Highest slope of rrelu.")
+
+    @property
+    def uses_random(self) -> bool:  # type: ignore[override]
+        """Only rrelu draws."""
+        return self.act_type == "rrelu"
+
+    @property
+    def mode_matters(self) -> bool:  # type: ignore[override]
+        """True for rrelu alone."""
+        return self.act_type == "rrelu"
+
+    def draws(self, train: bool) -> bool:
+        return self.uses_random and train
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments[: 2 if self.act_type == "prelu" else 1]
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output", "mask") if self.act_type == "rrelu" else ("output",)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data = shapes[0]
+        if self.act_type == "prelu" and data is not None:
+            gamma = shapes[1]
+            if gamma is None or gamma == (-1,):
+                shapes = [data, (data[1] if len(data) > 1 else 1,)]
+            elif -1 not in (*gamma, *data[:2]) and _along_front(gamma, data) is None:
+                raise ShapeError(f"{self.name}: input gamma has shape {gamma}, expected {data[1:2] or (1,)} or (1,)")
+        return shapes, [data] * len(self.outputs())
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, x, out = run.xp, inputs[0], outputs[0]
+        plain = _RECTIFIER.get(self.act_type)
+        if plain is not None:
+            plain.run(xp, plain.numbers(self, x.dtype), inputs, outputs)
+            return
+        below = xp.minimum(x, 0)
+        if self.act_type == "prelu":
+            below *= per_channel(inputs[1], x)
+        else:
+            slopes = outputs[1]
+            if run.train:
+                slopes[...] = run.random.uniform(self.lower_bound, self.upper_bound, x.shape)
+            else:
+                slopes[...] = (self.lower_bound + self.upper_bound) / 2
+            below *= slopes
+        xp.maximum(x, 0, out=out)
+        xp.add(out, below, out=out)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        x, head = inputs[0], heads[0]
+        if self.act_type == "prelu":
+            below = head * F.op("_minimum_scalar", x, scalar=0.0)
+            slopes = F.op("_spread_channel", inputs[1], unchecked(inputs, 0))
+            return [
+                head * ((x > 0.0) + (x <= 0.0) * slopes),
+                F.op("_gather_channel", below, unchecked(inputs, 1)),
+            ]
+        if self.act_type == "rrelu":
+            return [head * ((x > 0.0) + (x <= 0.0) * outputs[1])]
+        return [F.op("_backward_LeakyReLU", head, x, **bound(self))]
+
+
+@operator("_backward_LeakyReLU")
+class BackwardLeakyReLU(LeakyReLU):
+    """The head times the derivative of leaky, elu, selu or gelu, of the data."""
+
+    arguments = ("head", "data")
+    hidden = True
+    in_place = ((0, 0), (1, 0))
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output",)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        shape = same_shape(self, shapes)
+        return [shape, shape], [shape]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        slope = _SLOPE[self.act_type]
+        numbers = slope.numbers(self, inputs[1].dtype)
+        for head, x, out in blocks(*inputs, outputs[0]):
+            slope.run(run.xp, numbers, (head, x), (out,))
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        head, x = inputs
+        bend = _SECOND[self.act_type]
+        second = bend(F, self, *[x for _ in bend.reads])
+        return [
+            F.op("_backward_LeakyReLU", heads[0], x, **bound(self)),
+            F.zeros_like(x) if isinstance(second, float) else heads[0] * head * second,
+        ]
+
+
+def _along_front(given: Shape, data: Shape) -> Shape | None:
+    """The shape with which slopes broadcast along the channels and, where left over, the batch; None: they do not.
+
+    Shapes: given (), (1,), (channels,), (batch, channels) or either with ones.
+    """
+    made, left = [1] * len(data), list(given)
+    for axis in reversed(range(min(2, len(data)))):
+        if left and left[-1] in (1, data[axis]):
+            made[axis] = left.pop()
+    return None if left else tuple(made)
+
+
+def per_channel(slopes: Array, data: Array) -> Array:
+    """Slopes shaped to broadcast along the channels (axis 1), or the batch and the channels, of the data."""
+    shape = _along_front(slopes.shape, data.shape)
+    assert shape is not None
+    return slopes.reshape(shape)
+
+
+@operator("_spread_channel")
+class SpreadChannel(Operator):
+    """One number, or one for each channel (and example), repeated to the shape of ``like``."""
+
+    arguments = ("vector", "like")
+    hidden = True
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [shapes[1]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = per_channel(inputs[0], outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_gather_channel", heads[0], unchecked(inputs, 0)), None]
+
+
+@operator("_gather_channel")
+class GatherChannel(Operator):
+    """The sum over what shares a number of ``like``: a channel (and example), or everything."""
+
+    arguments = ("data", "like")
+    hidden = True
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [shapes[1]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        data, out = inputs[0], outputs[0]
+        kept = _along_front(out.shape, data.shape) or ()
+        axes = tuple(axis for axis, length in enumerate(kept) if length == 1)
+        out[...] = data.sum(axis=axes, dtype=computing_dtype(data.dtype)).reshape(out.shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_spread_channel", heads[0], unchecked(inputs, 0)), None]
+
+
+# -- softmax -----------------------------------------------------------------------------------------------
+
+
+def softmax_into(xp: Any, x: Array, axis: int | tuple[int, ...], out: Array) -> None:
+    """eˣ/Σeˣ along axes, shifted by the maximum so that nothing overflows."""
+    xp.subtract(x, x.max(axis=axis, keepdims=True), out=out)
+    xp.exp(out, out=out)
+    xp.divide(out, out.sum(axis=axis, keepdims=True, dtype=computing_dtype(out.dtype)), out=out, casting="unsafe")
+
+
+def refuse_length(op: Any) -> None:
+    """Refuse it: softmin and log_softmax have the parameter in MXNet too, but no input for the lengths."""
+    if op.use_length:
+        raise ParameterError(f"{op.name}: use_length is True, but only softmax takes lengths")
+
+
+class _Softmax(Operator):
+    """The base of softmax, softmin and log_softmax."""
+
+    arguments: ClassVar[tuple[str, ...]] = ("data", "length")
+    input_docs = described(
+        data="any shape, float",
+        length="the shape of data without the axis, int; only with use_length",
+    )
+    output_doc = "The shape of data; dtype `dtype`, or that of data"
+    axis: int
+    temperature: float | None
+    dtype: DType | None
+    use_length: bool
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments[: 2 if self.use_length else 1]
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data, *length = shapes
+        axis = positive_axis(self, self.axis, data)
+        if length and data is not None:
+            length = [expect_shape(self, "length", length[0], data[:axis] + data[axis + 1 :])]
+        return [data, *length], [data]
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        return dtypes, [self.dtype or dtypes[0]]
+
+    def scale(self) -> float:
+        """The factor that the data is multiplied by: 1/temperature."""
+        return 1 / (self.temperature or 1.0)
+
+    def scaled(self, run: Run, inputs: Sequence[Array], out: Array) -> Array:
+        """The data times the scale, with minus infinity past each length."""
+        x = inputs[0] if inputs[0].dtype == out.dtype else inputs[0].astype(out.dtype)
+        if self.scale() != 1:
+            x = x * out.dtype.type(self.scale())
+        if self.use_length:
+            x = run.xp.where(self.inside(run.xp, x, inputs[1]), x, -run.xp.inf)
+        return x
+
+    def inside(self, xp: Any, x: Array, length: Array) -> Array:
+        """The mask, broadcastable to ``x``, of positions along the axis that are below the length."""
+        axis = self.axis % x.ndim
+        position = xp.arange(x.shape[axis]).reshape(-1, *(1,) * (x.ndim - axis - 1))
+        return position < xp.expand_dims(length, axis)
+
+    def grads(self, gradient: Any) -> list[Any]:
+        """The gradient for the data, and none for the lengths."""
+        return [gradient, None][: len(self.inputs())]
+
+
+@operator("softmax")
+class Softmax(_Softmax):
+    """Softmax along an axis: e^(x/T)/Σe^(x/T); positions from ``length`` on are 0 with ``use_length``."""
+
+    in_place = ((0, 0),)
+    axis: int = option(-1, "The axis that sums to 1.")
+    temperature: float | None = option(None, "T.")
+    dtype: DType | None = option(None, "The output's dtype, by default the data's.")
+    use_length: bool = option(False, "Take a second input: how many positions along the axis count.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        softmax_into(run.xp, self.scaled(run, inputs, outputs[0]), self.axis, outputs[0])
+        if self.use_length:
+            outputs[0][...] = run.xp.where(self.inside(run.xp, inputs[0], inputs[1]), outputs[0], 0)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        step = F.op("_backward_softmax", heads[0], outputs[0], axis=self.axis, scaling=self.scale())
+        return self.grads(_cast_back(F, self, step, inputs))
+
+
+@operator("softmin")
+class Softmin(Softmax):
+    """Softmax of the negated data along an axis."""
+
+    arguments = ("data",)
+    in_place = ((0, 0),)
+
+    def __post_init__(self) -> None:
+        refuse_length(self)
+
+    def scale(self) -> float:
+        return -1 / (self.temperature or 1.0)
+
+
+@operator("log_softmax")
+class LogSoftmax(_Softmax):
+    """The logarithm of softmax along an axis."""
+
+    arguments = ("data",)
+    in_place = ((0, 0),)
+    axis: int = option(-1, "The axis along which softmax sums to 1.")
+    temperature: float | None = option(None, "T.")
+    dtype: DType | None = option(None, "The output's dtype, by default the data's.")
+    use_length: bool = option(False, "Take a second input: how many positions along the axis count.")
+
+    def __post_init__(self) -> None:
+        refuse_length(self)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, out = run.xp, outputs[0]
+        x = self.scaled(run, inputs, out)
+        xp.subtract(x, x.max(axis=self.axis, keepdims=True), out=out)
+        total = xp.exp(out).sum(axis=self.axis, keepdims=True, dtype=computing_dtype(out.dtype))
+        xp.subtract(out, xp.log(total), out=out, casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        step = F.op("_backward_log_softmax", heads[0], outputs[0], axis=self.axis, scaling=self.scale())
+        return self.grads(_cast_back(F, self, step, inputs))
+
+
+class _BackwardSoftmax(Operator):
+    """A gradient of the head and of the output; ``scaling`` is what the data was multiplied by."""
+
+    arguments = ("head", "output")
+    hidden = True
+    axis: int
+    scaling: float
+
+    def total(self, run: Run, x: Array) -> Array:
+        """The sum along the axis."""
+        return x.sum(axis=self.axis, keepdims=True, dtype=computing_dtype(x.dtype))
+
+
+@operator("_backward_softmax")
+class BackwardSoftmax(_BackwardSoftmax):
+    """Gradient of softmax: y · (head - Σ head · y)."""
+
+    axis: int = -1
+    scaling: float = 1.0
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        (head, y), out = inputs, outputs[0]
+        step = head - self.total(run, head * y)
+        step *= self.scaling
+        run.xp.multiply(step, y, out=out, casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        head, y = inputs
+        inner, other = (F.sum(each * y, axis=self.axis, keepdims=True) for each in (head, heads[0]))
+        return [
+            F.op("_backward_softmax", heads[0], y, axis=self.axis, scaling=self.scaling),
+            (heads[0] * (head - inner) - head * other) * self.scaling,
+        ]
+
+
+@operator("_backward_log_softmax")
+class BackwardLogSoftmax(_BackwardSoftmax):
+    """Gradient of log_softmax: head - eʸ · Σ head."""
+
+    axis: int = -1
+    scaling: float = 1.0
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (head, y), out = run.xp, inputs, outputs[0]
+        step = xp.exp(y) * self.total(run, head)
+        xp.subtract(head, step, out=step, casting="unsafe")
+        xp.multiply(step, self.scaling, out=out, casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        head, y = inputs
+        probability = F.exp(y)
+        inner, other = (F.sum(each, axis=self.axis, keepdims=True) for each in (head, heads[0] * probability))
+        return [(heads[0] - other) * self.scaling, heads[0] * probability * inner * -self.scaling]
+
+
+def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> Any:
+    return gradient if op.dtype is None else F.op("_cast_like", gradient, inputs[0])
+
+
+@operator("SoftmaxActivation")
+class SoftmaxActivation(Operator):
+    """Softmax along the last axis (``instance``), or over the channels, axis 1 (``channel``)."""
+
+    input_docs = described(data="(batch, channels, ...), float")
+    output_doc = "The shape and dtype of data"
+    mode: Literal["channel", "instance"] = option(
+        "instance", "The axis that sums to 1: the last, or the channels, axis 1."
+    )
+
+    def axis(self) -> int:
+        """The axis that sums to 1."""
+        return 1 if self.mode == "channel" else -1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        expect_rank(self, "data", shapes[0], 2)
+        return shapes, shapes[:1]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        softmax_into(run.xp, inputs[0], self.axis(), outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        y, head = outputs[0], heads[0]
+        return [y * (head - F.sum(head * y, axis=self.axis(), keepdims=True))]

@@ -1,0 +1,233 @@
+"""Products of attention on projections that lie interleaved in one array, as GluonNLP's transformers have them.
+
+Self-attention: queries, keys and values (length, batch, heads · 3 · size), for each head its query, key and
+value side by side. Between encoder and decoder: queries (length, batch, heads · size), and keys and values
+(length, batch, heads · 2 · size). Attention has the shape (batch · heads, query length, key length).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.errors import ShapeError
+from flowmx.ops.arrays.linear import Inferred
+from flowmx.ops.arrays.reshaping import times
+from flowmx.ops.math.reduce import wide
+from flowmx.ops.nn.common import expect_rank, expect_shape
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    family,
+    operator,
+    required,
+)
+
+
+@family
+class _Interleaved(Operator):
+    heavy = True
+    heads: int = required("Number of heads.", low=1)
+
+    def size(self, name: str, shape: Shape, parts: int) -> int:
+        """The length of one head's vectors.
+
+        Raises:
+            ShapeError: the last axis does not divide into them.
+        """
+        expect_rank(self, name, shape, 3, 3)
+        if shape[2] == -1:
+            return -1
+        if not shape[2] or shape[2] % (self.heads * parts):
+            raise ShapeError(
+                f"{self.name}: {name} has shape {shape}, expected a multiple of heads · {parts} = "
+                f"{self.heads * parts}, and not 0, on the last axis"
+            )
+        return shape[2] // (self.heads * parts)
+
+    def part(self, x: Array, parts: int, which: int) -> Array:
+        """One of the interleaved arrays, as (batch, heads, length, size)."""
+        length, batch, width = x.shape
+        split = wide(x).reshape(length, batch, self.heads, parts, width // (self.heads * parts))
+        return split[:, :, :, which].transpose(1, 2, 0, 3)
+
+    # The same for arrays and symbols, whose shapes are not known: (batch · heads, length, size).
+
+    def taken(self, F: Any, x: Any, parts: int, which: int) -> Any:
+        """One of the interleaved arrays."""
+        split = F.Reshape(x, shape=(0, 0, self.heads, parts, -1))
+        one = F.slice_axis(split, axis=3, begin=which, end=which + 1)
+        return F.Reshape(F.transpose(one, axes=(1, 2, 0, 3, 4)), shape=(-3, 0, -1))
+
+    def interleaved(self, F: Any, pieces: Sequence[Any]) -> Any:
+        """The reverse: one array from all its parts."""
+        split = F.Reshape(F.stack(*pieces, axis=2), shape=(-4, -1, self.heads, 0, 0, 0))
+        return F.Reshape(F.transpose(split, axes=(2, 0, 1, 3, 4)), shape=(0, 0, -1))
+
+
+class _Scores(_Interleaved):
+    """The products of queries and keys, divided by the root of the vectors' length."""
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        size = inputs[0][2] // (self.heads * (3 if len(inputs) == 1 else 1))
+        return 2 * math.prod(outputs[0]) * size, super().cost(inputs, outputs)[1]
+
+    def scores(self, run: Run, queries: Array, keys: Array, out: Array) -> None:
+        scaled = queries * (1 / math.sqrt(queries.shape[-1]))
+        out[...] = run.xp.matmul(scaled, keys.swapaxes(-1, -2)).reshape(out.shape)
+
+    def of_both(self, F: Any, queries: Any, keys: Any, head: Any) -> tuple[Any, Any]:
+        """The gradients of queries and keys."""
+        return (
+            F.op("_contrib_div_sqrt_dim", F.batch_dot(head, keys)),
+            F.op("_contrib_div_sqrt_dim", F.batch_dot(head, queries, transpose_a=True)),
+        )
+
+
+class _Weighted(_Interleaved):
+    """The sums of values, weighted by attention."""
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        size = outputs[0][2] // self.heads
+        return 2 * math.prod(inputs[1]) * size, super().cost(inputs, outputs)[1]
+
+    def weighted_shape(self, values: Shape, attention: ShapeOrNone, parts: int) -> tuple[ShapeOrNone, ShapeOrNone]:
+        """The shape of the attention, completed, and that of the output."""
+        size = self.size(self.inputs()[0], values, parts)
+        both = (times(values[1], self.heads), -1 if parts == 2 else values[0], values[0])
+        attention = expect_shape(self, "attention", attention, both)
+        assert attention is not None
+        return attention, (attention[1], values[1], times(self.heads, size))
+
+    def weighted(self, run: Run, attention: Array, values: Array, out: Array) -> None:
+        sums = run.xp.matmul(wide(attention).reshape(*values.shape[:2], -1, values.shape[2]), values)
+        out[...] = sums.transpose(2, 0, 1, 3).reshape(out.shape)
+
+    def of_both(self, F: Any, attention: Any, values: Any, head: Any) -> tuple[Any, Any]:
+        """The gradients of attention and values."""
+        head = self.taken(F, head, 1, 0)
+        return F.batch_dot(head, values, transpose_b=True), F.batch_dot(attention, head, transpose_a=True)
+
+
+@operator("_contrib_interleaved_matmul_selfatt_qk")
+class SelfAttentionScores(_Scores):
+    """Products of queries and keys of self-attention, divided by √size: (batch · heads, length, length)."""
+
+    arguments = ("queries_keys_values",)
+    input_docs = described(
+        queries_keys_values=(
+            "(length, batch, heads·3·size), float; for each head its queries, keys and values, interleaved"
+        ),
+    )
+    output_doc = "(batch·heads, length, length), the dtype of queries_keys_values"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        given = shapes[0]
+        if given is None:
+            return shapes, [None]
+        self.size(self.arguments[0], given, 3)
+        return shapes, [(times(given[1], self.heads), given[0], given[0])]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        queries, keys = (self.part(inputs[0], 3, which) for which in (0, 1))
+        self.scores(run, queries, keys, outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        queries, keys = (self.taken(F, inputs[0], 3, which) for which in (0, 1))
+        of_queries, of_keys = self.of_both(F, queries, keys, heads[0])
+        return [self.interleaved(F, [of_queries, of_keys, F.zeros_like(of_keys)])]
+
+
+@operator("_contrib_interleaved_matmul_selfatt_valatt")
+class SelfAttentionSums(_Weighted):
+    """Sums of the values of self-attention, weighted by attention: (length, batch, heads · size)."""
+
+    arguments = ("queries_keys_values", "attention")
+    input_docs = described(
+        queries_keys_values=(
+            "(length, batch, heads·3·size), float; for each head its queries, keys and values, interleaved"
+        ),
+        attention="(batch·heads, length, length), the dtype of queries_keys_values",
+    )
+    output_doc = "(length, batch, heads·size), the dtype of queries_keys_values"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        given, attention = shapes
+        if given is None:
+            return shapes, [None]
+        attention, out = self.weighted_shape(given, attention, 3)
+        return [given, attention], [out]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self.weighted(run, inputs[1], self.part(inputs[0], 3, 2), outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        of_attention, of_values = self.of_both(F, inputs[1], self.taken(F, inputs[0], 3, 2), heads[0])
+        zero = F.zeros_like(of_values)
+        return [self.interleaved(F, [zero, zero, of_values]), of_attention]
+
+
+@operator("_contrib_interleaved_matmul_encdec_qk")
+class EncoderDecoderScores(_Scores):
+    """Products of a decoder's queries and an encoder's keys, divided by √size."""
+
+    arguments = ("queries", "keys_values")
+    input_docs = described(
+        queries="(query length, batch, heads·size), float",
+        keys_values=(
+            "(length, batch, heads·2·size), the dtype of queries; for each head its keys and values, interleaved"
+        ),
+    )
+    output_doc = "(batch·heads, query length, length), the dtype of queries"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        queries, pairs = shapes
+        if queries is None or pairs is None:
+            return shapes, [None]
+        size = self.size("queries", queries, 1)
+        self.size("keys_values", pairs, 2)
+        pairs = expect_shape(self, "keys_values", pairs, (-1, queries[1], times(queries[2], 2)))
+        assert pairs is not None and size
+        return [queries, pairs], [(times(queries[1], self.heads), queries[0], pairs[0])]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self.scores(run, self.part(inputs[0], 1, 0), self.part(inputs[1], 2, 0), outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        pair = self.taken(F, inputs[0], 1, 0), self.taken(F, inputs[1], 2, 0)
+        of_queries, of_keys = self.of_both(F, *pair, heads[0])
+        return [
+            self.interleaved(F, [of_queries]),
+            self.interleaved(F, [of_keys, F.zeros_like(of_keys)]),
+        ]
+
+
+@operator("_contrib_interleaved_matmul_encdec_valatt")
+class EncoderDecoderSums(_Weighted):
+    """Sums of an encoder's values, weighted by a decoder's attention: (query length, batch, heads · size)."""
+
+    arguments = ("keys_values", "attention")
+    input_docs = described(
+        keys_values="(length, batch, heads·2·size), float; for each head its keys and values, interleaved",
+        attention="(batch·heads, query length, length), the dtype of keys_values",
+    )
+    output_doc = "(query length, batch, heads·size), the dtype of keys_values"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        pairs, attention = shapes
+        if pairs is None:
+            return shapes, [None]
+        attention, out = self.weighted_shape(pairs, attention, 2)
+        return [pairs, attention], [out]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        self.weighted(run, inputs[1], self.part(inputs[0], 2, 1), outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        of_attention, of_values = self.of_both(F, inputs[1], self.taken(F, inputs[0], 2, 1), heads[0])
+        return [self.interleaved(F, [F.zeros_like(of_values), of_values]), of_attention]

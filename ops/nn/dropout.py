@@ -1,0 +1,62 @@
+"""Dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from flowmx.errors import ShapeError
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
+
+
+@operator("Dropout")
+class Dropout(Operator):
+    """In training, set each element to 0 with probability p and divide the others by 1 - p.
+
+    From Srivastava et al., "Dropout", 2014. With ``axes`` the decision is one for all along those axes;
+    ``mode="always"`` drops outside training too.
+    """
+
+    input_docs = described(data="any shape, float")
+    output_doc = "The shape and dtype of data"
+    uses_random = True
+    mode_matters = True
+    keeps_layout = True
+    p: float = option(0.5, "Probability of dropping.", low=0, high=1)
+    mode: Literal["always", "training"] = option("training", "Drop in training alone, or always.")
+    axes: Shape = option((), "Axes that share one decision.")
+    cudnn_off: bool | None = option(False, "Ignored.")
+
+    def draws(self, train: bool) -> bool:
+        return self.p > 0 and (train or self.mode == "always")
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output", "mask")
+
+    def visible_outputs(self) -> int:
+        return 1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data = shapes[0]
+        if data is None:
+            return shapes, [None, None]
+        if any(not -len(data) <= axis < len(data) for axis in self.axes):
+            raise ShapeError(f"{self.name}: axes are {self.axes}, but input data has shape {data}")
+        shared = {axis % len(data) for axis in self.axes}
+        mask = tuple(1 if axis in shared else length for axis, length in enumerate(data))
+        return shapes, [data, mask]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (out, mask) = run.xp, outputs
+        if not self.draws(run.train):
+            mask.fill(1)
+            xp.copyto(out, inputs[0])
+            return
+        keep = 1 - self.p
+        xp.less(run.random.random(mask.shape, xp.float32), keep, out=mask, casting="unsafe")
+        if keep:
+            xp.divide(mask, mask.dtype.type(keep), out=mask)
+        xp.multiply(inputs[0], mask, out=out)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [heads[0] * outputs[1]]

@@ -1,0 +1,177 @@
+"""FullyConnected, and the two products that are its gradient.
+
+The three are each other's gradients: Y = X Wᵀ, dX = H W, dW = Hᵀ X.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.ops.math.conversion import as_type, cast
+from flowmx.ops.math.products import matmul
+from flowmx.ops.nn.common import (
+    Linear,
+    LinearData,
+    LinearWeight,
+    computing_dtype,
+    expect_rank,
+    expect_shape,
+    product,
+    scratch,
+    unchecked,
+)
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    operator,
+    option,
+    required,
+)
+
+
+def as_matrix(array: Array, flatten: bool) -> Array:
+    """The data as a matrix: one row an example."""
+    if array.ndim == 2:
+        return array
+    shape = array.shape
+    return array.reshape((shape[0], product(shape[1:])) if flatten else (product(shape[:-1]), shape[-1]))
+
+
+def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
+    """Compute ``out = a @ b`` for matrices, 16 bits in float32 where the host computes."""
+    dtype = computing_dtype(out.dtype)
+    # A GPU multiplies 16 bits as they are, and adds up in float32.
+    if dtype == out.dtype or run.xp is not np:
+        matmul(run, a, b, out)
+    else:
+        wide = scratch(run, "product", out.shape, dtype)
+        matmul(run, as_type(run, a, dtype), as_type(run, b, dtype), wide)
+        cast(run, wide, out)
+
+
+@operator("FullyConnected")
+class FullyConnected(Linear):
+    """Apply a linear transformation: Y = X Wᵀ + b.
+
+    Shapes: data (batch, ...), weight (num_hidden, inputs), bias (num_hidden,), output (batch, num_hidden);
+    without ``flatten`` the transformation applies to the last axis: (..., inputs) to (..., num_hidden).
+    """
+
+    input_docs = described(
+        data="(batch, ...), or (..., inputs) without flatten, float",
+        weight="(num_hidden, inputs), the dtype of data",
+        bias="(num_hidden,), the dtype of data; not with no_bias",
+    )
+    output_doc = "(batch, num_hidden), or (..., num_hidden) without flatten, the dtype of data"
+    num_hidden: int = required("Number of hidden nodes of the output.", low=1)
+    no_bias: bool = option(False, "Leave the bias out.")
+    flatten: bool = option(True, "Collapse all axes of the data but the first.")
+
+    def bias_axis(self) -> int:
+        return 1 if self.flatten else -1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data, weight, *bias = shapes
+        if data is None:
+            return shapes, [None]
+        expect_rank(self, "data", data, 1)
+        units = product(data[1:]) if self.flatten else data[-1]
+        result = (data[0], self.num_hidden) if self.flatten else (*data[:-1], self.num_hidden)
+        weight = expect_shape(self, "weight", weight, (self.num_hidden, units))
+        bias = [expect_shape(self, "bias", each, (self.num_hidden,)) for each in bias]
+        return [data, weight, *bias], [result]
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        # The states that a cell of mx.rnn begins with have the batch that the other summand has.
+        data, *others = shapes
+        if data is None or data[0] != -1 or outputs[0] is None:
+            return shapes
+        return [(outputs[0][0], *data[1:]), *others]
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        return 2 * product(outputs[0]) * inputs[1][1], sum(map(product, (*inputs, *outputs)))
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out = outputs[0]
+        multiply(run, as_matrix(inputs[0], self.flatten), inputs[1].T, as_matrix(out, self.flatten))
+        if not self.no_bias:
+            run.xp.add(out, inputs[2], out=out)
+
+
+@operator("_backward_FullyConnected_data")
+class FullyConnectedData(LinearData, FullyConnected):
+    """dX = H W."""
+
+    infer_back = Operator.infer_back
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        head, weight = inputs[:2]
+        multiply(run, as_matrix(head, self.flatten), weight, outputs[0].reshape(-1, weight.shape[1]))
+
+
+@operator("_backward_FullyConnected_weight")
+class FullyConnectedWeight(LinearWeight, FullyConnected):
+    """dW = Hᵀ X."""
+
+    infer_back = Operator.infer_back
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data = shapes[1]
+        units = -1 if data is None else product(data[1:]) if self.flatten else data[-1]
+        return shapes, [(self.num_hidden, units)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        multiply(run, as_matrix(inputs[0], self.flatten).T, as_matrix(inputs[1], self.flatten), outputs[0])
+
+
+@operator("_backward_bias")
+class BackwardBias(Operator):
+    """The sum over all axes but one: the gradient of a bias along that axis."""
+
+    arguments = ("head",)
+    hidden = True
+    axis: int = 1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [None if shapes[0] is None else (shapes[0][self.axis],)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        head, out = inputs[0], outputs[0]
+        dtype: DType = computing_dtype(out.dtype)
+        if self.axis == -1 or head.ndim == 2:
+            out[...] = head.reshape(product(head.shape[:-1]), head.shape[-1]).sum(axis=0, dtype=dtype)
+        else:
+            # Along the contiguous axis first: the second sum then has little left to do.
+            out[...] = head.reshape(*head.shape[:2], product(head.shape[2:])).sum(axis=2, dtype=dtype).sum(axis=0)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_spread_bias", heads[0], unchecked(inputs, 0), axis=self.axis)]
+
+
+@operator("_spread_bias")
+class SpreadBias(Operator):
+    """A vector along one axis, repeated along the others to the shape of ``like``."""
+
+    arguments = ("bias", "like")
+    hidden = True
+    axis: int = 1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [shapes[1]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        out = outputs[0]
+        shape = [1] * out.ndim
+        shape[self.axis] = -1
+        out[...] = inputs[0].reshape(shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_bias", heads[0], axis=self.axis), None]

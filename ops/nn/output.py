@@ -1,0 +1,391 @@
+"""Output layers. Their gradient is that of a loss which is never computed, and ignores the head gradient."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from flowmx.errors import ShapeError
+from flowmx.ops.arrays.indexing import positions
+from flowmx.ops.arrays.reshaping import expect_elements
+from flowmx.ops.nn.activation import softmax_into
+from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, unchecked
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
+
+Normalization = Literal["null", "batch", "valid"]
+
+
+class _Labelled(Operator):
+    """An operator of data and label, whose dtypes may differ."""
+
+    arguments: ClassVar[tuple[str, ...]] = ("data", "label")
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        data = dtypes[0]
+        return [data, data if dtypes[1] is None else dtypes[1]], [data] * len(self.outputs())
+
+
+class _Backward(Operator):
+    """The gradient of an output layer, of its output, its label and (where it is used) the head."""
+
+    arguments: ClassVar[tuple[str, ...]] = ("output", "label")
+    hidden = True
+    is_loss = False
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, shapes[:1]
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        return dtypes, dtypes[:1]
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        raise NotImplementedError  # an output layer has no second order
+
+
+# -- softmax -----------------------------------------------------------------------------------------------
+
+
+@operator("SoftmaxOutput", "Softmax")
+class SoftmaxOutput(_Labelled):
+    """Softmax, whose gradient is that of the cross-entropy with the label: output - one_hot(label).
+
+    Shapes: data (batch, classes) and label (batch,) of class numbers; with ``multi_output`` data
+    (batch, classes, *positions) and label (batch, *positions); with ``preserve_shape`` data (..., classes)
+    and label (...). A label of the data's shape holds probabilities: the gradient is output - label.
+    The gradient is multiplied by ``grad_scale`` and divided by the number that ``normalization`` names.
+    """
+
+    input_docs = described(
+        data="(batch, classes), (batch, classes, *positions) or (..., classes), float",
+        label="the shape of data without the classes, int or float; or the shape of data, of probabilities",
+    )
+    output_doc = "The shape and dtype of data"
+    is_loss = True
+    grad_scale: float = option(1.0, "The gradient's factor.")
+    ignore_label: float = option(-1.0, "With use_ignore: the label that gives no gradient.")
+    multi_output: bool = option(False, "Softmax along axis 1 at each position.")
+    use_ignore: bool = option(False, "Heed ignore_label.")
+    preserve_shape: bool = option(False, "Softmax along the last axis.")
+    normalization: Normalization = option("null", "Divide the gradient by 1, the batch or the valid labels.")
+    out_grad: bool = option(False, "Multiply the gradient by the head gradient.")
+    smooth_alpha: float = option(0.0, "Label smoothing.", low=0, high=1)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data, label = shapes
+        if data is None:
+            return shapes, [None]
+        expect_rank(self, "data", data, 2)
+        if label is not None and label == data:
+            return shapes, [data]
+        if self.multi_output:
+            expected = (data[0], *data[2:])
+            if label is not None and label == (data[0], math.prod(data[2:])):
+                return shapes, [data]  # the positions may be flattened
+        else:
+            expected = data[:-1] if self.preserve_shape else data[:1]
+        if label is not None and len(label) == len(expected) + 1 and label[-1] == 1:
+            expected = (*expected, 1)
+        return [data, expect_shape(self, "label", label, expected)], [data]
+
+    def axes(self, data: Array) -> int | tuple[int, ...]:
+        """The axes along which the output sums to 1."""
+        if self.multi_output:
+            return 1
+        return -1 if self.preserve_shape else tuple(range(1, data.ndim))
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        softmax_into(run.xp, inputs[0], self.axes(inputs[0]), outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        given = [outputs[0], inputs[1], *([heads[0]] if self.out_grad else [])]
+        label = unchecked(inputs, 1)
+        return [F.op("_backward_SoftmaxOutput", *given, **bound(self)), F.zeros_like(label)]
+
+
+@operator("_backward_SoftmaxOutput")
+class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
+    """Gradient of SoftmaxOutput for its data."""
+
+    arguments = ("output", "label", "head")
+
+    def inputs(self) -> tuple[str, ...]:
+        return self.arguments[: 3 if self.out_grad else 2]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (y, label), out = run.xp, inputs[:2], outputs[0]
+        if label.shape == y.shape:
+            xp.subtract(y, label, out=out, casting="unsafe")
+            out *= self.grad_scale
+        else:
+            # As (rows, classes, positions), one label for each row and position.
+            if self.multi_output:
+                shape = (y.shape[0], y.shape[1], math.prod(y.shape[2:]))
+            elif self.preserve_shape:
+                shape = (math.prod(y.shape[:-1]), y.shape[-1], 1)
+            else:
+                shape = (y.shape[0], math.prod(y.shape[1:]), 1)
+            self._from_classes(xp, y.reshape(shape), label.reshape(shape[0], shape[2]), out.reshape(shape))
+        if self.out_grad:
+            xp.multiply(out, inputs[2], out=out)
+
+    def counted(self, xp: Any, label: Array, dtype: DType) -> Array:
+        """The number of valid labels, at least 1, as a 0-d array."""
+        return xp.maximum((label != self.ignore_label).sum(), 1).astype(dtype)
+
+    def _from_classes(self, xp: Any, y: Array, label: Array, out: Array) -> None:
+        classes = label.astype(xp.int64)[:, None, :]
+        # MXNet smooths labels only where there is one for each row.
+        alpha, others = 0.0 if self.multi_output else self.smooth_alpha, max(1, y.shape[1] - 1)
+        xp.subtract(y, y.dtype.type(alpha / others), out=out)
+        # A label outside the classes matches none of them.
+        known = (classes >= 0) & (classes < y.shape[1])
+        classes = xp.where(known, classes, 0)
+        here = xp.take_along_axis(y, classes, axis=1) - y.dtype.type(1 - alpha)
+        here = xp.where(known, here, xp.take_along_axis(out, classes, axis=1))
+        rows, columns = xp.arange(y.shape[0])[:, None, None], xp.arange(y.shape[2])
+        out[rows, classes, columns] = here
+        if self.use_ignore:
+            out *= (label != self.ignore_label)[:, None, :]
+        scale = self.grad_scale
+        if self.normalization == "batch":
+            scale /= y.shape[0]
+        elif self.normalization == "valid":
+            xp.divide(out, self.counted(xp, label, computing_dtype(out.dtype)), out=out, casting="same_kind")
+        if self.normalization != "valid":
+            scale /= y.shape[2]
+        if scale != 1:
+            out *= scale
+
+
+@operator("softmax_cross_entropy")
+class SoftmaxCrossEntropy(_Labelled):
+    """The sum over the batch of the cross-entropy of softmax(data) and the label.
+
+    Shapes: data (batch, classes), label (batch,) of class numbers, output (1,).
+    """
+
+    input_docs = described(
+        data="(batch, classes), float",
+        label="(batch,), int or float; class indices",
+    )
+    output_doc = "(1,), the dtype of data"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data, label = shapes
+        expect_rank(self, "data", data, 2, 2)
+        if data is not None:
+            expect_elements(self, data, [1])
+        return [data, label if data is None else expect_shape(self, "label", label, data[:1])], [(1,)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (x, label) = run.xp, inputs
+        x = x.astype(computing_dtype(x.dtype), copy=False)
+        shifted = x - x.max(axis=1, keepdims=True)
+        index = positions(xp, label, x.shape[1], "raise", self.name)
+        here = xp.take_along_axis(shifted, index[:, None], axis=1)
+        outputs[0][...] = (xp.log(xp.exp(shifted).sum(axis=1, keepdims=True)) - here).sum()
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        data, label = inputs
+        probabilities = F.softmax(data)
+        step = F.op("_backward_SoftmaxOutput", probabilities, label)
+        return [heads[0] * step, F.zeros_like(unchecked(inputs, 1))]
+
+
+# -- regressions -------------------------------------------------------------------------------------------
+
+
+class _Regression(NamedTuple):
+    """A regression output: its link function and its loss's derivative by the link's input."""
+
+    name: str
+    link: Callable[[Any, Array, Array], Any]
+    derive: Callable[[Any, Array, Array, Array], Any]
+    """``derive(xp, output, label, out)``."""
+    doc: str
+
+
+def _difference(xp: Any, y: Array, label: Array, out: Array) -> None:
+    xp.subtract(y, label, out=out, casting="unsafe")
+
+
+def _sign(xp: Any, y: Array, label: Array, out: Array) -> None:
+    xp.subtract(y, label, out=out, casting="unsafe")
+    xp.sign(out, out=out)
+
+
+def _copy(xp: Any, x: Array, out: Array) -> None:
+    xp.copyto(out, x)
+
+
+def _logistic(xp: Any, x: Array, out: Array) -> None:
+    xp.multiply(x, 0.5, out=out)
+    xp.tanh(out, out=out)
+    xp.multiply(out, 0.5, out=out)
+    xp.add(out, 0.5, out=out)
+
+
+_REGRESSIONS = [
+    _Regression("LinearRegressionOutput", _copy, _difference,
+                "The data, whose gradient is that of half the squared error: output - label."),
+    _Regression("MAERegressionOutput", _copy, _sign,
+                "The data, whose gradient is that of the absolute error: sign(output - label)."),
+    _Regression("LogisticRegressionOutput", _logistic, _difference,
+                "The logistic function of the data, with the cross-entropy's gradient: output - label."),
+]  # fmt: skip
+
+
+def _register(row: _Regression) -> None:
+    notes = "\n\nThe gradient is multiplied by grad_scale and divided by the outputs of one example."
+
+    @operator(row.name)
+    class Output(_Labelled):
+        __doc__ = row.doc + notes
+
+        input_docs = described(
+            data="(batch, ...), float",
+            label="the shape of data, or as many elements for each example, float",
+        )
+        output_doc = "The shape and dtype of data"
+        is_loss = True
+        grad_scale: float = option(1.0, "The gradient's factor.")
+
+        def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+            data, label = shapes
+            if data is None:
+                return shapes, [None]
+            if label is not None and -1 not in (*data, *label):
+                # The label of an example may have any shape with as many numbers.
+                if label[:1] == data[:1] and math.prod(label) == math.prod(data):
+                    return shapes, [data]
+                raise ShapeError(f"{self.name}: input label has shape {label}, expected {data}")
+            one_each = len(data) == 2 and data[1] == 1
+            return [data, data[:1] if one_each and label is None else label or data], [data]
+
+        def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            row.link(run.xp, inputs[0], outputs[0])
+
+        def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+            step = F.op(f"_backward_{row.name}", outputs[0], inputs[1], **bound(self))
+            return [step, F.zeros_like(unchecked(inputs, 1))]
+
+    @operator(f"_backward_{row.name}")
+    class Backward(_Backward):
+        __doc__ = f"Gradient of {row.name} for its data."
+
+        no_gradient = row.derive is _sign
+        grad_scale: float = option(1.0, "The gradient's factor.")
+
+        def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+            (y, label), out = inputs, outputs[0]
+            row.derive(run.xp, y, label.reshape(y.shape), out)
+            scale = self.grad_scale * len(y) / max(1, y.size)
+            if scale != 1:
+                out *= scale
+
+
+for _row in _REGRESSIONS:
+    _register(_row)
+
+
+# -- margins and plain losses ------------------------------------------------------------------------------
+
+
+@operator("SVMOutput")
+class SVMOutput(_Labelled):
+    """The data, whose gradient is that of a support vector machine's hinge loss, squared by default.
+
+    Shapes: data (batch, classes), label (batch,) of class numbers.
+    """
+
+    input_docs = described(
+        data="(batch, classes), float",
+        label="(batch,), int or float; class indices",
+    )
+    output_doc = "The shape and dtype of data"
+    is_loss = True
+    margin: float = option(1.0, "The margin.")
+    regularization_coefficient: float = option(1.0, "The gradient's factor.")
+    use_linear: bool = option(False, "The hinge loss itself, not its square.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data, label = shapes
+        expect_rank(self, "data", data, 2)
+        return [data, label if data is None else expect_shape(self, "label", label, data[:1])], [data]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        step = F.op("_backward_SVMOutput", outputs[0], inputs[1], **bound(self))
+        return [step, F.zeros_like(unchecked(inputs, 1))]
+
+
+@operator("_backward_SVMOutput")
+class BackwardSVMOutput(_Backward, SVMOutput):
+    """Gradient of SVMOutput for its data."""
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (y, label) = run.xp, inputs
+        y = y.reshape(len(y), -1)
+        mine = xp.arange(y.shape[1])[None, :] == label.astype(xp.int64)[:, None]
+        side = xp.where(mine, -1, 1).astype(y.dtype)
+        slack = xp.maximum(self.margin + side * y, 0)
+        step = (slack > 0) if self.use_linear else 2 * slack
+        outputs[0][...] = (side * step * self.regularization_coefficient).reshape(outputs[0].shape)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [None, None] if self.use_linear else super().gradient(F, inputs, outputs, heads)
+
+
+@operator("MakeLoss")
+class MakeLoss(Operator):
+    """The data as a loss: its gradient is ``grad_scale``, whatever the head gradient.
+
+    ``normalization`` divides it by the batch, or by how many elements are above ``valid_thresh``.
+    """
+
+    is_loss = True
+    grad_scale: float = option(1.0, "The gradient.")
+    valid_thresh: float = option(0.0, "Elements above it are valid.")
+    normalization: Normalization = option("null", "Divide by 1, the batch or the valid elements.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_MakeLoss", outputs[0], **bound(self))]
+
+
+@operator("_backward_MakeLoss")
+class BackwardMakeLoss(_Backward, MakeLoss):
+    """Gradient of MakeLoss."""
+
+    arguments = ("output",)
+    no_gradient = True
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        scale = self.grad_scale
+        if self.normalization == "batch":
+            scale /= max(1, len(inputs[0]))
+        elif self.normalization == "valid":
+            scale = scale / run.xp.maximum((inputs[0] > self.valid_thresh).sum(), 1)
+        outputs[0][...] = scale
+
+
+@operator("make_loss")
+class PlainLoss(Operator):
+    """The data as a loss: its gradient is 1, whatever the head gradient."""
+
+    is_loss = True
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("loss",)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.copyto(outputs[0], inputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.ones_like(unchecked(inputs, 0))]

@@ -1,0 +1,370 @@
+"""Pooling, one spatial axis after the other: a window's maximum is the maximum of its rows' maxima."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from flowmx.errors import ParameterError, ShapeError
+from flowmx.ops.arrays.reshaping import expect_elements
+from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, scratch
+from flowmx.ops.nn.convolution import check_layout, per_axis
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
+
+_PART_BYTES = 1 << 20
+
+
+class _Axis(NamedTuple):
+    """The windows on one axis of the array."""
+
+    axis: int
+    kernel: int
+    stride: int
+    pad: int
+    length: int
+    windows: int
+
+    def taps(self) -> Iterator[tuple[Any, Any]]:
+        """For each offset in the window: the data that it touches, and the windows that it does so for."""
+        before = (slice(None),) * self.axis
+        for offset in range(self.kernel):
+            start = offset - self.pad
+            low = max(0, -(start // self.stride))
+            high = min(self.windows, (self.length - 1 - start) // self.stride + 1)
+            if low < high:
+                first = start + low * self.stride
+                last = start + (high - 1) * self.stride
+                yield (*before, slice(first, last + 1, self.stride)), (*before, slice(low, high))
+
+    def whole(self, where: Any) -> bool:
+        """True when a tap serves every window."""
+        return bool(where[-1] == slice(0, self.windows))
+
+    def counts(self, include_pad: bool) -> list[int]:
+        """The number of elements that each window averages over."""
+        low, high = (-self.pad, self.length + self.pad) if include_pad else (0, self.length)
+        starts = [window * self.stride - self.pad for window in range(self.windows)]
+        return [max(1, min(start + self.kernel, high) - max(start, low)) for start in starts]
+
+
+def _reduce(xp: Any, ufunc: Any, empty: float, data: Array, line: _Axis, out: Array) -> None:
+    """Reduce the windows of one axis with ``maximum`` or ``add``."""
+    taps = sorted(line.taps(), key=lambda tap: not line.whole(tap[1]))
+    whole = sum(line.whole(where) for _, where in taps)
+    if whole > 1:
+        ufunc(data[taps[0][0]], data[taps[1][0]], out=out)
+    elif whole == 1:
+        xp.copyto(out, data[taps[0][0]])
+    else:
+        out.fill(empty)
+    for source, where in taps[min(whole, 2) :]:
+        ufunc(out[where], data[source], out=out[where])
+
+
+def _spread_sum(xp: Any, head: Array, line: _Axis, data: Array) -> None:
+    """Add each window's gradient to all that it covers, along one axis."""
+    data.fill(0)
+    for source, where in line.taps():
+        xp.add(data[source], head[where], out=data[source])
+
+
+def _spread_max(run: Run, head: Array, data: Array, output: Array, line: _Axis, out: Array) -> None:
+    """Give each window's gradient to its first maximum along one axis."""
+    xp, taps = run.xp, list(line.taps())
+    # Selecting by whole-number products of the bit patterns is exact: infinity times 0 would not be.
+    bits = f"i{head.dtype.itemsize}"
+    rest = head.view(bits)
+    left, here = (scratch(run, f"pooling {slot}", head.shape, bits) for slot in ("left", "here"))
+    if line.stride >= line.kernel and all(line.whole(where) for _, where in taps):
+        # Windows that do not overlap, of one length: what the taps before left over goes to the last.
+        if len(taps) * line.windows < line.length:  # some elements are in no window
+            out.fill(0)
+        for (source, _), (after, _) in pairwise(taps):
+            xp.copyto(here, xp.equal(data[source], output))
+            xp.multiply(rest, here, out=here)
+            out[source].view(bits)[...] = here
+            into = out[after].view(bits) if after is taps[-1][0] else left
+            rest = xp.subtract(rest, here, out=into)
+        if len(taps) == 1:
+            out[taps[0][0]] = head
+        return
+    out.fill(0)
+    xp.copyto(left, rest)
+    for source, where in taps:
+        part = xp.multiply(left[where], xp.equal(data[source], output[where]))
+        left[where] -= part
+        out[source] += part.view(out.dtype)
+
+
+@operator("Pooling", "Pooling_v1")
+class Pooling(Operator):
+    """Reduce each window of the spatial axes to its maximum, mean, sum, or (Σx^p)^(1/p) for lp.
+
+    Shapes: data (batch, channels, *size), output (batch, channels, *out), or with the channels last as ``layout``
+    says. With the convention ``valid`` out = floor((size + 2·pad - kernel)/stride) + 1, with ``full`` the same
+    with ceil, and with ``same`` (one spatial axis only) ceil((size + 2·pad)/stride).
+    """
+
+    input_docs = described(
+        data="(batch, channels, *size), or with the channels last as `layout` says; 1 to 3 spatial axes, any dtype",
+    )
+    output_doc = "(batch, channels, *out), or with the channels last, the dtype of data"
+    keeps_layout = True
+    kernel: Shape = option((), "Lengths of the window; not needed with global_pool.", low=1)
+    pool_type: Literal["max", "avg", "sum", "lp"] = option("max", "The reduction of a window.")
+    global_pool: bool = option(False, "One window over all of each spatial axis.")
+    cudnn_off: bool = option(False, "Ignored.")
+    pooling_convention: Literal["valid", "full", "same"] = option("valid", "The rounding of the output's size.")
+    stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
+    pad: Shape = option((), "Padding on either side; 0 each by default.", low=0)
+    p_value: Literal[1, 2, 3] | None = option(None, "The p of lp pooling.")
+    count_include_pad: bool | None = option(None, "Count the padding in avg (True by default).")
+    layout: str | None = option(None, "NCW, NCHW, NCDHW (by default), or NWC, NHWC, NDHWC.")
+
+    def __post_init__(self) -> None:
+        if self.channels_last:
+            # What lies channels-first in memory is no better for it.
+            object.__setattr__(self, "makes_channels_last", False)
+        if not self.kernel and not self.global_pool:
+            raise ParameterError(f"{self.name}: kernel is missing, expected lengths (or global_pool=True)")
+        if self.kernel and not self.global_pool:
+            count = len(self.kernel)
+            check_layout(self, self.layout, count, channels_last=True)
+            object.__setattr__(self, "pad", self.pad[:count])  # as in MXNet, which looks at no more of them
+            pad = per_axis(self, "pad", self.pad, 0, count)
+            per_axis(self, "stride", self.stride, 1, count)
+            if any(p >= k for p, k in zip(pad, self.kernel, strict=True)):
+                raise ParameterError(f"{self.name}: pad is {self.pad}, expected less than kernel {self.kernel}")
+            if self.pooling_convention == "same" and count > 1:
+                raise ParameterError(f"{self.name}: pooling_convention is 'same', which needs one spatial axis")
+        if self.pool_type == "lp" and self.p_value is None:
+            raise ParameterError(f"{self.name}: p_value is missing, expected 1, 2 or 3 for pool_type lp")
+
+    @property
+    def channels_last(self) -> bool:
+        """True where the channels are the last axis, not axis 1."""
+        return self.layout is not None and self.layout.endswith("C")
+
+    def channels_first(self, array: Array) -> Array:
+        """A view with the channels as axis 1."""
+        return array.transpose(0, -1, *range(1, array.ndim - 1)) if self.channels_last else array
+
+    def spatial(self, shape: Shape) -> Shape:
+        """The spatial axes of a shape."""
+        return shape[1:-1] if self.channels_last else shape[2:]
+
+    def replaced(self, shape: Shape, size: Shape) -> Shape:
+        """A shape with other spatial axes."""
+        return (shape[0], *size, shape[-1]) if self.channels_last else (*shape[:2], *size)
+
+    def planes(self, array: Array) -> Array:
+        """The array as (planes, *size), or with the channels behind."""
+        return array if self.channels_last else array.reshape(-1, *array.shape[2:])
+
+    def _windows(self, axis: int, length: int) -> int:
+        if length == -1:
+            return -1
+        kernel, stride = self.kernel[axis], (self.stride or (1,) * 3)[axis]
+        padded = length + 2 * (self.pad or (0,) * 3)[axis]
+        if self.pooling_convention == "same":
+            return -(-padded // stride)
+        spare = padded - kernel
+        return (spare // stride if self.pooling_convention == "valid" else -(-spare // stride)) + 1
+
+    def counted_outputs(self) -> int:
+        return 2 if self.pool_type == "max" and self.kernel and not self.channels_last else 1
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        data = shapes[0]
+        if data is None:
+            return shapes, [None]
+        if self.global_pool:
+            rank = len(self.layout) if self.layout else 0
+            expect_rank(self, "data", data, rank or 3, rank or 5)
+            expect_elements(self, data, range(1, len(data) - 1) if self.channels_last else range(2, len(data)))
+            return shapes, [self.replaced(data, (1,) * (len(data) - 2))]
+        rank = len(self.kernel) + 2
+        expect_rank(self, "data", data, rank, rank)
+        given = self.spatial(data)
+        size = tuple(self._windows(axis, length) for axis, length in enumerate(given))
+        if any(length == 0 or (length != -1 and made < 1) for length, made in zip(given, size, strict=True)):
+            raise ShapeError(
+                f"{self.name}: input data has shape {data}, smaller than one window: kernel {self.kernel}, "
+                f"pad {self.pad or 0}"
+            )
+        return shapes, [self.replaced(data, size)]
+
+    def lines(self, size: Shape, out: Shape) -> list[_Axis]:
+        """The windows on each spatial axis of the data, seen as (planes, *size)."""
+        count = len(size)
+        kernel = size if self.global_pool else self.kernel
+        stride = (1,) * count if self.global_pool or not self.stride else self.stride
+        pad = (0,) * count if self.global_pool or not self.pad else self.pad
+        return [_Axis(i + 1, kernel[i], stride[i], pad[i], size[i], out[i]) for i in range(count)]
+
+    def counts(self, xp: Any, lines: Sequence[_Axis], dtype: Any) -> Array:
+        """The number of elements that each window averages over, (*out) or, channels-last, (*out, 1)."""
+        total: Array = xp.ones((), dtype)
+        for line in lines:
+            total = total[..., None] * xp.asarray(line.counts(self.count_include_pad is not False), dtype)
+        return total[..., None] if self.channels_last else total
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, data, out = run.xp, inputs[0], outputs[0]
+        lines = self.lines(self.spatial(data.shape), self.spatial(out.shape))
+        planes, result = self.planes(data), self.planes(out)
+        if self.pool_type == "max":
+            low = lowest(data.dtype)
+            for part in _parts(planes):
+                _reduce_all(run, xp.maximum, low, planes[part], lines, result[part])
+            return
+        dtype = computing_dtype(out.dtype)
+        for part in _parts(planes):
+            piece = planes[part].astype(dtype, copy=False)
+            if self.pool_type == "lp":
+                piece = piece**self.p_value
+            total = scratch(run, "pooling sum", result[part].shape, dtype)
+            _reduce_all(run, xp.add, 0, piece, lines, total)
+            if self.pool_type == "avg":
+                xp.divide(total, self.counts(xp, lines, dtype), out=total)
+            elif self.pool_type == "lp":
+                _root(xp, self.p_value, total)
+            result[part] = total
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_Pooling", heads[0], inputs[0], outputs[0], **bound(self))]
+
+
+@operator("_backward_Pooling")
+class BackwardPooling(Pooling):
+    """Gradient of Pooling; of several equal maxima in a window the first has it."""
+
+    arguments = ("head", "data", "output")
+    hidden = True
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        return shapes, [shapes[1]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        lines = self.lines(self.spatial(inputs[1].shape), self.spatial(inputs[0].shape))
+        head, data, output, out = map(self.planes, (*inputs, outputs[0]))
+        for part in _parts(data):
+            if self.pool_type == "max":
+                self._of_max(run, head[part], data[part], output[part], lines, out[part])
+            else:
+                self._of_sum(run, head[part], data[part], output[part], lines, out[part])
+
+    def _of_max(self, run: Run, head: Array, data: Array, output: Array, lines: list[_Axis], out: Array) -> None:
+        # Reduced from the last axis on, a window's first row with the maximum comes before its first column.
+        levels = [data]
+        for line in reversed(lines[1:]):
+            made = scratch(run, f"pooling level {line.axis}", _shrunk(levels[-1].shape, line), data.dtype)
+            _reduce(run.xp, run.xp.maximum, lowest(data.dtype), levels[-1], line, made)
+            levels.append(made)
+        for line in lines:
+            before = levels.pop()
+            last = line is lines[-1]
+            into = out if last else scratch(run, f"pooling gradient {line.axis}", before.shape, head.dtype)
+            _spread_max(run, head, before, output, line, into)
+            head, output = into, before
+
+    def _of_sum(self, run: Run, head: Array, data: Array, output: Array, lines: list[_Axis], out: Array) -> None:
+        xp, dtype = run.xp, computing_dtype(out.dtype)
+        head, power = head.astype(dtype), (self.p_value or 1) - 1
+        if self.pool_type == "avg":
+            xp.divide(head, self.counts(xp, lines, dtype), out=head)
+        elif self.pool_type == "lp" and power:
+            size = output.astype(dtype) ** power
+            xp.divide(head, xp.where(size == 0, 1, size), out=head)
+        for line in lines:
+            shape = (*head.shape[: line.axis], line.length, *head.shape[line.axis + 1 :])
+            into = scratch(run, f"pooling gradient {line.axis}", shape, dtype)
+            _spread_sum(xp, head, line, into)
+            head = into
+        if self.pool_type == "lp":
+            xp.multiply(head, data.astype(dtype) ** power, out=head)
+        out[...] = head
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        if self.pool_type == "max":
+            return [F.op("_Pooling_at_maxima", heads[0], inputs[1], **bound(self)), None, None]
+        if self.pool_type == "lp" and self.p_value != 1:
+            raise NotImplementedError
+        return [F.op("Pooling", heads[0], **bound(self)), None, None]
+
+
+@operator("_Pooling_at_maxima")
+class PoolingAtMaxima(Pooling):
+    """Other values where each window of the data has its first maximum; 0 for windows of padding alone."""
+
+    arguments = ("values", "data")
+    hidden = True
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        (data,), outputs = super().infer_shape(shapes[1:])
+        return [data, data], outputs
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, lines = run.xp, self.lines(self.spatial(inputs[1].shape), self.spatial(outputs[0].shape))
+        values, data, out = map(self.planes, (*inputs, outputs[0]))
+        for line in reversed(lines):
+            values, data = _first_maxima(xp, values, data, line)
+        xp.copyto(out, values)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        maxima = F.op("Pooling", inputs[1], **bound(self))
+        return [F.op("_backward_Pooling", heads[0], inputs[1], maxima, **bound(self)), None]
+
+
+def _first_maxima(xp: Any, values: Array, data: Array, line: _Axis) -> tuple[Array, Array]:
+    """The values at the first maximum of each window of one axis, and the maxima."""
+    kept = xp.zeros(_shrunk(values.shape, line), values.dtype)
+    best = xp.full(kept.shape, lowest(data.dtype), data.dtype)
+    found = xp.zeros(kept.shape, bool)
+    for source, where in line.taps():
+        ahead = ~found[where] | (data[source] > best[where])
+        best[where] = xp.where(ahead, data[source], best[where])
+        kept[where] = xp.where(ahead, values[source], kept[where])
+        found[where] = True
+    return kept, best
+
+
+def _parts(planes: Array) -> Iterator[slice]:
+    """Slices of planes that fit in a core's cache."""
+    step = max(1, _PART_BYTES // max(1, math.prod(planes.shape[1:]) * planes.dtype.itemsize))
+    for start in range(0, len(planes), step):
+        yield slice(start, start + step)
+
+
+def _root(xp: Any, p: int | None, total: Array) -> None:
+    """The p-th root, in place."""
+    if p == 2:
+        xp.sqrt(total, out=total)
+    elif p == 3:
+        xp.cbrt(total, out=total)
+
+
+def lowest(dtype: DType) -> float:
+    """The maximum of an empty window: the dtype's lowest finite value, as in MXNet."""
+    if dtype.kind in "iu":
+        return float(np.iinfo(dtype).min)
+    return float(np.finfo(dtype if dtype.kind == "f" else computing_dtype(dtype)).min)
+
+
+def _shrunk(shape: Shape, line: _Axis) -> Shape:
+    return (*shape[: line.axis], line.windows, *shape[line.axis + 1 :])
+
+
+def _reduce_all(run: Run, ufunc: Any, empty: float, data: Array, lines: list[_Axis], out: Array) -> None:
+    """Reduce all axes; the first comes first, where the runs are longest."""
+    for line in lines:
+        last = line is lines[-1]
+        shape = _shrunk(data.shape, line)
+        into = out if last else scratch(run, f"pooling {line.axis}", shape, out.dtype)
+        _reduce(run.xp, ufunc, empty, data, line, into)
+        data = into

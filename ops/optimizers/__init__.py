@@ -1,0 +1,1 @@
+"""Updates of weights, each one pass over memory."""

@@ -1,0 +1,82 @@
+"""Candidates for sampled softmax: classes drawn by rank, the frequent ones first."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from flowmx.errors import ParameterError
+from flowmx.ops.arrays.linear import Inferred, InferredTypes
+from flowmx.ops.registry.dtypes import BY_NAME, DType
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, operator, option, required
+
+
+def candidates(F: Any, true_classes: Any, count: int, range_max: int, **where: Any) -> tuple[Any, Any, Any]:
+    """Draw classes c below ``range_max`` with P(c) = log((c + 2)/(c + 1)) / log(range_max + 1).
+
+    Args:
+        F: offers every operator as a function, of arrays or of symbols.
+        true_classes: other classes whose expected counts are wanted.
+        count: how many classes to draw.
+        range_max: how many classes there are.
+        **where: further arguments of the random operator.
+
+    Returns:
+        the classes (count,), int64; how often each true class is expected among them; and each drawn one.
+    """
+    width = math.log(range_max + 1)
+    draws = F.op("_random_uniform", low=0.0, high=width, shape=(count,), dtype="float64", **where)
+    drawn = F.op("_mod_scalar", F.Cast(F.exp(draws) - 1.0, dtype="int64"), scalar=range_max)
+
+    def expected(classes: Any) -> Any:
+        ranks = F.Cast(classes, dtype="float64")
+        return F.log((ranks + 2.0) / (ranks + 1.0)) * (count / width)
+
+    return drawn, expected(true_classes), expected(drawn)
+
+
+@operator("_sample_unique_zipfian")
+class SampleUniqueZipfian(Operator):
+    """Draw classes as ``rand_zipfian`` does, but each at most once in a row, and say how many draws a row took.
+
+    Shapes: samples (rows, count) as given by ``shape``, trials (rows,); both are int64.
+    """
+
+    arguments = ()
+    output_doc = "Samples `shape` and numbers of draws (rows,), int64"
+    uses_random = True
+    no_gradient = True
+    range_max: int = required("The number of classes.", low=1)
+    shape: Shape = option((), "The number of rows, and of samples in each.", low=0)
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != 2 or self.shape[1] > self.range_max:
+            raise ParameterError(
+                f"{self.name}: parameter shape is {self.shape}, expected a number of rows and at most "
+                f"range_max={self.range_max} samples in each"
+            )
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output0", "output1")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [self.shape, self.shape[:1]]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [BY_NAME["int64"]] * 2
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        count = self.shape[1]
+        for row, samples in enumerate(outputs[0]):
+            drawn = self._draw(run, count)
+            # Where each class first came, until there are enough of them.
+            while len(first := run.xp.unique(drawn, return_index=True)[1]) < count:
+                drawn = run.xp.concatenate([drawn, self._draw(run, len(drawn))])
+            first = run.xp.sort(first)[:count]
+            samples[...] = drawn[first]
+            outputs[1][row] = first[-1] + 1 if count else 0
+
+    def _draw(self, run: Run, count: int) -> Array:
+        draws = run.xp.exp(run.random.random(count) * math.log(self.range_max + 1))
+        return (draws - 1).astype("int64") % self.range_max

@@ -1,0 +1,214 @@
+"""Argument parsing for the functions derived from the registry, the same for arrays and symbols.
+
+The order of positional arguments is MXNet's: the inputs, the auxiliary states, then the parameters.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flowmx.engine.origin import warn_user
+from flowmx.errors import ArgumentTypeError
+from flowmx.ops.registry.documentation import documentation
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Operator
+
+Inputs = dict[str, Any]
+
+METHODS = [
+    "abs", "arccos", "arccosh", "arcsin", "arcsinh", "arctan", "arctanh", "argmax", "argmax_channel",
+    "argmin", "argsort", "batch_dot", "broadcast_axes", "broadcast_axis", "broadcast_like", "cbrt", "ceil",
+    "clip", "cos", "cosh", "degrees", "depth_to_space", "diag", "dot", "erf", "exp", "expm1",
+    "fix", "flip", "floor", "log", "log10", "log1p", "log2", "log_softmax", "max", "mean", "min",
+    "nanprod", "nansum", "norm", "one_hot", "ones_like", "pad", "pick", "prod", "radians", "rcbrt",
+    "reciprocal", "relu", "repeat", "reshape_like", "rint", "round", "rsqrt", "shape_array", "sigmoid", "sign", "sin",
+    "sinh", "size_array", "slice", "slice_axis", "slice_like", "softmax", "softmin", "sort",
+    "space_to_depth", "split", "sqrt", "square", "sum", "swapaxes", "take", "tan", "tanh",
+    "tile", "topk", "trunc", "zeros_like",
+]  # fmt: skip
+"""Operators that are also methods of their first input, an array or a symbol."""
+
+
+def split(
+    cls: type[Operator], args: Sequence[Any], kwargs: Mapping[str, Any], is_input: Callable[[Any], bool]
+) -> tuple[Inputs, dict[str, Any]]:
+    """Sort a call's arguments into inputs by name and parameters.
+
+    For an operator with any number of inputs the names are ``arg0``, ``arg1``, ..., and the parameter that
+    counts them is filled in. A parameter given as None is left out where None is none of its values.
+
+    Raises:
+        TypeError: too many arguments, one given twice, or something that is no input in an input's place.
+    """
+    parameters = {name: value for name, value in kwargs.items() if value is not None or _takes_none(cls, name)}
+    if cls.open_ended:
+        return _split_open(cls, args, dict(kwargs), is_input)
+    if cls.variadic:
+        return _split_variadic(cls, args, parameters, is_input)
+    names = (*cls.arguments, *cls.auxiliary)
+    inputs = {name: parameters.pop(name) for name in names if name in parameters and name not in cls.parameters}
+    order = [*names, *cls.parameters]
+    if len(args) > len(order):
+        raise TypeError(f"{cls.name}: {len(args)} positional arguments were given, expected at most {len(order)}")
+    for name, value in zip(order, args, strict=False):
+        target = inputs if name in names else parameters
+        if name in target:
+            raise TypeError(f"{cls.name}: argument {name} was given twice")
+        if target is inputs or value is not None or _takes_none(cls, name):
+            target[name] = value
+    inputs = {name: value for name, value in inputs.items() if value is not None}
+    for name, value in inputs.items():
+        if not is_input(value):
+            raise ArgumentTypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
+    return inputs, parameters
+
+
+def drop_unknown(cls: type[Operator], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Take out, with a warning, and return what was given to an operator that has no parameters at all.
+
+    MXNet keeps such keywords as attributes of a node, and reads them nowhere.
+    """
+    if not parameters or cls.parameters or cls.open_ended:
+        return {}
+    unknown = dict(parameters)
+    parameters.clear()
+    warn_user(f"{cls.name}: it has no parameters, so {', '.join(unknown)} is ignored", _warned)
+    return unknown
+
+
+_warned: set[tuple[str, int]] = set()
+
+
+def _takes_none(cls: type[Operator], name: str) -> bool:
+    """False for a parameter whose default a None stands for."""
+    parameter = cls.parameters.get(name)
+    return parameter is None or parameter.optional
+
+
+def _split_variadic(
+    cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool]
+) -> tuple[Inputs, dict[str, Any]]:
+    given = list(args)
+    if len(given) == 1 and isinstance(given[0], (list, tuple)):
+        given = list(given[0])
+    for name in ("data", "args"):
+        if name in parameters and name not in cls.parameters:
+            named = parameters.pop(name)
+            given += list(named) if isinstance(named, (list, tuple)) else [named]
+    position = len(given)
+    while f"arg{position}" in parameters:
+        given.append(parameters.pop(f"arg{position}"))
+        position += 1
+    for value in given:
+        if not is_input(value):
+            raise ArgumentTypeError(f"{cls.name}: input is {_short(value)}, expected {is_input.__name__}")
+    times, more = cls.inputs_counted
+    parameters.setdefault(cls.variadic, max(0, len(given) - more) // times)
+    if int(parameters[cls.variadic]) * times + more != len(given) and not cls.skips:
+        raise TypeError(f"{cls.name}: {cls.variadic} is {parameters[cls.variadic]}, but {len(given)} inputs were given")
+    return {f"arg{index}": value for index, value in enumerate(given)}, parameters
+
+
+def _split_open(
+    cls: type[Operator], args: Sequence[Any], parameters: dict[str, Any], is_input: Callable[[Any], bool]
+) -> tuple[Inputs, dict[str, Any]]:
+    """Sort the arguments of an operator whose parameters determine the names of its inputs."""
+    inputs = {name: parameters.pop(name) for name in list(parameters) if is_input(parameters[name])}
+    parameters = {name: value for name, value in parameters.items() if value is not None}
+    op = cls.create(**parameters)
+    names = (*op.inputs(), *op.auxiliary)
+    if len(args) > len(names):
+        raise TypeError(f"{cls.name}: {len(args)} inputs were given, expected {len(names)}: {', '.join(names)}")
+    for name, value in zip(names, args, strict=False):
+        if name in inputs:
+            raise TypeError(f"{cls.name}: input {name} was given twice")
+        if value is None:
+            continue
+        if not is_input(value):
+            raise ArgumentTypeError(f"{cls.name}: input {name} is {_short(value)}, expected {is_input.__name__}")
+        inputs[name] = value
+    return inputs, parameters
+
+
+def settle(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Rename inputs that stand in the position of one that the operator leaves out, to the next that it takes.
+
+    So MXNet reads ``RNN(data, parameters, state, lengths, mode="gru", use_sequence_length=True)``.
+    """
+    if not op.skips:
+        return inputs
+    names = op.inputs()
+    extra = [name for name in inputs if name not in names]
+    if not extra:
+        return inputs
+    renamed = dict(zip(extra, [name for name in names if name not in inputs], strict=False))
+    return {renamed.get(name, name): value for name, value in inputs.items()}
+
+
+def in_order(op: Operator, inputs: Mapping[str, Any]) -> list[Any]:
+    """The inputs as the operator takes them.
+
+    Raises:
+        TypeError: one is missing, or one too many.
+    """
+    inputs = settle(op, inputs)
+    names = (*op.inputs(), *op.auxiliary)
+    known = names if len(names) < 16 else frozenset(names)
+    missing = [name for name in names if name not in inputs]
+    extra = [name for name in inputs if name not in known]
+    if missing or extra:
+        problem = f"input {missing[0]} is missing" if missing else f"input {extra[0]} is not taken by {op!r}"
+        raise TypeError(f"{op.name}: {problem}; it takes {', '.join(names) or 'none'}")
+    return [inputs[name] for name in names]
+
+
+def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
+    """The signature of a derived function; ``extra`` are keyword arguments such as ``out`` and ``name``.
+
+    Where an operator has a parameter of such a name, it stands for both.
+    """
+    kind = inspect.Parameter
+    made = []
+    style: Any = kind.KEYWORD_ONLY if cls.variadic or cls.open_ended else kind.POSITIONAL_OR_KEYWORD
+    if cls.variadic or cls.open_ended:
+        made.append(kind("data", kind.VAR_POSITIONAL, annotation=Any))
+    else:
+        made += [kind(name, style, default=None, annotation=Any) for name in (*cls.arguments, *cls.auxiliary)]
+    for parameter in cls.parameters.values():
+        if parameter.name == cls.variadic and cls.inputs_counted == (1, 0):
+            continue
+        # A dtype and a device come in many forms.
+        annotation = Any if parameter.kind is DType or parameter.name == "ctx" else parameter.kind
+        default = None if parameter.required else parameter.default
+        made.append(kind(parameter.name, style, default=default, annotation=annotation))
+    own = {each.name for each in made}
+    made += [kind(name, kind.KEYWORD_ONLY, default=None, annotation=Any) for name in extra if name not in own]
+    if cls.open_ended:
+        made.append(kind("kwargs", kind.VAR_KEYWORD, annotation=Any))
+    return inspect.Signature(made)
+
+
+def dress(
+    function: Any, cls: type[Operator], name: str, module: str, extra: Sequence[str], *, is_method: bool = False
+) -> None:
+    """Give a derived function its name, signature and docstring."""
+    function.__name__ = function.__qualname__ = name
+    function.__module__ = module
+    function.__doc__ = documentation(cls, is_method=is_method)
+    function.__signature__ = signature(cls, extra)
+
+
+def dress_method(function: Any, cls: type[Operator], name: str, module: str, owner: str, extra: Sequence[str]) -> None:
+    """Give a method its name, signature and docstring; the operator's first input is ``self``."""
+    dress(function, cls, name, module, extra, is_method=True)
+    _, *rest = function.__signature__.parameters.values()
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    function.__signature__ = function.__signature__.replace(parameters=[own, *rest])
+    function.__qualname__ = f"{owner}.{name}"
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) < 40 else text[:37] + '...'}"

@@ -1,0 +1,579 @@
+"""The operator registry: one class an operator, everything about it side by side.
+
+An operator is a subclass of :class:`Operator` under the decorator :func:`operator`. Its class attributes
+say what it takes and gives, its fields are its parameters (typed, see ``parameters.py``), and an
+*instance* is the operator with its parameters bound::
+
+    @operator("FullyConnected")
+    class FullyConnected(Operator):
+        '''Apply a linear transformation: Y = X W^T + b. ...'''
+
+        arguments = ("data", "weight", "bias")
+        num_hidden: int = required("Number of hidden nodes of the output.", low=1)
+        no_bias: bool = False
+        flatten: bool = True
+
+        def inputs(self): ...                         # the inputs that this instance takes
+        def infer_shape(self, shapes): ...            # complete what is known of the shapes
+        def forward(self, run, inputs, outputs): ...  # compute into the given outputs
+        def gradient(self, F, inputs, outputs, heads): ...   # in terms of registered operators
+
+Instances are interned (equal parameters, same object), never change, and cache what was inferred for each
+combination of input shapes and dtypes. ``mx.nd.*`` and ``mx.sym.*`` are derived from the registry.
+
+The forward is written once against the array namespace ``run.xp`` and writes into ``outputs``. A backend
+registers a faster one for its device type with :func:`kernel`; the plain one stays as its reference.
+
+The gradient is called with arrays by the tape and with symbols by the symbolic pass; ``F`` offers every
+operator by name. It returns one gradient (or None) for each input, auxiliary states left out.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
+
+import numpy as np
+
+from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
+from flowmx.ops.random.drawing import drawing
+from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
+from flowmx.ops.registry.parameters import MISSING, Parameter, Shape, declare, option, required
+
+if TYPE_CHECKING:
+    from flowmx.engine import Operation
+
+__all__ = [
+    "FLOAT32",
+    "Array",
+    "DType",
+    "Operator",
+    "Run",
+    "Shape",
+    "ShapeError",
+    "ShapeOrNone",
+    "described",
+    "family",
+    "kernel",
+    "lookup",
+    "operator",
+    "option",
+    "registered",
+    "required",
+    "same_shape",
+]  # fmt: skip
+
+Array = Any
+"""A NumPy or CuPy array."""
+ShapeOrNone = Shape | None
+"""A shape as far as it is known: None when not at all, -1 for an unknown dimension."""
+
+_INTERN_LIMIT = 4096
+_SPEC_LIMIT = 512
+LIGHT_BYTES = 1 << 16
+"""Bytes that an operation may touch and still run at its push."""
+_LIGHT_FLOPS = 1 << 16
+_FLOPS_A_BYTE = 16
+"""Floating-point operations that take about as long as a byte that is moved."""
+PLANNED = 1 << 10
+"""Bytes of workspace from which a bound graph plans for it; for less, kernels see to themselves."""
+
+_by_name: dict[str, type[Operator]] = {}
+_kernels: dict[tuple[str, str], Callable[..., None]] = {}
+
+
+class Run:
+    """The context of a forward computation, besides its arrays.
+
+    Attributes:
+        xp: the array namespace (numpy, or cupy).
+        train: True in training mode (Dropout drops, BatchNorm uses the batch's statistics).
+        random: the device's random generator (NumPy's ``Generator``), for operators with ``uses_random``.
+        device: the device that it runs on.
+        memo: where the forwards of a bound graph keep things from one run to the next; None elsewhere.
+    """
+
+    __slots__ = ("device", "memo", "train", "xp")
+
+    def __init__(self, device: Any, train: bool, memo: dict[Any, Any] | None = None) -> None:
+        self.device = device
+        self.xp = device.xp
+        self.train = train
+        self.memo = memo
+
+    @property
+    def random(self) -> np.random.Generator:
+        """The device's generator; only operators with ``uses_random`` may touch it."""
+        generator: np.random.Generator = drawing(self.device.generator.bits, self.xp)
+        return generator
+
+
+class Laid(NamedTuple):
+    """The layout of an array in memory; strides are counted in elements."""
+
+    shape: Shape
+    strides: Shape
+    dtype: DType
+
+
+class TiedForward(Protocol):
+    """A forward for one step of a bound graph, which may remember what it made for the arrays of its last run."""
+
+    def __call__(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the operator."""
+
+    def use(self, memory: Array | None) -> None:
+        """Work in this memory from now on (None: in memory of its own)."""
+
+
+class Spec:
+    """The result of inference for one combination of input shapes and dtypes of an operator.
+
+    Attributes:
+        shapes: those of the outputs.
+        dtypes: likewise.
+        nbytes: of the outputs.
+        light: whether it takes microseconds.
+        weight: about how much there is to do, in bytes moved.
+        single: whether there is one output.
+        rules: the gradient as it was learned (the tape's).
+    """
+
+    __slots__ = ("dtypes", "light", "nbytes", "rules", "shapes", "single", "weight")
+
+    def __init__(self, shapes: list[Shape], dtypes: list[DType], light: bool, weight: int = 0) -> None:
+        self.shapes = shapes
+        self.dtypes = dtypes
+        self.nbytes = sum(_size(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True))
+        self.light = light
+        self.weight = weight
+        self.single = len(shapes) == 1
+        self.rules: dict[Any, Any] = {}
+
+
+class Operator:
+    """Base of all operators; see the module's essay."""
+
+    name: ClassVar[str] = ""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    arguments: ClassVar[tuple[str, ...]] = ("data",)
+    """Names of the inputs, without auxiliary states."""
+    skips: ClassVar[bool] = False
+    """True where positions count only the inputs that an instance takes, though others lie between them."""
+    auxiliary: ClassVar[tuple[str, ...]] = ()
+    """Names of the auxiliary states: further inputs that the forward updates in training mode."""
+    input_docs: ClassVar[dict[str, str]] = {}
+    """By input, its shape, dtype and meaning, beyond what the bases say; not needed where all have one of each."""
+    output_doc: ClassVar[str] = ""
+    """Shapes and dtypes of the outputs; not needed where they are those of the inputs."""
+    variadic: ClassVar[str] = ""
+    """For operators with any number of inputs: the parameter that counts them (``num_args``)."""
+    inputs_counted: ClassVar[tuple[int, int]] = (1, 0)
+    """For a variadic operator: the number of inputs that count as one, and the number that come after those."""
+    updates: ClassVar[tuple[int, ...]] = ()
+    """Positions of inputs that the forward writes besides its outputs (an optimizer's states)."""
+    uses_random: ClassVar[bool] = False
+    """True when the forward draws from the device's generator, which is then a variable it writes."""
+    mode_matters: ClassVar[bool] = False
+    """True when training mode changes what the forward computes."""
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ()
+    """Pairs (input, output) that may share memory."""
+    no_gradient: ClassVar[bool] = False
+    """True for operators through which no gradient flows (comparisons, argmax, samplers)."""
+    is_loss: ClassVar[bool] = False
+    """True for output layers whose gradient ignores the head gradient (SoftmaxOutput)."""
+    heavy: ClassVar[bool] = False
+    """True when the work is more than proportional to the bytes touched (convolutions, products)."""
+    makes_channels_last: ClassVar[bool] = False
+    """True when kernels are faster with the channels (axis 1) of inputs and outputs contiguous in memory."""
+    keeps_layout: ClassVar[bool] = False
+    """True when the forward may write outputs that lie in memory as its inputs do, in whatever order of axes."""
+    detached: ClassVar[bool] = False
+    """True when it runs the user's own code, which may push and wait, so that it gets threads of its own."""
+    once: ClassVar[bool] = False
+    """True when a bound graph is to keep the result from run to run, for as long as what it reads stays as it is."""
+    open_ended: ClassVar[bool] = False
+    """True when the names of inputs and parameters depend on the instance (Custom)."""
+    dynamic: ClassVar[bool] = False
+    """True where the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned."""
+    hidden: ClassVar[bool] = False
+    """True for operators that only other operators' gradients use; they get no public function."""
+    subgraphs: tuple[Any, ...] = ()
+    """The bodies of loops and branches (:class:`flowmx.graph.subgraph.Body`)."""
+    parameters: ClassVar[dict[str, Parameter]] = {}
+    _defaults: ClassVar[dict[str, Any]] = {}
+    _interned: ClassVar[dict[Any, Operator]]
+    _specs: dict[Any, Spec]
+
+    # -- making ----------------------------------------------------------------------------------------
+
+    def __init__(self, **values: Any) -> None:
+        self.__dict__.update(self._defaults)
+        self.__dict__.update(values)
+        self.__post_init__()
+
+    def __post_init__(self) -> None:
+        """Check the parameters together.
+
+        Raises:
+            ParameterError: they contradict each other.
+        """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{self.name}: an operator never changes; make another one with create()")
+
+    @classmethod
+    def create(cls, /, **given: Any) -> Operator:
+        """The operator with these parameters (Python values, or the strings of MXNet's JSON).
+
+        Raises:
+            ParameterError: unknown, missing or unfit parameters.
+        """
+        key: Any = tuple(given.items())
+        try:
+            known = cls._interned.get(key)
+        except TypeError:
+            key, known = None, None
+        # 0 == 0.0 == -0.0 as a key, but not as a parameter.
+        if known is not None and not (0 in given.values() and _has_zero(given)):
+            return known
+        made = cls(**cls._convert(given))
+        object.__setattr__(made, "_specs", {})
+        if key is not None and not _has_zero(given):
+            if len(cls._interned) >= _INTERN_LIMIT:
+                cls._interned.clear()
+            cls._interned[key] = made
+        return made
+
+    @classmethod
+    def _convert(cls, given: dict[str, Any]) -> dict[str, Any]:
+        values = {}
+        for name, value in given.items():
+            parameter = cls.parameters.get(name)
+            if parameter is None:
+                near = difflib.get_close_matches(name, cls.parameters, 1)
+                raise ParameterError(
+                    f"{cls.name}: there is no parameter {name!r}; "
+                    + (f"did you mean {near[0]!r}? " if near else "")
+                    + f"it has {', '.join(cls.parameters) or 'none'}"
+                )
+            values[name] = parameter.convert(value, cls.name)
+        missing = [name for name, parameter in cls.parameters.items() if parameter.required and name not in values]
+        if missing:
+            described = ", ".join(f"{name} ({cls.parameters[name].describe()})" for name in missing)
+            raise ParameterError(f"{cls.name}: missing parameter {described}")
+        return values
+
+    @classmethod
+    def takes(cls, name: str) -> bool:
+        """Tell whether it has a parameter of that name; True for any name if the operator is open-ended."""
+        return cls.open_ended or name in cls.parameters
+
+    def attributes(self) -> dict[str, str]:
+        """The parameters that differ from their defaults, as strings for MXNet's JSON."""
+        table = {}
+        for name, parameter in self.parameters.items():
+            value = getattr(self, name)
+            if parameter.default is MISSING or value != parameter.default:
+                table[name] = parameter.render(value)
+        return table
+
+    # -- what it takes and gives -----------------------------------------------------------------------
+
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that this instance takes, auxiliary states left out."""
+        if self.variadic:
+            times, more = self.inputs_counted
+            return tuple(f"arg{index}" for index in range(getattr(self, self.variadic) * times + more))
+        return self.arguments
+
+    def only_shapes(self) -> tuple[int, ...]:
+        """Positions of inputs of which the forward looks at shape and dtype alone: those called ``like``."""
+        return tuple(position for position, name in enumerate(self.inputs()) if name == "like")
+
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the outputs."""
+        return ("output",)
+
+    def counted_outputs(self) -> int:
+        """The number of outputs in MXNet's JSON, which may differ where its implementation keeps other hidden ones."""
+        return len(self.outputs())
+
+    def visible_outputs(self) -> int:
+        """The number of outputs that the user sees; the rest serve the gradient."""
+        return len(self.outputs())
+
+    def writes_more(self) -> bool:
+        """True where the forward writes besides its outputs, so that it runs even where these have no elements."""
+        return bool(self.updates or self.auxiliary)
+
+    def draws(self, train: bool) -> bool:
+        """True where the forward really draws random numbers in this mode; ``uses_random`` is that it may."""
+        return self.uses_random
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        """Complete the shapes: from what is known of the inputs, all that follows of inputs and outputs.
+
+        Args:
+            shapes: one for each input, auxiliary states last; None or -1 where unknown.
+
+        Returns:
+            the completed input shapes and the output shapes. Unknown stays None or -1.
+
+        Raises:
+            ShapeError: they contradict each other.
+        """
+        shape = same_shape(self, shapes)
+        return [shape] * len(shapes), [shape] * len(self.outputs())
+
+    def at_once(self, F: Any, inputs: Sequence[Any]) -> Any:
+        """Compute a :attr:`dynamic` operator by functions of ``mx.nd``, for which it may wait for inputs."""
+        raise NotImplementedError
+
+    def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:
+        """Complete the inputs' shapes by what is known of the outputs'. Default: nothing follows from it.
+
+        For operators through which the shape of a parameter is found behind its users.
+        """
+        return shapes
+
+    def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
+        """Complete the dtypes, as :meth:`infer_shape` does the shapes. Default: all are the same.
+
+        Raises:
+            TypeInferenceError: they contradict each other.
+        """
+        known = next((dtype for dtype in dtypes if dtype is not None), None)
+        for position, dtype in enumerate(dtypes):
+            if dtype is not None and dtype != known and known is not None:
+                names = (*self.inputs(), *self.auxiliary)
+                raise TypeInferenceError(
+                    f"{self.name}: input {names[position]} has dtype {name_of(dtype)}, expected {name_of(known)} "
+                    "as the first input has; cast one of them with astype"
+                )
+        return [known] * len(dtypes), [known] * len(self.outputs())
+
+    def cost(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> tuple[int, int]:
+        """Floating-point operations and elements moved, for scheduling, profiles and simulation."""
+        moved = sum(map(_size, inputs)) + sum(map(_size, outputs))
+        return sum(map(_size, outputs)), moved
+
+    # -- computing -------------------------------------------------------------------------------------
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        """Compute the outputs, into the given arrays."""
+        raise NotImplementedError(f"{self.name} has no forward computation")
+
+    def gradient(
+        self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
+    ) -> Sequence[Any | None]:
+        """The gradient for each input, given those of the outputs, in terms of registered operators.
+
+        Args:
+            F: offers every operator as a function (``F.dot(a, b)``), of arrays or of symbols.
+            inputs: the operator's inputs, auxiliary states included.
+            outputs: all its outputs.
+            heads: a gradient for each visible output.
+        """
+        raise NotImplementedError(f"{self.name} has no gradient")
+
+    def detach(self, work: Operation, inputs: Sequence[Any]) -> None:
+        """Prepare the operation that will run a ``detached`` operator on these arrays, before its push."""
+
+    def as_ufunc(self, xp: Any, dtype: DType) -> tuple[Callable[..., Any], Any] | None:
+        """The forward as one call ``ufunc(*inputs, out=out)``, for inputs of this dtype; None where it is more.
+
+        With a number, which is then a 0-d array of the dtype: ``ufunc(input, number, out=out)``.
+        """
+        return None
+
+    # -- inference, cached -----------------------------------------------------------------------------
+
+    def spec(self, shapes: tuple[Shape, ...], dtypes: tuple[DType, ...]) -> Spec:
+        """The output shapes and dtypes for fully known inputs (cached).
+
+        Raises:
+            ShapeError, TypeInferenceError: the inputs do not fit the operator or each other.
+        """
+        key = (shapes, dtypes)
+        known = self._specs.get(key)
+        if known is not None:
+            return known
+        names = (*self.inputs(), *self.auxiliary)
+        if len(shapes) != len(names):
+            raise TypeError(f"{self.name}: {len(shapes)} inputs were given, expected {len(names)}: {', '.join(names)}")
+        try:
+            completed, out_shapes = self.infer_shape(list(shapes))
+        except ShapeError as error:
+            if str(error).startswith(self.name):
+                raise
+            raise ShapeError(f"{self.name}: {error}") from None  # from an operator that it is made of
+        for name, given, expected in zip(names, shapes, completed, strict=True):
+            if expected is not None and given != expected:
+                raise ShapeError(f"{self.name}: input {name} has shape {given}, expected {expected}")
+        out_dtypes = self.infer_type(list(dtypes))[1]
+        final_shapes: list[Shape] = []
+        for shape in out_shapes:
+            if shape is None or -1 in shape:
+                raise ShapeError(f"{self.name}: the output's shape does not follow from the inputs' {shapes}")
+            final_shapes.append(shape)
+        final_dtypes = [FLOAT32 if dtype is None else dtype for dtype in out_dtypes]
+        moved = sum(_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
+        made = Spec(final_shapes, final_dtypes, light=False)
+        made.light = moved + made.nbytes <= LIGHT_BYTES and self._is_quick(shapes, final_shapes)
+        made.weight = moved + made.nbytes
+        if self.heavy and type(self).cost is not Operator.cost:
+            made.weight += self.cost(shapes, final_shapes)[0] // _FLOPS_A_BYTE
+        if len(self._specs) >= _SPEC_LIMIT:
+            self._specs.clear()
+        self._specs[key] = made
+        return made
+
+    def _is_quick(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
+        """True where the arithmetic on these shapes takes microseconds, by the operator's cost."""
+        if not self.heavy:
+            return True
+        return type(self).cost is not Operator.cost and self.cost(inputs, outputs)[0] <= _LIGHT_FLOPS
+
+    def __repr__(self) -> str:
+        shown = ", ".join(f"{name}={value}" for name, value in self.attributes().items())
+        return f"{self.name}({shown})"
+
+
+def _has_zero(given: dict[str, Any]) -> bool:
+    """True where a parameter is a floating 0, of either sign."""
+    return any(isinstance(value, (float, np.floating)) and value == 0 for value in given.values())
+
+
+C = TypeVar("C", bound=type)
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(required, option))
+def family(cls: C) -> C:
+    """Declare the parameters of a class, by itself the base of operators that share them."""
+    made: Any = cls
+    made.parameters = declare(cls)
+    made._defaults = {p.name: p.default for p in made.parameters.values() if not p.required}
+    return cls
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(required, option))
+def operator(name: str, *aliases: str) -> Callable[[C], C]:
+    """Register an operator class under its MXNet name and aliases.
+
+    Raises:
+        ValueError: a name is taken.
+    """
+
+    def register(cls: C) -> C:
+        made: Any = family(cls)
+        made.name, made.aliases, made._interned = name, aliases, {}
+        for each in (name, *aliases):
+            if each in _by_name:
+                raise ValueError(f"operator {each!r} is registered already, by {_by_name[each].__qualname__}")
+            _by_name[each] = made
+        return made  # type: ignore[no-any-return]
+
+    return register
+
+
+def described(**inputs: str) -> dict[str, str]:
+    """The documentation of an operator's inputs by name, for ``input_docs``: of each its shape, dtype and meaning."""
+    return inputs
+
+
+def kernel(device_type: str, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a faster forward ``function(operator, run, inputs, outputs)`` for one device type.
+
+    It may be an object with more to it: ``workspace(operator, inputs, outputs)`` gives, for arrays that are
+    :class:`Laid` so, how many bytes it needs besides them; ``tie(operator)`` gives a forward ``function(run, inputs,
+    outputs)`` for one step of a bound graph, whose method ``use(memory)`` receives those bytes;
+    ``packed_size(operator, data_shape)`` gives the number of elements of a packed copy of a layer's weight in its
+    layout, or None.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        _kernels[device_type, lookup(name).name] = function
+        return function
+
+    return register
+
+
+def workspace_of(device_type: str, op: Operator) -> Callable[[Any, Sequence[Laid], Sequence[Laid]], int] | None:
+    """The function that gives the bytes of workspace of an operator's kernel; None where the kernel needs none."""
+    return getattr(kernel_for(device_type, op.name), "workspace", None)
+
+
+def packed_size(device_type: str, op: Operator, data: Shape) -> int | None:
+    """The elements of a layer's packed weight, for data of a shape; None where its kernel is as fast without."""
+    ask = getattr(kernel_for(device_type, op.name), "packed_size", None)
+    return None if ask is None else ask(op, data)
+
+
+def tied_forward(device_type: str, op: Operator) -> TiedForward | None:
+    """A forward of an operator's kernel for one step of a bound graph; None where the kernel has no such thing."""
+    tie = getattr(kernel_for(device_type, op.name), "tie", None)
+    return None if tie is None else tie(op)
+
+
+def kernel_for(device_type: str, name: str) -> Callable[..., None] | None:
+    """The registered faster forward of an operator, or None."""
+    return _kernels.get((device_type, name))
+
+
+def lookup(name: str) -> type[Operator]:
+    """The operator of a name or alias.
+
+    Raises:
+        AttributeError: there is none; the message names the nearest.
+    """
+    found = _by_name.get(name)
+    if found is None:
+        near = difflib.get_close_matches(name, _by_name, 1)
+        raise AttributeError(f"there is no operator {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return found
+
+
+def registered() -> dict[str, type[Operator]]:
+    """Every operator by every name."""
+    return dict(_by_name)
+
+
+def same_shape(op: Operator, shapes: Sequence[ShapeOrNone]) -> ShapeOrNone:
+    """The one shape that all inputs of an elementwise operator have, as far as it is known.
+
+    Raises:
+        ShapeError: two of them differ.
+    """
+    merged: ShapeOrNone = None
+    for position, shape in enumerate(shapes):
+        both = merge(merged, shape)
+        if both is False:
+            names = (*op.inputs(), *op.auxiliary)
+            raise ShapeError(f"{op.name}: input {names[position]} has shape {shape}, expected {merged}")
+        merged = both
+    return merged
+
+
+def merge(one: ShapeOrNone, other: ShapeOrNone) -> Any:
+    """Merge two partly known shapes (None: unknown); False where they contradict."""
+    if one is None or other is None:
+        return one if other is None else other
+    if one == other:
+        return one
+    if len(one) != len(other):
+        return False
+    merged = []
+    for a, b in zip(one, other, strict=True):
+        if a != b and -1 not in (a, b):
+            return False
+        merged.append(max(a, b))
+    return tuple(merged)
+
+
+def _size(shape: Shape) -> int:
+    size = 1
+    for dimension in shape:
+        size *= dimension
+    return size

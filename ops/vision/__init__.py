@@ -1,0 +1,1 @@
+"""Images and vision: changes of images, sampling, bounding boxes, regions."""

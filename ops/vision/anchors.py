@@ -1,0 +1,353 @@
+"""Anchors of detection networks: where they lie, what they are to predict, and what their predictions mean.
+
+Boxes are [left, top, right, bottom], as fractions of the image. What a network predicts of a box is its offset from an
+anchor: of the centre in units of the anchor's sides, and the logarithm of the ratio of the sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flowmx.errors import ParameterError, ShapeError
+from flowmx.ops.arrays.linear import Inferred, shape_of
+from flowmx.ops.nn.common import computing_dtype
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
+from flowmx.ops.vision.boxes import Format, overlap
+
+_VARIANCES = (0.1, 0.1, 0.2, 0.2)
+_LEAST_OVERLAP = 1e-6
+
+
+class _WithoutGradient(Operator):
+    """Base of the operators here: no gradient flows through them; it is 0, as in MXNet."""
+
+    ranks: tuple[int, ...] = ()
+    """The number of axes of each input."""
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.zeros_like(shape_of(inputs, position)) for position in range(len(self.arguments))]
+
+    def _count(self, **counts: int) -> None:
+        """Refuse parameters that are not of so many numbers."""
+        for name, count in counts.items():
+            if len(getattr(self, name)) != count:
+                raise ParameterError(f"{self.name}: {name} is {getattr(self, name)}, expected {count} numbers")
+
+    def _check(self, shapes: list[ShapeOrNone]) -> None:
+        for name, shape, rank in zip(self.arguments, shapes, self.ranks, strict=True):
+            if shape is not None and len(shape) != rank:
+                raise ShapeError(f"{self.name}: input {name} has shape {shape}, expected {rank} axes")
+
+    def _agree(self, what: str, *numbers: int) -> None:
+        known = [each for each in numbers if each >= 0]
+        if len(set(known)) > 1:
+            raise ShapeError(f"{self.name}: the inputs differ in the number of {what}: {known}")
+
+
+def _centers(xp: Any, boxes: Array) -> tuple[Array, Array]:
+    """The centres and the sides of boxes (..., 4): each (..., 2)."""
+    low, high = boxes[..., :2], boxes[..., 2:]
+    return (low + high) / 2, high - low
+
+
+def encoded(xp: Any, anchors: Array, boxes: Array) -> Array:
+    """The offsets (..., 4) of boxes from anchors."""
+    center, sides = _centers(xp, anchors)
+    its_center, its_sides = _centers(xp, boxes)
+    return xp.concatenate([(its_center - center) / sides, xp.log(its_sides / sides)], axis=-1)
+
+
+def decoded(xp: Any, center: Array, sides: Array, offsets: Array) -> Array:
+    """The boxes (..., 4) that lie at these offsets from anchors, of which centres and sides are given."""
+    its_center = offsets[..., :2] * sides + center
+    half = xp.exp(offsets[..., 2:]) * sides / 2
+    return xp.concatenate([its_center - half, its_center + half], axis=-1)
+
+
+@operator("_contrib_MultiBoxPrior")
+class MultiBoxPrior(_WithoutGradient):
+    """Anchors around each place of a feature map: of each size with the first ratio, and of the first size with the
+    other ratios.
+
+    Shapes: data (batch, channels, height, width), output (1, height·width·(sizes + ratios - 1), 4). A size is a
+    fraction of the image's height, and a ratio is that of width to height.
+    """  # noqa: D205
+
+    ranks = (4,)
+    input_docs = described(data="(batch, channels, height, width), float")
+    output_doc = "(1, height·width·(sizes + ratios - 1), 4), the dtype of data: corners"
+    sizes: tuple[float, ...] = option((1.0,), "The sizes.")
+    ratios: tuple[float, ...] = option((1.0,), "The ratios.")
+    clip: bool = option(False, "Cut anchors off at the image's borders.")
+    steps: tuple[float, ...] = option(
+        (-1.0, -1.0), "Distance of places, down and across; below 0, they fill the image."
+    )
+    offsets: tuple[float, ...] = option((0.5, 0.5), "Position of an anchor's centre within its step, down and across.")
+
+    def __post_init__(self) -> None:
+        self._count(steps=2, offsets=2)
+        if not self.sizes or not self.ratios:
+            raise ParameterError(
+                f"{self.name}: sizes {self.sizes} and ratios {self.ratios}, expected one of each at least"
+            )
+        if not all(0 <= each <= 1 for each in self.offsets):
+            raise ParameterError(f"{self.name}: offsets {self.offsets}, expected numbers from 0 to 1")
+        if self.steps[0] * self.steps[1] < 0:
+            raise ParameterError(f"{self.name}: steps {self.steps}, expected both or neither")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        data = shapes[0]
+        self._check(shapes)
+        if data is None or -1 in data[2:]:
+            return shapes, [(1, -1, 4)]
+        return shapes, [(1, data[2] * data[3] * (len(self.sizes) + len(self.ratios) - 1), 4)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (height, width) = run.xp, inputs[0].shape[2:]
+        # In float32 and in MXNet's order: many anchors overlap a box alike, and the last bit decides which is its best.
+        float32 = np.float32
+        down, across = np.array(self.steps if min(self.steps) > 0 else (1 / height, 1 / width), float32)
+        y = ((xp.arange(height, dtype=float32) + float32(self.offsets[0])) * down)[:, None, None]
+        x = ((xp.arange(width, dtype=float32) + float32(self.offsets[1])) * across)[None, :, None]
+        kinds = [*((size, self.ratios[0]) for size in self.sizes), *((self.sizes[0], each) for each in self.ratios[1:])]
+        sizes, roots = np.array([size for size, _ in kinds], float32), np.sqrt(np.array([r for _, r in kinds], float32))
+        half_width = xp.asarray(sizes * float32(height) / float32(width) * roots / 2)
+        half_height = xp.asarray(sizes / roots / 2)
+        made = outputs[0].reshape(height, width, len(kinds), 4)
+        made[..., 0], made[..., 1] = x - half_width, y - half_height
+        made[..., 2], made[..., 3] = x + half_width, y + half_height
+        if self.clip:
+            xp.clip(made, 0, 1, out=made)
+
+
+@operator("_contrib_MultiBoxTarget")
+class MultiBoxTarget(_WithoutGradient):
+    """The target of each anchor: its class and its offsets from the box that it is given.
+
+    Shapes: anchor (1, anchors, 4); label (batch, boxes, 5 or more), each a class and a box, with -1 from the end of an
+    example's boxes on; cls_pred (batch, classes, anchors). Outputs: the offsets and their mask (batch, anchors·4), and
+    the classes (batch, anchors): 0 for the background. Each box is given its best anchor, the best pair first, and each
+    other anchor its best box, if they overlap by more than the threshold.
+    """
+
+    arguments = ("anchor", "label", "cls_pred")
+    input_docs = described(
+        anchor="(1, anchors, 4), float; corners",
+        label="(batch, boxes, 5 or more), the dtype of anchor; a class and corners, -1 after the last box",
+        cls_pred="(batch, classes, anchors), the dtype of anchor; scores",
+    )
+    output_doc = "Offsets and their mask, each (batch, anchors·4), and classes (batch, anchors), the dtype of anchor"
+    ranks = (3, 3, 3)
+    overlap_threshold: float = option(0.5, "Overlap above which an anchor is given a box.")
+    ignore_label: float = option(-1.0, "Class of the anchors that do not count.")
+    negative_mining_ratio: float = option(-1.0, "Number of background anchors for each anchor with a box; below 0 all.")
+    negative_mining_thresh: float = option(0.5, "Overlap up to which an anchor can count as background.")
+    minimum_negative_samples: int = option(0, "Taken and not used, as in MXNet.")
+    variances: tuple[float, ...] = option(_VARIANCES, "Divisors of the offsets.")
+
+    def __post_init__(self) -> None:
+        self._count(variances=4)
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("loc_target", "loc_mask", "cls_target")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        anchor, label, predicted = shapes
+        self._check(shapes)
+        if label is not None and -1 < label[2] < 5:
+            raise ShapeError(f"{self.name}: input label has shape {label}, expected a class and 4 coordinates a box")
+        if anchor is None or label is None:
+            return shapes, [None] * 3
+        self._agree("anchors", anchor[1], -1 if predicted is None else predicted[2])
+        numbers = -1 if anchor[1] < 0 else 4 * anchor[1]
+        return shapes, [(label[0], numbers), (label[0], numbers), (label[0], anchor[1])]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, dtype = run.xp, computing_dtype(outputs[0].dtype)
+        anchors, labels, predicted = (each.astype(dtype, copy=False) for each in inputs)
+        location, mask, classes = outputs
+        location.fill(0)
+        mask.fill(0)
+        classes.fill(self.ignore_label)
+        for example, label in enumerate(labels):
+            ends = xp.nonzero(label[:, 0] == -1)[0]
+            boxes = label[: int(ends[0])] if len(ends) else label
+            if not len(boxes):
+                continue
+            common = overlap(xp, anchors[0], boxes[:, 1:5], "corner")
+            box_of = self._matched(xp, common)
+            classes[example, self._background(xp, common, box_of, predicted[example])] = 0
+            found = xp.nonzero(box_of >= 0)[0]
+            chosen = boxes[box_of[found]]
+            classes[example, found] = chosen[:, 0] + 1
+            mask[example].reshape(-1, 4)[found] = 1
+            offsets = encoded(xp, anchors[0, found], chosen[:, 1:5]) / xp.asarray(self.variances, dtype)
+            location[example].reshape(-1, 4)[found] = offsets
+
+    def _matched(self, xp: Any, common: Array) -> Array:
+        """The box of each anchor (anchors), or -1, by their overlaps (anchors, boxes)."""
+        box_of = xp.full(len(common), -1)
+        left = common.copy()
+        for _ in range(common.shape[1]):
+            anchor, box = divmod(int(left.argmax()), common.shape[1])
+            if not left[anchor, box] > _LEAST_OVERLAP:
+                break
+            box_of[anchor] = box
+            left[anchor], left[:, box] = -1, -1
+        if self.overlap_threshold > 0:
+            near = (box_of < 0) & (common.max(axis=1) > self.overlap_threshold)
+            box_of[near] = common[near].argmax(axis=1)
+        return box_of
+
+    def _background(self, xp: Any, common: Array, box_of: Array, predicted: Array) -> Array:
+        """The anchors that count as background: all without a box, or those that are least taken for it."""
+        free = xp.nonzero(box_of < 0)[0]
+        if self.negative_mining_ratio <= 0:
+            return free
+        count = min(int((len(box_of) - len(free)) * self.negative_mining_ratio), len(free))
+        candidates = free[common[free].max(axis=1) < self.negative_mining_thresh]
+        if len(candidates) < count:
+            raise ParameterError(
+                f"{self.name}: negative_mining_ratio {self.negative_mining_ratio} asks for {count} anchors, of which "
+                f"{len(candidates)} overlap by less than negative_mining_thresh {self.negative_mining_thresh}"
+            )
+        scores = predicted[:, candidates]
+        powers = xp.exp(scores - scores.max(axis=0))
+        return candidates[xp.argsort(powers[0] / powers.sum(axis=0), kind="stable")[:count]]
+
+
+@operator("_contrib_MultiBoxDetection")
+class MultiBoxDetection(_WithoutGradient):
+    """The boxes that predictions of classes and offsets mean, without those that a better one overlaps.
+
+    Shapes: cls_prob (batch, classes, anchors), class 0 being the background; loc_pred (batch, anchors·4); anchor
+    (1, anchors, 4); output (batch, anchors, 6): class without the background (-1: no box), probability, and box.
+    """
+
+    arguments = ("cls_prob", "loc_pred", "anchor")
+    input_docs = described(
+        cls_prob="(batch, classes, anchors), float; class 0 is the background",
+        loc_pred="(batch, anchors·4), the dtype of cls_prob; offsets",
+        anchor="(1, anchors, 4), the dtype of cls_prob; corners",
+    )
+    output_doc = "(batch, anchors, 6), the dtype of cls_prob: class (-1: no box), probability, corners"
+    ranks = (3, 2, 3)
+    clip: bool = option(True, "Cut boxes off at the image's borders.")
+    threshold: float = option(0.01, "Probability below which there is no box.")
+    background_id: int = option(0, "Taken and not used, as in MXNet.")
+    nms_threshold: float = option(0.5, "Overlap from which the worse box is dropped; outside 0 to 1 none is.")
+    force_suppress: bool = option(False, "Compare boxes of different classes too.")
+    variances: tuple[float, ...] = option(_VARIANCES, "Factors of the offsets.")
+    nms_topk: int = option(-1, "Number of best boxes to look at; below 1 all.")
+
+    def __post_init__(self) -> None:
+        self._count(variances=4)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        probability, location, anchor = shapes
+        self._check(shapes)
+        counts = [-1 if probability is None else probability[2], -1 if anchor is None else anchor[1]]
+        self._agree("anchors", *counts, -1 if location is None or location[1] < 0 else location[1] // 4)
+        return shapes, [None if probability is None else (probability[0], max(counts), 6)]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, out = run.xp, outputs[0]
+        dtype = computing_dtype(out.dtype)
+        probabilities, locations, anchors = (each.astype(dtype, copy=False) for each in inputs)
+        center, sides = _centers(xp, anchors[0])
+        out.fill(-1)
+        for example, probability in enumerate(probabilities):
+            offsets = locations[example].reshape(-1, 4) * xp.asarray(self.variances, dtype)
+            boxes = decoded(xp, center, sides, offsets)
+            rows = self._rows(xp, probability, xp.clip(boxes, 0, 1) if self.clip else boxes)
+            out[example, : len(rows)] = self._suppressed(xp, rows) if 0 < self.nms_threshold <= 1 else rows
+
+    def _rows(self, xp: Any, probability: Array, boxes: Array) -> Array:
+        """Class, probability and box of the anchors that see something."""
+        if len(probability) < 2:
+            return xp.zeros((0, 6), boxes.dtype)
+        kinds, best = probability[1:].argmax(axis=0), probability[1:].max(axis=0)
+        (found,) = xp.nonzero(best >= max(self.threshold, -1))
+        return xp.concatenate([kinds[found, None], best[found, None], boxes[found]], axis=1)
+
+    def _suppressed(self, xp: Any, rows: Array) -> Array:
+        """The rows by falling probability, with class -1 where a better one overlaps; those not looked at stay last."""
+        count = min(self.nms_topk, len(rows)) if self.nms_topk > 0 else len(rows)
+        made = rows[xp.argsort(-rows[:, 1], kind="stable")]
+        made[count:] = rows[count:]
+        made[count:, 0] = -1
+        for place in range(count):
+            rest = made[place + 1 : count]
+            if made[place, 0] >= 0 and len(rest):
+                common = overlap(xp, made[place : place + 1, 2:], rest[:, 2:], "corner")[0]
+                same = (rest[:, 0] == made[place, 0]) | self.force_suppress
+                rest[(common >= self.nms_threshold) & same, 0] = -1
+        return made
+
+
+@operator("_contrib_box_encode")
+class BoxEncode(_WithoutGradient):
+    """The offsets of the boxes that samples of anchors were matched with, and their mask.
+
+    Shapes: samples (batch, anchors), 1 where one counts; matches (batch, anchors), positions of boxes; anchors (batch,
+    anchors, 4); refs (batch, boxes, 4); means and stds (4,). Both outputs: (batch, anchors, 4).
+    """
+
+    arguments = ("samples", "matches", "anchors", "refs", "means", "stds")
+    input_docs = described(
+        samples="(batch, anchors), float; 1 where one counts",
+        matches="(batch, anchors), the dtype of samples; positions of boxes",
+        anchors="(batch, anchors, 4), the dtype of samples; corners",
+        refs="(batch, boxes, 4), the dtype of samples; corners of the boxes",
+        means="(4,), the dtype of samples",
+        stds="(4,), the dtype of samples",
+    )
+    output_doc = "The offsets and their mask, each (batch, anchors, 4), the dtype of samples"
+    ranks = (2, 2, 3, 3, 1, 1)
+
+    def outputs(self) -> tuple[str, ...]:
+        return ("output0", "output1")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        self._check(shapes)
+        made = None if shapes[0] is None else (*shapes[0], 4)
+        return shapes, [made, made]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (samples, matches, anchors, refs, means, stds) = run.xp, inputs
+        chosen = xp.take_along_axis(refs, matches.astype(xp.int64)[..., None], axis=1)
+        counts = (samples > 0.5)[..., None]
+        outputs[0][...] = xp.where(counts, (encoded(xp, anchors, chosen) - means) / stds, 0)
+        outputs[1][...] = counts
+
+
+@operator("_contrib_box_decode")
+class BoxDecode(_WithoutGradient):
+    """The boxes (batch, anchors, 4) at the offsets ``data``, of the same shape, from ``anchors`` (1, anchors, 4)."""
+
+    arguments = ("data", "anchors")
+    input_docs = described(data="(batch, anchors, 4), float; offsets", anchors="(1, anchors, 4), the dtype of data")
+    output_doc = "(batch, anchors, 4), the dtype of data: corners"
+    ranks = (3, 3)
+    std0: float = option(1.0, "Factor of the first offset.")
+    std1: float = option(1.0, "Factor of the second offset.")
+    std2: float = option(1.0, "Factor of the third offset.")
+    std3: float = option(1.0, "Factor of the fourth offset.")
+    clip: float = option(-1.0, "The largest logarithm of a ratio of sides; below 0 there is none.")
+    format: Format = option("center", "The form of anchors: corners, or centre and sides.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        self._check(shapes)
+        return shapes, [shapes[0]]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (data, anchors) = run.xp, inputs
+        offsets = data * xp.asarray([self.std0, self.std1, self.std2, self.std3], data.dtype)
+        if self.clip > 0:
+            offsets[..., 2:] = xp.minimum(offsets[..., 2:], self.clip)
+        corners = self.format == "corner"
+        center, sides = _centers(xp, anchors) if corners else (anchors[..., :2], anchors[..., 2:])
+        outputs[0][...] = decoded(xp, center, sides, offsets)

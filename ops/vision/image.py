@@ -1,0 +1,400 @@
+"""Images (``mx.nd.image``): to tensors, cut, resized, mirrored, and with random changes of colour.
+
+An image has the shape (height, width, channels), a batch of them one axis more in front. Random operators draw
+one number for the whole image; as in MXNet, their gradient is the head's as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
+from flowmx.ops.arrays.linear import Linear, linear
+from flowmx.ops.nn.common import computing_dtype
+from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
+from flowmx.ops.registry.operators import (
+    Array,
+    Operator,
+    Run,
+    Shape,
+    ShapeOrNone,
+    described,
+    operator,
+    option,
+    required,
+)
+from flowmx.ops.vision import resize
+
+Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
+InferredTypes = tuple[list[DType | None], list[DType | None]]
+
+_GRAY = np.array([0.299, 0.587, 0.114], np.float32)
+"""The weights of red, green and blue in the luminance."""
+_LIGHTING = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]) * [
+    55.46, 4.794, 1.148,
+]  # fmt: skip
+"""Principal components of ImageNet's colours, times their spread (Krizhevsky et al., 2012)."""
+
+_SECTORS = np.array([[0, 3, 1], [2, 0, 1], [1, 0, 3], [1, 2, 0], [3, 1, 0], [0, 1, 2]])
+"""For each sixth of the circle of hues, whether red, green and blue are full (0), empty (1), falling or rising."""
+
+
+def expect_image(op: Operator, shape: ShapeOrNone, batches: bool = True) -> None:
+    """Check that a shape is that of an image, or of a batch of them.
+
+    Raises:
+        ShapeError: it is not.
+    """
+    if shape is None or len(shape) == 3 or (batches and len(shape) == 4):
+        return
+    wanted = "(height, width, channels)" + (" with or without a batch axis in front" if batches else "")
+    raise ShapeError(f"{op.name}: input data has shape {shape}, expected {wanted}")
+
+
+def _store(xp: Any, out: Array, values: Array) -> None:
+    """Put computed colours into an image: bytes are cut off at 0 and 255."""
+    if out.dtype == np.uint8:
+        values = xp.clip(values, 0, 255)
+    xp.copyto(out, values, casting="unsafe")
+
+
+# -- geometry ----------------------------------------------------------------------------------------------
+
+
+@linear("_image_to_tensor")
+class ToTensor(Linear):
+    """An image with values up to 255 as a float32 tensor with values up to 1, its channels in front."""
+
+    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    output_doc = "(channels, height, width) or (batch, channels, height, width), float32"
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        expect_image(self, shape)
+        if shape is None:
+            return shapes, [None]
+        return shapes, [(*shape[:-3], shape[-1], *shape[-3:-1])]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, [FLOAT32]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        run.xp.divide(run.xp.moveaxis(inputs[0], -1, -3), 255, out=outputs[0], casting="unsafe")
+
+    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        run.xp.divide(run.xp.moveaxis(head, -3, -1), 255, out=out, casting="unsafe")
+
+
+@operator("_image_normalize")
+class Normalize(Operator):
+    """(data - mean)/std for each channel of tensors of shape (..., channels, height, width)."""
+
+    input_docs = described(data="(channels, height, width) or (batch, channels, height, width), float")
+    output_doc = "The shape and dtype of data"
+    in_place = ((0, 0),)
+    mean: tuple[float, ...] = option((0.0,), "The mean of each channel, or of all.")
+    std: tuple[float, ...] = option((1.0,), "The standard deviation of each channel, or of all.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        if shape is not None and len(shape) not in (3, 4):
+            raise ShapeError(
+                f"{self.name}: input data has shape {shape}, expected (channels, height, width) with or without a "
+                "batch axis in front"
+            )
+        for name, values in (("mean", self.mean), ("std", self.std)):
+            if shape is not None and shape[-3] not in (-1, len(values)) and len(values) != 1:
+                raise ShapeError(f"{self.name}: {name} has {len(values)} values, input data {shape[-3]} channels")
+        return shapes, [shape]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        if dtypes[0] is not None and dtypes[0].kind != "f":
+            raise TypeInferenceError(f"{self.name}: input data has dtype {name_of(dtypes[0])}, expected a float")
+        return dtypes, dtypes
+
+    def _channels(self, xp: Any, values: tuple[float, ...]) -> Array:
+        return xp.asarray(values, xp.float32).reshape(-1, 1, 1)
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp = run.xp
+        made = inputs[0].astype(computing_dtype(inputs[0].dtype), copy=False) - self._channels(xp, self.mean)
+        xp.divide(made, self._channels(xp, self.std), out=outputs[0], casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op(self.name, heads[0], std=self.std)]
+
+
+@linear("_image_crop")
+class Crop(Linear):
+    """The part of images that begins at column x and row y and has this width and height."""
+
+    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    output_doc = "The axes of data with the new height and width, the dtype of data"
+    x: int = required("The first column.", low=0)
+    y: int = required("The first row.", low=0)
+    width: int = required("The number of columns.", low=1)
+    height: int = required("The number of rows.", low=1)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        expect_image(self, shape)
+        if shape is None:
+            return shapes, [None]
+        for axis, start, length in ((-2, self.x, self.width), (-3, self.y, self.height)):
+            if -1 < shape[axis] < start + length:
+                raise ShapeError(f"{self.name}: input data has shape {shape}, too small for {self!r}")
+        return shapes, [(*shape[:-3], self.height, self.width, shape[-1])]
+
+    def _part(self, image: Array) -> Array:
+        return image[..., self.y : self.y + self.height, self.x : self.x + self.width, :]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = self._part(inputs[0])
+
+    def transposed(self, run: Run, head: Array, others: Sequence[Array], out: Array) -> None:
+        out[...] = 0
+        self._part(out)[...] = head
+
+
+@operator("_image_resize")
+class Resize(Operator):
+    """Images of another size, as OpenCV computes them; there is no gradient."""
+
+    input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
+    output_doc = "The axes of data with the new height and width, the dtype of data"
+    size: Shape = option((), "(width, height), or one number for both.")
+    keep_ratio: bool = option(False, "With a size of one number: set the shorter side, and keep the ratio.")
+    interp: int = option(1, "0: nearest, 1: bilinear, 2: bicubic, 3: area, 4: Lanczos.", low=0, high=4)
+
+    def __post_init__(self) -> None:
+        if len(self.size) not in (1, 2) or min(self.size) < 1:
+            raise ParameterError(
+                f"{self.name}: parameter size is {self.size}, expected one or two lengths of at least 1"
+            )
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        expect_image(self, shape)
+        if shape is None:
+            return shapes, [None]
+        if 0 in shape[-3:-1]:
+            raise ShapeError(f"{self.name}: input data has shape {shape}, expected images of at least one pixel")
+        width, height = self.size * 2 if len(self.size) == 1 else self.size
+        if len(self.size) == 1 and self.keep_ratio:
+            old_height, old_width = shape[-3:-1]
+            if -1 in (old_height, old_width):
+                return shapes, [None]
+            if old_height > old_width:
+                height = old_height * width // old_width
+            else:
+                width = old_width * height // old_height
+        return shapes, [(*shape[:-3], height, width, shape[-1])]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        resize.resize(run.xp, inputs[0], outputs[0], self.interp)
+
+
+# -- mirrored ----------------------------------------------------------------------------------------------
+
+
+class _Augmentation(Operator):
+    """Base of what changes one image into another of the same shape."""
+
+    input_docs = described(data="(height, width, channels) with 1 or 3 channels, any dtype")
+    output_doc = "The shape and dtype of data"
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        shape = shapes[0]
+        expect_image(self, shape, batches=False)
+        if shape is not None and shape[-1] not in (-1, 1, 3):
+            raise ShapeError(f"{self.name}: input data has shape {shape}, expected 1 or 3 channels at the end")
+        return shapes, [shape]
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.identity(heads[0])]
+
+
+class _Flip(_Augmentation):
+    in_place: ClassVar[tuple[tuple[int, int], ...]] = ()
+    axis: ClassVar[int]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        outputs[0][...] = run.xp.flip(inputs[0], self.axis)
+
+
+class _RandomFlip(_Flip):
+    uses_random = True
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        if run.random.random() < 0.5:
+            super().forward(run, inputs, outputs)
+        else:
+            run.xp.copyto(outputs[0], inputs[0])
+
+
+def _flip_gradient(
+    self: Operator, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]
+) -> list[Any]:
+    return [F.op(self.name, heads[0])]
+
+
+for _name, _axis, _doc in (("left_right", 1, "left and right"), ("top_bottom", 0, "top and bottom")):
+    for _prefix, _base, _how in (("flip", _Flip, ""), ("random_flip", _RandomFlip, ", or not, at random")):
+        _body: dict[str, Any] = {
+            "__doc__": f"The image with {_doc} exchanged{_how}.",
+            "__module__": __name__,
+            "axis": _axis,
+        }
+        if _base is _Flip:
+            _body["gradient"] = _flip_gradient
+        operator(f"_image_{_prefix}_{_name}")(type(f"{_prefix}_{_name}", (_base,), _body))
+
+
+# -- colours -----------------------------------------------------------------------------------------------
+
+Adjust = Callable[[Any, Array, float], Array]
+
+
+def _brightness(xp: Any, image: Array, factor: float) -> Array:
+    return image * xp.float32(factor)
+
+
+def _contrast(xp: Any, image: Array, factor: float) -> Array:
+    gray = (image * xp.asarray(_GRAY)).sum(-1) if image.shape[-1] > 1 else image
+    return image * xp.float32(factor) + xp.float32((1 - factor) * float(gray.mean(dtype=xp.float64)))
+
+
+def _saturation(xp: Any, image: Array, factor: float) -> Array:
+    if image.shape[-1] == 1:
+        return image
+    # MXNet's gray: only the last channel counts.
+    gray = image[..., -1:] * _GRAY[-1]
+    return gray * xp.float32(1 - factor) + image * xp.float32(factor)
+
+
+def _hue(xp: Any, image: Array, turn: float) -> Array:
+    """Turn the hue (in the HLS space) by a part of the circle."""
+    if image.shape[-1] == 1:
+        return image
+    image = image / xp.float32(255)
+    red, green, blue = xp.moveaxis(image, -1, 0)
+    high, low = image.max(-1), image.min(-1)
+    spread, total = high - low, high + low
+    is_gray = spread <= np.finfo(np.float32).eps
+    degrees = 60 / xp.where(is_gray, 1, spread)
+    light = total / 2
+    saturation = xp.where(is_gray, 0, spread / xp.where(is_gray, 1, xp.where(light < 0.5, total, 2 - high - low)))
+    # In the order of MXNet's operations, since bytes are cut off and not rounded.
+    hue = xp.where(
+        high == red,
+        (green - blue) * degrees,
+        xp.where(high == green, (blue - red) * degrees + 120, (red - green) * degrees + 240),
+    )
+    hue = xp.where(is_gray, 0, xp.where(hue < 0, hue + 360, hue)).astype(image.dtype)
+    hue = xp.mod((hue + image.dtype.type(turn * 360)) * image.dtype.type(1 / 60), 6)
+    top = xp.where(light <= 0.5, light * (1 + saturation), light + saturation - light * saturation)
+    bottom = 2 * light - top
+    sector = hue.astype(xp.int64) % 6
+    rest = hue - sector
+    choices = xp.stack([top, bottom, bottom + (top - bottom) * (1 - rest), bottom + (top - bottom) * rest])
+    made = xp.take_along_axis(choices[..., None], xp.asarray(_SECTORS)[sector][None], 0)[0]
+    return xp.where(is_gray[..., None], light[..., None], made) * xp.float32(255)
+
+
+def _working(xp: Any, image: Array) -> Array:
+    return image.astype(xp.float64 if image.dtype == np.float64 else xp.float32, copy=False)
+
+
+class _RandomFactor(_Augmentation):
+    uses_random = True
+    adjust: ClassVar[Adjust]
+    min_factor: float
+    max_factor: float
+
+    def __post_init__(self) -> None:
+        if self.max_factor < self.min_factor:
+            raise ParameterError(
+                f"{self.name}: parameter max_factor is {self.max_factor}, expected at least {self.min_factor}, as "
+                "min_factor is"
+            )
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        factor = run.random.uniform(self.min_factor, self.max_factor)
+        _store(run.xp, outputs[0], type(self).adjust(run.xp, _working(run.xp, inputs[0]), factor))
+
+
+_ADJUSTMENTS: dict[str, Adjust] = {
+    "brightness": _brightness, "contrast": _contrast, "saturation": _saturation, "hue": _hue,
+}  # fmt: skip
+
+for _name, _adjust in _ADJUSTMENTS.items():
+    operator(f"_image_random_{_name}")(
+        type(
+            f"random_{_name}",
+            (_RandomFactor,),
+            {
+                "__doc__": f"The image with its {_name} changed by a random factor.",
+                "__module__": __name__,
+                "adjust": staticmethod(_adjust),
+                "__annotations__": {"min_factor": float, "max_factor": float},
+                "min_factor": required("The least factor.", low=0),
+                "max_factor": required("The greatest factor.", low=0),
+            },
+        )
+    )
+
+
+@operator("_image_random_color_jitter")
+class RandomColorJitter(_Augmentation):
+    """The image with brightness, contrast, saturation and hue changed at random, in random order."""
+
+    uses_random = True
+    brightness: float = required("The most by which the factor of the brightness differs from 1.")
+    contrast: float = required("The same of the contrast.")
+    saturation: float = required("The same of the saturation.")
+    hue: float = required("The most by which the hue turns, as a part of the circle.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, out = run.xp, outputs[0]
+        xp.copyto(out, inputs[0])
+        names = list(_ADJUSTMENTS)
+        for position in run.random.permutation(len(names)).tolist():
+            name = names[position]
+            most = getattr(self, name)
+            if most > 0:
+                factor = run.random.uniform(-most, most) + (name != "hue")
+                _store(xp, out, _ADJUSTMENTS[name](xp, _working(xp, out), factor))
+
+
+def _light(xp: Any, image: Array, out: Array, alpha: Any) -> None:
+    shift = _LIGHTING @ np.asarray(alpha) if image.shape[-1] == 3 else np.zeros(1)
+    _store(xp, out, _working(xp, image) + xp.asarray(shift.astype(np.float32)))
+
+
+@operator("_image_adjust_lighting")
+class AdjustLighting(_Augmentation):
+    """The image with the principal components of its colours shifted, as AlexNet's were in training."""
+
+    alpha: tuple[float, ...] = required("The shift along each of the three components.")
+
+    def __post_init__(self) -> None:
+        if len(self.alpha) != 3:
+            raise ParameterError(f"{self.name}: parameter alpha is {self.alpha}, expected three numbers")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        _light(run.xp, inputs[0], outputs[0], self.alpha)
+
+
+@operator("_image_random_lighting")
+class RandomLighting(_Augmentation):
+    """The image with the principal components of its colours shifted at random (Krizhevsky et al., 2012)."""
+
+    uses_random = True
+    alpha_std: float = option(0.05, "The standard deviation of the shifts.")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        _light(run.xp, inputs[0], outputs[0], [run.random.standard_normal() * self.alpha_std for _ in range(3)])
