@@ -159,7 +159,7 @@ def methods_stub() -> str:
 
 def stubs() -> dict[Path, str]:
     """Every stub's path and content."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).parent.parent
     return {
         folder / "ndarray" / "functions.pyi": functions_stub(
             "NDArray", _ARRAY_HEAD, ["out: _Out = None", "name: str | None = None"]
