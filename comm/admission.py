@@ -11,10 +11,10 @@ from flowmx.comm.errors import Busy
 from flowmx.comm.limits import Limits
 from flowmx.comm.rates import Buckets
 
-__all__ = ["Admission", "Entry"]
+__all__ = ["Admission", "Admitted"]
 
 
-class Entry:
+class Admitted:
     """A request that was let in."""
 
     def __init__(self, admission: Admission) -> None:
@@ -55,7 +55,7 @@ class Admission:
         return self._requests.total()
 
     @contextmanager
-    def enter(self, peer: str) -> Iterator[Entry]:
+    def enter(self, peer: str) -> Iterator[Admitted]:
         """Let a request in, until the context ends.
 
         Raises:
@@ -70,7 +70,7 @@ class Admission:
         if self._requests[peer] >= limits.requests_by_peer:
             raise Busy(f"{limits.requests_by_peer} requests of {peer} are under way (Limits.requests_by_peer)")
         self._requests[peer] += 1
-        entry = Entry(self)
+        entry = Admitted(self)
         try:
             yield entry
         finally:

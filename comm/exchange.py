@@ -12,7 +12,7 @@ from aiohttp import hdrs, web
 from yarl import URL
 
 from flowmx.comm import errors, local
-from flowmx.comm.admission import Entry
+from flowmx.comm.admission import Admitted
 from flowmx.comm.errors import CommError, Failed, MediaTypeError, Refused, Unauthorized, WireError
 from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
 from flowmx.comm.headers import Spec, check_common
@@ -121,7 +121,7 @@ class Exchange:
             f"{self._request.remote or 'another user'} for {self._request.host}"
         )
 
-    async def _receive(self, operation: Operation, entry: Entry) -> Message:
+    async def _receive(self, operation: Operation, entry: Admitted) -> Message:
         limits = self._service.limits
         if (self._request.content_length or 0) > limits.total:
             raise errors.TooLarge(
@@ -148,7 +148,7 @@ class Exchange:
         return message
 
     async def _receive_shared(
-        self, operation: Operation, header: dict[str, Any], specs: list[Spec], entry: Entry
+        self, operation: Operation, header: dict[str, Any], specs: list[Spec], entry: Admitted
     ) -> list[Tensor]:
         if self._process is None:
             raise local.NotLocal("shared memory is for processes of one user on one machine, by unix socket")

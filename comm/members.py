@@ -115,7 +115,7 @@ class Hello:
 
 
 @dataclass
-class Place:
+class PlaceState:
     """The state machine's knowledge of the holder of one place.
 
     Attributes:
@@ -164,7 +164,7 @@ class Members:
         self.phase: Phase = "forming"
         self.failure = ""
         self.barriers = Barriers()
-        self.places: dict[Key, Place] = {}
+        self.places: dict[Key, PlaceState] = {}
         self.past: dict[str, Member] = {}
         self.newest: dict[str, int] = {}  # the incarnation of each node that joined last
         self.gone: list[Member] = []
@@ -212,7 +212,7 @@ class Members:
             hello.id, hello.role, key[1], hello.address, hello.host, hello.incarnation, "alive", self.epoch + 1
         )
         late = self.phase == "running"
-        self.places[key] = Place(member, now, (self.term, self.epoch + 1), late=late, beat=hello.beat)
+        self.places[key] = PlaceState(member, now, (self.term, self.epoch + 1), late=late, beat=hello.beat)
         self.barriers.forget(hello.id)  # what an earlier incarnation waited for
         self._changed(now)
         return member
@@ -292,7 +292,7 @@ class Members:
             passed = after + 1 if self.barriers.rounds.get(name, 0) > after else None
         return passed
 
-    def _met(self, place: Place, name: str, after: int) -> int:
+    def _met(self, place: PlaceState, name: str, after: int) -> int:
         """Note that a worker comes to a meeting; return the round after which it really comes."""
         if len(self.barriers.meetings) >= MOST_NAMES and name not in self.barriers.meetings:
             raise Denied("wrong", f"at most {MOST_NAMES} meetings can be waited for at once")
@@ -399,7 +399,7 @@ class Members:
     def _believe(self, now: float, member: Member, known: View) -> None:
         key = (member.role, member.rank)
         if key not in self.places and self._place(member.id) is None and member.rank in self.job.places(member.role):
-            self.places[key] = Place(member, now, known.order, confirmed=False)
+            self.places[key] = PlaceState(member, now, known.order, confirmed=False)
 
     # What happens to places
 
@@ -429,12 +429,12 @@ class Members:
             member = self.places[key].member
             _put(self.past, member.id, member)
 
-    def _hear(self, now: float, place: Place, beat: int) -> None:
+    def _hear(self, now: float, place: PlaceState, beat: int) -> None:
         place.confirmed = True
         if beat > place.beat:
             place.beat, place.heard = beat, max(now, place.heard)
 
-    def _lose(self, place: Place, why: str, fatal: bool) -> None:
+    def _lose(self, place: PlaceState, why: str, fatal: bool) -> None:
         place.member = replace(place.member, state="gone", epoch=self.epoch + 1, doing=place.doing, why=why)
         self.gone = [*self.gone, place.member][-REMEMBERED:]
         self.barriers.forget(place.member.id)
@@ -478,20 +478,20 @@ class Members:
 
     # Who is who
 
-    def _held(self, role: Role) -> list[Place]:
+    def _held(self, role: Role) -> list[PlaceState]:
         return [place for place in self.places.values() if place.member.role == role]
 
-    def _living(self, role: Role | None = None) -> Iterator[Place]:
+    def _living(self, role: Role | None = None) -> Iterator[PlaceState]:
         return (
             place
             for place in self.places.values()
             if place.member.state == "alive" and role in (None, place.member.role)
         )
 
-    def _place(self, node: str) -> Place | None:
+    def _place(self, node: str) -> PlaceState | None:
         return next((place for place in self.places.values() if place.member.id == node), None)
 
-    def _alive(self, node: str, incarnation: int | None, term: int | None = None) -> Place:
+    def _alive(self, node: str, incarnation: int | None, term: int | None = None) -> PlaceState:
         place = self._place(node)
         if place is None:
             self._refuse_past(node, incarnation)

@@ -68,7 +68,7 @@ class Timing:
         return cls(config.kvstore_heartbeat, config.kvstore_timeout, config.kvstore_reconnect)
 
 
-class Line(Protocol):
+class Connection(Protocol):
     """The interface of a connection to the scheduler, the part of :class:`Peer` that a node needs."""
 
     async def call(
@@ -127,7 +127,7 @@ class Node:
         timing: Timing | None = None,
         drain: bool = False,
         clock: Clock | None = None,
-        connect: Callable[[], Line] | None = None,
+        connect: Callable[[], Connection] | None = None,
     ) -> None:
         self.role: Role = role
         self.id = id or uuid.uuid4().hex
@@ -143,7 +143,7 @@ class Node:
         self._wanted = rank
         self._drain = drain
         self._clock = clock or Clock()
-        self._line: Line | None = None
+        self._line: Connection | None = None
         self._outage = Outage()
         self._closing: set[asyncio.Task[None]] = set()
         self._view: View | None = None

@@ -136,7 +136,7 @@ class Launch:
         return call_in(op.layers, op, self.function, self.arguments)
 
 
-class Here(threading.local):
+class ThreadStreams(threading.local):
     """The streams that the calling thread has entered, what it launches, and whether it is a device's own thread."""
 
     is_devices = False
@@ -146,7 +146,7 @@ class Here(threading.local):
         self.launch: Launch | None = None
 
 
-here = Here()
+here = ThreadStreams()
 
 
 def current_stream() -> Stream | None:

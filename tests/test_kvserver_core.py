@@ -104,7 +104,7 @@ def test_without_a_backup_there_is_nothing_to_wait_for():
 def test_the_old_primary_s_word_counts_no_more():
     made = core("b", epoch=2, servers=(None, "b"))
     created(made)
-    stale = p.StepSent(1, PART, 0, p.Step("create", 1, value="other"))
+    stale = p.StepSent(1, PART, 0, p.PartStep("create", 1, value="other"))
     assert made.deliver("a", stale) == []
     assert answers(made.pull("p", "w0", PART, 0)) == {"p": p.Content("v", 0)}
 

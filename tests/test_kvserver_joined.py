@@ -283,7 +283,7 @@ def steps_sent():
     base = np.arange(6, dtype=np.float32)
     marks = (("worker0:1", 3), ("worker1:1", 3))
     merged = [(base, 0, 4, (2, 2)), (base, 4, 6, (2,))]
-    steps = [p.Step("update", 7 + i, merged=each, marks=marks) for i, each in enumerate(merged)]
+    steps = [p.PartStep("update", 7 + i, merged=each, marks=marks) for i, each in enumerate(merged)]
     return p.StepsSent(4, [p.Part("a", 0, 1), p.Part(9, 2, 1)], [1, 2], steps)
 
 

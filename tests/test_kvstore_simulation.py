@@ -10,7 +10,7 @@ import pytest
 from benchmarks import figure8
 from flowmx.kvstore.simulation import Costs, Network, Profile, Setting, clock, simulate
 from flowmx.kvstore.simulation.network import Cpu, Fabric
-from flowmx.kvstore.simulation.profile import Step
+from flowmx.kvstore.simulation.profile import PassStep
 from flowmx.kvstore.worker.sender import HOLD
 
 FAST = Network(rate=math.inf, latency=0.0, local=math.inf)
@@ -19,8 +19,8 @@ FAST = Network(rate=math.inf, latency=0.0, local=math.inf)
 def profile(layers=4, floats=250_000, seconds=1.0, **options):
     """A network of so many equal layers."""
     shapes = {f"w{layer}": (floats,) for layer in range(layers)}
-    forward = [Step(seconds / (3 * layers), (key,)) for key in shapes]
-    backward = [Step(2 * seconds / (3 * layers), (key,)) for key in reversed(shapes)]
+    forward = [PassStep(seconds / (3 * layers), (key,)) for key in shapes]
+    backward = [PassStep(2 * seconds / (3 * layers), (key,)) for key in reversed(shapes)]
     return Profile(32, shapes, forward, backward, **options)
 
 

@@ -16,7 +16,7 @@ from flowmx.errors import KVStoreError
 from flowmx.kvstore.shards import Layout, Shard
 from flowmx.kvstore.worker import states
 from flowmx.kvstore.worker.groups import Group, Groups, runs
-from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import MOST, Exchange, Item, Outbox
 from flowmx.kvstore.worker.sender import UPLOADS, Sender
 from flowmx.kvstore.worker.servers import Servers, primary
@@ -420,7 +420,7 @@ async def test_a_refusal_names_operation_and_keys_and_what_to_do(lines):
 def entry(shape, count, bound=1):
     layout = Layout(count, bound)
     layout.add({"w": shape})
-    return Entry("w", shape, np.float32, layout["w"])
+    return KeyState("w", shape, np.float32, layout["w"])
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=3), st.integers(1, 4))
@@ -484,7 +484,7 @@ def test_keys_travel_alone_or_in_one_group_of_their_home_and_dtype(keys, count):
     layout, entries = Layout(count, 3000), []
     for place, (size, double, _) in enumerate(keys):
         layout.add({place: (size,)}, 8 if double else 4)
-        entries.append(Entry(place, (size,), np.dtype("float64" if double else "float32"), layout[place]))
+        entries.append(KeyState(place, (size,), np.dtype("float64" if double else "float32"), layout[place]))
     groups = Groups()
     alone, joined = groups.divide(entries, [fits for _, _, fits in keys])
     assert sorted(alone + [place for _, places in joined for place in places]) == list(range(len(keys)))
@@ -502,7 +502,7 @@ def test_a_group_gathers_and_scatters_what_its_keys_hold():
     layout = Layout(1, 1000)
     layout.add({"a": (2, 3), "b": (4,)})
     group = Group(
-        0, [Entry(key, shape, np.dtype("float32"), layout[key]) for key, shape in (("a", (2, 3)), ("b", (4,)))]
+        0, [KeyState(key, shape, np.dtype("float32"), layout[key]) for key, shape in (("a", (2, 3)), ("b", (4,)))]
     )
     arrays = [mx.nd.array(np.arange(6).reshape(2, 3)), mx.nd.array([9, 8, 7, 6])]
     mx.nd.waitall()
@@ -521,7 +521,7 @@ async def test_a_group_is_sent_by_its_number_and_with_its_keys_where_that_is_unk
     lines.answers["at 0.1"] = [Refused("which?", "unknown_group"), {"numbers": [1, 1]}, {"numbers": [2, 2]}]
     layout, acknowledged = Layout(1), {}
     layout.add({"a": (2,), "b": (3,)})
-    group = Group(7, [Entry(key, (size,), np.dtype("float32"), layout[key]) for key, size in (("a", 2), ("b", 3))])
+    group = Group(7, [KeyState(key, (size,), np.dtype("float32"), layout[key]) for key, size in (("a", 2), ("b", 3))])
     sender = Sender(calls, acknowledged)
     for _ in range(2):
         group.advance()

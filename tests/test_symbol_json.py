@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowmx.serialization.symbol_json import (
-    Entry,
     GraphJSON,
+    NodeEntry,
     NodeJSON,
     SymbolFormatError,
     parse,
@@ -52,11 +52,11 @@ def test_reads_every_part() -> None:
     graph = parse(SYMBOLS["scoped"])
     assert graph.attrs == VERSION
     assert graph.version == 10901
-    assert graph.heads == (Entry(3, 0, 0),)
+    assert graph.heads == (NodeEntry(3, 0, 0),)
     conv = graph.nodes[3]
     assert (conv.op, conv.name, conv.is_variable) == ("Convolution", "conv", False)
     assert conv.attrs["__lr_mult__"] == "3"
-    assert conv.inputs == (Entry(0, 0), Entry(1, 0), Entry(2, 0))
+    assert conv.inputs == (NodeEntry(0, 0), NodeEntry(1, 0), NodeEntry(2, 0))
     norm = next(node for node in parse(SYMBOLS["group"]).nodes if node.op == "BatchNorm")
     assert norm.num_outputs == 3
     loop = next(node for node in parse(SYMBOLS["control_flow"]).nodes if node.subgraphs)
@@ -66,7 +66,7 @@ def test_reads_every_part() -> None:
 
 
 def test_renders_graph_attributes_and_control_dependencies() -> None:
-    nodes = (NodeJSON("null", "x"), NodeJSON("relu", "y", inputs=(Entry(0, 0),), control_deps=(0,)))
+    nodes = (NodeJSON("null", "x"), NodeJSON("relu", "y", inputs=(NodeEntry(0, 0),), control_deps=(0,)))
     attrs: dict[str, Any] = {
         "s": ("str", 'a"b'),
         "i": ("list_int", [1, 2]),
@@ -74,7 +74,7 @@ def test_renders_graph_attributes_and_control_dependencies() -> None:
         "v": ("int", 3),
         "e": ("list_int", []),
     }
-    graph = GraphJSON(nodes, (Entry(1, 0),), attrs)
+    graph = GraphJSON(nodes, (NodeEntry(1, 0),), attrs)
     assert parse(render(graph)) == graph
     assert json.loads(render(graph))["attrs"]["i"] == ["list_int", [1, 2]]
 
@@ -116,9 +116,9 @@ def test_operators_see_their_parameters_without_hidden_attributes() -> None:
 
 def test_a_hidden_attribute_moves_only_to_a_variable() -> None:
     data = NodeJSON("null", "data")
-    relu = NodeJSON("Activation", "relu", inputs=(Entry(0, 0),))
-    norm = NodeJSON("FullyConnected", "fc", {"data_lr_mult": "2", "nope_lr_mult": "3"}, inputs=(Entry(1, 0),))
-    old = GraphJSON((data, relu, norm), (Entry(2, 0),), {"mxnet_version": ("int", 904)})
+    relu = NodeJSON("Activation", "relu", inputs=(NodeEntry(0, 0),))
+    norm = NodeJSON("FullyConnected", "fc", {"data_lr_mult": "2", "nope_lr_mult": "3"}, inputs=(NodeEntry(1, 0),))
+    old = GraphJSON((data, relu, norm), (NodeEntry(2, 0),), {"mxnet_version": ("int", 904)})
     new = upgrade(old, lambda node: ["data", "weight"])
     assert new.nodes == old.nodes  # 0.9 stored all inputs: none is added
 

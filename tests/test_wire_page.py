@@ -101,8 +101,8 @@ def messages():
     """One of each kind of message between servers."""
     part, value = p.Part("w", 0, 0), Value(np.zeros(2, np.float32))
     record = p.Record(part, 1, 1, 0, {}, {}, {}, value)
-    yield p.StepSent(1, part, 1, p.Step("rest", 2))
-    yield p.StepsSent(1, [part], [1], [p.Step("update", 2, merged=np.zeros(2, np.float32), marks=(("w", 1),))])
+    yield p.StepSent(1, part, 1, p.PartStep("rest", 2))
+    yield p.StepsSent(1, [part], [1], [p.PartStep("update", 2, merged=np.zeros(2, np.float32), marks=(("w", 1),))])
     yield p.Copy(1, record)
     yield p.Have(1, part, 1)
     yield p.Haves(1, [part], [1])

@@ -15,11 +15,11 @@ from flowmx import settings
 from flowmx.comm.client import Peer
 from flowmx.comm.launch.child import Child, Guard, Output
 from flowmx.comm.launch.plan import Order, Plan, job_secret
-from flowmx.comm.node import Line
+from flowmx.comm.node import Connection
 from flowmx.comm.scheduler import LIMITS
 from flowmx.comm.security import Security
 
-__all__ = ["Here", "Host", "Process", "Site", "choose"]
+__all__ = ["Host", "LocalSite", "Process", "Site", "choose"]
 
 
 class Process(Protocol):
@@ -84,14 +84,14 @@ class Site(Protocol):
     def hosts(self) -> Sequence[Host]:
         """The hosts that are available now."""
 
-    def connect(self, scheduler: str) -> Line:
+    def connect(self, scheduler: str) -> Connection:
         """A connection to the job's scheduler."""
 
     def tell(self, line: str) -> None:
         """Take a message of the launcher's."""
 
 
-class Here:
+class LocalSite:
     """The site of one host, this machine.
 
     Args:
@@ -121,7 +121,7 @@ class Here:
         """The one host."""
         return [self]
 
-    def connect(self, scheduler: str) -> Line:
+    def connect(self, scheduler: str) -> Connection:
         """A connection to the job's scheduler."""
         return peer(scheduler, self.secret)
 

@@ -21,10 +21,10 @@ from typing import Any
 from flowmx import settings
 from flowmx.comm.errors import CommError
 from flowmx.comm.launch.child import Output
-from flowmx.comm.launch.hosts import Here, Host, Process, Site, choose
+from flowmx.comm.launch.hosts import Host, LocalSite, Process, Site, choose
 from flowmx.comm.launch.plan import Order, Plan
 from flowmx.comm.launch.scheduler import ANNOUNCEMENT
-from flowmx.comm.node import Line
+from flowmx.comm.node import Connection
 from flowmx.comm.view import View
 
 __all__ = ["Launcher", "Plan", "print_line"]
@@ -47,7 +47,7 @@ class Launcher:
 
     def __init__(self, plan: Plan, output: Output | None = None, site: Site | None = None) -> None:
         self.plan = plan
-        self.site = site or Here(plan)
+        self.site = site or LocalSite(plan)
         self.hosts: dict[str, Host] = {}
         self.failure = ""
         self._output = output or print_line
@@ -59,7 +59,7 @@ class Launcher:
         self._signals: list[int] = []
         self._signalled = asyncio.Event()
         self._unreported: dict[str, tuple[Process, str]] = {}  # workers that failed while the scheduler was away
-        self._line: Line | None = None
+        self._line: Connection | None = None
         self._seen: View | None = None
 
     async def run(self, signals: bool = True) -> int:

@@ -24,7 +24,7 @@ from flowmx import settings
 from flowmx.comm.launch.child import Child, Guard, Output, describe
 from flowmx.comm.launch.hosts import Host, peer
 from flowmx.comm.launch.plan import Order, Plan, job_secret
-from flowmx.comm.node import Line
+from flowmx.comm.node import Connection
 from flowmx.comm.security import is_loopback
 
 __all__ = ["SSH", "Named", "Ssh", "named", "read_hostfile"]
@@ -230,7 +230,7 @@ class Ssh:
         """All hosts."""
         return self._hosts
 
-    def connect(self, scheduler: str) -> Line:
+    def connect(self, scheduler: str) -> Connection:
         """A connection to the job's scheduler."""
         return peer(scheduler, self.secret)
 

@@ -45,7 +45,7 @@ class _Reading:
         self._variables: dict[object, Entry] = {}
         self._made: dict[recording.TapeNode, list[Entry]] = {}
 
-    def node_of(self, entry: recording.Entry) -> Entry:
+    def node_of(self, entry: recording.TapeEntry) -> Entry:
         """The entry of a graph that an entry of the tape stands for."""
         if isinstance(entry.node, recording.Leaf):
             return self._variable(entry.node)
@@ -76,7 +76,7 @@ class _Reading:
         made = Node(op, label, tuple(inputs), origin=node.origin)
         return [Entry(made, index) for index in range(made.outputs())]
 
-    def _known(self, entry: recording.Entry) -> Entry:
+    def _known(self, entry: recording.TapeEntry) -> Entry:
         if isinstance(entry.node, recording.Leaf):
             return self._variable(entry.node)
         return self._made[entry.node][entry.index]

@@ -16,7 +16,7 @@ from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.bulk import Bulk, Cell, Value
 from flowmx.ndarray.core import BaseArray, comes_from, may_store, store
-from flowmx.ndarray.recording import Entry, Leaf, Saved, Scope, TapeNode, free, state
+from flowmx.ndarray.recording import Leaf, Saved, Scope, TapeEntry, TapeNode, free, state
 from flowmx.ndarray.rules import Rule, learn, rule_for
 from flowmx.ops.registry.operators import Operator
 
@@ -45,7 +45,7 @@ def _order(heads: Sequence[NDArray]) -> _Order:
     leaves: dict[Leaf, None] = {}
     dead: set[TapeNode] = set()
     stack: list[TapeNode] = []
-    upwards: Sequence[Entry | None] = [head._entry for head in heads]
+    upwards: Sequence[TapeEntry | None] = [head._entry for head in heads]
     while True:
         for entry in upwards:
             if entry is not None and entry.node not in entered:
@@ -91,7 +91,7 @@ class Walk:
         self._retain, self._create_graph, self._train, self._stores = retain, create_graph, train_mode, stores
         seen = create_graph or engine.is_watched
         self._by_calls = seen or not engine.config.backward_bulks
-        self._sums: dict[Entry, Cell] = {}
+        self._sums: dict[TapeEntry, Cell] = {}
         self._bulk: Bulk | None = None
         self._nodes: list[TapeNode] = []
         """The tape's nodes in the order of the walk; ``_at`` is the position reached."""
@@ -143,7 +143,7 @@ class Walk:
     def _through(self, node: TapeNode) -> None:
         """Add to the gradients of a node's inputs what follows from those of its outputs."""
         sums = self._sums
-        grads = [sums.pop(Entry(node, index), None) for index in range(node.visible)]
+        grads = [sums.pop(TapeEntry(node, index), None) for index in range(node.visible)]
         is_reached = grads[0] is not None or any(each is not None for each in grads)
         if is_reached and node not in self._dead:
             if node.arrays is None:
@@ -195,7 +195,7 @@ class Walk:
             taken.update([target._storage] if target is not None else [])
         return found
 
-    def _add(self, entry: Entry, gradient: Cell) -> None:
+    def _add(self, entry: TapeEntry, gradient: Cell) -> None:
         before = self._sums.get(entry)
         if before is None:
             self._sums[entry] = gradient
@@ -316,12 +316,12 @@ class Walk:
 
     def _tied(self, gradient: NDArray) -> NDArray:
         """A recorded gradient as the function of all variables that it is, also of those in which it is constant."""
-        reached = TapeNode("gradient", None, [Entry(leaf, 0) for leaf in self.leaves], (), (), 1, self._origin)
+        reached = TapeNode("gradient", None, [TapeEntry(leaf, 0) for leaf in self.leaves], (), (), 1, self._origin)
         made = cast("NDArray", gradient._plain())
         rules = _rules_of_tied.setdefault((gradient._shape, gradient._dtype), {})
-        entries = [gradient._entry, Entry(reached, 0)]
+        entries = [gradient._entry, TapeEntry(reached, 0)]
         node = TapeNode("gradient", _through_tied, entries, [gradient, gradient], [made], 1, self._origin, rules)
-        made._past = Entry(node, 0)
+        made._past = TapeEntry(node, 0)
         return made
 
     # -- totals ----------------------------------------------------------------------------------------
@@ -404,7 +404,7 @@ def _store_array(leaf: Leaf, total: NDArray, target: NDArray) -> None:
         F.op("_copy", total, out=target)
 
 
-def _own_buffer(entry: Entry | None, array: BaseArray) -> NDArray | None:
+def _own_buffer(entry: TapeEntry | None, array: BaseArray) -> NDArray | None:
     """The buffer of a leaf that a gradient of an array's form may be written into."""
     leaf = None if entry is None else entry.node
     if not isinstance(leaf, Leaf) or leaf.request != "write" or leaf.grad is None or leaf.grad._view is not None:
@@ -483,7 +483,7 @@ def _gradients(
 class _History(Sequence[Any]):
     """The saved arrays of a node, with the place on the tape that each came from."""
 
-    def __init__(self, saved: Saved, entries: Sequence[Entry | None]) -> None:
+    def __init__(self, saved: Saved, entries: Sequence[TapeEntry | None]) -> None:
         self._saved, self._entries = saved, entries
 
     def __len__(self) -> int:
@@ -506,7 +506,7 @@ class _History(Sequence[Any]):
 def _outputs(node: TapeNode, outputs: Saved) -> Sequence[Any]:
     if not state.get().recording:
         return outputs
-    entries: list[Entry | None] = [
-        Entry(node, index) if index < node.visible else None for index in range(len(outputs))
+    entries: list[TapeEntry | None] = [
+        TapeEntry(node, index) if index < node.visible else None for index in range(len(outputs))
     ]
     return _History(outputs, entries)

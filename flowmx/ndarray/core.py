@@ -26,7 +26,7 @@ from flowmx.engine.origin import is_called_by_user, warn_user
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import DONE, Operation, Variable
 from flowmx.errors import AutogradError, CrossDeviceWarning, DeviceError, ShapeError, TypeInferenceError
-from flowmx.ndarray.recording import Entry, Leaf, TapeNode, state
+from flowmx.ndarray.recording import Leaf, TapeEntry, TapeNode, state
 from flowmx.ndarray.references import HELD
 from flowmx.ops.control import custom
 from flowmx.ops.registry.dtypes import DType, name_of
@@ -76,7 +76,7 @@ class BaseArray(KnownAttributes):
     _shape: Shape
     _dtype: DType
     _view: View | None = None
-    _past: Entry | History | None = None
+    _past: TapeEntry | History | None = None
     """The content's origin on the tape; a history where other handles share the memory (``views.py``)."""
 
     public: ClassVar[type[BaseArray]]
@@ -100,10 +100,10 @@ class BaseArray(KnownAttributes):
         return self._storage.device.context
 
     @property
-    def _entry(self) -> Entry | None:
+    def _entry(self) -> TapeEntry | None:
         """The content's origin on the tape."""
         past = self._past
-        return past if past is None or isinstance(past, Entry) else past.read(self)
+        return past if past is None or isinstance(past, TapeEntry) else past.read(self)
 
     def _plain(self) -> BaseArray:
         """Another handle on the same memory, without history."""
@@ -525,7 +525,7 @@ def record(
         rules: where the gradient is kept once it was learned, for all calls of one form; None: it is called each time.
     """
     entries = [
-        past if (past := each._past) is None or isinstance(past, Entry) else past.read(each) for each in inputs
+        past if (past := each._past) is None or isinstance(past, TapeEntry) else past.read(each) for each in inputs
     ]  # as by _entry, without the call
     for entry in entries:
         if entry is not None:
@@ -534,13 +534,13 @@ def record(
         return
     node = TapeNode(name, gradient, entries, inputs, outputs, visible, origin, rules)
     if visible == 1:
-        outputs[0]._past = _new_entry(Entry, (node, 0))
+        outputs[0]._past = _new_entry(TapeEntry, (node, 0))
         return
     for index, each in enumerate(outputs[:visible]):
-        each._past = _new_entry(Entry, (node, index))
+        each._past = _new_entry(TapeEntry, (node, index))
 
 
-_new_entry: Callable[..., Entry] = tuple.__new__
+_new_entry: Callable[..., TapeEntry] = tuple.__new__
 
 
 def record_written(
@@ -562,14 +562,14 @@ def record_written(
     if any(entry is not None for entry in entries):
         node = TapeNode(name, gradient, entries, inputs, outputs, visible, origin, rules)
     for index, each in enumerate(outputs[:visible]):
-        entry = None if node is None else Entry(node, index)
+        entry = None if node is None else TapeEntry(node, index)
         if index < len(targets):
             comes_from(each, entry, origin)
         else:
             each._past = entry
 
 
-def comes_from(array: BaseArray, entry: Entry | None, origin: Origin | None = None) -> None:
+def comes_from(array: BaseArray, entry: TapeEntry | None, origin: Origin | None = None) -> None:
     """Take down on the tape that an array was given another content (None: one of which nothing was recorded).
 
     A variable stays one.
@@ -577,7 +577,7 @@ def comes_from(array: BaseArray, entry: Entry | None, origin: Origin | None = No
     past = array._past
     if past is None:
         array._past = entry
-    elif isinstance(past, Entry):
+    elif isinstance(past, TapeEntry):
         array._past = past if type(past.node) is Leaf else entry
     else:
         past.write(array, entry, origin)

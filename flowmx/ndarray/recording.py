@@ -80,7 +80,7 @@ class Leaf:
         self.request = request
 
 
-class Entry(NamedTuple):
+class TapeEntry(NamedTuple):
     """One output of a tape node, or a leaf (index 0)."""
 
     node: TapeNode | Leaf
@@ -121,7 +121,7 @@ class TapeNode:
         self,
         name: str,
         gradient: Any,
-        entries: Sequence[Entry | None],
+        entries: Sequence[TapeEntry | None],
         inputs: Sequence[BaseArray],
         outputs: Sequence[BaseArray],
         visible: int,

@@ -26,7 +26,7 @@ _KEPT = 4096
 """Rules of functions that are kept."""
 
 
-class Step(NamedTuple):
+class RuleStep(NamedTuple):
     """One computation of a rule.
 
     Attributes:
@@ -62,7 +62,7 @@ class Rule:
     __slots__ = ("checked", "forms", "light", "nbytes", "results", "sources", "steps", "views", "weight")
 
     def __init__(
-        self, sources: Sequence[int], checked: Sequence[int], steps: Sequence[Step], results: Sequence[int | None],
+        self, sources: Sequence[int], checked: Sequence[int], steps: Sequence[RuleStep], results: Sequence[int | None],
         forms: Sequence[Form], light: bool, weight: int,
     ) -> None:  # fmt: skip
         self.sources, self.checked, self.results = tuple(sources), tuple(checked), tuple(results)
@@ -90,7 +90,7 @@ class _Noted(Notes):
         self.arrays = list(given)
         self._at = {id(each): position for position, each in enumerate(given)}
         self._stored = {id(each._storage): position for position, each in enumerate(given)}
-        self.steps: list[Step] = []
+        self.steps: list[RuleStep] = []
         self.light = True
         self.weight = 0
 
@@ -103,7 +103,7 @@ class _Noted(Notes):
         reads = tuple([self.position(each) for each in inputs])
         makes = tuple(zip(spec.shapes, spec.dtypes, strict=True))
         forward = forward_of_call(op, spec, self._device, inputs[0]._dtype if inputs else None)
-        self.steps.append(Step(op.name, forward, reads, makes))
+        self.steps.append(RuleStep(op.name, forward, reads, makes))
         self.light &= spec.light
         self.weight += spec.weight
         made = [allocate(self._device, shape, dtype) for shape, dtype in makes]
@@ -127,7 +127,7 @@ class _Noted(Notes):
         whole = self._stored.get(id(array._storage))
         if whole is None or not _is_whole(array, self.arrays[whole]):
             raise Unlearnable
-        self.steps.append(Step("reshape", None, (whole,), ((array._shape, array._dtype),)))
+        self.steps.append(RuleStep("reshape", None, (whole,), ((array._shape, array._dtype),)))
         self._at[id(array)] = len(self.arrays)
         self.arrays.append(array)
         return len(self.arrays) - 1
@@ -242,7 +242,7 @@ def rule_for(
 def _pruned(notes: _Noted, given: int, seen: Sequence[int], results: Sequence[int | None]) -> Rule:
     """The rule of what was noted, without what no result needs."""
     needed = {each for each in results if each is not None}
-    steps: list[tuple[Step, range]] = []
+    steps: list[tuple[RuleStep, range]] = []
     end = len(notes.arrays)
     for step in reversed(notes.steps):
         made = range(end - len(step.makes), end)

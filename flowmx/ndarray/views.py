@@ -21,7 +21,7 @@ from typing import Any, cast
 from flowmx.engine import Origin, describe
 from flowmx.errors import AutogradError
 from flowmx.ndarray.core import BaseArray, invoke
-from flowmx.ndarray.recording import Entry, Leaf, TapeNode, state
+from flowmx.ndarray.recording import Leaf, TapeEntry, TapeNode, state
 from flowmx.ops.registry.operators import Shape, lookup
 
 
@@ -48,7 +48,7 @@ def make_view(array: BaseArray, offset: int, shape: Shape, strides: tuple[int, .
 
 def _history_of_views(array: BaseArray) -> History:
     past = array._past
-    if isinstance(past, Entry) and isinstance(past.node, Leaf):
+    if isinstance(past, TapeEntry) and isinstance(past.node, Leaf):
         # The variable keeps its own place on the tape; its views read from there.
         return History(_of_whole(array, past), of_variable=True)
     return share(array)
@@ -57,7 +57,7 @@ def _history_of_views(array: BaseArray) -> History:
 def variable_of(array: BaseArray) -> Leaf | None:
     """The variable of autograd that an array is, if it is one."""
     past = array._past
-    return past.node if isinstance(past, Entry) and isinstance(past.node, Leaf) else None
+    return past.node if isinstance(past, TapeEntry) and isinstance(past.node, Leaf) else None
 
 
 def reshaped(array: BaseArray, shape: Shape) -> BaseArray:
@@ -126,7 +126,7 @@ def mark(array: BaseArray, leaf: Leaf | None) -> None:
         storage.variables.discard(own)
     if leaf is not None:
         storage.variables.add(leaf)
-    array._past = None if leaf is None else Entry(leaf, 0)
+    array._past = None if leaf is None else TapeEntry(leaf, 0)
     if isinstance(before, History):
         before.share_memory_of(array)
         if leaf is None:
@@ -169,12 +169,12 @@ class History:
 
     __slots__ = ("__weakref__", "_parts", "entry", "is_detached", "of_variable", "overwritten")
 
-    def __init__(self, entry: Entry | None = None, of_variable: bool = False) -> None:
+    def __init__(self, entry: TapeEntry | None = None, of_variable: bool = False) -> None:
         self.entry = entry
         self.is_detached = False
         self.of_variable = of_variable
         self.overwritten: Origin | None = None
-        self._parts: dict[Any, Entry] = {}
+        self._parts: dict[Any, TapeEntry] = {}
         """The parts of the entry that were read."""
 
     def share_memory_of(self, array: BaseArray) -> History:
@@ -185,7 +185,7 @@ class History:
         storage.histories.add(self)
         return self
 
-    def read(self, array: BaseArray) -> Entry | None:
+    def read(self, array: BaseArray) -> TapeEntry | None:
         """Return where the content of a handle came from.
 
         Raises:
@@ -207,10 +207,10 @@ class History:
             node = TapeNode(
                 "view", part.gradient_of_read, [entry], [_whole(array)], [array], 1, None, part.rules("read", array)
             )
-            known = self._parts[place] = Entry(node, 0)
+            known = self._parts[place] = TapeEntry(node, 0)
         return known
 
-    def write(self, array: BaseArray, entry: Entry | None, origin: Origin | None) -> None:
+    def write(self, array: BaseArray, entry: TapeEntry | None, origin: Origin | None) -> None:
         """Set the origin of a handle's content (None: nothing recorded)."""
         if self.of_variable:
             return
@@ -225,7 +225,7 @@ class History:
                 "write", part.gradient_of_write, [before, entry], [whole, array], [whole], 1, origin,
                 part.rules("write", array),
             )  # fmt: skip
-            self.entry = Entry(node, 0)
+            self.entry = TapeEntry(node, 0)
         if array._storage.histories is not None and not (self.is_detached and entry is None):
             for other in list(array._storage.histories):
                 concerned = other.entry is not None or entry is not None
@@ -240,7 +240,7 @@ def _whole(array: BaseArray) -> BaseArray:
     return made
 
 
-def _of_whole(array: BaseArray, entry: Entry) -> Entry:
+def _of_whole(array: BaseArray, entry: TapeEntry) -> TapeEntry:
     """Return where the content of a storage came from, if that of a handle came from an entry, and no more of it."""
     if array._view is None:
         return entry
@@ -248,7 +248,7 @@ def _of_whole(array: BaseArray, entry: Entry) -> Entry:
     node = TapeNode(
         "view", part.gradient_of_embedding, [entry], [array], [_whole(array)], 1, None, part.rules("embedding", array)
     )
-    return Entry(node, 0)
+    return TapeEntry(node, 0)
 
 
 def _part_of(array: BaseArray) -> Part:

@@ -19,7 +19,7 @@ from flowmx.ops.registry.operators import LIGHT_BYTES, Operator, Run, lookup
 Forward = Callable[..., None]
 
 
-class Step(NamedTuple):
+class PreparedUpdate(NamedTuple):
     """A computation, its inputs and its output; and what it computes."""
 
     forward: Forward
@@ -65,7 +65,7 @@ def push(updates: Sequence[Update]) -> None:
     for each in updates:
         arrays, nbytes = _checked(each, device)
         forward = (_plain if each.master is None else _mixed)(each.op, device)
-        steps.append(Step(forward, arrays, each.weight, each.op, each.master is not None))
+        steps.append(PreparedUpdate(forward, arrays, each.weight, each.op, each.master is not None))
         touched += nbytes
         written.update(dict.fromkeys([array._storage for array in (each.weight, *arrays[2:])]))
     reads = tuple({array._storage: None for step in steps for array in step.inputs})
@@ -113,7 +113,7 @@ def _mixed(op: Operator, device: Any) -> Forward:
     return timed
 
 
-def _compute(run: Run, steps: Sequence[Step]) -> None:
+def _compute(run: Run, steps: Sequence[PreparedUpdate]) -> None:
     if updates_together(run.device.kernels) and run.device.has_numerics:
         _compute_together(run, steps)
         return
@@ -121,7 +121,7 @@ def _compute(run: Run, steps: Sequence[Step]) -> None:
         forward(run, [each._read() for each in inputs], [out._written()])
 
 
-def _compute_together(run: Run, steps: Sequence[Step]) -> None:
+def _compute_together(run: Run, steps: Sequence[PreparedUpdate]) -> None:
     """By rules, where the device updates the weights of a rule all at once; operators of another kind by themselves."""
     ones = []
     for forward, inputs, out, op, mixed in steps:

@@ -31,7 +31,7 @@ class SymbolFormatError(MXNetError, ValueError):
     """A text is not a graph that MXNet would have written; the message names the node."""
 
 
-class Entry(NamedTuple):
+class NodeEntry(NamedTuple):
     """One output of a node; MXNet counts the version up where an operator changes its input in place."""
 
     node: int
@@ -57,7 +57,7 @@ class NodeJSON:
     op: str
     name: str
     attrs: Mapping[str, str] = field(default_factory=dict)
-    inputs: tuple[Entry, ...] = ()
+    inputs: tuple[NodeEntry, ...] = ()
     control_deps: tuple[int, ...] = ()
     subgraphs: tuple[GraphJSON, ...] = ()
     num_outputs: int = 1
@@ -73,7 +73,7 @@ class GraphJSON:
     """Nodes in topological order, the outputs (heads), and attributes of the graph with their type's name."""
 
     nodes: tuple[NodeJSON, ...]
-    heads: tuple[Entry, ...]
+    heads: tuple[NodeEntry, ...]
     attrs: Mapping[str, GraphAttribute] = field(default_factory=dict)
 
     @property
@@ -153,7 +153,7 @@ def upgrade(
             _unhide(key, attrs, names, inputs, nodes)
         if graph.version < 900:
             for name in names[len(inputs) :]:
-                inputs.append(Entry(len(nodes), 0))
+                inputs.append(NodeEntry(len(nodes), 0))
                 # MXNet gives a variable that it makes for an operator all of that operator's attributes.
                 nodes.append(NodeJSON("null", f"{node.name}_{name}" if node.name else name, dict(attrs)))
         if graph.version < 904 and initializers is not None and not node.is_variable:
@@ -176,7 +176,7 @@ def _without_hidden(attrs: Mapping[str, str]) -> dict[str, str]:
 
 
 def _unhide(
-    key: str, attrs: dict[str, str], names: Sequence[str], inputs: Sequence[Entry], nodes: list[NodeJSON]
+    key: str, attrs: dict[str, str], names: Sequence[str], inputs: Sequence[NodeEntry], nodes: list[NodeJSON]
 ) -> None:
     """Give a bare attribute its underscores, on this node or on the input that it names."""
     hidden = next(hidden for hidden in _HIDDEN_KEYS if key == hidden or key.endswith(f"_{hidden}"))
@@ -191,7 +191,7 @@ def _unhide(
 
 
 def _set_initializers(
-    initializers: Mapping[str, str], names: Sequence[str], inputs: Sequence[Entry], nodes: list[NodeJSON]
+    initializers: Mapping[str, str], names: Sequence[str], inputs: Sequence[NodeEntry], nodes: list[NodeJSON]
 ) -> None:
     for name, entry in zip(names, inputs, strict=False):
         variable = nodes[entry.node]
@@ -254,14 +254,14 @@ def _node(value: object, where: str, position: int) -> NodeJSON:
     return node
 
 
-def _entries(value: object, where: str, nodes: int) -> tuple[Entry, ...]:
+def _entries(value: object, where: str, nodes: int) -> tuple[NodeEntry, ...]:
     """Read entries, each of one of the first `nodes` nodes."""
     entries = []
     for i, item in enumerate(_list(value, where)):
         numbers = _integers(item, f"{where}[{i}]")
         if len(numbers) not in (2, 3):
             raise SymbolFormatError(f"{where}[{i}]: expected [node, output, version], found {_brief(item)}")
-        entry = Entry(*numbers)
+        entry = NodeEntry(*numbers)
         if entry.node >= nodes:
             raise SymbolFormatError(f"{where}[{i}]: node {entry.node} is not one of the {nodes} before it")
         entries.append(entry)
@@ -278,7 +278,7 @@ def _output_counts(value: object, nodes: int, where: str) -> list[int]:
     return counts
 
 
-def _check_outputs(entries: Iterable[Entry], nodes: Sequence[NodeJSON], where: str) -> None:
+def _check_outputs(entries: Iterable[NodeEntry], nodes: Sequence[NodeJSON], where: str) -> None:
     for entry in entries:
         source = nodes[entry.node]
         if entry.output >= source.num_outputs:
@@ -375,7 +375,7 @@ def _render_node(node: NodeJSON, depth: int) -> str:
     return _render_object(fields, depth)
 
 
-def _render_entries(entries: Iterable[Entry], depth: int) -> str:
+def _render_entries(entries: Iterable[NodeEntry], depth: int) -> str:
     items = [_brackets("[]", [str(number) for number in entry], depth, one_line=True) for entry in entries]
     return _brackets("[]", items, depth, one_line=len(items) <= 10)
 

@@ -642,7 +642,7 @@ def _to_plain(entries: Sequence[Entry]) -> symbol_json.GraphJSON:
     nodes = topological(entries)
     position = {node: index for index, node in enumerate(nodes)}
     versions, final = input_versions(nodes)
-    plain = symbol_json.Entry
+    plain = symbol_json.NodeEntry
     return symbol_json.GraphJSON(
         tuple(
             symbol_json.NodeJSON(

@@ -285,10 +285,10 @@ class Block:
         )
         step = source.choice(
             [
-                p.Step("create", 1, value=value),
-                p.Step("enrol", 2, "worker0:1", 1, p.Member(0, 1), 0),
-                p.Step("rest", 3, "worker0:1", 2),
-                p.Step("update", source.randrange(5), merged=np.ones(4, np.float32), marks=(("worker0:1", 1),)),
+                p.PartStep("create", 1, value=value),
+                p.PartStep("enrol", 2, "worker0:1", 1, p.Member(0, 1), 0),
+                p.PartStep("rest", 3, "worker0:1", 2),
+                p.PartStep("update", source.randrange(5), merged=np.ones(4, np.float32), marks=(("worker0:1", 1),)),
             ]
         )
         made = [

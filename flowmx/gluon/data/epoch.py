@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowmx import engine
 from flowmx.gluon.data import loading, seeds
-from flowmx.gluon.data.position import Place
+from flowmx.gluon.data.position import Position
 from flowmx.gluon.data.workers import DataLoaderTimeout, Failed, Job, WorkerPool
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Epoch:
 
     loader: DataLoader | None = None
 
-    def __init__(self, place: Place, length: int) -> None:
+    def __init__(self, place: Position, length: int) -> None:
         self.place = place
         self._length = length
 
@@ -94,7 +94,7 @@ class Sync(Epoch):
         batchify_fn: puts them together.
     """
 
-    def __init__(self, place: Place, length: int, dataset: Any, batchify_fn: Callable[[list[Any]], Any]) -> None:
+    def __init__(self, place: Position, length: int, dataset: Any, batchify_fn: Callable[[list[Any]], Any]) -> None:
         super().__init__(place, length)
         self._make = partial(loading.make, dataset, batchify_fn)
 
@@ -134,7 +134,7 @@ class Ahead(Epoch):
         timeout: seconds that one may take.
     """
 
-    def __init__(self, place: Place, length: int, pool: WorkerPool, prefetch: int, timeout: float) -> None:
+    def __init__(self, place: Position, length: int, pool: WorkerPool, prefetch: int, timeout: float) -> None:
         super().__init__(place, length)
         self._pool = pool
         self._prefetch = prefetch

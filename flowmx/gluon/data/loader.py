@@ -12,7 +12,7 @@ from flowmx.devices import cpu_pinned
 from flowmx.gluon.data import loading
 from flowmx.gluon.data.batchify import default_batchify_fn
 from flowmx.gluon.data.epoch import Ahead, Epoch, Sync
-from flowmx.gluon.data.position import Place, Start
+from flowmx.gluon.data.position import Position, Start
 from flowmx.gluon.data.sampler import BatchSampler, RandomSampler, SplitSampler, state_of
 from flowmx.gluon.data.seeds import Seed
 from flowmx.gluon.data.workers import ProcessPool, ThreadPool, WorkerPool
@@ -107,7 +107,7 @@ class DataLoader:
         self._seed = Seed()
         self._epochs = 0  # that were begun
         self._resumed: dict[str, Any] | None = None
-        self._latest: Place | None = None  # where the latest loop stands
+        self._latest: Position | None = None  # where the latest loop stands
         self._iter: Epoch | None = None  # one that was begun ahead
         self._pool = self._start_workers() if self._num_workers else None
         if self._pool is not None:
@@ -166,7 +166,7 @@ class DataLoader:
             self._iter = None
 
     def _new_epoch(self) -> Epoch:
-        place = self._resume(self._resumed) if self._resumed else Place(self._start(), iter(self._batch_sampler))
+        place = self._resume(self._resumed) if self._resumed else Position(self._start(), iter(self._batch_sampler))
         self._resumed = None
         self._epochs = place.start.epoch + 1
         length = len(self) if hasattr(self._batch_sampler, "__len__") else 0
@@ -184,14 +184,14 @@ class DataLoader:
         except NotImplementedError:
             return Start(self._epochs, seed, None, 0)
 
-    def _resume(self, state: dict[str, Any]) -> Place:
+    def _resume(self, state: dict[str, Any]) -> Position:
         """The position that a state describes."""
         start = Start(int(state["epoch"]), int(state["seed"]), state["sampler"], int(state["given"]))
         self._seed.set(start.seed)
         if start.sampler is None:
-            return Place(start, iter([list(batch) for batch in state["rest"]]))
+            return Position(start, iter([list(batch) for batch in state["rest"]]))
         self._batch_sampler.set_state(start.sampler)
-        return Place(start, itertools.islice(iter(self._batch_sampler), start.given, None))
+        return Position(start, itertools.islice(iter(self._batch_sampler), start.given, None))
 
     def _ended(self) -> None:
         """A loop has come to its end."""

@@ -24,7 +24,7 @@ class Start(NamedTuple):
     given: int
 
 
-class Place:
+class Position:
     """The current position in an epoch.
 
     Args:

@@ -22,8 +22,8 @@ import numpy as np
 
 from flowmx.devices import cpu
 from flowmx.graph import infer
+from flowmx.graph.checking.reference import Comparison
 from flowmx.graph.checking.reference import RaceError as RaceError
-from flowmx.graph.checking.reference import Watch
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.graph import Options, predecessors
 from flowmx.graph.node import Entry, Node
@@ -125,7 +125,7 @@ def check_plan(
         RaceError: the plan is wrong.
     """
     alone = replace(options, in_place=False, share=False, workers=1)
-    watch = Watch(plan, _content(plan, content or {}, positive, seed), seed)
+    watch = Comparison(plan, _content(plan, content or {}, positive, seed), seed)
     watch.record(make_plan(plan.graph, plan.external, options=alone, schedule=_schedule(plan)))
     chooser = Random(seed)
     watch.run(plan, "in the plan's own order", chooser)

@@ -50,7 +50,7 @@ class _Written(NamedTuple):
     what: str
 
 
-class Watch:
+class Comparison:
     """Runs plans of one graph, and compares every value with the first run's.
 
     Args:

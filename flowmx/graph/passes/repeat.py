@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from flowmx.graph.graph import Graph, is_pure, written
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.planning.live import VIEWS, Step, Values, alive
+from flowmx.graph.planning.live import VIEWS, StepValues, Values, alive
 from flowmx.graph.planning.order import apart
 from flowmx.ops.compiled.recomputed import AGAIN
 
@@ -137,19 +137,19 @@ class Repeats:
             order.append(self._with_copies(steps[now], chosen))
         return alive(order, [*self.values.sizes, *self.values.sizes], self.values.wanted), price
 
-    def _with_copies(self, step: Step, chosen: Sequence[int]) -> Step:
+    def _with_copies(self, step: StepValues, chosen: Sequence[int]) -> StepValues:
         """A step that reads copies where there are some; a copy's number comes after those of all values."""
         count, source = len(self.source), self.source
         reads = {value: value + count * (source[value] >= 0 and chosen[source[value]]) for value in step.reads}
         takes = tuple([(reads[a], b) for a, b in step.takes])
-        return Step(tuple(reads.values()), step.writes, takes, step.workspace)
+        return StepValues(tuple(reads.values()), step.writes, takes, step.workspace)
 
-    def _copied(self, at: int, chosen: Sequence[int]) -> Step:
+    def _copied(self, at: int, chosen: Sequence[int]) -> StepValues:
         """The copy of a step."""
         count = len(self.source)
         reads, writes, takes, workspace = self._with_copies(self.values.steps[at], chosen)
         made = {value: value + count for value in writes if self.source[value] >= 0}
-        return Step(reads, tuple(made.values()), tuple([(a, made[b]) for a, b in takes if b in made]), workspace)
+        return StepValues(reads, tuple(made.values()), tuple([(a, made[b]) for a, b in takes if b in made]), workspace)
 
 
 def _may_repeat(node: Node, train: bool, changed: Collection[Node]) -> bool:

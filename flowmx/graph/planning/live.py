@@ -17,7 +17,7 @@ VIEWS = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like
 """Operators whose output is their first input's bytes with another shape: they need no step of their own."""
 
 
-class Step(NamedTuple):
+class StepValues(NamedTuple):
     """A step by the numbers of its values: each that it reads, once, and each that it writes.
 
     Attributes:
@@ -54,7 +54,7 @@ class Values:
         self.steps = [self._step(graph, node, elsewhere) for node in nodes]
         self.wanted = {self.numbers[entry] for entry in graph.wanted() if entry in self.numbers}
 
-    def _step(self, graph: Graph, node: Node, elsewhere: set[Entry]) -> Step:
+    def _step(self, graph: Graph, node: Node, elsewhere: set[Entry]) -> StepValues:
         assert node.op is not None
         numbers, sizes = self.numbers, self.sizes
         read = [numbers.get(entry, -1) for entry in node.inputs]
@@ -63,7 +63,7 @@ class Values:
         if node.op.name in VIEWS:
             if read[0] >= 0:
                 numbers[Entry(node, 0)] = read[0]
-            return Step((), ())
+            return StepValues((), ())
         writes = []
         for index in range(node.outputs()):
             entry = Entry(node, index)
@@ -76,14 +76,14 @@ class Values:
             if source < len(read) and read[source] in reads and read.count(read[source]) == 1
             and sizes[read[source]] == sizes[writes[target]] > 0
         ]  # fmt: skip
-        return Step(reads, tuple(writes), tuple(takes), self._workspaces.get(node, 0))
+        return StepValues(reads, tuple(writes), tuple(takes), self._workspaces.get(node, 0))
 
     def alive(self, order: Iterable[int]) -> list[int]:
         """The bytes alive at each step, in this order of the positions of the nodes."""
         return alive([self.steps[at] for at in order], self.sizes, self.wanted)
 
 
-def alive(steps: Sequence[Step], sizes: Sequence[int], wanted: Iterable[int]) -> list[int]:
+def alive(steps: Sequence[StepValues], sizes: Sequence[int], wanted: Iterable[int]) -> list[int]:
     """The bytes alive at each of some steps.
 
     Args:

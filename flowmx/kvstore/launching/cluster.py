@@ -21,7 +21,7 @@ from flowmx.comm.frames import Message
 from flowmx.comm.launch.child import Output, describe
 from flowmx.comm.launch.hosts import Host
 from flowmx.comm.launch.plan import Order, Plan, job_secret
-from flowmx.comm.node import Line
+from flowmx.comm.node import Connection
 from flowmx.comm.notifier import Notifier
 from flowmx.kvstore.launching import node
 
@@ -254,7 +254,7 @@ class Cluster:
         """The current Dask workers."""
         return list(self._hosts.values())
 
-    def connect(self, scheduler: str) -> Line:
+    def connect(self, scheduler: str) -> Connection:
         """A connection to the job's scheduler."""
         return Relay(self)
 

@@ -32,10 +32,10 @@ from flowmx.kvstore.server.protocol import (
     Member,
     Message,
     Part,
+    PartStep,
     Record,
     Refused,
     Request,
-    Step,
     StepSent,
     StepsSent,
     Tell,
@@ -88,17 +88,17 @@ class Core:
             member: the worker's rank, and the epoch in which it joined.
             value: the first value. One that comes later changes nothing; without any, the answer waits for it.
         """
-        steps = [] if value is None else [Step("create", value=value)]
-        steps.append(Step("enrol", worker=worker, turn=turn, member=member))
+        steps = [] if value is None else [PartStep("create", value=value)]
+        steps.append(PartStep("enrol", worker=worker, turn=turn, member=member))
         return self._request(request, part, self._administer, steps)
 
     def rest(self, request: Request, worker: str, turn: int, part: Part) -> list[Effect]:
         """Stop counting a worker that has no more to push for now; it returns by :meth:`enrol`."""
-        return self._request(request, part, self._administer, [Step("rest", worker=worker, turn=turn)])
+        return self._request(request, part, self._administer, [PartStep("rest", worker=worker, turn=turn)])
 
     def load(self, request: Request, worker: str, turn: int, part: Part, loaded: Any) -> list[Effect]:
         """Update the value by something other than a gradient, which reaches ``Update`` as a merged gradient would."""
-        steps = [Step("load", worker=worker, turn=turn, merged=loaded)]
+        steps = [PartStep("load", worker=worker, turn=turn, merged=loaded)]
         return self._request(request, part, self._administer, steps)
 
     def push(
@@ -255,7 +255,7 @@ class Core:
         for request, (part, act, arguments) in parked.items():
             self._route(request, part, act, arguments)
 
-    def _administer(self, request: Request, part: Part, steps: list[Step]) -> None:
+    def _administer(self, request: Request, part: Part, steps: list[PartStep]) -> None:
         slot, last = self.state.slot(part), steps[-1]
         if last.kind != "enrol" and not slot.number:
             self.state.reply(request, self._unknown(part))

@@ -30,13 +30,13 @@ __all__ = [
     "Merges",
     "Message",
     "Part",
+    "PartStep",
     "Record",
     "Refused",
     "Replies",
     "Reply",
     "Request",
     "Send",
-    "Step",
     "StepSent",
     "StepsSent",
     "Tell",
@@ -106,7 +106,7 @@ class View:
 # -- steps: what changes a part, in one order, on the primary and then on its backup -----------------------
 
 
-class Step(NamedTuple):
+class PartStep(NamedTuple):
     """One change of a part.
 
     Attributes:
@@ -174,7 +174,7 @@ class StepSent:
     epoch: int
     part: Part
     term: int
-    step: Step
+    step: PartStep
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ class StepsSent:
     epoch: int
     parts: list[Part]
     terms: list[int]
-    steps: list[Step]
+    steps: list[PartStep]
 
 
 @dataclass(frozen=True)

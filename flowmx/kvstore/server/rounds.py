@@ -19,9 +19,9 @@ from flowmx.kvstore.server.protocol import (
     Haves,
     Merges,
     Part,
+    PartStep,
     Replies,
     Request,
-    Step,
     StepSent,
     StepsSent,
     Updates,
@@ -110,7 +110,7 @@ class Rounds:
             return
         found = [gradients[push] for push in marks]
         gradients.clear()
-        slot.step = Step("update", slot.number + 1, "", 0, None, 0, None, None, marks)
+        slot.step = PartStep("update", slot.number + 1, "", 0, None, 0, None, None, marks)
         slot.confirmed, slot.computing = False, True
         slot.ticket += 1
         begun.parts.append(slot.part)
@@ -129,7 +129,7 @@ class Rounds:
             step = slot.step
             if ticket != slot.ticket or step is None:
                 continue
-            step = slot.step = Step("update", step.number, "", 0, None, 0, None, total, step.marks)
+            step = slot.step = PartStep("update", step.number, "", 0, None, 0, None, total, step.marks)
             _add(updates, slot, total)
             backup = state.backup(part)
             if backup is None:
@@ -216,7 +216,7 @@ class Rounds:
             _add(updates, slot, step.merged)
         self._update(updates)
 
-    def _may_follow(self, slot: Slot, step: Step) -> bool:
+    def _may_follow(self, slot: Slot, step: PartStep) -> bool:
         follows = step.number == slot.number + 1 and step.kind == "update"
         return follows and not slot.computing and _is_usable(slot)
 

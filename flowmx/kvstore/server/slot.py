@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from flowmx.kvstore.server.protocol import Member, Part, Record, Request, Step, View
+from flowmx.kvstore.server.protocol import Member, Part, PartStep, Record, Request, View
 
 __all__ = ["Admin", "Pending", "Slot"]
 
@@ -22,7 +22,7 @@ class Pending(NamedTuple):
 class Admin(NamedTuple):
     """A step other than an update that waits for its turn, and who asked for it."""
 
-    step: Step
+    step: PartStep
     request: Request
 
 
@@ -57,7 +57,7 @@ class Slot:
     turns: dict[str, int] = field(default_factory=dict)
     value: Any = None
 
-    step: Step | None = None
+    step: PartStep | None = None
     computing: bool = False
     confirmed: bool = False
     sent_epoch: int = -1
@@ -92,7 +92,7 @@ class Slot:
         """The least number of applied pushes among the counted workers."""
         return min([self.marks.get(worker, 0) for worker in self.counted], default=None)
 
-    def take(self, step: Step) -> None:
+    def take(self, step: PartStep) -> None:
         """Apply a step, but for the value that an update computes."""
         self.number = step.number
         if step.kind == "create":

@@ -17,8 +17,8 @@ from flowmx.kvstore.server.protocol import (
     Have,
     Merge,
     Part,
+    PartStep,
     Refused,
-    Step,
     StepSent,
     Update,
 )
@@ -57,7 +57,7 @@ class Steps:
             return
         slot.confirmed = False
         if slot.step is None:
-            slot.step = Step("mirror", slot.number)
+            slot.step = PartStep("mirror", slot.number)
         self.replicate(slot)
         self._finish(slot)
         self.advance(slot)
@@ -124,10 +124,10 @@ class Steps:
                 del slot.pulls[request]
                 self.state.reply(request, Content(slot.value, slot.round))
 
-    def _is_done(self, slot: Slot, step: Step) -> bool:
+    def _is_done(self, slot: Slot, step: PartStep) -> bool:
         return step.kind == "create" or step.turn <= slot.turns.get(step.worker, 0)
 
-    def _next(self, slot: Slot) -> Step | None:
+    def _next(self, slot: Slot) -> PartStep | None:
         number = slot.number + 1
         if not slot.number:
             # Those who enrol before there is a value wait for the first who brings one.
@@ -137,9 +137,9 @@ class Steps:
             step = slot.admin[0].step
             return step._replace(number=number, start=self.state.mode.start(slot, step.worker))
         chosen = tuple(self.state.mode.choose(slot))
-        return Step("update", number, marks=chosen) if chosen else None
+        return PartStep("update", number, marks=chosen) if chosen else None
 
-    def _begin(self, slot: Slot, step: Step) -> None:
+    def _begin(self, slot: Slot, step: PartStep) -> None:
         slot.step, slot.confirmed = step, False
         if step.computes:
             slot.computing = True
@@ -152,7 +152,7 @@ class Steps:
         self.replicate(slot)
         self._finish(slot)
 
-    def _compute(self, slot: Slot, step: Step) -> None:
+    def _compute(self, slot: Slot, step: PartStep) -> None:
         if step.kind == "load":
             self.merged(slot, slot.ticket, step.merged)
         else:
@@ -204,7 +204,7 @@ class Steps:
             self.state.send(sender, Behind(epoch, slot.part))
         self.advance(slot)
 
-    def measure_lag(self, slot: Slot, step: Step) -> None:
+    def measure_lag(self, slot: Slot, step: PartStep) -> None:
         """Note by how much a step brings a worker ahead of the slowest."""
         slowest = slot.slowest()
         if step.marks and slowest is not None and slot.part.home in self.state.active:
@@ -234,7 +234,7 @@ class Steps:
             self.tell[slot.part] = (sender, message.epoch)
             self.state.effects.append(Update(slot.part, slot.ticket, slot.value, step.merged))
 
-    def _is_next(self, slot: Slot, step: Step) -> bool:
+    def _is_next(self, slot: Slot, step: PartStep) -> bool:
         return step.number == slot.number + 1 and (step.kind == "create") == (slot.number == 0)
 
     def stand_down(self, slot: Slot) -> None:

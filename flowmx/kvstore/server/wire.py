@@ -137,7 +137,7 @@ def _unpack_step(header: dict[str, Any], tensors: Tensors) -> p.StepSent:
         merged = tensors.pop(0).array()
     elif kind not in ("enrol", "rest"):
         raise ValueError(f"no step is called {kind!r}")
-    step = p.Step(
+    step = p.PartStep(
         kind=kind,
         number=_whole(number),
         worker=str(worker),
@@ -168,7 +168,8 @@ def _unpack_steps(header: dict[str, Any], tensors: Tensors) -> p.StepsSent:
     found = p.StepsSent(header["epoch"], [], [], [])
     for key, piece, home, term, number, which, shape in header["parts"]:
         stop = start + math.prod(map(_whole, shape))
-        step = p.Step("update", _whole(number), merged=(base, start, stop, tuple(shape)), marks=marks[_whole(which)])
+        merged = (base, start, stop, tuple(shape))
+        step = p.PartStep("update", _whole(number), merged=merged, marks=marks[_whole(which)])
         found.parts.append(part_of((key, piece, home)))
         found.terms.append(_whole(term))
         found.steps.append(step)

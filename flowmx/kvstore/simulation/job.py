@@ -15,9 +15,9 @@ from flowmx.comm.view import Member, View
 from flowmx.kvstore.shards import Key, Layout
 from flowmx.kvstore.simulation import clock
 from flowmx.kvstore.simulation.network import Cpu, Fabric, Network
-from flowmx.kvstore.simulation.profile import Profile, Step
+from flowmx.kvstore.simulation.profile import PassStep, Profile
 from flowmx.kvstore.simulation.server import Channel, Server
-from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import Exchange, Item
 from flowmx.kvstore.worker.sender import Sender
 
@@ -72,10 +72,10 @@ async def _job(setting: Setting) -> float:
     return float(end - begin) / setting.steps
 
 
-def _entries(profile: Profile, servers: int) -> list[Entry]:
+def _entries(profile: Profile, servers: int) -> list[KeyState]:
     layout = Layout(servers)
     layout.add(profile.shapes)
-    return [Entry(key, shape, np.dtype(np.float32), layout[key]) for key, shape in profile.shapes.items()]
+    return [KeyState(key, shape, np.dtype(np.float32), layout[key]) for key, shape in profile.shapes.items()]
 
 
 def _view(machines: int) -> View:
@@ -91,7 +91,7 @@ class _Worker:
     """Trains: its steps take their time, and the real sender sends their gradients."""
 
     def __init__(
-        self, rank: int, setting: Setting, servers: Sequence[Server], fabric: Fabric, entries: Sequence[Entry]
+        self, rank: int, setting: Setting, servers: Sequence[Server], fabric: Fabric, entries: Sequence[KeyState]
     ) -> None:
         profile, cpu = setting.profile, Cpu()
         self._profile = profile
@@ -120,7 +120,7 @@ class _Worker:
         return times
 
     async def _compute(
-        self, steps: Iterable[Step], before: Any = None, after: Callable[[Sequence[Key]], None] | None = None
+        self, steps: Iterable[PassStep], before: Any = None, after: Callable[[Sequence[Key]], None] | None = None
     ) -> None:
         for step in steps:
             if before is not None:
@@ -162,7 +162,7 @@ class _Servers:
         return False
 
 
-def _memory(entry: Entry) -> list[tuple[Tensor, np.ndarray[Any, Any]]]:
+def _memory(entry: KeyState) -> list[tuple[Tensor, np.ndarray[Any, Any]]]:
     """For each part a gradient and a target, which nobody ever writes to."""
     arrays = [np.empty(entry.shape_of(shard), entry.dtype) for shard in entry.shards]
     return [(Tensor.of(array), array) for array in arrays]

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from flowmx.kvstore.shards import Key
 
-__all__ = ["Costs", "Profile", "Step"]
+__all__ = ["Costs", "PassStep", "Profile"]
 
 
-class Step(NamedTuple):
+class PassStep(NamedTuple):
     """A step of a pass.
 
     Attributes:
@@ -61,8 +61,8 @@ class Profile:
 
     batch: int
     shapes: Mapping[Key, tuple[int, ...]]
-    forward: Sequence[Step]
-    backward: Sequence[Step]
+    forward: Sequence[PassStep]
+    backward: Sequence[PassStep]
     costs: Costs = Costs()
     about: str = ""
 
@@ -87,7 +87,7 @@ class Profile:
         """The profile scaled to a machine that takes so many seconds for a step."""
         scale = seconds / self.seconds
         forward, backward = (
-            [Step(scale * step.seconds, step.keys) for step in each] for each in (self.forward, self.backward)
+            [PassStep(scale * step.seconds, step.keys) for step in each] for each in (self.forward, self.backward)
         )
         return replace(self, forward=forward, backward=backward)
 
@@ -121,5 +121,5 @@ class Profile:
             raise ValueError(f"this is no profile: {type(error).__name__}: {error}") from error
 
 
-def _steps(found: Any) -> list[Step]:
-    return [Step(float(seconds), tuple(keys)) for seconds, keys in found]
+def _steps(found: Any) -> list[PassStep]:
+    return [PassStep(float(seconds), tuple(keys)) for seconds, keys in found]

@@ -15,7 +15,7 @@ from flowmx.kvstore.server.service import KVServer, identity
 from flowmx.kvstore.server.store import Store, Value
 from flowmx.kvstore.simulation.network import Cpu, Fabric
 from flowmx.kvstore.simulation.profile import Costs
-from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.keys import KeyState
 
 __all__ = ["Channel", "Server"]
 
@@ -64,7 +64,7 @@ class Server:
         connect = lambda address: Channel(name, machine, self.cpu, find(address), fabric, costs)  # noqa: E731
         self._real = KVServer(name, 1, servers, self.service, connect, _Store(costs))
 
-    def begin(self, view: View, entries: Sequence[Entry]) -> None:
+    def begin(self, view: View, entries: Sequence[KeyState]) -> None:
         """Take the first view, with keys that all workers have started long ago."""
         home = next(member.rank for member in view.servers if member.address == self.service.name)
         counted = {identity(each.id, each.incarnation): Member(each.rank, each.epoch) for each in view.workers}
@@ -76,7 +76,7 @@ class Server:
         await self._real.close()
 
 
-def _records(entries: Sequence[Entry], home: int, counted: dict[str, Member]) -> Iterator[Record]:
+def _records(entries: Sequence[KeyState], home: int, counted: dict[str, Member]) -> Iterator[Record]:
     for entry in entries:
         for shard in entry.shards:
             if shard.home == home:

@@ -19,7 +19,7 @@ from flowmx.comm.frames import Message
 from flowmx.devices import generator
 from flowmx.errors import KVStoreError
 from flowmx.kvstore.facts import DIFFER, version
-from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.keys import KeyState
 
 __all__ = ["of_keys", "of_process", "tell"]
 
@@ -58,7 +58,7 @@ def of_process() -> tuple[dict[str, str], dict[str, str]]:
     return facts, hints
 
 
-def of_keys(entries: Sequence[Entry]) -> dict[str, str]:
+def of_keys(entries: Sequence[KeyState]) -> dict[str, str]:
     """Facts on keys: their dtypes and shapes, as text."""
     return {
         f"the value of key {entry.key!r}": f"{np.dtype(entry.dtype).name} {tuple(entry.shape)}" for entry in entries

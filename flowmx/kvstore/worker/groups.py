@@ -9,7 +9,7 @@ import numpy as np
 
 from flowmx.comm.frames import Tensor
 from flowmx.kvstore.shards import Key, Shard
-from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import MOST, Exchange, Item
 from flowmx.ndarray.core import BaseArray
 
@@ -33,7 +33,7 @@ class Group:
         entries: the keys.
     """
 
-    def __init__(self, number: int, entries: Sequence[Entry]) -> None:
+    def __init__(self, number: int, entries: Sequence[KeyState]) -> None:
         self.number = number
         self.entries = entries
         self.dtype = entries[0].dtype
@@ -78,7 +78,9 @@ class Groups:
     def __init__(self) -> None:
         self._known: dict[tuple[Key, ...], Group] = {}
 
-    def divide(self, entries: Sequence[Entry], fits: Iterable[bool]) -> tuple[list[int], list[tuple[Group, list[int]]]]:
+    def divide(
+        self, entries: Sequence[KeyState], fits: Iterable[bool]
+    ) -> tuple[list[int], list[tuple[Group, list[int]]]]:
         """Divide keys into those that travel alone, and groups.
 
         Args:
@@ -110,7 +112,7 @@ class Groups:
                 groups.append((self._of([entries[position] for position in positions]), positions))
         return alone, groups
 
-    def _of(self, entries: list[Entry]) -> Group:
+    def _of(self, entries: list[KeyState]) -> Group:
         keys = tuple(entry.key for entry in entries)
         if keys not in self._known:
             self._known[keys] = Group(len(self._known), entries)

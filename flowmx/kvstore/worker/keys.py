@@ -12,13 +12,13 @@ import numpy as np
 from flowmx.engine import Variable
 from flowmx.kvstore.shards import Key, Shard
 
-__all__ = ["Entry"]
+__all__ = ["KeyState"]
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(eq=False)
-class Entry:
+class KeyState:
     """A worker's state of one key.
 
     Attributes:

@@ -12,7 +12,7 @@ from flowmx.engine.runtime import engine
 from flowmx.errors import TypeInferenceError
 from flowmx.kvstore.compression import Compression
 from flowmx.kvstore.shards import Key
-from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.keys import KeyState
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import dtype_of
 from flowmx.ndarray.core import BaseArray
@@ -45,7 +45,7 @@ class Packing:
         self.compression = compression
         self._residuals: dict[Key, tuple[Variable, Any]] = {}
 
-    def packed(self, entry: Entry, source: NDArray, priority: int) -> Packed:
+    def packed(self, entry: KeyState, source: NDArray, priority: int) -> Packed:
         """Enqueue the compression of a gradient.
 
         Raises:
@@ -68,6 +68,6 @@ class Packing:
         return found
 
 
-def _pack(compression: Compression, entry: Entry, source: BaseArray, residual: Any, found: Packed) -> None:
+def _pack(compression: Compression, entry: KeyState, source: BaseArray, residual: Any, found: Packed) -> None:
     pairs = zip(entry.pieces(source._read()), entry.pieces(residual), strict=True)
     found.tensors = [Tensor.of(compression.compress(np.ascontiguousarray(piece), rest)) for piece, rest in pairs]

@@ -28,7 +28,7 @@ from flowmx.kvstore import report
 from flowmx.kvstore.shards import Key, Shard
 from flowmx.kvstore.worker import facts
 from flowmx.kvstore.worker.actor import Deferred, NetworkActor
-from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import MOST, Item
 from flowmx.kvstore.worker.sender import Sender
 from flowmx.kvstore.worker.servers import Connect, Servers
@@ -208,7 +208,7 @@ class Session:
         name, bound = self.mode
         return {"mode": name} if bound is None else {"mode": name, "max_staleness": bound}
 
-    async def _compare(self, entries: Sequence[Entry]) -> None:
+    async def _compare(self, entries: Sequence[KeyState]) -> None:
         """Compare the keys' shapes and dtypes with the other workers'; a difference fails the whole job."""
         try:
             await facts.tell(self._servers, 0, self._kind, facts.of_keys(entries), {})
@@ -301,7 +301,7 @@ class Session:
 
     # -- requests (on the loop) ------------------------------------------------------------------------
 
-    async def init(self, entries: Sequence[Entry], values: Sequence[np.ndarray[Any, Any]], barrier: str) -> None:
+    async def init(self, entries: Sequence[KeyState], values: Sequence[np.ndarray[Any, Any]], barrier: str) -> None:
         """Take part in keys: give them their first values, or wait until another worker did.
 
         Args:
@@ -316,7 +316,7 @@ class Session:
             await self._begin(entries, values)
         await self.node.barrier(barrier)
 
-    async def _begin(self, entries: Sequence[Entry], values: Sequence[np.ndarray[Any, Any]]) -> None:
+    async def _begin(self, entries: Sequence[KeyState], values: Sequence[np.ndarray[Any, Any]]) -> None:
         """Give keys their values, if this worker leads, or once it does; return when they have them."""
         waiting = None if self.leads else asyncio.create_task(self._enrol(entries, {}))
         if waiting is not None and await self._unless_leading(waiting):
@@ -346,7 +346,7 @@ class Session:
         while not self.leads:
             await self.node.changed()
 
-    async def barrier(self, entries: Sequence[Entry], then: Callable[[], Awaitable[object]] | None = None) -> None:
+    async def barrier(self, entries: Sequence[KeyState], then: Callable[[], Awaitable[object]] | None = None) -> None:
         """Wait until every worker has come here; who still has batches left is not held up meanwhile.
 
         Args:
@@ -361,7 +361,7 @@ class Session:
             await then()
         await self.node.barrier(f"kvstore {self.met}", meet=True)
 
-    async def rest(self, entries: Sequence[Entry]) -> None:
+    async def rest(self, entries: Sequence[KeyState]) -> None:
         """Let rounds proceed without this worker, which has nothing more to push for now."""
         await self._administer("rest", {}, entries, {})
 
@@ -387,7 +387,7 @@ class Session:
         header = {"optimizer": optimizer, "order": order}
         await asyncio.gather(*(self._servers.call(home, "set_optimizer", header) for home in range(self.servers)))
 
-    async def load_states_together(self, entries: Sequence[Entry], states: dict[Shard, bytes], barrier: str) -> None:
+    async def load_states_together(self, entries: Sequence[KeyState], states: dict[Shard, bytes], barrier: str) -> None:
         """Let the optimizers of all parts go on from the states that the worker of rank 0 has."""
         if self._begins(barrier):
             tensors = {shard: Tensor.of(np.frombuffer(found, np.uint8)) for shard, found in states.items()}
@@ -413,7 +413,7 @@ class Session:
         calls = (self._servers.call(home, "position", header) for home in range(self._servers.count))
         return max([list(answer.header["position"]) for answer in await asyncio.gather(*calls)])
 
-    async def save_states(self, entries: Sequence[Entry]) -> dict[Shard, bytes]:
+    async def save_states(self, entries: Sequence[KeyState]) -> dict[Shard, bytes]:
         """The states of the optimizers of all parts."""
         found: dict[Shard, bytes] = {}
         for home, shards in _by_home(entries):
@@ -426,7 +426,7 @@ class Session:
         """Statistics of each server."""
         return [(await self._servers.call(home, "stats", {})).header for home in range(self._servers.count)]
 
-    async def _enrol(self, entries: Sequence[Entry], tensors: dict[Shard, Tensor], exist: bool = False) -> None:
+    async def _enrol(self, entries: Sequence[KeyState], tensors: dict[Shard, Tensor], exist: bool = False) -> None:
         member = self.node.view.find(self.node.id)
         joined = member.epoch if isinstance(member, Member) else 0
         header = {"rank": self.node.rank, "joined": joined, "exists": exist}
@@ -434,12 +434,12 @@ class Session:
         for entry in entries:
             entry.numbers = [numbers[shard] for shard in entry.shards]
 
-    def _number(self, entries: Sequence[Entry], shard: Shard) -> int:
+    def _number(self, entries: Sequence[KeyState], shard: Shard) -> int:
         entry = next(entry for entry in entries if entry.key == shard.key)
         return entry.numbers[shard.part]
 
     async def _administer(
-        self, operation: str, header: dict[str, Any], entries: Sequence[Entry], tensors: dict[Shard, Tensor]
+        self, operation: str, header: dict[str, Any], entries: Sequence[KeyState], tensors: dict[Shard, Tensor]
     ) -> dict[Shard, int]:
         """Call an operation for every part of some keys; returns the numbers of the answers."""
         self._turn += 1
@@ -456,7 +456,7 @@ class Session:
         return numbers
 
 
-def _by_home(entries: Iterable[Entry]) -> list[tuple[int, list[Shard]]]:
+def _by_home(entries: Iterable[KeyState]) -> list[tuple[int, list[Shard]]]:
     """The parts of keys by the server that keeps them, as many as a request may have."""
     found: dict[int, list[Shard]] = {}
     for entry in entries:

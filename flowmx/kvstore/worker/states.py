@@ -11,13 +11,13 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx.errors import KVStoreError
 from flowmx.kvstore.shards import Shard
-from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.keys import KeyState
 from flowmx.optimizer import states as states_file
 
 __all__ = ["joined", "split"]
 
 
-def joined(entries: Sequence[Entry], parts: Mapping[Shard, bytes], optimizer: Mapping[str, Any] | None) -> bytes:
+def joined(entries: Sequence[KeyState], parts: Mapping[Shard, bytes], optimizer: Mapping[str, Any] | None) -> bytes:
     """The content of a file with the states of whole keys.
 
     Args:
@@ -36,7 +36,7 @@ def joined(entries: Sequence[Entry], parts: Mapping[Shard, bytes], optimizer: Ma
     return states_file.dumps(found, progress, optimizer)
 
 
-def split(entries: Sequence[Entry], data: bytes) -> dict[Shard, bytes]:
+def split(entries: Sequence[KeyState], data: bytes) -> dict[Shard, bytes]:
     """The states of each part, out of a file with those of whole keys.
 
     Raises:
@@ -64,7 +64,7 @@ def _each(trees: Sequence[Any], of: Callable[[list[Any]], Any]) -> Any:
     return of(list(trees)) if hasattr(first, "shape") else first
 
 
-def _join(entry: Entry, arrays: list[Any]) -> Any:
+def _join(entry: KeyState, arrays: list[Any]) -> Any:
     flat = [np.asarray(each).reshape(-1) for each in arrays]
     sizes = [shard.stop - shard.start for shard in entry.shards]
     if [each.size for each in flat] != sizes:  # not one number for each element of the weight
@@ -72,7 +72,7 @@ def _join(entry: Entry, arrays: list[Any]) -> Any:
     return nd.from_numpy(np.concatenate(flat).reshape(entry.shape))
 
 
-def _cut(entry: Entry, shard: Shard, arrays: list[Any]) -> Any:
+def _cut(entry: KeyState, shard: Shard, arrays: list[Any]) -> Any:
     whole = np.asarray(arrays[0])
     if whole.size != sum(each.stop - each.start for each in entry.shards):
         return nd.from_numpy(np.array(whole))

@@ -10,7 +10,7 @@ import numpy as np
 
 from flowmx.comm.frames import Tensor
 from flowmx.kvstore.worker.groups import Group
-from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import Exchange, Item
 from flowmx.ndarray.core import BaseArray
 
@@ -34,13 +34,13 @@ class Transfers:
 
     # -- one key ---------------------------------------------------------------------------------------
 
-    def push(self, entry: Entry, source: Any, exchange: Exchange, priority: int) -> None:
+    def push(self, entry: KeyState, source: Any, exchange: Exchange, priority: int) -> None:
         """Send a push; where it is run at once, on the thread that pushes."""
         entry.advance()
         tensors = _tensors(entry, source, np.array if nbytes_of(source) <= SMALL else np.asarray)
         self._send("push", entry, exchange, priority, tensors, source)
 
-    def pushpull(self, entry: Entry, source: Any, target: BaseArray, priority: int) -> Exchange:
+    def pushpull(self, entry: KeyState, source: Any, target: BaseArray, priority: int) -> Exchange:
         """Send a push, and receive the value into an array."""
         entry.advance()
         exchange = Exchange(len(entry.shards))
@@ -48,13 +48,13 @@ class Transfers:
         self._send("pushpull", entry, exchange, priority, tensors, source, entry.pieces(target._written()))
         return exchange
 
-    def pull(self, entry: Entry, target: BaseArray, priority: int) -> Exchange:
+    def pull(self, entry: KeyState, target: BaseArray, priority: int) -> Exchange:
         """Receive the value into an array."""
         exchange = Exchange(len(entry.shards))
         self._send("pull", entry, exchange, priority, targets=entry.pieces(target._written()))
         return exchange
 
-    def pull_rows(self, entry: Entry, target: BaseArray, rows: BaseArray, priority: int) -> Exchange:
+    def pull_rows(self, entry: KeyState, target: BaseArray, rows: BaseArray, priority: int) -> Exchange:
         """Receive chosen rows into an array whose other rows become zeros."""
         wanted = np.unique(rows._read().astype(np.int64))
         count = entry.shape[0]
@@ -69,7 +69,7 @@ class Transfers:
         self._send("pull", entry, exchange, priority, targets=entry.pieces(whole))
         return exchange
 
-    def _receive_rows(self, entry: Entry, result: Any, wanted: Any, priority: int) -> Exchange:
+    def _receive_rows(self, entry: KeyState, result: Any, wanted: Any, priority: int) -> Exchange:
         chosen = np.empty((len(wanted), *entry.shape[1:]), entry.dtype)
         items, exchange = [], Exchange(1, lambda: _scatter(result, wanted, chosen))
         for shard, number in zip(entry.shards, entry.numbers, strict=True):
@@ -85,7 +85,7 @@ class Transfers:
         return exchange
 
     def _send(
-        self, operation: str, entry: Entry, exchange: Exchange, priority: int, tensors: Sequence[Tensor] = (),
+        self, operation: str, entry: KeyState, exchange: Exchange, priority: int, tensors: Sequence[Tensor] = (),
         source: Any = None, targets: Sequence[Any] = (),
     ) -> None:  # fmt: skip
         packing, items = getattr(source, "config", None), []
@@ -124,7 +124,7 @@ def nbytes_of(source: Any) -> int:
     return source._dtype.itemsize * math.prod(source._shape) if isinstance(source, BaseArray) else 0
 
 
-def _tensors(entry: Entry, source: Any, taken: Callable[[Any], Any]) -> Sequence[Tensor]:
+def _tensors(entry: KeyState, source: Any, taken: Callable[[Any], Any]) -> Sequence[Tensor]:
     if not isinstance(source, BaseArray):
         return source.tensors  # type: ignore[no-any-return]
     return [Tensor.of(piece) for piece in entry.pieces(taken(source._read()))]

@@ -15,7 +15,7 @@ from flowmx.kvstore.local import KVStore, Slot
 from flowmx.kvstore.shards import Layout
 from flowmx.kvstore.worker.actor import Deferred
 from flowmx.kvstore.worker.groups import Groups
-from flowmx.kvstore.worker.keys import Entry
+from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import Exchange
 from flowmx.kvstore.worker.packing import Packing
 from flowmx.kvstore.worker.session import Session
@@ -42,7 +42,7 @@ class DistValues(KVStore):
         self._on_devices = "device" in name
         self._session = session
         self._layout = Layout(session.servers)
-        self._entries: dict[Key, Entry] = {}
+        self._entries: dict[Key, KeyState] = {}
         self._control = Variable("kvstore")
         self._groups = Groups()
         self._transfers = Transfers(session.submit)
@@ -104,7 +104,7 @@ class DistValues(KVStore):
             arrays = {name: values[0] for name, values in found.items()}
             whole = self._optimizer is not None and self._optimizer.whole_array
             self._layout.add({name: each.shape for name, each in arrays.items()}, whole=whole)
-            entries = [Entry(name, each.shape, dtype_of(each), self._layout[name]) for name, each in arrays.items()]
+            entries = [KeyState(name, each.shape, dtype_of(each), self._layout[name]) for name, each in arrays.items()]
             self._entries.update((entry.key, entry) for entry in entries)
             self._starts += 1
             here = [each.as_in_context(cpu()) for each in arrays.values()]
@@ -191,7 +191,7 @@ class DistValues(KVStore):
                 for target, rows in zip(targets, ids[slot.key], strict=True):
                     self._pull_rows(slot, target, rows.as_in_context(cpu()), priority)
 
-    def _check_untouched(self, entries: Sequence[Entry]) -> None:
+    def _check_untouched(self, entries: Sequence[KeyState]) -> None:
         """Refuse values that are no longer what a worker that joins late expects: its parameters."""
         changed = [entry.key for entry in entries if any(entry.numbers)]
         if changed and self._optimizer is None:
@@ -272,12 +272,12 @@ class DistValues(KVStore):
         begin = lambda: session.spawn(lambda: work(*arguments))  # noqa: E731
         return self._operate(name, begin, (), (), (*orders, self._control))
 
-    def _begin_init(self, entries: list[Entry], arrays: list[NDArray], number: int) -> Deferred:
+    def _begin_init(self, entries: list[KeyState], arrays: list[NDArray], number: int) -> Deferred:
         values = [each._read() for each in arrays]
         return self._session.spawn(lambda: self._session.init(entries, values, f"init {number}"))
 
 
-def _may_join(entry: Entry, source: Any) -> bool:
+def _may_join(entry: KeyState, source: Any) -> bool:
     """Tell whether a pushed value may be joined with those of other small keys: an array of the key's dtype."""
     return isinstance(source, BaseArray) and source._dtype == entry.dtype
 

@@ -14,7 +14,7 @@ from flowmx import settings
 from flowmx.progress import Bar
 from flowmx.tools import usage
 from flowmx.tools.commands.info import cores
-from flowmx.tools.commands.measuring import MEASURES, Options, Row
+from flowmx.tools.commands.measuring import MEASURES, Figure, Options
 
 __all__ = ["main"]
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"there is no measure {unknown[0]!r}, only {', '.join(MEASURES)}")
     options = Options(given.model, given.shape, given.batch, given.hybridize, given.seconds)
     names = given.what or (["model", "memory"] if given.model else list(MEASURES))
-    rows: list[Row] = []
+    rows: list[Figure] = []
     with Bar(len(names), "measuring") as bar:
         for name in names:
             bar.step(0, name)
@@ -66,7 +66,7 @@ def _as_text(found: dict[str, Any]) -> str:
     changed = facts.pop("settings")
     lines = [f"{name:<10} {value}" for name, value in facts.items()]
     lines += [f"{'settings':<10} {' '.join(f'{name}={value}' for name, value in changed.items())}"] if changed else []
-    rows = [Row(**row) for row in found["results"]]
+    rows = [Figure(**row) for row in found["results"]]
     wide = max(len(row.what) for row in rows)
     lines += ["", *(f"{row.what:<{wide}}  {_number(row.value):>10} {row.unit}" for row in rows)]
     return "\n".join(lines)

@@ -13,7 +13,7 @@ from flowmx.gluon import Block, SymbolBlock, Trainer, loss
 from flowmx.gluon.model_zoo import vision
 from flowmx.tools.commands.training.models import SMALL
 
-__all__ = ["MEASURES", "Options", "Row"]
+__all__ = ["MEASURES", "Figure", "Options"]
 
 _OPERATIONS = 2000
 _CLASSES = 10
@@ -39,7 +39,7 @@ class Options(NamedTuple):
     seconds: float = 1.0
 
 
-class Row(NamedTuple):
+class Figure(NamedTuple):
     """A figure."""
 
     what: str
@@ -62,7 +62,7 @@ def best(run: Callable[[], Any], seconds: float) -> float:
 # -- operators -------------------------------------------------------------------------------------------------
 
 
-def tiny(options: Options) -> list[Row]:
+def tiny(options: Options) -> list[Figure]:
     """Additions of 16 floats, none of which waits for another."""
     a, b = ndarray.ones((16,)), ndarray.ones((16,))
 
@@ -71,10 +71,10 @@ def tiny(options: Options) -> list[Row]:
             a + b
         ndarray.waitall()
 
-    return [Row("a + b, independent, 16 floats", best(run, options.seconds) / _OPERATIONS * 1e6, "µs an operation")]
+    return [Figure("a + b, independent, 16 floats", best(run, options.seconds) / _OPERATIONS * 1e6, "µs an operation")]
 
 
-def chain(options: Options) -> list[Row]:
+def chain(options: Options) -> list[Figure]:
     """Additions each of which waits for the one before."""
 
     def run() -> None:
@@ -83,10 +83,10 @@ def chain(options: Options) -> list[Row]:
             x = x + 1
         x.wait_to_read()
 
-    return [Row("x = x + 1, a chain, 16 floats", best(run, options.seconds) / _OPERATIONS * 1e6, "µs an operation")]
+    return [Figure("x = x + 1, a chain, 16 floats", best(run, options.seconds) / _OPERATIONS * 1e6, "µs an operation")]
 
 
-def wait(options: Options) -> list[Row]:
+def wait(options: Options) -> list[Figure]:
     """An operation at a time, and its value."""
     a = ndarray.ones((16,))
 
@@ -94,18 +94,18 @@ def wait(options: Options) -> list[Row]:
         for _ in range(_OPERATIONS // 10):
             (a + 1).asnumpy()
 
-    return [Row("a + 1 and its value, 16 floats", best(run, options.seconds) / (_OPERATIONS // 10) * 1e6, "µs")]
+    return [Figure("a + 1 and its value, 16 floats", best(run, options.seconds) / (_OPERATIONS // 10) * 1e6, "µs")]
 
 
 # -- models ----------------------------------------------------------------------------------------------------
 
 
-def model(options: Options) -> list[Row]:
+def model(options: Options) -> list[Figure]:
     """Samples a second in training and in prediction, at each size of batch."""
     return list(_model_rows(options))
 
 
-def _model_rows(options: Options) -> Iterator[Row]:
+def _model_rows(options: Options) -> Iterator[Figure]:
     name, shape = _named(options)
     for size in options.batches:
         if size < 1:
@@ -118,7 +118,7 @@ def _model_rows(options: Options) -> Iterator[Row]:
         ways = {"prediction": _predicts(net, data), "training": _trains(net, data, label)}
         for what, run in ways.items():
             title = f"{name}, {'x'.join(map(str, shape))}, batch {size}, {what}"
-            yield Row(title, size / best(run, options.seconds), "samples/s")
+            yield Figure(title, size / best(run, options.seconds), "samples/s")
 
 
 def _predicts(net: Block, data: Any) -> Callable[[], Any]:
@@ -153,7 +153,7 @@ def _network(name: str, shape: tuple[int, ...]) -> Block:
     return vision.get_model(name, classes=_CLASSES)
 
 
-def memory(options: Options) -> list[Row]:
+def memory(options: Options) -> list[Figure]:
     """Measure the bytes of the model's memory plan (parameters excluded), and the process's peak memory."""
     name, shape = _named(options)
     data = sym.var("data")
@@ -162,9 +162,9 @@ def memory(options: Options) -> list[Row]:
     rows = []
     for size in options.batches:
         found = network.memory_estimate(data=(size, *shape))
-        rows.append(Row(f"{name}, batch {size}, planned for training", found.peak / 2**20, "MiB"))
+        rows.append(Figure(f"{name}, batch {size}, planned for training", found.peak / 2**20, "MiB"))
     peak = _peak()
-    return rows if peak is None else [*rows, Row("this process at its peak", peak / 2**20, "MiB")]
+    return rows if peak is None else [*rows, Figure("this process at its peak", peak / 2**20, "MiB")]
 
 
 def _peak() -> int | None:
@@ -176,7 +176,7 @@ def _peak() -> int | None:
     return getrusage(RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-MEASURES: dict[str, Callable[[Options], list[Row]]] = {
+MEASURES: dict[str, Callable[[Options], list[Figure]]] = {
     "tiny": tiny, "chain": chain, "wait": wait, "model": model, "memory": memory,
 }  # fmt: skip
 """By name."""

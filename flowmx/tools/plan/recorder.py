@@ -39,7 +39,7 @@ class Mark(NamedTuple):
     operators: Mapping[str, float]
 
 
-class Watch:
+class Recorder:
     """Notes the steps and the memory of a program.
 
     Args:
@@ -70,7 +70,7 @@ class Watch:
     def _exceeded(self, device: SimDevice, error: OutOfMemory) -> None:
         self.exceeded[device] = str(error)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Recorder:
         steps.observers.append(self._stepped)
         autograd.before_backward.append(self._passed_back)
         return self

@@ -10,7 +10,7 @@ from flowmx.devices.sim import Description, simulated
 from flowmx.devices.sim.description import fleet, memory_of
 from flowmx.engine import origin
 from flowmx.engine.runtime import engine as running
-from flowmx.tools.plan.recorder import Enough, Watch
+from flowmx.tools.plan.recorder import Enough, Recorder
 from flowmx.tools.plan.report import Plan
 from flowmx.tools.plan.summary import summed_up
 
@@ -52,7 +52,7 @@ def run(
         described, number, memory=size, races=False, numerics=False, device_type="gpu", kernels="gpu",
         graphs=graphs,
     )  # fmt: skip
-    with engine.using(engine_type="NaiveEngine"), machine as system, Watch(system, steps) as watch:
+    with engine.using(engine_type="NaiveEngine"), machine as system, Recorder(system, steps) as watch:
         origin.names_layers += 1
         try:
             engine.run(function())

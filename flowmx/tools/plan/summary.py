@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowmx.devices.sim import Description, SimDevice
-from flowmx.tools.plan.recorder import Mark, Watch
+from flowmx.tools.plan.recorder import Mark, Recorder
 from flowmx.tools.plan.report import DevicePlan, Plan
 
 _SHOWN = 6
 
 
-def summed_up(watch: Watch, device: Description) -> Plan:
+def summed_up(watch: Recorder, device: Description) -> Plan:
     """The plan of a program that has run.
 
     Args:
@@ -53,7 +53,7 @@ def _mean(before: Mapping[Any, float], after: Mapping[Any, float], count: int) -
     return {name: (value - before.get(name, 0.0)) / count for name, value in after.items()}
 
 
-def _device(device: SimDevice, step: Mark, watch: Watch) -> DevicePlan:
+def _device(device: SimDevice, step: Mark, watch: Recorder) -> DevicePlan:
     ledger = watch.ledgers[device]
     names = [stream.name for actor in device.actors for stream in actor.all_streams()]
     return DevicePlan(
