@@ -7,7 +7,8 @@ import PIL.Image
 import pytest
 
 import flowmx as mx
-from flowmx import cli, codecs
+from flowmx import cli
+from flowmx.data import codecs
 from tests.fixtures import record_images as recorded
 
 TOLD = json.loads((recorded.FOLDER / "recorded.json").read_text())["im2rec"]

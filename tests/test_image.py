@@ -9,8 +9,7 @@ import PIL.Image
 import pytest
 
 import flowmx as mx
-from flowmx import codecs
-from flowmx.image import chance
+from flowmx.data import codecs, rng
 from flowmx.ops.kernels.loops import resizing
 from flowmx.ops.vision import resize
 from tests.fixtures import record_images as recorded
@@ -246,11 +245,11 @@ def test_the_seed_decides(image):
 
     mx.random.seed(3)
     first = run()
-    state = chance.state()
+    state = rng.state()
     second = run()
     mx.random.seed(3)
     assert first.shape == (5, 16, 17, 3) and (run() == first).all() and (second != first).any()
-    chance.set_state(json.loads(json.dumps(state)))
+    rng.set_state(json.loads(json.dumps(state)))
     assert (run() == second).all()
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx import codecs
-from flowmx.io.course import BatchOrder
-from flowmx.io.images import normalize
-from flowmx.io.images.colours import from_hls, to_hls
+from flowmx.data import codecs
+from flowmx.data.augmentation import normalize
+from flowmx.data.augmentation.color_jitter import from_hls, to_hls
+from flowmx.data.batch_order import BatchOrder
+from flowmx.data.records.reader import Source
 from tests.fixtures import record_images as recorded
 
 EXPECTED = json.loads((recorded.FOLDER / "recorded.json").read_text())
@@ -369,7 +370,7 @@ def test_takes_texts_as_mxnet_does():
 def test_says_which_record_is_damaged(tmp_path):
     path = pack_file(tmp_path, [0, 1, 2])
     raw = bytearray((tmp_path / "a.rec").read_bytes())
-    second = list(mx.recordio.files.Source(path).offsets())[1]
+    second = list(Source(path).offsets())[1]
     raw[second + 8 + 24 : second + 8 + 40] = bytes(16)
     (tmp_path / "a.rec").write_bytes(raw)
     iterator = images(path_imgrec=path, batch_size=1)

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flowmx as mx
-from flowmx.recordio import framing
-from flowmx.recordio.source import CHUNK, Source
+from flowmx.data.records import framing
+from flowmx.data.records.reader import CHUNK, Source
 from tests.fixtures import record_images as recorded
 
 EXPECTED = json.loads((recorded.FOLDER / "recorded.json").read_text())

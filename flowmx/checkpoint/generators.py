@@ -9,13 +9,8 @@ from typing import Any
 import numpy as np
 
 from flowmx import devices, engine
+from flowmx.data import rng
 from flowmx.devices import Context, generator
-
-
-def _images() -> Any:
-    from flowmx.image import chance  # images take long to import, and few programs have any
-
-    return chance
 
 
 def push() -> list[tuple[Context, engine.Handle]]:
@@ -33,7 +28,7 @@ def state(found: list[tuple[Context, Any]]) -> dict[str, Any]:
     return {
         "seed": generator.seeding()[1],
         "devices": [[context.device_type, context.device_id, bits] for context, bits in found],
-        "image": _images().state(),
+        "image": rng.state(),
         "python": random.getstate(),
         "numpy": np.random.get_state(legacy=False),
     }
@@ -45,7 +40,7 @@ def set_state(state: Mapping[str, Any]) -> None:
     for kind, number, bits in state["devices"]:
         stream = devices.get(Context(kind, number)).generator
         engine.push(_writer(stream, bits), writes=[stream], name="set generator")
-    _images().set_state(state["image"])
+    rng.set_state(state["image"])
     version, numbers, normal = state["python"]
     random.setstate((version, tuple(numbers), normal))
     np.random.set_state(state["numpy"])

@@ -14,7 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from flowmx.im2rec.lists import Item, find_images, read_list, write_lists
+from flowmx.data import image_lists
+from flowmx.im2rec.lists import find_images, write_lists
 from flowmx.im2rec.packing import Options, make_record
 from flowmx.progress import Bar
 from flowmx.recordio import MXIndexedRecordIO
@@ -90,8 +91,8 @@ def pack_list(path: Path, options: Options, processes: int, say: Callable[[str],
     Raises:
         OSError: the list can not be read, or a file not be written.
     """
-    lines = list(read_list(path))
-    items = [line for line in lines if isinstance(line, Item)]
+    lines = list(image_lists.read(path))
+    items = [line for line in lines if isinstance(line, image_lists.Item)]
     for line in lines:
         if isinstance(line, str):
             say(f"left out: {line}")
@@ -112,7 +113,7 @@ def pack_list(path: Path, options: Options, processes: int, say: Callable[[str],
     return bad
 
 
-def _records(items: Sequence[Item], options: Options, processes: int) -> Iterator[bytes | str]:
+def _records(items: Sequence[image_lists.Item], options: Options, processes: int) -> Iterator[bytes | str]:
     """The records in order, made here or by processes (never forked: this one may have threads)."""
     make = partial(make_record, options=options)
     if processes <= 1:

@@ -1,4 +1,4 @@
-"""Lists of images: a line has a number, a tab, labels with tabs, and the path from the root folder."""
+"""Lists of the images in a folder."""
 
 from __future__ import annotations
 
@@ -6,18 +6,11 @@ import os
 import random
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+
+from flowmx.data.image_lists import Item, format_line
 
 SHUFFLE_SEED = 100
 """MXNet's: the same folder makes the same list."""
-
-
-class Item(NamedTuple):
-    """A line of a list."""
-
-    number: int
-    path: str
-    labels: tuple[float, ...]
 
 
 def find_images(root: str, recursive: bool, extensions: Collection[str]) -> tuple[list[Item], dict[str, int]]:
@@ -73,7 +66,7 @@ def write_lists(
         name = f"{prefix}_{number}" if chunks > 1 else prefix
         for ending, part in _split(items[number * size : (number + 1) * size], size, train_ratio, test_ratio):
             written.append(f"{name}{ending}.lst")
-            Path(written[-1]).write_text("".join(map(_line, part)), "utf-8")
+            Path(written[-1]).write_text("".join(map(format_line, part)), "utf-8")
     return written
 
 
@@ -89,29 +82,3 @@ def _split(
     if train_ratio + test_ratio < 1.0:
         yield "_val", items[test + train :]
     yield "_train", items[test : test + train]
-
-
-def _line(item: Item) -> str:
-    return f"{item.number}\t" + "".join(f"{label:f}\t" for label in item.labels) + f"{item.path}\n"
-
-
-def read_list(path: str | os.PathLike[str]) -> Iterator[Item | str]:
-    """The lines of a list; for one that is none, what is wrong with it.
-
-    Raises:
-        OSError: it can not be read.
-    """
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            words = [word.strip() for word in line.strip().split("\t")]
-            if words == [""]:
-                continue
-            try:
-                if len(words) < 3:
-                    raise ValueError(f"it has {len(words)} parts")
-                yield Item(int(words[0]), words[-1], tuple(map(float, words[1:-1])))
-            except ValueError as error:
-                yield (
-                    f"line {number} of {os.fspath(path)!r} is {line.strip()[:80]!r}, expected a number, labels and a "
-                    f"path with tabs between ({error})"
-                )

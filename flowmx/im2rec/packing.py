@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from flowmx import codecs
-from flowmx.im2rec.lists import Item
-from flowmx.io.images.resizing import resized
+from flowmx.data import codecs
+from flowmx.data.augmentation.geometry import center_crop, resized
+from flowmx.data.image_lists import Item
+from flowmx.ops.vision import resize
 from flowmx.recordio import IRHeader, pack
-
-_LINEAR = 1
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,9 @@ def make_record(item: Item, options: Options) -> bytes | str:
 
 
 def _changed(image: Any, options: Options) -> Any:
-    rows, columns = image.shape[:2]
     if options.center_crop:
-        side = min(rows, columns)
-        top, left = (rows - side) // 2, (columns - side) // 2
-        image = image[top : top + side, left : left + side]
-        rows = columns = side
+        side = min(image.shape[:2])
+        image = center_crop(image, (side, side))
     if options.resize:
-        size = options.resize
-        new = (rows * size // columns, size) if rows > columns else (size, columns * size // rows)
-        image = resized(image, new, _LINEAR)
+        image = resized(image, resize.with_shorter_side(image.shape[:2], options.resize), resize.LINEAR)
     return image

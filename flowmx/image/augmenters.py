@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx.data import rng
 from flowmx.image import functions
-from flowmx.image.chance import stream
 from flowmx.ndarray import NDArray
+from flowmx.ops.vision import color
 
-_GRAY = (0.299, 0.587, 0.114)
-"""Weights of red, green and blue in the luminance."""
-_EIGENVALUES = (55.46, 4.794, 1.148)
-_EIGENVECTORS = ((-0.5675, 0.7192, 0.4009), (-0.5808, -0.0045, -0.8140), (-0.5836, -0.6948, 0.4203))
-"""Principal components of ImageNet's colours (Krizhevsky et al., 2012)."""
 _MEAN, _STD = (123.68, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
@@ -70,7 +65,7 @@ class RandomOrderAug(SequentialAug):
     """Several augmenters, in a random order."""
 
     def __call__(self, src: NDArray) -> NDArray:
-        for each in stream().sample(self.ts, len(self.ts)):
+        for each in rng.current().sample(self.ts, len(self.ts)):
             src = each(src)
         return src
 
@@ -145,7 +140,7 @@ class HorizontalFlipAug(Augmenter):
         self.p = p
 
     def __call__(self, src: NDArray) -> NDArray:
-        return nd.flip(src, axis=1) if stream().random() < self.p else src
+        return nd.flip(src, axis=1) if rng.current().random() < self.p else src
 
 
 # -- colours -----------------------------------------------------------------------------------------------
@@ -170,7 +165,7 @@ class BrightnessJitterAug(Augmenter):
         self.brightness = brightness
 
     def __call__(self, src: NDArray) -> NDArray:
-        src *= 1.0 + stream().uniform(-self.brightness, self.brightness)
+        src *= 1.0 + rng.current().uniform(-self.brightness, self.brightness)
         return src
 
 
@@ -180,10 +175,10 @@ class ContrastJitterAug(Augmenter):
     def __init__(self, contrast: float) -> None:
         super().__init__(contrast=contrast)
         self.contrast = contrast
-        self.coef = nd.array([[_GRAY]])
+        self.coef = nd.array([[color.LUMINANCE]])
 
     def __call__(self, src: NDArray) -> NDArray:
-        alpha = 1.0 + stream().uniform(-self.contrast, self.contrast)
+        alpha = 1.0 + rng.current().uniform(-self.contrast, self.contrast)
         gray = src * self.coef
         mean = nd.sum(gray) * (3.0 * (1.0 - alpha) / gray.size)
         src *= alpha
@@ -197,10 +192,10 @@ class SaturationJitterAug(Augmenter):
     def __init__(self, saturation: float) -> None:
         super().__init__(saturation=saturation)
         self.saturation = saturation
-        self.coef = nd.array([[_GRAY]])
+        self.coef = nd.array([[color.LUMINANCE]])
 
     def __call__(self, src: NDArray) -> NDArray:
-        alpha = 1.0 + stream().uniform(-self.saturation, self.saturation)
+        alpha = 1.0 + rng.current().uniform(-self.saturation, self.saturation)
         gray = nd.sum(src * self.coef, axis=2, keepdims=True) * (1.0 - alpha)
         src *= alpha
         src += gray
@@ -213,13 +208,10 @@ class HueJitterAug(Augmenter):
     def __init__(self, hue: float) -> None:
         super().__init__(hue=hue)
         self.hue = hue
-        self.tyiq = np.array([[0.299, 0.587, 0.114], [0.596, -0.274, -0.321], [0.211, -0.523, 0.311]])
-        self.ityiq = np.array([[1.0, 0.956, 0.621], [1.0, -0.272, -0.647], [1.0, -1.107, 1.705]])
+        self.tyiq, self.ityiq = color.RGB_TO_YIQ, color.YIQ_TO_RGB
 
     def __call__(self, src: NDArray) -> NDArray:
-        angle = math.pi * stream().uniform(-self.hue, self.hue)
-        u, w = math.cos(angle), math.sin(angle)
-        turn = self.ityiq @ np.array([[1.0, 0.0, 0.0], [0.0, u, -w], [0.0, w, u]]) @ self.tyiq
+        turn = color.yiq_rotation(rng.current().uniform(-self.hue, self.hue))
         return nd.dot(src, nd.array(turn.T))
 
 
@@ -251,7 +243,7 @@ class LightingAug(Augmenter):
         self.eigvec = np.asarray(eigvec)
 
     def __call__(self, src: NDArray) -> NDArray:
-        alpha = np.array([stream().gauss(0, self.alphastd) for _ in range(3)])
+        alpha = np.array([rng.current().gauss(0, self.alphastd) for _ in range(3)])
         src += nd.array(np.dot(self.eigvec * alpha, self.eigval))
         return src
 
@@ -277,7 +269,7 @@ class RandomGrayAug(Augmenter):
         self.mat = nd.array([[0.21] * 3, [0.72] * 3, [0.07] * 3])
 
     def __call__(self, src: NDArray) -> NDArray:
-        return nd.dot(src, self.mat) if stream().random() < self.p else src
+        return nd.dot(src, self.mat) if rng.current().random() < self.p else src
 
 
 def colour_augmenters(
@@ -290,7 +282,7 @@ def colour_augmenters(
     if hue:
         found.append(HueJitterAug(hue))
     if pca_noise > 0:
-        found.append(LightingAug(pca_noise, np.array(_EIGENVALUES), np.array(_EIGENVECTORS)))
+        found.append(LightingAug(pca_noise, np.array(color.PCA_VALUES), np.array(color.PCA_VECTORS)))
     if rand_gray > 0:
         found.append(RandomGrayAug(rand_gray))
     return found

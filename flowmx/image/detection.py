@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx.data import rng
 from flowmx.image import augmenters, functions
 from flowmx.image.augmenters import Augmenter, Described
-from flowmx.image.chance import stream
 from flowmx.image.iterator import ImageIter
 from flowmx.io.base import DataDesc
 from flowmx.ndarray import NDArray
@@ -72,9 +72,9 @@ class DetRandomSelectAug(DetAugmenter):
         return [type(self).__name__.lower(), [each.dumps() for each in self.aug_list]]
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
-        if stream().random() < self.skip_prob:
+        if rng.current().random() < self.skip_prob:
             return src, label
-        return stream().choice(self.aug_list)(src, label)
+        return rng.current().choice(self.aug_list)(src, label)
 
 
 class DetHorizontalFlipAug(DetAugmenter):
@@ -85,7 +85,7 @@ class DetHorizontalFlipAug(DetAugmenter):
         self.p = p
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
-        if stream().random() < self.p:
+        if rng.current().random() < self.p:
             src = nd.flip(src, axis=1)
             label[:, [1, 3]] = 1.0 - label[:, [3, 1]]
         return src, label
@@ -172,16 +172,16 @@ class DetRandomCropAug(DetAugmenter):
     def _frame(self, height: int, width: int) -> _Frame | None:
         """A random part; None where it does not fit."""
         low, high = (share * height * width for share in self.area_range)
-        ratio = stream().uniform(*self.aspect_ratio_range)
+        ratio = rng.current().uniform(*self.aspect_ratio_range)
         most = min(round(math.sqrt(high / ratio)), height, int((width + 0.4999999) / ratio))
         least = min(round(math.sqrt(low / ratio)), most)
-        h = stream().randint(least, most)
+        h = rng.current().randint(least, most)
         # One row more or less, where rounding has missed the range.
         h += (h * round(h * ratio) < low) - (h * round(h * ratio) > high)
         w = round(h * ratio)
         if not (low <= h * w <= high and 0 < w <= width and 0 < h <= height):
             return None
-        return _Frame(stream().randint(0, width - w), stream().randint(0, height - h), w, h)
+        return _Frame(rng.current().randint(0, width - w), rng.current().randint(0, height - h), w, h)
 
     def _covers(self, label: Label, frame: _Frame, height: int, width: int) -> bool:
         """True where a crop touches an object, and covers enough of every object that it touches."""
@@ -241,17 +241,17 @@ class DetRandomPadAug(DetAugmenter):
             w, h = self._size(height, width)
             if h - height < 2 or w - width < 2:  # so narrow a border does not help
                 continue
-            y, x = stream().randint(0, h - height), stream().randint(0, w - width)
+            y, x = rng.current().randint(0, h - height), rng.current().randint(0, w - width)
             padded = functions.copyMakeBorder(src, y, h - y - height, x, w - x - width, values=self.pad_val)
             return padded, _seen_from(label, _Frame(-x, -y, w, h), height, width)
         return src, label
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
         low, high = (share * height * width for share in self.area_range)
-        ratio = stream().uniform(*self.aspect_ratio_range)
+        ratio = rng.current().uniform(*self.aspect_ratio_range)
         most = round(math.sqrt(high / ratio))
         least = max(round(math.sqrt(low / ratio)), int((width + 0.499999) / ratio), height)
-        h = stream().randint(min(least, most), most)
+        h = rng.current().randint(min(least, most), most)
         return round(h * ratio), h
 
 

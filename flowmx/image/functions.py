@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from flowmx import codecs
 from flowmx import ndarray as nd
+from flowmx.data import codecs, rng
 from flowmx.errors import DataError, ParameterError, ShapeError, raised_as_mxnet
-from flowmx.image.chance import stream
 from flowmx.ndarray import NDArray
+from flowmx.ops.vision import resize
 
 Size = Sequence[int]
 Box = tuple[int, int, int, int]
@@ -109,11 +109,9 @@ def interpolation(interp: int, sizes: Size = ()) -> int:
     if interp == 9:
         if not sizes:
             return 2
-        old_h, old_w, new_h, new_w = sizes
-        grows, shrinks = new_h > old_h and new_w > old_w, new_h < old_h and new_w < old_w
-        return 2 if grows else 3 if shrinks else 1
+        return resize.by_size(sizes[:2], sizes[2:])
     if interp == 10:
-        return stream().randint(0, 4)
+        return rng.current().randint(0, 4)
     if interp not in range(5):
         raise ParameterError(f"the interpolation is {interp}, expected 0 to 4, 9 (by size) or 10 (random)")
     return interp
@@ -177,8 +175,7 @@ def copyMakeBorder(  # noqa: N802 - OpenCV's name
 
 def resize_short(src: NDArray, size: int, interp: int = 2) -> NDArray:
     """The image with its shorter side of this length, its proportions kept."""
-    h, w, _ = _shape(src)
-    new_h, new_w = (size * h // w, size) if h > w else (size, size * w // h)
+    new_h, new_w = resize.with_shorter_side(_shape(src)[:2], size)
     return imresize(src, new_w, new_h, interp)
 
 
@@ -194,7 +191,7 @@ def random_crop(src: NDArray, size: Size, interp: int = 2) -> tuple[NDArray, Box
     """A part of this size from anywhere (smaller and enlarged, where the image is too small), and where it was."""
     h, w, _ = _shape(src)
     new_w, new_h = scale_down((w, h), size)
-    box = stream().randint(0, w - new_w), stream().randint(0, h - new_h), new_w, new_h
+    box = rng.current().randint(0, w - new_w), rng.current().randint(0, h - new_h), new_w, new_h
     return fixed_crop(src, *box, size, interp), box
 
 
@@ -234,11 +231,11 @@ def random_size_crop(
     h, w, _ = _shape(src)
     low, high = (area, 1.0) if isinstance(area, (int, float)) else area
     for _ in range(10):
-        target = stream().uniform(low, high) * h * w
-        proportion = math.exp(stream().uniform(math.log(ratio[0]), math.log(ratio[1])))
+        target = rng.current().uniform(low, high) * h * w
+        proportion = math.exp(rng.current().uniform(math.log(ratio[0]), math.log(ratio[1])))
         new_w, new_h = round(math.sqrt(target * proportion)), round(math.sqrt(target / proportion))
         if new_w <= w and new_h <= h:
-            box = stream().randint(0, w - new_w), stream().randint(0, h - new_h), new_w, new_h
+            box = rng.current().randint(0, w - new_w), rng.current().randint(0, h - new_h), new_w, new_h
             return fixed_crop(src, *box, size, interp), box
     return center_crop(src, size, interp)
 
@@ -331,7 +328,7 @@ def random_rotate(
 ) -> NDArray:
     """As :func:`imrotate`, by random angles between the two limits, each image of a batch by its own."""
     count = None if src.ndim == 3 else len(src)
-    angles: Any = [stream().uniform(*angle_limits) for _ in range(count or 1)]
+    angles: Any = [rng.current().uniform(*angle_limits) for _ in range(count or 1)]
     return imrotate(src, angles[0] if count is None else np.array(angles), zoom_in, zoom_out)
 
 

@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx.data import image_lists, rng
+from flowmx.data.batch_order import check_state
+from flowmx.data.records import header as records
+from flowmx.data.records.index import read_index
+from flowmx.data.records.reader import CHUNK, Source
+from flowmx.data.sharding import share
 from flowmx.errors import raised_as_mxnet
-from flowmx.image import chance
 from flowmx.image.augmenters import CreateAugmenter
 from flowmx.image.functions import imdecode
 from flowmx.io.base import DataBatch, DataDesc, DataIter
-from flowmx.io.course import check_state
 from flowmx.ndarray import NDArray
-from flowmx.recordio import packing
-from flowmx.recordio.files import read_index
-from flowmx.recordio.source import CHUNK, Source, check_part
 
 _HANDLING = ("pad", "discard", "roll_over")
 _LABELS = ("int32", "float32", "int64", "float64")
@@ -92,9 +93,7 @@ class ImageIter(DataIter):
         self.imglist = self._listed(path_imglist, imglist)
         self._source = Source(path_imgrec) if path_imgrec else None
         keys = self._keys(path_imgidx)
-        check_part(part_index, num_parts)
-        share = len(keys) // num_parts
-        self.seq = keys[part_index * share : (part_index + 1) * share] if num_parts > 1 else keys
+        self.seq = keys[share(len(keys), part_index, num_parts, "drop rest")]
         if not self.seq:
             raise ValueError(f"{type(self).__name__}: there are no images: the file, the list or the part is empty")
         self.provide_data = [DataDesc(data_name, (batch_size, *self.data_shape))]
@@ -129,8 +128,7 @@ class ImageIter(DataIter):
     def _listed(self, path: Any, given: Any) -> dict[Any, tuple[Any, str]] | None:
         """Labels and file names by key, from a file or a list."""
         if path:
-            lines = (line.strip().split("\t") for line in Path(path).read_text("utf-8").splitlines() if line.strip())
-            return {int(line[0]): (self._labels(line[1:-1]), line[-1]) for line in lines}
+            return {int(parts[0]): (self._labels(parts[1:-1]), parts[-1]) for _, _, parts in image_lists.lines(path)}
         if given is None:
             return None
         found: dict[Any, tuple[Any, str]] = {}
@@ -156,7 +154,7 @@ class ImageIter(DataIter):
             assert self.imglist is not None
             label, name = self.imglist[key]
             return label, self.read_image(name)
-        header, raw = packing.unpack(self._source.record(self._offsets.get(key, key), CHUNK)[0])
+        header, raw = records.unpack(self._source.record(self._offsets.get(key, key), CHUNK)[0])
         if self.imglist is None:
             return header.label, raw
         return self.imglist[key if self._offsets else header.id][0], raw
@@ -176,7 +174,7 @@ class ImageIter(DataIter):
 
     def _order(self) -> None:
         if self.shuffle:
-            self.seq = chance.stream().sample(self.seq, len(self.seq))
+            self.seq = rng.current().sample(self.seq, len(self.seq))
 
     def next_sample(self) -> tuple[Any, bytes]:
         """The next image's label, and its file's bytes.
@@ -266,7 +264,7 @@ class ImageIter(DataIter):
         """The position in the epoch, with the state of the augmentation's random stream."""
         return {
             "count": len(self.seq), "batch_size": self.batch_size, "cur": self.cur, "ended": self._ended,
-            "rest": list(self._rest), "order": self.seq if self.shuffle else None, "random": chance.state(),
+            "rest": list(self._rest), "order": self.seq if self.shuffle else None, "random": rng.state(),
         }  # fmt: skip
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -274,7 +272,7 @@ class ImageIter(DataIter):
         self.cur, self._ended, self._rest = int(state["cur"]), bool(state["ended"]), list(state["rest"])
         if state["order"] is not None:
             self.seq = list(state["order"])
-        chance.set_state(state["random"])
+        rng.set_state(state["random"])
 
     # -- the steps of an image -------------------------------------------------------------------------------
 

@@ -6,17 +6,17 @@ epoch goes on in its middle (``set_state``). Those that read files share them am
 """
 
 from flowmx.io.base import DataBatch, DataDesc, DataIter
-from flowmx.io.images import (
+from flowmx.io.image_record import (
     ImageRecordInt8Iter,
     ImageRecordIter,
     ImageRecordIter_v1,
     ImageRecordUInt8Iter,
     ImageRecordUInt8Iter_v1,
 )
-from flowmx.io.memory import NDArrayIter
 from flowmx.io.mnist import MNISTIter
+from flowmx.io.ndarray_iter import NDArrayIter
 from flowmx.io.text import CSVIter, LibSVMIter
-from flowmx.io.wrapping import PrefetchingIter, ResizeIter
+from flowmx.io.wrappers import PrefetchingIter, ResizeIter
 
 __all__ = [
     "CSVIter", "DataBatch", "DataDesc", "DataIter", "ImageRecordInt8Iter", "ImageRecordIter", "ImageRecordIter_v1",

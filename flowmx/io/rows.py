@@ -8,11 +8,10 @@ from typing import Any
 import numpy as np
 
 from flowmx import ndarray as nd
+from flowmx.data.batch_order import BatchOrder, End
 from flowmx.engine.origin import warn_user
 from flowmx.io.base import DataBatch, DataDesc, DataIter
-from flowmx.io.course import BatchOrder, End
 from flowmx.ndarray import NDArray
-from flowmx.recordio.source import check_part
 
 _warned: set[tuple[str, int]] = set()
 
@@ -33,7 +32,7 @@ class RowsIter(DataIter):
         data: the inputs, instances first.
         label: the labels, likewise.
         batch_size: instances in a batch.
-        end: the treatment of those that fill no batch (see :class:`~flowmx.io.course.BatchOrder`).
+        end: the treatment of those that fill no batch (see :class:`~flowmx.data.batch_order.BatchOrder`).
         shuffle: in a random order.
         seed: the seed of that order.
         data_name: the name of the input.
@@ -109,13 +108,3 @@ def dtype_of(name: str, dtype: Any) -> np.dtype[Any]:
     if found.name not in DTYPES:
         raise ValueError(f"{name}: dtype is {dtype!r}, expected one of {', '.join(DTYPES)}")
     return found
-
-
-def share(count: int, part_index: int, num_parts: int) -> slice:
-    """The instances that one of several workers reads: shares as equal as they can be, in order.
-
-    Raises:
-        ValueError: there is no such part.
-    """
-    check_part(part_index, num_parts)
-    return slice(count * part_index // num_parts, count * (part_index + 1) // num_parts)

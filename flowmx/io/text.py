@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.data.batch_order import End
+from flowmx.data.sharding import share
 from flowmx.errors import DataError, raised_as_mxnet
-from flowmx.io.course import End
-from flowmx.io.rows import RowsIter, dtype_of, ignore_rest, share
+from flowmx.io.rows import RowsIter, dtype_of, ignore_rest
 
 _NO_FILE = (None, "", "NULL")
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from flowmx import devices
 from flowmx import ndarray as nd
-from flowmx.image import chance
+from flowmx.data import rng
+from flowmx.data.batch_order import check_state
 from flowmx.io import DataBatch, DataDesc, DataIter
-from flowmx.io.course import check_state
 
 log = logging.getLogger("flowmx.rnn")
 
@@ -147,10 +147,10 @@ class BucketSentenceIter(DataIter):
     def reset(self) -> None:
         """Begin an epoch, in a new order."""
         self.curr_idx = 0
-        stream = chance.stream()
-        stream.shuffle(self.idx)
+        generator = rng.current()
+        generator.shuffle(self.idx)
         for order in self.orders.values():
-            stream.shuffle(order)
+            generator.shuffle(order)
 
     def next(self) -> DataBatch:
         if self.curr_idx == len(self.idx):

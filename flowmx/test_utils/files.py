@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from flowmx import download as files
+from flowmx.data.idx import read_idx
 from flowmx.gluon.data.vision import MNIST
 from flowmx.io import DataBatch, DataIter, MNISTIter
-from flowmx.io.mnist import read_idx
 from flowmx.test_utils.tolerance import Numbers
 
 __all__ = ["DummyIter", "download", "get_mnist", "get_mnist_iterator", "get_mnist_ubyte"]

@@ -26,20 +26,11 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.vision import resize
+from flowmx.ops.vision import color, resize
+from flowmx.ops.vision.color import ADJUSTMENTS
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
-
-_GRAY = np.array([0.299, 0.587, 0.114], np.float32)
-"""The weights of red, green and blue in the luminance."""
-_LIGHTING = np.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]]) * [
-    55.46, 4.794, 1.148,
-]  # fmt: skip
-"""Principal components of ImageNet's colours, times their spread (Krizhevsky et al., 2012)."""
-
-_SECTORS = np.array([[0, 3, 1], [2, 0, 1], [1, 0, 3], [1, 2, 0], [3, 1, 0], [0, 1, 2]])
-"""For each sixth of the circle of hues, whether red, green and blue are full (0), empty (1), falling or rising."""
 
 
 def expect_image(op: Operator, shape: ShapeOrNone, batches: bool = True) -> None:
@@ -184,13 +175,9 @@ class Resize(Operator):
             raise ShapeError(f"{self.name}: input data has shape {shape}, expected images of at least one pixel")
         width, height = self.size * 2 if len(self.size) == 1 else self.size
         if len(self.size) == 1 and self.keep_ratio:
-            old_height, old_width = shape[-3:-1]
-            if -1 in (old_height, old_width):
+            if -1 in shape[-3:-1]:
                 return shapes, [None]
-            if old_height > old_width:
-                height = old_height * width // old_width
-            else:
-                width = old_width * height // old_height
+            height, width = resize.with_shorter_side(shape[-3:-1], width)
         return shapes, [(*shape[:-3], height, width, shape[-1])]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -256,54 +243,6 @@ for _name, _axis, _doc in (("left_right", 1, "left and right"), ("top_bottom", 0
 
 # -- colours -----------------------------------------------------------------------------------------------
 
-Adjust = Callable[[Any, Array, float], Array]
-
-
-def _brightness(xp: Any, image: Array, factor: float) -> Array:
-    return image * xp.float32(factor)
-
-
-def _contrast(xp: Any, image: Array, factor: float) -> Array:
-    gray = (image * xp.asarray(_GRAY)).sum(-1) if image.shape[-1] > 1 else image
-    return image * xp.float32(factor) + xp.float32((1 - factor) * float(gray.mean(dtype=xp.float64)))
-
-
-def _saturation(xp: Any, image: Array, factor: float) -> Array:
-    if image.shape[-1] == 1:
-        return image
-    # MXNet's gray: only the last channel counts.
-    gray = image[..., -1:] * _GRAY[-1]
-    return gray * xp.float32(1 - factor) + image * xp.float32(factor)
-
-
-def _hue(xp: Any, image: Array, turn: float) -> Array:
-    """Turn the hue (in the HLS space) by a part of the circle."""
-    if image.shape[-1] == 1:
-        return image
-    image = image / xp.float32(255)
-    red, green, blue = xp.moveaxis(image, -1, 0)
-    high, low = image.max(-1), image.min(-1)
-    spread, total = high - low, high + low
-    is_gray = spread <= np.finfo(np.float32).eps
-    degrees = 60 / xp.where(is_gray, 1, spread)
-    light = total / 2
-    saturation = xp.where(is_gray, 0, spread / xp.where(is_gray, 1, xp.where(light < 0.5, total, 2 - high - low)))
-    # In the order of MXNet's operations, since bytes are cut off and not rounded.
-    hue = xp.where(
-        high == red,
-        (green - blue) * degrees,
-        xp.where(high == green, (blue - red) * degrees + 120, (red - green) * degrees + 240),
-    )
-    hue = xp.where(is_gray, 0, xp.where(hue < 0, hue + 360, hue)).astype(image.dtype)
-    hue = xp.mod((hue + image.dtype.type(turn * 360)) * image.dtype.type(1 / 60), 6)
-    top = xp.where(light <= 0.5, light * (1 + saturation), light + saturation - light * saturation)
-    bottom = 2 * light - top
-    sector = hue.astype(xp.int64) % 6
-    rest = hue - sector
-    choices = xp.stack([top, bottom, bottom + (top - bottom) * (1 - rest), bottom + (top - bottom) * rest])
-    made = xp.take_along_axis(choices[..., None], xp.asarray(_SECTORS)[sector][None], 0)[0]
-    return xp.where(is_gray[..., None], light[..., None], made) * xp.float32(255)
-
 
 def _working(xp: Any, image: Array) -> Array:
     return image.astype(xp.float64 if image.dtype == np.float64 else xp.float32, copy=False)
@@ -311,7 +250,7 @@ def _working(xp: Any, image: Array) -> Array:
 
 class _RandomFactor(_Augmentation):
     uses_random = True
-    adjust: ClassVar[Adjust]
+    adjust: ClassVar[Callable[[Any, Array, float], Array]]
     min_factor: float
     max_factor: float
 
@@ -327,11 +266,7 @@ class _RandomFactor(_Augmentation):
         _store(run.xp, outputs[0], type(self).adjust(run.xp, _working(run.xp, inputs[0]), factor))
 
 
-_ADJUSTMENTS: dict[str, Adjust] = {
-    "brightness": _brightness, "contrast": _contrast, "saturation": _saturation, "hue": _hue,
-}  # fmt: skip
-
-for _name, _adjust in _ADJUSTMENTS.items():
+for _name, _adjust in ADJUSTMENTS.items():
     operator(f"_image_random_{_name}")(
         type(
             f"random_{_name}",
@@ -361,18 +296,17 @@ class RandomColorJitter(_Augmentation):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, out = run.xp, outputs[0]
         xp.copyto(out, inputs[0])
-        names = list(_ADJUSTMENTS)
+        names = list(ADJUSTMENTS)
         for position in run.random.permutation(len(names)).tolist():
             name = names[position]
             most = getattr(self, name)
             if most > 0:
                 factor = run.random.uniform(-most, most) + (name != "hue")
-                _store(xp, out, _ADJUSTMENTS[name](xp, _working(xp, out), factor))
+                _store(xp, out, ADJUSTMENTS[name](xp, _working(xp, out), factor))
 
 
 def _light(xp: Any, image: Array, out: Array, alpha: Any) -> None:
-    shift = _LIGHTING @ np.asarray(alpha) if image.shape[-1] == 3 else np.zeros(1)
-    _store(xp, out, _working(xp, image) + xp.asarray(shift.astype(np.float32)))
+    _store(xp, out, color.lighting(xp, _working(xp, image), alpha))
 
 
 @operator("_image_adjust_lighting")

@@ -6,6 +6,7 @@ computed with OpenCV's fixed-point weights, so that results agree to the last bi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,19 @@ class Taps(NamedTuple):
     """Indices of the old pixels that each new one is made of, int64 (new length, taps)."""
     weight: Any
     """Their weights, likewise, in float64."""
+
+
+def with_shorter_side(size: Sequence[int], length: int) -> tuple[int, int]:
+    """Compute the (height, width) whose shorter side has a length, with the proportions of another (height, width)."""
+    height, width = size
+    return (length * height // width, length) if height > width else (length, length * width // height)
+
+
+def by_size(old: Sequence[int], new: Sequence[int]) -> int:
+    """Choose how to resize from one (height, width) to another: cubic to enlarge, area to shrink, else linear."""
+    if new[0] > old[0] and new[1] > old[1]:
+        return CUBIC
+    return AREA if new[0] < old[0] and new[1] < old[1] else LINEAR
 
 
 def _centres(old: int, new: int) -> tuple[Any, Any]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowmx import recordio
+from flowmx.data.sharding import share
 from flowmx.errors import ArgumentError
 from flowmx.gluon.data.sampler import FilterSampler, Sampler, SequentialSampler
 from flowmx.ndarray import NDArray
@@ -46,9 +47,8 @@ class Dataset:
             raise ValueError(
                 f"Dataset.shard: index is {index} and num_shards {num_shards}, expected 0 <= index < num_shards"
             )
-        each, longer = divmod(len(self), num_shards)
-        start = each * index + min(index, longer)
-        return _Sampled(self, SequentialSampler(each + (index < longer), start))
+        own = share(len(self), index, num_shards, "longer first")
+        return _Sampled(self, SequentialSampler(own.stop - own.start, own.start))
 
     def take(self, count: int | None) -> Dataset:
         """The first samples, at most so many; all of them for None.

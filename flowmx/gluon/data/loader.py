@@ -8,6 +8,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
+from flowmx.data.batch_order import check_state
 from flowmx.devices import cpu_pinned
 from flowmx.gluon.data import loading
 from flowmx.gluon.data.batchify import default_batchify_fn
@@ -17,7 +18,6 @@ from flowmx.gluon.data.sampler import BatchSampler, RandomSampler, SplitSampler,
 from flowmx.gluon.data.seeds import Seed
 from flowmx.gluon.data.workers import ProcessPool, ThreadPool, WorkerPool
 from flowmx.gluon.data.workers import package as packages
-from flowmx.io.course import check_state
 from flowmx.ndarray import NDArray
 
 __all__ = ["DataLoader"]

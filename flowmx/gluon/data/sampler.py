@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.data.sharding import share
 from flowmx.gluon.data.seeds import Seed
-from flowmx.recordio.source import check_part
 
 __all__ = ["BatchSampler", "FilterSampler", "RandomSampler", "Sampler", "SequentialSampler", "SplitSampler"]
 
@@ -87,13 +87,12 @@ class SplitSampler(Sampler):
     """
 
     def __init__(self, length: int, num_parts: int = 1, part_index: int = 0, shuffle: bool = True) -> None:
-        check_part(part_index, num_parts)
+        own = share(length, part_index, num_parts, "equal")
         if num_parts > 1 and length < num_parts:
             raise ValueError(
                 f"{type(self).__name__}: {length} samples can not be shared by num_parts = {num_parts} workers"
             )
-        self._share = -(-length // num_parts)
-        self._start = part_index * (length - self._share) // max(1, num_parts - 1)
+        self._start, self._share = own.start, own.stop - own.start
         self._shuffle = shuffle
         self._seed = Seed()
         self._lap = 0

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from flowmx import settings
+from flowmx.data import rng
 from flowmx.devices import current_context, generator
 from flowmx.devices import get as device_of
-from flowmx.image import chance
 from flowmx.ndarray import core
 
 
@@ -82,7 +82,7 @@ def process_streams(seed: int) -> Iterator[None]:
     random.seed(seed)
     device = device_of(current_context())
     core.push_on(device, device.generator.reseed, (seed, True), (), (device.generator,), "seed", light=True)
-    with chance.using(random.Random(seed)):
+    with rng.using(random.Random(seed)):
         yield
 
 
@@ -104,7 +104,7 @@ def borrowed_streams(seed: int) -> Iterator[None]:
 
 def thread_streams(seed: int) -> Any:
     """A ``with`` block in which the augmentations of this thread draw from a seed: it has no other streams."""
-    return chance.using(random.Random(seed))
+    return rng.using(random.Random(seed))
 
 
 def _keep(stream: generator.Generator, kept: list[Any]) -> None:

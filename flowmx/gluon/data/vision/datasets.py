@@ -13,9 +13,10 @@ import numpy as np
 
 from flowmx import image, recordio
 from flowmx import ndarray as nd
+from flowmx.data import image_lists
+from flowmx.data.idx import read_idx
 from flowmx.download import data_dir, fetch, repository
 from flowmx.gluon.data.dataset import Dataset, RecordFileDataset
-from flowmx.io.mnist import read_idx
 from flowmx.ndarray import NDArray
 
 __all__ = [
@@ -328,7 +329,6 @@ class ImageListDataset(_ImageFiles):
 
 
 def _entries(folder: Path, imglist: Folder) -> list[list[Any]]:
-    """The labels and the name in each line of a list: a number, labels, and a name, with tabs between them."""
+    """The labels and the name in each line of a list."""
     path = Path(imglist)
-    text = (path if path.exists() else folder / path).read_text(encoding="utf-8")
-    return [line.strip().split("\t")[1:] for line in text.splitlines() if line.strip()]
+    return [parts[1:] for _, _, parts in image_lists.lines(path if path.exists() else folder / path)]

@@ -16,11 +16,11 @@ import numpy as np
 from flowmx import image
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
+from flowmx.data import rng
 from flowmx.engine import State
 from flowmx.gluon.block import Block, HybridBlock
 from flowmx.gluon.nn import HybridSequential, Sequential
 from flowmx.image.augmenters import RandomGrayAug
-from flowmx.image.chance import stream
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import as_dtype
 
@@ -129,7 +129,7 @@ class RandomApply(Sequential):
         self.p = p
 
     def forward(self, x: Any, *args: Any) -> Any:
-        return self.transforms(x) if stream().random() < self.p else x
+        return self.transforms(x) if rng.current().random() < self.p else x
 
 
 class HybridRandomApply(HybridSequential):
@@ -147,7 +147,7 @@ class HybridRandomApply(HybridSequential):
 
     def hybrid_forward(self, F: Any, x: Any, *args: Any) -> Any:
         if F is not sym:
-            return self.transforms(x) if stream().random() < self.p else x
+            return self.transforms(x) if rng.current().random() < self.p else x
         drawn = F.broadcast_add(F.zeros_like(F.cast(x, dtype="float32")), F.random.uniform(0, 1, shape=(1,)))
         return F.where(drawn < self.p, self.transforms(x), x)
 
@@ -262,7 +262,7 @@ class RandomRotation(Block):
         self._probability = rotate_with_proba
 
     def forward(self, x: Any, *args: Any) -> Any:
-        return image.random_rotate(x, *self._args) if stream().random() < self._probability else x
+        return image.random_rotate(x, *self._args) if rng.current().random() < self._probability else x
 
 
 class RandomResizedCrop(Block):
@@ -385,26 +385,26 @@ class RandomFlipLeftRight(OnHost, _Chance):
     """Every second image mirrored, at random."""
 
     def drawn(self, x: NDArray) -> NDArray:
-        return nd.image.flip_left_right(x) if stream().random() < 0.5 else x.copy()
+        return nd.image.flip_left_right(x) if rng.current().random() < 0.5 else x.copy()
 
     def operator(self, F: Any, x: Any) -> Any:
         return F.image.random_flip_left_right(x)
 
     def host(self, image: Any) -> Any:
-        return image[:, ::-1] if stream().random() < 0.5 else image
+        return image[:, ::-1] if rng.current().random() < 0.5 else image
 
 
 class RandomFlipTopBottom(OnHost, _Chance):
     """Every second image upside down, at random."""
 
     def drawn(self, x: NDArray) -> NDArray:
-        return nd.image.flip_top_bottom(x) if stream().random() < 0.5 else x.copy()
+        return nd.image.flip_top_bottom(x) if rng.current().random() < 0.5 else x.copy()
 
     def operator(self, F: Any, x: Any) -> Any:
         return F.image.random_flip_top_bottom(x)
 
     def host(self, image: Any) -> Any:
-        return image[::-1] if stream().random() < 0.5 else image
+        return image[::-1] if rng.current().random() < 0.5 else image
 
 
 # -- colours -----------------------------------------------------------------------------------------------
@@ -420,7 +420,7 @@ class _RandomFactor(_Chance):
         self._range = (max(0.0, 1 - most), 1 + most)
 
     def drawn(self, x: NDArray) -> NDArray:
-        return changed(self._name, x, stream().uniform(*self._range))
+        return changed(self._name, x, rng.current().uniform(*self._range))
 
     def operator(self, F: Any, x: Any) -> Any:
         return getattr(F.image, f"random_{self._name}")(x, min_factor=self._range[0], max_factor=self._range[1])
@@ -500,9 +500,9 @@ class RandomColorJitter(_Chance):
 
     def drawn(self, x: NDArray) -> NDArray:
         names = [name for name, most in self._most.items() if most > 0]
-        for name in stream().sample(names, len(names)):
+        for name in rng.current().sample(names, len(names)):
             most = self._most[name]
-            x = changed(name, x, max(0.0, 1 + stream().uniform(-most, most)))
+            x = changed(name, x, max(0.0, 1 + rng.current().uniform(-most, most)))
         return x if names else x.copy()
 
     def operator(self, F: Any, x: Any) -> Any:
@@ -521,7 +521,7 @@ class RandomLighting(_Chance):
         self._alpha = alpha
 
     def drawn(self, x: NDArray) -> NDArray:
-        alpha = tuple(stream().gauss(0, self._alpha) for _ in range(3))
+        alpha = tuple(rng.current().gauss(0, self._alpha) for _ in range(3))
         made: NDArray = nd.image.adjust_lighting(x, alpha=alpha)
         return made
 

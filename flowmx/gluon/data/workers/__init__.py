@@ -2,8 +2,8 @@
 
 A process is started by executing a new interpreter, so that nothing of a parent with threads is forked. `package` is
 what it gets (the data set, pickled once for all of them into memory that they share), `messages` the
-format of the socket between them, `blocks` the shared memory of batches, `process` the worker's main program, `line`
-the thread that serves one worker, `pool` the pools of workers.
+format of the socket between them, `blocks` the shared memory of batches, `process` the worker's main program,
+`connection` the thread that serves one worker, `pool` the pools of workers.
 """
 
 from flowmx.gluon.data.workers.failures import DataLoaderTimeout, DataLoaderWorkerError

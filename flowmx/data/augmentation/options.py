@@ -129,7 +129,7 @@ class Augmenting:
         )
 
     @property
-    def changes_colours(self) -> bool:
+    def changes_colors(self) -> bool:
         """True where colours are changed at random."""
         shares = (self.brightness, self.contrast, self.saturation, self.pca_noise)
         return max(shares) > 0 or any((self.random_h, self.random_s, self.random_l))

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flowmx import codecs
-from flowmx.recordio.framing import RecordFormatError
+from flowmx.data import codecs
+from flowmx.data.records.framing import RecordFormatError
 
 HEADER = struct.Struct("<IfQQ")
 

@@ -15,16 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from flowmx import codecs, engine
+from flowmx import engine
 from flowmx import ndarray as nd
+from flowmx.data import codecs
+from flowmx.data.augmentation import normalize, options
+from flowmx.data.augmentation.augment import RANDOM, augment
+from flowmx.data.batch_order import Batch, BatchOrder
+from flowmx.data.image_lists import read_labels
+from flowmx.data.records.header import unpack
+from flowmx.data.records.reader import Records
 from flowmx.devices import pool
 from flowmx.errors import MXNetError, ParameterError
 from flowmx.io.base import DataBatch, DataDesc, DataIter
-from flowmx.io.course import Batch, BatchOrder
-from flowmx.io.images import normalize, options
-from flowmx.io.images.augment import RANDOM, augment
-from flowmx.io.images.records import Records, read_labels
-from flowmx.recordio.packing import unpack
 
 _FLAGS = {1: 0, 3: 1, 4: -1}
 """The flag with which an image is decoded, by its number of channels."""

@@ -1,4 +1,4 @@
-"""The random stream of the augmentations, which `mx.random.seed` restarts.
+"""Random generator of the augmentations, which `mx.random.seed` seeds.
 
 MXNet draws from Python's `random` and NumPy's, which `mx.random.seed` leaves alone: its runs repeat only for who seeds
 all three.
@@ -14,14 +14,14 @@ from typing import Any
 
 from flowmx.devices import generator
 
-_stream = random.Random()
+_shared = random.Random()
 _seeding: tuple[int, int | None] = (0, None)
-_own: ContextVar[random.Random | None] = ContextVar("own stream", default=None)
+_own: ContextVar[random.Random | None] = ContextVar("augmentation generator", default=None)
 
 
 @contextmanager
 def using(own: random.Random) -> Iterator[None]:
-    """A ``with`` block in which the stream is another one: for a batch whose randomness is its own."""
+    """Draw from another generator in a ``with`` block: for a batch whose randomness is its own."""
     token = _own.set(own)
     try:
         yield
@@ -29,8 +29,8 @@ def using(own: random.Random) -> Iterator[None]:
         _own.reset(token)
 
 
-def stream() -> random.Random:
-    """The stream, seeded anew where `mx.random.seed` was called since."""
+def current() -> random.Random:
+    """The generator to draw from, seeded anew where `mx.random.seed` was called since."""
     global _seeding
     own = _own.get()
     if own is not None:
@@ -38,17 +38,17 @@ def stream() -> random.Random:
     now = generator.seeding()
     if now != _seeding:
         _seeding = now
-        _stream.seed(None if now[1] is None else f"flowmx image {now[1]}")
-    return _stream
+        _shared.seed(None if now[1] is None else f"flowmx image {now[1]}")
+    return _shared
 
 
 def state() -> list[Any]:
-    """The state of the stream, as plain data."""
-    version, numbers, normal = stream().getstate()
+    """The state of the generator, as plain data."""
+    version, numbers, normal = current().getstate()
     return [version, list(numbers), normal]
 
 
 def set_state(state: list[Any]) -> None:
-    """Let the stream go on from where it stood."""
+    """Let the generator go on from such a state."""
     version, numbers, normal = state
-    stream().setstate((version, tuple(numbers), normal))
+    current().setstate((version, tuple(numbers), normal))

@@ -9,8 +9,8 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx import random
+from flowmx.data.batch_order import check_state
 from flowmx.io.base import DataBatch, DataDesc, DataIter
-from flowmx.io.course import check_state
 from flowmx.ndarray import NDArray
 
 _HANDLING = ("pad", "discard", "roll_over")

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from flowmx.data.records.framing import HEAD, MAGIC, Part, RecordFormatError, head
+from flowmx.data.records.index import read_index
+from flowmx.data.sharding import byte_share, share
 from flowmx.errors import raised_as_mxnet
-from flowmx.recordio.framing import HEAD, MAGIC, Part, RecordFormatError, head
 
 CHUNK = 1 << 18
 """Bytes that a sequential reader asks the system for at a time: they stay in the cache of a core."""
@@ -117,23 +120,11 @@ class Source:
         Raises:
             ValueError: there is no such part.
         """
-        check_part(part_index, num_parts)
-        size = self.size()
-        share = math.ceil(math.ceil(size / num_parts) / 4) * 4
-        return self._edge(min(share * part_index, size)), self._edge(min(share * (part_index + 1), size))
+        start, stop = byte_share(self.size(), part_index, num_parts)
+        return self._edge(start), self._edge(stop)
 
     def _edge(self, offset: int) -> int:
         return offset if offset in (0, self.size()) else self.next_head(offset)
-
-
-def check_part(part_index: int, num_parts: int) -> None:
-    """Check which share of the data is asked for.
-
-    Raises:
-        ValueError: there is no such part.
-    """
-    if not 0 <= part_index < num_parts:
-        raise ValueError(f"part_index is {part_index} and num_parts {num_parts}, expected 0 <= part_index < num_parts")
 
 
 def _places(raw: bytes) -> Iterator[int]:
@@ -200,3 +191,48 @@ class Window:
         if at >= 0 and at + size <= len(self.raw):
             return self.raw[at : at + size]
         return self.source.bytes_at(offset, size)
+
+
+class Records:
+    """Some records of a file, read by number from any thread.
+
+    Without an index the heads of all records of the part are read first; with one they need not be.
+
+    Args:
+        path: the file.
+        index: its index.
+        part_index: the index of this worker's share, from 0.
+        num_parts: the number of shares: of the file's bytes, or of the records where there is an index (as MXNet
+            cuts them).
+
+    Raises:
+        OSError: a file can not be read.
+        RecordFormatError: the file is damaged.
+        ValueError: there is no such part, or the index is damaged.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], index: str | os.PathLike[str] | None, part_index: int, num_parts: int
+    ) -> None:
+        self.source = Source(path)
+        if index:
+            offsets = np.array(sorted(offset for _, offset in read_index(index)), np.int64)
+            edges = np.append(offsets, self.source.size())
+            own = share(len(offsets), part_index, num_parts, "shorter last")
+            self.offsets, self._sizes = offsets[own], np.diff(edges)[own]
+        else:
+            start, stop = self.source.part(part_index, num_parts)
+            self.offsets = np.fromiter(self.source.offsets(start, stop), np.int64)
+            self._sizes = np.diff(np.append(self.offsets, stop))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def read(self, row: int) -> bytes:
+        """The content of a record.
+
+        Raises:
+            RecordFormatError: it is damaged, or the index does not fit the file.
+        """
+        size = int(self._sizes[row])
+        return self.source.record(int(self.offsets[row]), size if 0 < size < 1 << 30 else CHUNK)[0]

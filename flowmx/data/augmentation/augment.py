@@ -7,20 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.data.augmentation import color_jitter
+from flowmx.data.augmentation.geometry import Image, Size, center_crop, crop, resized, warp
+from flowmx.data.augmentation.options import Augmenting
 from flowmx.errors import ParameterError
-from flowmx.io.images import colours
-from flowmx.io.images.options import Augmenting
-from flowmx.io.images.resizing import resized
-
-Image = np.ndarray[Any, np.dtype[np.uint8]]
+from flowmx.ops.vision import resize
 
 RANDOM = 64
 """Random numbers from 0 to 1 that an image gets, whatever is done to it: so a change of one option leaves what the
 others draw."""
-_METHODS, _AFFINE, _AREAS, _CROP, _COLOURS = slice(0, 3), slice(4, 8), slice(10, 50), slice(50, 53), slice(53, 63)
+_METHODS, _AFFINE, _AREAS, _CROP, _COLORS = slice(0, 3), slice(4, 8), slice(10, 50), slice(50, 53), slice(53, 63)
 
 
-def augment(image: Image, options: Augmenting, size: tuple[int, int], u: Any) -> Image:
+def augment(image: Image, options: Augmenting, size: Size, u: Any) -> Image:
     """The image, changed and cut to a size (height, width).
 
     Args:
@@ -40,39 +39,37 @@ def augment(image: Image, options: Augmenting, size: tuple[int, int], u: Any) ->
         around = ((options.pad, options.pad), (options.pad, options.pad), (0, 0))
         image = np.pad(image, around, constant_values=options.fill_value)
     image = _cut(image, options, size, u)
-    return colours.change(image, options, u[_COLOURS]) if options.changes_colours else image
+    return color_jitter.jitter(image, options, u[_COLORS]) if options.changes_colors else image
 
 
-def method(options: Augmenting, old: tuple[int, int], new: tuple[int, int], u: float) -> int:
+def method(options: Augmenting, old: Size, new: Size, u: float) -> int:
     """OpenCV's number of the interpolation from one (height, width) to another."""
     if options.inter_method == 9:
-        grows, shrinks = new[0] > old[0] and new[1] > old[1], new[0] < old[0] and new[1] < old[1]
-        return 2 if grows else 3 if shrinks else 1
+        return resize.by_size(old, new)
     return int(u * 5) if options.inter_method == 10 else options.inter_method
 
 
 def _shorter_side(image: Image, options: Augmenting, u: float) -> Image:
-    rows, columns = image.shape[:2]
-    if rows > columns:
-        new = options.resize * rows // columns, options.resize
-    else:
-        new = options.resize, options.resize * columns // rows
-    return resized(image, new, method(options, (rows, columns), new, u))
+    return _resized(image, resize.with_shorter_side(image.shape[:2], options.resize), options, u)
+
+
+def _resized(image: Image, new: Size, options: Augmenting, u: float) -> Image:
+    return resized(image, new, method(options, image.shape[:2], new, u))
 
 
 # -- cutting -----------------------------------------------------------------------------------------------
 
 
-def _cut(image: Image, options: Augmenting, size: tuple[int, int], u: Any) -> Image:
+def _cut(image: Image, options: Augmenting, size: Size, u: Any) -> Image:
     if options.random_resized_crop:
         return _random_area(image, options, size, u)
     if options.max_crop_size != -1 or options.min_crop_size != -1:
         return _square(image, options, size, u)
     image = _enlarged(image, options, size, u[_METHODS][2])
-    return _part(image, size[0], size[1], options.rand_crop, u[_CROP])
+    return _part(image, size, options.rand_crop, u[_CROP])
 
 
-def _square(image: Image, options: Augmenting, size: tuple[int, int], u: Any) -> Image:
+def _square(image: Image, options: Augmenting, size: Size, u: Any) -> Image:
     """A square of random size, brought to the size."""
     rows, columns = image.shape[:2]
     if min(rows, columns) < options.max_crop_size:
@@ -81,24 +78,23 @@ def _square(image: Image, options: Augmenting, size: tuple[int, int], u: Any) ->
             f"{options.max_crop_size}: give a larger `resize`"
         )
     length = _between(u[_CROP][2], options.min_crop_size, options.max_crop_size)
-    part = _part(image, length, length, options.rand_crop, u[_CROP])
-    return resized(part, size, method(options, (length, length), size, u[_METHODS][2]))
+    return _resized(_part(image, (length, length), options.rand_crop, u[_CROP]), size, options, u[_METHODS][2])
 
 
-def _enlarged(image: Image, options: Augmenting, size: tuple[int, int], u: float) -> Image:
+def _enlarged(image: Image, options: Augmenting, size: Size, u: float) -> Image:
     """The image, its proportions kept, at least as large as the size."""
     for axis in (0, 1):
         if image.shape[axis] < size[axis]:
             other = int(np.float32(size[axis]) / np.float32(image.shape[axis]) * np.float32(image.shape[1 - axis]))
             new = (size[0], other) if axis == 0 else (other, size[1])
-            image = resized(image, new, method(options, image.shape[:2], new, u))
+            image = _resized(image, new, options, u)
     return image
 
 
-def _part(image: Image, height: int, width: int, anywhere: bool, u: Any) -> Image:
-    y, x = image.shape[0] - height, image.shape[1] - width
-    y, x = (_between(u[0], 0, y), _between(u[1], 0, x)) if anywhere else (y // 2, x // 2)
-    return image[y : y + height, x : x + width]
+def _part(image: Image, size: Size, anywhere: bool, u: Any) -> Image:
+    if not anywhere:
+        return center_crop(image, size)
+    return crop(image, _between(u[0], 0, image.shape[0] - size[0]), _between(u[1], 0, image.shape[1] - size[1]), size)
 
 
 def _between(u: float, low: int, high: int) -> int:
@@ -106,7 +102,7 @@ def _between(u: float, low: int, high: int) -> int:
     return min(low + int(u * (high - low + 1)), high)
 
 
-def _random_area(image: Image, options: Augmenting, size: tuple[int, int], u: Any) -> Image:
+def _random_area(image: Image, options: Augmenting, size: Size, u: Any) -> Image:
     """A part of random area and proportions, brought to the size; the middle, where ten tries find none that fits."""
     rows, columns = image.shape[:2]
     low, high = options.aspect_ratios
@@ -117,12 +113,10 @@ def _random_area(image: Image, options: Augmenting, size: tuple[int, int], u: An
         if swap > 0.5:
             height, width = width, height
         if 0 < height <= rows and 0 < width <= columns:
-            part = _part(image, height, width, True, u[_CROP])
-            return resized(part, size, method(options, (height, width), size, u[_METHODS][2]))
+            return _resized(_part(image, (height, width), True, u[_CROP]), size, options, u[_METHODS][2])
     scale = min(rows / size[0], columns / size[1], 1)
-    height, width = int(size[0] * scale), int(size[1] * scale)
-    part = _part(image, height, width, False, u)
-    return resized(part, size, method(options, (height, width), size, u[_METHODS][2]))
+    part = center_crop(image, (int(size[0] * scale), int(size[1] * scale)))
+    return _resized(part, size, options, u[_METHODS][2])
 
 
 # -- turning, shearing, scaling ----------------------------------------------------------------------------
@@ -153,39 +147,3 @@ def _angle(options: Augmenting, u: float) -> int:
     if options.rotate_list:
         return options.rotate_list[min(int(u * len(options.rotate_list)), len(options.rotate_list) - 1)]
     return options.rotate if options.rotate > 0 else _between(u, -options.max_rotate_angle, options.max_rotate_angle)
-
-
-def warp(image: Image, turn: Any, shift: Any, new: tuple[int, int], fill: int, interp: int) -> Image:
-    """The image of size ``new`` (height, width) whose pixel ``turn @ p + shift`` is the image's pixel p = (x, y).
-
-    Args:
-        image: the image.
-        turn: a matrix, (2, 2).
-        shift: (2,).
-        new: the new height and width.
-        fill: the value outside.
-        interp: 0 for the nearest pixel; all else is linear between four.
-    """
-    inverse = np.linalg.inv(turn)
-    y, x = np.mgrid[: new[0], : new[1]].astype(np.float32)
-    from_x, from_y = (
-        row[0] * (x - shift[0]) + row[1] * (y - shift[1]) for row in inverse.astype(np.float32)
-    )  # fmt: skip
-    # A border of one pixel, to which everything outside is pulled.
-    padded = np.pad(image, ((1, 1), (1, 1), (0, 0)), constant_values=fill)
-    if interp == 0:
-        nearest: Image = padded[_inside(np.rint(from_y), image.shape[0]), _inside(np.rint(from_x), image.shape[1])]
-        return nearest
-    top, left = np.floor(from_y), np.floor(from_x)
-    total: Any = 0
-    for dy, weight_y in ((0, 1 - (from_y - top)), (1, from_y - top)):
-        for dx, weight_x in ((0, 1 - (from_x - left)), (1, from_x - left)):
-            rows, columns = _inside(top + dy, image.shape[0]), _inside(left + dx, image.shape[1])
-            total = total + padded[rows, columns] * (weight_y * weight_x)[:, :, None]
-    made: Image = np.rint(total).astype(np.uint8)
-    return made
-
-
-def _inside(position: Any, length: int) -> Any:
-    """Positions in an image with a border of one pixel."""
-    return np.clip(position, -1, length).astype(np.intp) + 1

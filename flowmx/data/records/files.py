@@ -9,9 +9,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from flowmx.data.records.framing import encode
+from flowmx.data.records.index import read_index
+from flowmx.data.records.reader import CHUNK, Source, Window
 from flowmx.errors import MXNetError, raised_as_mxnet
-from flowmx.recordio.framing import encode
-from flowmx.recordio.source import CHUNK, Source, Window
 
 _MODES = {"r": False, "w": True}
 
@@ -288,27 +289,3 @@ class MXIndexedRecordIO(MXRecordIO):
         except KeyError:
             known = f"{len(self.keys)} keys" + (f", from {self.keys[0]!r} to {self.keys[-1]!r}" if self.keys else "")
             raise KeyError(f"{key!r} is no key of {self.idx_path!r}, which has {known}") from None
-
-
-@raised_as_mxnet(OSError)
-def read_index(path: str | os.PathLike[str], key_type: Callable[[str], Any] = int) -> list[tuple[Any, int]]:
-    """The keys and offsets of an index file.
-
-    Raises:
-        ValueError: a line is no key and offset.
-        OSError: it can not be read.
-    """
-    found = []
-    with Path(path).open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            key, _, offset = line.strip().partition("\t")
-            try:
-                found.append((key_type(key), int(offset.split("\t")[0])))
-            except ValueError as error:
-                raise ValueError(
-                    f"line {number} of the index {os.fspath(path)!r} is {line.strip()!r}, expected a key, a tab and an "
-                    "offset"
-                ) from error
-    return found

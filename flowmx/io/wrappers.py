@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowmx import engine
+from flowmx.data.batch_order import check_state
 from flowmx.io.base import DataBatch, DataDesc, DataIter, _next_or_none
-from flowmx.io.course import check_state
 
 
 class ResizeIter(DataIter):

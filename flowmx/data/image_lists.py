@@ -1,0 +1,80 @@
+"""Lists of images (.lst): in each line the number of an image, its labels, and a path, with tabs between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flowmx.errors import DataError, raised_as_mxnet
+
+
+class Item(NamedTuple):
+    """A line of a list."""
+
+    number: int
+    path: str
+    labels: tuple[float, ...]
+
+
+def lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, list[str]]]:
+    """Iterate over the lines that are not blank: (line number, text, the parts between tabs).
+
+    Raises:
+        OSError: the file can not be read.
+    """
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            text = line.strip()
+            if text:
+                yield number, text, [part.strip() for part in text.split("\t")]
+
+
+def read(path: str | os.PathLike[str]) -> Iterator[Item | str]:
+    """Iterate over the items of a list; for a line that is none, the text of an error message.
+
+    Raises:
+        OSError: the file can not be read.
+    """
+    for number, text, parts in lines(path):
+        try:
+            if len(parts) < 3:
+                raise ValueError(f"it has {len(parts)} parts")
+            yield Item(int(parts[0]), parts[-1], tuple(map(float, parts[1:-1])))
+        except ValueError as error:
+            expected = f"expected a number, labels and a path with tabs between ({error})"
+            yield f"line {number} of {os.fspath(path)!r} is {text[:80]!r}, {expected}"
+
+
+def format_line(item: Item) -> str:
+    """Format an item as a line, with its line end."""
+    return f"{item.number}\t" + "".join(f"{label:f}\t" for label in item.labels) + f"{item.path}\n"
+
+
+@raised_as_mxnet(OSError)
+def read_labels(path: str | os.PathLike[str], width: int) -> dict[int, Any]:
+    """Read the labels of a list: float32 arrays of ``width`` numbers, by the number of the image.
+
+    Any white space separates the parts here, as in MXNet's `ImageRecordIter`.
+
+    Raises:
+        OSError: the file can not be read.
+        ValueError: a line with too few numbers.
+    """
+    found = {}
+    for number, text, _ in lines(path):
+        words = text.split(maxsplit=width + 1)
+        try:
+            labels = np.array([float(word) for word in words[1 : width + 1]], np.float32)
+            if len(labels) < width:
+                raise ValueError("too few numbers")
+            found[int(words[0])] = labels
+        except ValueError as error:
+            raise DataError(
+                f"line {number} of {os.fspath(path)!r} is {text[:80]!r}, expected the number of an image, {width} "
+                "label(s) and a path"
+            ) from error
+    return found
