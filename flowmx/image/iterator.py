@@ -21,7 +21,7 @@ from flowmx.data.sharding import share
 from flowmx.errors import raised_as_mxnet
 from flowmx.image.augmenters import CreateAugmenter
 from flowmx.image.functions import imdecode
-from flowmx.io.base import DataBatch, DataDesc, DataIter
+from flowmx.io.base import BatchIter, DataBatch, DataDesc
 from flowmx.ndarray import NDArray
 
 _HANDLING = ("pad", "discard", "roll_over")
@@ -29,7 +29,7 @@ _LABELS = ("int32", "float32", "int64", "float64")
 _log = logging.getLogger("flowmx.image")
 
 
-class ImageIter(DataIter):
+class ImageIter(BatchIter):
     """Batches of images, each decoded and augmented in Python; :class:`flowmx.io.ImageRecordIter` is faster.
 
     A subclass may change a step: :meth:`next_sample`, :meth:`read_image`, :meth:`imdecode`,
@@ -59,6 +59,8 @@ class ImageIter(DataIter):
         ValueError: there are no images, or an argument has a value that it does not take.
         OSError: a file can not be read.
     """
+
+    is_single = True
 
     def __init__(
         self,
@@ -102,7 +104,6 @@ class ImageIter(DataIter):
         self.cur = 0
         self._rest: list[Any] = []  # what rolls over into the next epoch
         self._ended = False
-        self._current: DataBatch | None = None
         self.hard_reset()
 
     @staticmethod
@@ -205,8 +206,8 @@ class ImageIter(DataIter):
             while len(made) < self.batch_size:
                 self.cur = 0
                 self._fill(made)
-        self._current = self._batch(made, pad)
-        return self._current
+        self.current_batch = self._batch(made, pad)
+        return self.current_batch
 
     def _fill(self, made: list[Any]) -> None:
         """Make instances until the batch is full, or there are no more images."""
@@ -243,22 +244,6 @@ class ImageIter(DataIter):
                 f"{type(self).__name__}: an image has {found.size} label(s), but label_width is {self.label_width}"
             )
         return found.reshape(shape)
-
-    def iter_next(self) -> bool:
-        try:
-            self.next()
-        except StopIteration:
-            return False
-        return True
-
-    def getdata(self) -> Any:
-        return self._current and self._current.data and self._current.data[0]
-
-    def getlabel(self) -> Any:
-        return self._current and self._current.label and self._current.label[0]
-
-    def getpad(self) -> int | None:
-        return self._current.pad if self._current else None
 
     def state(self) -> dict[str, Any]:
         """The position in the epoch, with the state of the augmentation's random stream."""

@@ -187,6 +187,40 @@ class DataIter:
         raise NotImplementedError(f"{type(self).__name__} must implement set_state(state)")
 
 
+class BatchIter(DataIter):
+    """Base of the iterators that make whole batches: a subclass implements :meth:`next`, which sets ``current_batch``.
+
+    MXNet's older methods (``iter_next``, ``getdata``, ``getlabel``, ...) follow from the two. An iterator with
+    ``is_single = True`` has one input and one label, which they return by themselves, outside of a list.
+    """
+
+    is_single = False
+    current_batch: DataBatch | None = None
+
+    def iter_next(self) -> bool:
+        try:
+            self.next()
+        except StopIteration:
+            return False
+        return True
+
+    def getdata(self) -> Any:
+        return self._arrays("data")
+
+    def getlabel(self) -> Any:
+        return self._arrays("label")
+
+    def getindex(self) -> Any:
+        return getattr(self.current_batch, "index", None)
+
+    def getpad(self) -> int | None:
+        return getattr(self.current_batch, "pad", None)
+
+    def _arrays(self, name: str) -> Any:
+        arrays = getattr(self.current_batch, name, None)
+        return arrays[0] if arrays and self.is_single else arrays
+
+
 def _next_or_none(iterator: DataIter) -> DataBatch | None:
     """The next batch, or None: a StopIteration can not leave a coroutine or a future."""
     try:

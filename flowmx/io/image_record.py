@@ -26,7 +26,7 @@ from flowmx.data.records.header import unpack
 from flowmx.data.records.reader import Records
 from flowmx.devices import pool
 from flowmx.errors import MXNetError, ParameterError
-from flowmx.io.base import DataBatch, DataDesc, DataIter
+from flowmx.io.base import BatchIter, DataBatch, DataDesc
 
 _FLAGS = {1: 0, 3: 1, 4: -1}
 """The flag with which an image is decoded, by its number of channels."""
@@ -37,7 +37,7 @@ class ImageRecordError(MXNetError, ValueError):
     """A record could not be made into an instance; the message says which one and why."""
 
 
-class ImageRecordIter(DataIter):
+class ImageRecordIter(BatchIter):
     """Batches of images from a RecordIO file, decoded and augmented by threads, some batches ahead.
 
     With the same seed the batches are the same, whatever the number of threads; :meth:`state` is where it stands. The
@@ -73,6 +73,8 @@ class ImageRecordIter(DataIter):
         ... )
     """
 
+    is_single = True
+
     def __init__(self, *, data_name: str = "data", label_name: str = "softmax_label", **kwargs: Any) -> None:
         self._reading, self._augmenting, self._normalizing = options.parse(kwargs)
         reading = self._reading
@@ -98,7 +100,6 @@ class ImageRecordIter(DataIter):
         self._threads = min(reading.preprocess_threads, os.cpu_count() or 1)
         self._workers: ThreadPoolExecutor | None = None
         self._workers_of = 0
-        self._current: DataBatch | None = None
         self._fetch()
 
     # -- batches -----------------------------------------------------------------------------------------------
@@ -124,27 +125,8 @@ class ImageRecordIter(DataIter):
     def _given(self, made: DataBatch | Exception) -> DataBatch:
         if isinstance(made, Exception):
             raise made
-        self._current = made
+        self.current_batch = made
         return made
-
-    def iter_next(self) -> bool:
-        try:
-            self.next()
-        except StopIteration:
-            return False
-        return True
-
-    def getdata(self) -> Any:
-        return self._current and self._current.data and self._current.data[0]
-
-    def getlabel(self) -> Any:
-        return self._current and self._current.label and self._current.label[0]
-
-    def getpad(self) -> int | None:
-        return self._current.pad if self._current else None
-
-    def getindex(self) -> Any:
-        return self._current.index if self._current else None
 
     def state(self) -> dict[str, Any]:
         return self._ahead[0].state if self._ahead else self._order.state()

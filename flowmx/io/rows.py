@@ -10,7 +10,7 @@ import numpy as np
 from flowmx import ndarray as nd
 from flowmx.data.batch_order import BatchOrder, End
 from flowmx.engine.origin import warn_user
-from flowmx.io.base import DataBatch, DataDesc, DataIter
+from flowmx.io.base import BatchIter, DataBatch, DataDesc
 from flowmx.ndarray import NDArray
 
 _warned: set[tuple[str, int]] = set()
@@ -25,7 +25,7 @@ def ignore_rest(name: str, given: Mapping[str, Any]) -> None:
 DTYPES = ("float16", "float32", "float64", "int8", "uint8", "int32", "int64")
 
 
-class RowsIter(DataIter):
+class RowsIter(BatchIter):
     """Batches of instances in memory.
 
     Args:
@@ -40,6 +40,7 @@ class RowsIter(DataIter):
     """
 
     is_instant = True
+    is_single = True
 
     def __init__(
         self,
@@ -57,39 +58,20 @@ class RowsIter(DataIter):
         self._order = BatchOrder(len(data), batch_size, end, shuffle, seed)
         self.provide_data = [DataDesc(data_name, (batch_size, *data.shape[1:]), data.dtype.type)]
         self.provide_label = [DataDesc(label_name, (batch_size, *label.shape[1:]), label.dtype.type)]
-        self._current: DataBatch | None = None
 
     def reset(self) -> None:
         self._order.reset()
 
-    def iter_next(self) -> bool:
+    def next(self) -> DataBatch:
         batch = self._order.take()
         if batch is None:
-            return False
-        data, label = self._taken(self._data, batch.rows), self._taken(self._label, batch.rows)
-        self._current = DataBatch([data], [label], batch.pad, batch.rows.astype(np.uint64))
-        return True
-
-    def next(self) -> DataBatch:
-        if not self.iter_next():
             raise StopIteration
-        assert self._current is not None
-        return self._current
+        data, label = self._taken(self._data, batch.rows), self._taken(self._label, batch.rows)
+        self.current_batch = DataBatch([data], [label], batch.pad, batch.rows.astype(np.uint64))
+        return self.current_batch
 
     def _taken(self, source: np.ndarray[Any, Any], rows: Any) -> NDArray:
         return nd.from_numpy(np.ascontiguousarray(source[rows]))
-
-    def getdata(self) -> Any:
-        return self._current and self._current.data and self._current.data[0]
-
-    def getlabel(self) -> Any:
-        return self._current and self._current.label and self._current.label[0]
-
-    def getpad(self) -> int | None:
-        return self._current.pad if self._current else None
-
-    def getindex(self) -> Any:
-        return self._current.index if self._current else None
 
     def state(self) -> dict[str, Any]:
         return self._order.state()

@@ -8,10 +8,10 @@ from typing import Any
 
 from flowmx import engine
 from flowmx.data.batch_order import check_state
-from flowmx.io.base import DataBatch, DataDesc, DataIter, _next_or_none
+from flowmx.io.base import BatchIter, DataBatch, DataDesc, DataIter, _next_or_none
 
 
-class ResizeIter(DataIter):
+class ResizeIter(BatchIter):
     """Another iterator with a set number of batches in an epoch; it starts over as often as needed.
 
     Args:
@@ -26,7 +26,6 @@ class ResizeIter(DataIter):
         self.size = size
         self.reset_internal = reset_internal
         self.cur = 0
-        self.current_batch: DataBatch | None = None
         self.provide_data = data_iter.provide_data
         self.provide_label = data_iter.provide_label
         self.is_instant = data_iter.is_instant
@@ -39,14 +38,8 @@ class ResizeIter(DataIter):
             self.data_iter.reset()
 
     def next(self) -> DataBatch:
-        if not self.iter_next():
-            raise StopIteration
-        assert self.current_batch is not None
-        return self.current_batch
-
-    def iter_next(self) -> bool:
         if self.cur == self.size:
-            return False
+            raise StopIteration
         batch = _next_or_none(self.data_iter)
         if batch is None:
             self.data_iter.reset()
@@ -55,7 +48,7 @@ class ResizeIter(DataIter):
                 raise ValueError("ResizeIter: the other iterator is empty, even after a reset")
         self.current_batch = batch
         self.cur += 1
-        return True
+        return batch
 
     def state(self) -> dict[str, Any]:
         return {"cur": self.cur, "size": self.size, "data_iter": self.data_iter.state()}
@@ -66,7 +59,7 @@ class ResizeIter(DataIter):
         self.cur = int(state["cur"])
 
 
-class PrefetchingIter(DataIter):
+class PrefetchingIter(BatchIter):
     """Other iterators, whose next batch is always fetched in the background; their batches are put together.
 
     Args:
@@ -90,7 +83,6 @@ class PrefetchingIter(DataIter):
         super().__init__(self.iters[0].batch_size)
         self.rename_data = rename_data
         self.rename_label = rename_label
-        self.current_batch: DataBatch | None = None
         # A variable for each iterator: its fetches and resets happen one after the other, in order.
         self._variables = [engine.Variable(f"prefetch {index}") for index in range(len(self.iters))]
         self._ahead = self._fetch()
@@ -144,25 +136,6 @@ class PrefetchingIter(DataIter):
         for handle in pushed:
             handle.wait()
         self._ahead = self._fetch()
-
-    def iter_next(self) -> bool:
-        try:
-            self.next()
-        except StopIteration:
-            return False
-        return True
-
-    def getdata(self) -> Any:
-        return self.current_batch.data if self.current_batch else None
-
-    def getlabel(self) -> Any:
-        return self.current_batch.label if self.current_batch else None
-
-    def getpad(self) -> int | None:
-        return self.current_batch.pad if self.current_batch else None
-
-    def getindex(self) -> Any:
-        return self.current_batch.index if self.current_batch else None
 
     def _put_together(self, batches: list[DataBatch | None], stop: type[Exception]) -> DataBatch:
         found = [batch for batch in batches if batch is not None]
