@@ -43,7 +43,7 @@ class ImageIter(BatchIter):
         path_imglist: a list of image files (.lst), or of other labels for the images of ``path_imgrec``.
         path_root: the folder that files are named from.
         path_imgidx: the index of ``path_imgrec``; without one, the records' heads are read first.
-        shuffle: in a new random order each epoch (from the stream that ``mx.random.seed`` seeds).
+        shuffle: in a new random order each epoch (from the generator that ``mx.random.seed`` seeds).
         part_index: the index of this worker's share, from 0.
         num_parts: the number of workers that share them.
         aug_list: the augmenters; by default those that :func:`CreateAugmenter` makes of ``kwargs``.
@@ -92,7 +92,7 @@ class ImageIter(BatchIter):
         self.last_batch_handle = last_batch_handle
         self._label_dtype = dtype
         self.auglist: list[Any] = [*(CreateAugmenter(self.data_shape, **kwargs) if aug_list is None else aug_list)]
-        self.imglist = self._listed(path_imglist, imglist)
+        self.imglist = self._read_list(path_imglist, imglist)
         self._source = Source(path_imgrec) if path_imgrec else None
         keys = self._keys(path_imgidx)
         self.seq = keys[share(len(keys), part_index, num_parts, "drop rest")]
@@ -126,7 +126,7 @@ class ImageIter(BatchIter):
 
     # -- what there is ---------------------------------------------------------------------------------------
 
-    def _listed(self, path: Any, given: Any) -> dict[Any, tuple[Any, str]] | None:
+    def _read_list(self, path: Any, given: Any) -> dict[Any, tuple[Any, str]] | None:
         """Labels and file names by key, from a file or a list."""
         if path:
             return {int(parts[0]): (self._labels(parts[1:-1]), parts[-1]) for _, _, parts in image_lists.lines(path)}
@@ -193,7 +193,7 @@ class ImageIter(BatchIter):
             raise StopIteration
         start = self.cur
         rest, self._rest = self._rest, []
-        made = [instance for key in rest if (instance := self._made(*self._read(key))) is not None]
+        made = [instance for key in rest if (instance := self._make_instance(*self._read(key))) is not None]
         self._fill(made)
         pad = self.batch_size - (len(rest) if rest else len(made))
         if len(made) < self.batch_size:
@@ -213,13 +213,13 @@ class ImageIter(BatchIter):
         """Make instances until the batch is full, or there are no more images."""
         try:
             while len(made) < self.batch_size:
-                instance = self._made(*self.next_sample())
+                instance = self._make_instance(*self.next_sample())
                 if instance is not None:
                     made.append(instance)
         except StopIteration:
             pass
 
-    def _made(self, label: Any, raw: bytes) -> tuple[NDArray, Any] | None:
+    def _make_instance(self, label: Any, raw: bytes) -> tuple[NDArray, Any] | None:
         """An instance; None for an image that is left out."""
         data = self.imdecode(raw)
         try:
@@ -234,10 +234,10 @@ class ImageIter(BatchIter):
         label = np.zeros(self.provide_label[0].shape, self._label_dtype)
         for place, (image, own) in enumerate(made):
             data[place] = image
-            label[place] = self._shaped(own, label[place].shape)
+            label[place] = self._reshape_label(own, label[place].shape)
         return DataBatch([data], [nd.array(label, dtype=label.dtype)], pad)
 
-    def _shaped(self, label: Any, shape: tuple[int, ...]) -> Any:
+    def _reshape_label(self, label: Any, shape: tuple[int, ...]) -> Any:
         found = np.asarray(label)
         if found.size != int(np.prod(shape)):
             raise ValueError(
@@ -246,7 +246,7 @@ class ImageIter(BatchIter):
         return found.reshape(shape)
 
     def state(self) -> dict[str, Any]:
-        """The position in the epoch, with the state of the augmentation's random stream."""
+        """The position in the epoch, with the state of the augmentations' random generator."""
         return {
             "count": len(self.seq), "batch_size": self.batch_size, "cur": self.cur, "ended": self._ended,
             "rest": list(self._rest), "order": self.seq if self.shuffle else None, "random": rng.state(),
@@ -275,9 +275,9 @@ class ImageIter(BatchIter):
         try:
             return imdecode(s)
         except ValueError as error:
-            raise ValueError(f"{type(self).__name__}: {self._place()}: {error}") from error
+            raise ValueError(f"{type(self).__name__}: {self._locate()}: {error}") from error
 
-    def _place(self) -> str:
+    def _locate(self) -> str:
         key = self.seq[max(0, self.cur - 1)]
         if self.imglist is not None and key in self.imglist:
             return f"image {self.imglist[key][1]!r}"

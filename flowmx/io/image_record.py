@@ -106,7 +106,7 @@ class ImageRecordIter(BatchIter):
 
     def reset(self) -> None:
         """Begin the next epoch; in the middle of one, that is given up."""
-        self._go_back(self.state())
+        self._seek(self.state())
         self._order.reset()
         self._fetch()
 
@@ -114,15 +114,15 @@ class ImageRecordIter(BatchIter):
         job = self._next_job()
         if job is None:
             raise StopIteration
-        return self._given(job.handle.wait())
+        return self._hand_out(job.handle.wait())
 
     async def __anext__(self) -> DataBatch:
         job = self._next_job()
         if job is None:
             raise StopAsyncIteration
-        return self._given(await job.handle)
+        return self._hand_out(await job.handle)
 
-    def _given(self, made: DataBatch | Exception) -> DataBatch:
+    def _hand_out(self, made: DataBatch | Exception) -> DataBatch:
         if isinstance(made, Exception):
             raise made
         self.current_batch = made
@@ -132,10 +132,10 @@ class ImageRecordIter(BatchIter):
         return self._ahead[0].state if self._ahead else self._order.state()
 
     def set_state(self, state: dict[str, Any]) -> None:
-        self._go_back(state)
+        self._seek(state)
         self._fetch()
 
-    def _go_back(self, state: dict[str, Any]) -> None:
+    def _seek(self, state: dict[str, Any]) -> None:
         """Stand somewhere, with no batch under way."""
         self._order.set_state(state)
         for job in self._ahead:
@@ -168,14 +168,14 @@ class ImageRecordIter(BatchIter):
         data = pool.allocate((reading.batch_size, *reading.data_shape), self._dtype)
         label = np.empty((reading.batch_size, reading.label_width), np.float32)
         index = np.empty(reading.batch_size, np.uint64)
-        work = partial(self._share, job, iter(self._places(batch)), data, label, index)
+        work = partial(self._process, job, iter(self._places(batch)), data, label, index)
         loop = asyncio.get_running_loop()
         workers = self._pool()
         failed = await asyncio.gather(*(loop.run_in_executor(workers, work) for _ in range(self._threads)))
         errors = sorted((each for each in failed if each is not None), key=lambda each: each[0])
         if errors:
             row, error = errors[0][1:]
-            raise ImageRecordError(self._says(row, error)) from error
+            raise ImageRecordError(self._describe(row, error)) from error
         if reading.label_width == 1:
             label = label[:, 0].copy()
         return DataBatch(
@@ -190,7 +190,7 @@ class ImageRecordIter(BatchIter):
         drawn = random.random((len(batch.rows), RANDOM + 3))
         return list(zip(range(len(batch.rows)), batch.rows.tolist(), drawn, strict=True))
 
-    def _share(
+    def _process(
         self, job: _Job, places: Iterator[tuple[int, int, Any]], data: Any, label: Any, index: Any
     ) -> tuple[int, int, Exception] | None:
         """A thread's work: one image after the other, until none is left (a list's iterator may be shared).
@@ -208,7 +208,7 @@ class ImageRecordIter(BatchIter):
                 return place, row, error
         return None
 
-    def _says(self, row: int, error: Exception) -> str:
+    def _describe(self, row: int, error: Exception) -> str:
         offset = int(self._records.offsets[row])
         return f"record {row} of {self._reading.path_imgrec!r}, at offset {offset}: {error}"
 

@@ -117,7 +117,7 @@ class Sync(Epoch):
 
     def _made(self, number: int, samples: list[Any]) -> Any:
         try:
-            with seeds.borrowed_streams(self._seed_of(number)):
+            with seeds.seeded_block(self._seed_of(number)):
                 return self._make(samples, number)
         except Exception as error:
             return Failed(error)

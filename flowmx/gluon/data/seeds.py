@@ -72,12 +72,12 @@ def derive(*numbers: int) -> int:
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
-# -- streams of a batch ------------------------------------------------------------------------------------
+# -- generators of a batch ---------------------------------------------------------------------------------
 
 
 @contextmanager
-def process_streams(seed: int) -> Iterator[None]:
-    """Start all streams of a process from a seed, for the process's own good: nothing is put back."""
+def seeded_process(seed: int) -> Iterator[None]:
+    """Seed all generators of a process that makes nothing but batches: they are not restored."""
     np.random.seed(seed % 2**32)
     random.seed(seed)
     device = device_of(current_context())
@@ -87,32 +87,32 @@ def process_streams(seed: int) -> Iterator[None]:
 
 
 @contextmanager
-def borrowed_streams(seed: int) -> Iterator[None]:
-    """Start all streams from a seed, and put them back at the end where they were."""
+def seeded_block(seed: int) -> Iterator[None]:
+    """Seed all generators for a ``with`` block, and restore their states behind it."""
     before = random.getstate(), np.random.get_state()
-    stream = device_of(current_context()).generator
+    device = device_of(current_context()).generator
     kept: list[Any] = []
-    _on_generator(partial(_keep, stream, kept))
+    _on_generator(partial(_save, device, kept))
     try:
-        with process_streams(seed):
+        with seeded_process(seed):
             yield
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
-        _on_generator(partial(_put_back, stream, kept))
+        _on_generator(partial(_restore, device, kept))
 
 
-def thread_streams(seed: int) -> Any:
-    """A ``with`` block in which the augmentations of this thread draw from a seed: it has no other streams."""
+def seeded_thread(seed: int) -> Any:
+    """Seed the augmentations of this thread for a ``with`` block: the other generators belong to all threads."""
     return rng.using(random.Random(seed))
 
 
-def _keep(stream: generator.Generator, kept: list[Any]) -> None:
-    kept.append(stream.bits)
+def _save(device: generator.Generator, kept: list[Any]) -> None:
+    kept.append(device.bits)
 
 
-def _put_back(stream: generator.Generator, kept: list[Any]) -> None:
-    stream.bits = kept.pop()
+def _restore(device: generator.Generator, kept: list[Any]) -> None:
+    device.bits = kept.pop()
 
 
 def _on_generator(function: Any) -> None:

@@ -154,7 +154,7 @@ class ThreadPool(WorkerPool):
         while (job := self.next_job()) is not None:
             job.begun.set_result(None)
             try:
-                with seeds.thread_streams(job.seed):
+                with seeds.seeded_thread(job.seed):
                     job.finish(self._make(job))
             except BaseException as error:
                 job.fail(error)

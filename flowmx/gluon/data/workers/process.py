@@ -88,7 +88,7 @@ class _Worker:
     def _do(self, task: messages.Task, dataset: Any, batchify_fn: Any) -> None:
         assert task.samples is not None
         try:
-            with seeds.process_streams(task.seed):
+            with seeds.seeded_process(task.seed):
                 batch = loading.make(
                     dataset, batchify_fn, task.samples, task.number, lambda: task.ticket not in self._unwanted
                 )

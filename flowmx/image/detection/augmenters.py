@@ -1,15 +1,10 @@
-"""Images with boxes: augmenters that change both, and `ImageDetIter`.
-
-The label of an image is an array with a row for each object: its class, then left, top, right and bottom as shares of
-the image's width and height, then what else there is.
-"""
+"""Augmenters that change an image and its boxes."""
 
 from __future__ import annotations
 
-import logging
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -19,11 +14,8 @@ from flowmx import ndarray as nd
 from flowmx.data import rng
 from flowmx.image import augmenters, functions
 from flowmx.image.augmenters import Augmenter, Described
-from flowmx.image.iterator import ImageIter
-from flowmx.io.base import DataDesc
 from flowmx.ndarray import NDArray
 
-_log = logging.getLogger("flowmx.image")
 Label = np.ndarray[Any, Any]
 
 
@@ -94,7 +86,7 @@ class DetHorizontalFlipAug(DetAugmenter):
 # -- cutting and padding -----------------------------------------------------------------------------------
 
 
-class _Frame(NamedTuple):
+class _Rectangle(NamedTuple):
     """A rectangle beside an image, in pixels."""
 
     x: int
@@ -107,7 +99,7 @@ def _range(value: Any) -> tuple[float, float]:
     return (value, value) if isinstance(value, Real) else tuple(value)
 
 
-def _usable(name: str, areas: tuple[float, float], ratios: tuple[float, float], least: float) -> bool:
+def _allows_crops(name: str, areas: tuple[float, float], ratios: tuple[float, float], least: float) -> bool:
     """Tell whether the ranges of areas and aspect ratios allow any crop; warns where they do not."""
     bad_areas = areas[1] <= least or areas[0] > areas[1]
     bad_ratios = ratios[0] <= 0 or ratios[0] > ratios[1]
@@ -122,7 +114,7 @@ def _areas(boxes: Label) -> Any:
     return np.maximum(0, boxes[:, 2] - boxes[:, 0]) * np.maximum(0, boxes[:, 3] - boxes[:, 1])
 
 
-def _seen_from(label: Label, frame: _Frame, height: int, width: int) -> Label:
+def _relative_to(label: Label, frame: _Rectangle, height: int, width: int) -> Label:
     """The label with boxes as shares of a frame instead of the image."""
     out = label.copy()
     out[:, [1, 3]] = (out[:, [1, 3]] * width - frame.x) / frame.width
@@ -157,19 +149,19 @@ class DetRandomCropAug(DetAugmenter):
         self.min_object_covered = min_object_covered
         self.min_eject_coverage = min_eject_coverage
         self.max_attempts = max_attempts
-        self.enabled = _usable("DetRandomCropAug", self.area_range, self.aspect_ratio_range, 0)
+        self.enabled = _allows_crops("DetRandomCropAug", self.area_range, self.aspect_ratio_range, 0)
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
         height, width = src.shape[:2]
         for _ in range(self.max_attempts if self.enabled else 0):
             frame = self._frame(height, width)
             if frame is not None and self._covers(label, frame, height, width):
-                left = self._left(label, frame, height, width)
+                left = self._remaining(label, frame, height, width)
                 if len(left):
                     return functions.fixed_crop(src, *frame), left
         return src, label
 
-    def _frame(self, height: int, width: int) -> _Frame | None:
+    def _frame(self, height: int, width: int) -> _Rectangle | None:
         """A random part; None where it does not fit."""
         low, high = (share * height * width for share in self.area_range)
         ratio = rng.current().uniform(*self.aspect_ratio_range)
@@ -181,9 +173,9 @@ class DetRandomCropAug(DetAugmenter):
         w = round(h * ratio)
         if not (low <= h * w <= high and 0 < w <= width and 0 < h <= height):
             return None
-        return _Frame(rng.current().randint(0, width - w), rng.current().randint(0, height - h), w, h)
+        return _Rectangle(rng.current().randint(0, width - w), rng.current().randint(0, height - h), w, h)
 
-    def _covers(self, label: Label, frame: _Frame, height: int, width: int) -> bool:
+    def _covers(self, label: Label, frame: _Rectangle, height: int, width: int) -> bool:
         """True where a crop touches an object, and covers enough of every object that it touches."""
         boxes = label[:, 1:5]
         boxes = boxes[_areas(boxes) * width * height > 2]
@@ -197,9 +189,9 @@ class DetRandomCropAug(DetAugmenter):
         covered = covered[covered > 0]
         return frame.width * frame.height >= 2 and covered.size > 0 and covered.min() > self.min_object_covered
 
-    def _left(self, label: Label, frame: _Frame, height: int, width: int) -> Label:
+    def _remaining(self, label: Label, frame: _Rectangle, height: int, width: int) -> Label:
         """The objects of which enough is left, seen from the part."""
-        out = _seen_from(label, frame, height, width)
+        out = _relative_to(label, frame, height, width)
         out[:, 1:5] = np.clip(out[:, 1:5], 0, 1)
         share = frame.width * frame.height / (width * height)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -233,7 +225,7 @@ class DetRandomPadAug(DetAugmenter):
             pad_val=self.pad_val,
         )  # fmt: skip
         self.max_attempts = max_attempts
-        self.enabled = _usable("DetRandomPadAug", self.area_range, self.aspect_ratio_range, 1.0)
+        self.enabled = _allows_crops("DetRandomPadAug", self.area_range, self.aspect_ratio_range, 1.0)
 
     def __call__(self, src: NDArray, label: Label) -> tuple[NDArray, Label]:
         height, width = src.shape[:2]
@@ -243,7 +235,7 @@ class DetRandomPadAug(DetAugmenter):
                 continue
             y, x = rng.current().randint(0, h - height), rng.current().randint(0, w - width)
             padded = functions.copyMakeBorder(src, y, h - y - height, x, w - x - width, values=self.pad_val)
-            return padded, _seen_from(label, _Frame(-x, -y, w, h), height, width)
+            return padded, _relative_to(label, _Rectangle(-x, -y, w, h), height, width)
         return src, label
 
     def _size(self, height: int, width: int) -> tuple[int, int]:
@@ -347,197 +339,3 @@ def CreateDetAugmenter(  # noqa: N802 - MXNet's name
         *augmenters.normalizing_augmenters(mean, std, np.array),
     ]
     return found + [DetBorrowAug(each) for each in borrowed]
-
-
-# -- batches -----------------------------------------------------------------------------------------------
-
-
-class ImageDetIter(ImageIter):
-    """Batches of images with boxes; labels of images with fewer objects are filled up with -1.
-
-    An image's label in the file is ``[n, k, ..., objects]``: n numbers in front (the first two are n and k), then k for
-    each object. The arguments are those of :class:`ImageIter`, with those of :func:`CreateDetAugmenter`.
-
-    Attributes:
-        label_shape: the most objects of an image, and k.
-    """
-
-    def __init__(
-        self,
-        batch_size: int,
-        data_shape: Sequence[int],
-        path_imgrec: Any = None,
-        path_imglist: Any = None,
-        path_root: Any = None,
-        path_imgidx: Any = None,
-        shuffle: bool = False,
-        part_index: int = 0,
-        num_parts: int = 1,
-        aug_list: Sequence[Any] | None = None,
-        imglist: Any = None,
-        data_name: str = "data",
-        label_name: str = "label",
-        last_batch_handle: str = "pad",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(
-            batch_size, data_shape, path_imgrec=path_imgrec, path_imglist=path_imglist, path_root=path_root,
-            path_imgidx=path_imgidx, shuffle=shuffle, part_index=part_index, num_parts=num_parts, aug_list=[],
-            imglist=imglist, data_name=data_name, label_name=label_name, last_batch_handle=last_batch_handle,
-        )  # fmt: skip
-        self.auglist = [*(CreateDetAugmenter(self.data_shape, **kwargs) if aug_list is None else aug_list)]
-        labels = [self._parse_label(self._read(key)[0]) for key in self.seq]
-        self.label_shape = max(map(len, labels)), labels[-1].shape[1]
-        self.provide_label = [DataDesc(label_name, (batch_size, *self.label_shape))]
-
-    def _parse_label(self, label: Any) -> Label:
-        """The objects of an image.
-
-        Raises:
-            RuntimeError: the numbers are none, or no object has an area.
-        """
-        raw = np.asarray(label, np.float32).ravel()
-        if raw.size < 7:
-            raise RuntimeError(f"ImageDetIter: a label has {raw.size} numbers, expected at least 7: n, k, then objects")
-        start, width = int(raw[0]), int(raw[1])
-        if width < 5 or start < 2 or (raw.size - start) % width:
-            raise RuntimeError(
-                f"ImageDetIter: a label has {raw.size} numbers, of which the first {start} are to be left out and each "
-                f"{width} that follow are an object: that does not come out"
-            )
-        objects = raw[start:].reshape(-1, width)
-        objects = objects[(objects[:, 3] > objects[:, 1]) & (objects[:, 4] > objects[:, 2])]
-        if not len(objects):
-            raise RuntimeError("ImageDetIter: a label has no object with an area")
-        return objects
-
-    def _made(self, label: Any, raw: bytes) -> tuple[NDArray, Any] | None:
-        data = self.imdecode(raw)
-        try:
-            self.check_valid_image([data])
-            data, objects = self.augmentation_transform(data, self._parse_label(label))
-            self._check_valid_label(objects)
-        except RuntimeError as error:
-            _log.debug("an image is left out: %s", error)
-            return None
-        return self.postprocess_data(data), objects
-
-    @staticmethod
-    def _check_valid_label(label: Label) -> None:
-        is_valid = (label[:, 0] >= 0) & (label[:, 3] > label[:, 1]) & (label[:, 4] > label[:, 2])
-        if not is_valid.any():
-            raise RuntimeError("ImageDetIter: no object is left")
-
-    def augmentation_transform(self, data: NDArray, label: Any = None) -> Any:
-        """The image and its label after all augmenters."""
-        for augmenter in self.auglist:
-            data, label = augmenter(data, label)
-        return data, label
-
-    def _shaped(self, label: Any, shape: tuple[int, ...]) -> Any:
-        filled = np.full(shape, -1, np.float32)
-        filled[: len(label)] = label
-        return filled
-
-    # -- shapes ----------------------------------------------------------------------------------------------
-
-    def reshape(self, data_shape: Sequence[int] | None = None, label_shape: Sequence[int] | None = None) -> None:
-        """Give batches other shapes.
-
-        Raises:
-            ValueError: a shape is none that this iterator makes, or labels have no room in it.
-        """
-        if data_shape is not None:
-            self.check_data_shape(data_shape)
-            self.data_shape = tuple(data_shape)
-            self.provide_data = [DataDesc(self.provide_data[0].name, (self.batch_size, *data_shape))]
-        if label_shape is not None:
-            self.check_label_shape(label_shape)
-            self.label_shape = int(label_shape[0]), int(label_shape[1])
-            self.provide_label = [DataDesc(self.provide_label[0].name, (self.batch_size, *self.label_shape))]
-
-    def check_label_shape(self, label_shape: Sequence[int]) -> None:
-        """Check whether labels have room in a shape.
-
-        Raises:
-            ValueError: they have not.
-        """
-        count, width = self.label_shape
-        if len(label_shape) != 2 or label_shape[0] < count or label_shape[1] != width:
-            raise ValueError(
-                f"ImageDetIter: label_shape is {tuple(label_shape)}, expected (at least {count}, {width}), which the "
-                "labels need"
-            )
-
-    def sync_label_shape(self, it: ImageDetIter, verbose: bool = False) -> ImageDetIter:
-        """Give this iterator and another the larger of their label shapes; returns the other.
-
-        Raises:
-            TypeError: the other is no ImageDetIter.
-            ValueError: their objects have different numbers of values.
-        """
-        if not isinstance(it, ImageDetIter):
-            raise TypeError(f"sync_label_shape: it is {type(it).__name__}, expected an ImageDetIter")
-        if it.label_shape[1] != self.label_shape[1]:
-            raise ValueError(f"sync_label_shape: objects have {self.label_shape[1]} and {it.label_shape[1]} values")
-        both = max(self.label_shape[0], it.label_shape[0]), self.label_shape[1]
-        for each in (self, it):
-            each.reshape(None, both)
-        if verbose:
-            _log.info("label_shape is now %s", both)
-        return it
-
-    def draw_next(
-        self,
-        color: tuple[int, int, int] | None = None,
-        thickness: int = 2,
-        mean: Any = None,
-        std: Any = None,
-        clip: bool = True,
-        waitKey: Any = None,
-        window_name: str = "draw_next",
-        id2labels: dict[int, str] | None = None,
-    ) -> Iterator[Any]:
-        """The images one after the other, their boxes drawn into them (needs Pillow).
-
-        Args:
-            color: of the boxes; by default another for each class.
-            thickness: of their lines.
-            mean: the mean that was subtracted, to be added again; True for ImageNet's.
-            std: the standard deviation that they were divided by; True for ImageNet's.
-            clip: keep the numbers from 0 to 255.
-            waitKey: kept for MXNet's scripts: no window is opened.
-            window_name: likewise.
-            id2labels: names of the classes, written beside the boxes.
-
-        Returns:
-            an iterator over NumPy arrays of bytes, blue first as in OpenCV.
-        """
-        usual = {"mean": augmenters._MEAN, "std": augmenters._STD}
-        back = {name: usual[name] if value is True else value for name, value in (("mean", mean), ("std", std))}
-        while True:
-            try:
-                label, raw = self.next_sample()
-            except StopIteration:
-                return
-            data, objects = self.augmentation_transform(self.imdecode(raw), self._parse_label(label))
-            image = data.asnumpy() * np.asarray(1 if back["std"] is None else back["std"])
-            image = image + np.asarray(0 if back["mean"] is None else back["mean"])
-            image = np.clip(image, 0, 255) if clip else image
-            yield _drawn(image.astype(np.uint8), objects, color, thickness, id2labels)[:, :, ::-1]
-
-
-def _drawn(image: Any, objects: Label, color: Any, thickness: int, names: Any) -> Any:
-    import PIL.Image
-    import PIL.ImageDraw
-
-    picture = PIL.Image.fromarray(image)
-    pen = PIL.ImageDraw.Draw(picture)
-    height, width = image.shape[:2]
-    for row in objects[objects[:, 1] >= 0]:
-        box = tuple(int(value) for value in row[1:5] * [width, height, width, height])
-        ink = color or tuple(64 + (int(row[0]) * 97 + channel * 61) % 192 for channel in range(3))
-        pen.rectangle(box, outline=ink, width=thickness)
-        if names and int(row[0]) in names:
-            pen.text((box[0] + 5, box[1] + 5), names[int(row[0])], fill=(255, 255, 255))
-    return np.asarray(picture)

@@ -1,0 +1,22 @@
+"""Images with boxes (``mx.image.detection``): augmenters that change both, and batches.
+
+The label of an image is an array with a row for each object: its class, then left, top, right and bottom as shares of
+the image's width and height, then what else there is.
+"""
+
+from flowmx.image.detection.augmenters import (
+    CreateDetAugmenter,
+    CreateMultiRandCropAugmenter,
+    DetAugmenter,
+    DetBorrowAug,
+    DetHorizontalFlipAug,
+    DetRandomCropAug,
+    DetRandomPadAug,
+    DetRandomSelectAug,
+)
+from flowmx.image.detection.iterator import ImageDetIter
+
+__all__ = [
+    "CreateDetAugmenter", "CreateMultiRandCropAugmenter", "DetAugmenter", "DetBorrowAug", "DetHorizontalFlipAug",
+    "DetRandomCropAug", "DetRandomPadAug", "DetRandomSelectAug", "ImageDetIter",
+]  # fmt: skip
