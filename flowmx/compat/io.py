@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from flowmx import io
 from flowmx import ndarray as nd
 from flowmx.io import DataDesc, DataIter
+from flowmx.io.ndarray_iter import named_arrays
 from flowmx.ndarray import NDArray
 
 __all__ = ["DataLoaderIter", "MXDataIter", "_getdata_by_idx", "_has_instance", "_init_data", "_slice_along_batch_axis"]
@@ -37,26 +36,11 @@ def _init_data(data: Any, allow_empty: bool, default_name: str) -> list[tuple[st
         TypeError: something else, or in it something that is no array.
         AssertionError: there is none, and may not be (what MXNet raises).
     """
-    given = [] if data is None and allow_empty else data
-    if isinstance(given, (np.ndarray, NDArray)):
-        given = [given]
-    if isinstance(given, list):
-        if not given and not allow_empty:
-            raise AssertionError("there is no data")
-        alone = len(given) == 1
-        given = {default_name if alone else f"_{i}_{default_name}": each for i, each in enumerate(given)}
-    if not isinstance(given, dict):
-        raise TypeError(f"data is {type(data).__name__}, expected an array, a list of them, or a dict")
-    return sorted((name, _as_array(name, each)) for name, each in given.items())
-
-
-def _as_array(name: str, value: Any) -> NDArray:
-    if isinstance(value, NDArray):
-        return value
-    try:
-        return nd.array(value)
-    except Exception:
-        raise TypeError(f"{name} is {type(value).__name__}, expected an array") from None
+    if isinstance(data, list) and not data and not allow_empty:
+        raise AssertionError("there is no data")
+    if data is None and not allow_empty:
+        raise TypeError("data is None, expected an array, a list of them, or a dict")
+    return named_arrays("data", data, default_name)
 
 
 def _has_instance(data: list[tuple[str, Any]], dtype: Any) -> bool:

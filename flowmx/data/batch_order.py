@@ -121,6 +121,17 @@ class BatchOrder:
         self._before = None if state["before"] is None else np.asarray(state["before"], np.int64)
 
 
+def check_last_batch(name: str, given: str) -> None:
+    """Check MXNet's argument ``last_batch_handle`` of an iterator.
+
+    Raises:
+        ValueError: it has another value.
+    """
+    expected = ("pad", "discard", "roll_over")
+    if given not in expected:
+        raise ValueError(f"{name}: last_batch_handle is {given!r}, expected one of {expected}")
+
+
 def check_state(state: dict[str, Any], expected: dict[str, Any]) -> None:
     """Check that a state was taken of an iterator like this one.
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx.data import image_lists, rng
-from flowmx.data.batch_order import check_state
+from flowmx.data.batch_order import check_last_batch, check_state
 from flowmx.data.records import header as records
 from flowmx.data.records.index import read_index
 from flowmx.data.records.reader import CHUNK, Source
@@ -24,7 +24,6 @@ from flowmx.image.functions import imdecode
 from flowmx.io.base import BatchIter, DataBatch, DataDesc
 from flowmx.ndarray import NDArray
 
-_HANDLING = ("pad", "discard", "roll_over")
 _LABELS = ("int32", "float32", "int64", "float64")
 _log = logging.getLogger("flowmx.image")
 
@@ -110,8 +109,7 @@ class ImageIter(BatchIter):
     def _check(dtype: str, last_batch_handle: str, images: Any) -> None:
         if dtype not in _LABELS:
             raise ValueError(f"ImageIter: dtype is {dtype!r}, expected one of {_LABELS}")
-        if last_batch_handle not in _HANDLING:
-            raise ValueError(f"ImageIter: last_batch_handle is {last_batch_handle!r}, expected one of {_HANDLING}")
+        check_last_batch("ImageIter", last_batch_handle)
         if not images:
             raise ValueError("ImageIter: expected path_imgrec, path_imglist or imglist, and none was given")
 

@@ -9,11 +9,9 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx import random
-from flowmx.data.batch_order import check_state
+from flowmx.data.batch_order import check_last_batch, check_state
 from flowmx.io.base import DataBatch, DataDesc, DataIter
 from flowmx.ndarray import NDArray
-
-_HANDLING = ("pad", "discard", "roll_over")
 
 
 class NDArrayIter(DataIter):
@@ -56,14 +54,13 @@ class NDArrayIter(DataIter):
         layout: str = "NCHW",
     ) -> None:
         super().__init__(batch_size)
-        if last_batch_handle not in _HANDLING:
-            raise ValueError(f"NDArrayIter: last_batch_handle is {last_batch_handle!r}, expected one of {_HANDLING}")
+        check_last_batch("NDArrayIter", last_batch_handle)
         if batch_size < 1:
             raise ValueError(f"NDArrayIter: batch_size is {batch_size}, expected at least 1")
         self.layout = layout
         self.axis = max(0, DataDesc.get_batch_axis(layout))
-        self.data = _named_arrays("data", data, data_name)
-        self.label = _named_arrays("label", label, label_name)
+        self.data = named_arrays("data", data, data_name)
+        self.label = named_arrays("label", label, label_name)
         if not self.data:
             raise ValueError("NDArrayIter: data holds no array")
         self.num_data = self.data[0][1].shape[self.axis]
@@ -221,8 +218,12 @@ class NDArrayIter(DataIter):
         return [nd.op.concat(a, b, dim=self.axis) for a, b in zip(first, second, strict=True)]
 
 
-def _named_arrays(argument: str, given: Any, default_name: str) -> list[tuple[str, NDArray]]:
-    """Arrays by name, in the order of their names."""
+def named_arrays(argument: str, given: Any, default_name: str) -> list[tuple[str, NDArray]]:
+    """Make pairs of name and array, in the order of the names, of an array, a list of arrays, or a dict.
+
+    Raises:
+        TypeError: ``given`` is something else, or holds something that is no array.
+    """
     if given is None:
         return []
     if isinstance(given, (np.ndarray, NDArray)):

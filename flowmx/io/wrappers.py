@@ -87,11 +87,15 @@ class PrefetchingIter(BatchIter):
         self._variables = [engine.Variable(f"prefetch {index}") for index in range(len(self.iters))]
         self._ahead = self._fetch()
 
-    def _fetch(self) -> list[engine.Handle]:
+    def _push(self, name: str, calls: Sequence[Sequence[Any]]) -> list[engine.Handle]:
+        """Enqueue a call, as (function, *arguments), for each iterator."""
         return [
-            engine.push(_aside(_next_and_state, each), writes=[variable], name="prefetch")
-            for each, variable in zip(self.iters, self._variables, strict=True)
+            engine.push(_aside(*call), writes=[variable], name=name)
+            for call, variable in zip(calls, self._variables, strict=True)
         ]
+
+    def _fetch(self) -> list[engine.Handle]:
+        return self._push("prefetch", [(_next_and_state, each) for each in self.iters])
 
     @property
     def provide_data(self) -> list[DataDesc]:
@@ -104,8 +108,7 @@ class PrefetchingIter(BatchIter):
         return _renamed([each.provide_label for each in self.iters], self.rename_label)
 
     def reset(self) -> None:
-        for each, variable in zip(self.iters, self._variables, strict=True):
-            engine.push(_aside(each.reset), writes=[variable], name="reset")
+        self._push("reset", [(each.reset,) for each in self.iters])
         self._ahead = self._fetch()
 
     def next(self) -> DataBatch:
@@ -129,11 +132,8 @@ class PrefetchingIter(BatchIter):
     def set_state(self, state: list[Any]) -> None:
         if len(state) != len(self.iters):
             raise ValueError(f"PrefetchingIter: the state is of {len(state)} iterators, expected {len(self.iters)}")
-        pushed = [
-            engine.push(_aside(each.set_state, own), writes=[variable], name="set_state")
-            for each, variable, own in zip(self.iters, self._variables, state, strict=True)
-        ]
-        for handle in pushed:
+        calls = [(each.set_state, own) for each, own in zip(self.iters, state, strict=True)]
+        for handle in self._push("set_state", calls):
             handle.wait()
         self._ahead = self._fetch()
 

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 
 from flowmx.data.augmentation import color_jitter
-from flowmx.data.augmentation.geometry import Image, Size, center_crop, crop, resized, warp
+from flowmx.data.augmentation.geometry import Size, center_crop, crop, resized, warp
 from flowmx.data.augmentation.options import Augmenting
+from flowmx.data.codecs import Image
 from flowmx.errors import ParameterError
 from flowmx.ops.vision import resize
 

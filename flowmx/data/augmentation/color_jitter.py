@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.data.augmentation.geometry import Image
 from flowmx.data.augmentation.options import Augmenting
+from flowmx.data.codecs import Image
 from flowmx.ops.vision import color
 
 _LUMINANCE = np.array(color.LUMINANCE, np.float32)

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.data.codecs import Image
 from flowmx.ops.kernels.loops import resizing
 from flowmx.ops.vision import resize
 
-Image = np.ndarray[Any, np.dtype[np.uint8]]
 Size = tuple[int, int]
 """(height, width)."""
 

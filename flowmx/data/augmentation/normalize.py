@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from flowmx.data.codecs import Image
 from flowmx.ops.kernels.loops.program import Program
-
-Image = np.ndarray[Any, np.dtype[np.uint8]]
 
 _pack = struct.Struct("9q9d").pack
 _LANES = 16

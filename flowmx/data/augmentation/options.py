@@ -182,12 +182,14 @@ def parse(given: Mapping[str, Any]) -> tuple[Reading, Augmenting, Normalizing]:
 
 def _group(group: type[T], given: Mapping[str, Any]) -> T:
     types = get_type_hints(group)
-    return group(**{name: _read(name, given[name], kind) for name, kind in types.items() if name in given})
+    return group(**{name: _read(name, given[name], kind) for name, kind in types.items() if _is_given(given.get(name))})
+
+
+def _is_given(value: Any) -> bool:
+    return value is not None and not (isinstance(value, str) and value == "None")
 
 
 def _read(name: str, value: Any, kind: Any) -> Any:
-    if value is None or value == "None":
-        return {"dtype": "float32"}.get(name)
     try:
         return _READERS.get(kind, kind)(value)
     except (TypeError, ValueError, SyntaxError) as error:
