@@ -323,6 +323,17 @@ def test_colours_go_there_and_back():
     ]
 
 
+def test_hue_lightness_and_saturation_are_rounded_as_mxnet_rounds_them():
+    """Colours, and what MXNet's `ImageRecordIter` makes of them with ``random_h=1``: to HLS and back, unchanged."""
+    pairs = [
+        ((20, 206, 245), (21, 208, 245)), ((49, 232, 185), (50, 232, 184)), ((103, 242, 59), (102, 242, 60)),
+        ((124, 194, 19), (125, 195, 19)), ((246, 74, 55), (246, 75, 56)), ((247, 135, 110), (247, 134, 111)),
+        ((10, 62, 215), (10, 65, 216)), ((226, 141, 19), (227, 144, 19)),
+    ]  # fmt: skip
+    image, expected = (np.array([each], np.uint8) for each in zip(*pairs, strict=True))
+    assert from_hls(to_hls(image)).tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("mirrored", [False, True])
 @pytest.mark.parametrize("width", [16, 17, 31, 48])
 def test_the_fused_loop_gives_the_plain_numbers(mirrored, width):

@@ -216,15 +216,19 @@ class ImageRecordIter(BatchIter):
         """Read, decode, augment and normalize an image into its place; returns its number."""
         header, raw = unpack(self._records.read(row))
         label[:] = self._label_of(header)
-        channels, *size = self._reading.data_shape
-        image = codecs.decode(raw, _FLAGS[channels])
-        if image.shape[2] != channels:
-            raise ValueError(f"the image has {image.shape[2]} channels, expected {channels}")
-        image = augment(image, self._augmenting, (size[0], size[1]), u)
+        image = self._augmented(raw, u)
         given = self._normalizing
         mirrored = given.mirror or (given.rand_mirror and u[RANDOM] < 0.5)
         normalize.into(data, image, mirrored, self._scaling(u[RANDOM + 1 :]))
         return header.id
+
+    def _augmented(self, raw: bytes, u: Any) -> codecs.Image:
+        """Decode an image, and augment it."""
+        channels, height, width = self._reading.data_shape
+        image = codecs.decode(raw, _FLAGS[channels])
+        if image.shape[2] != channels:
+            raise ValueError(f"the image has {image.shape[2]} channels, expected {channels}")
+        return augment(image, self._augmenting, (height, width), u)
 
     def _label_of(self, header: Any) -> Any:
         width = self._reading.label_width
@@ -272,9 +276,7 @@ class ImageRecordIter(BatchIter):
         plain = normalize.Scaling(*(np.full(self._reading.data_shape[0], value, np.float32) for value in (0, 1, 0)))
         image = np.empty(self._reading.data_shape, np.float32)
         for row, u in enumerate(self._places_of_all()):
-            channels, *size = self._reading.data_shape
-            decoded = codecs.decode(unpack(self._records.read(row))[1], _FLAGS[channels])
-            normalize.into(image, augment(decoded, self._augmenting, (size[0], size[1]), u), False, plain)
+            normalize.into(image, self._augmented(unpack(self._records.read(row))[1], u), False, plain)
             total += image
         mean = (total / max(1, len(self._records))).astype(np.float32)
         nd.save(path, {"mean_img": nd.array(mean)})

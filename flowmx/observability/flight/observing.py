@@ -28,7 +28,7 @@ _BLOCKED = 0.1
 """Seconds from which it is worth a look at what an event loop stands at."""
 _COUNTS = 5
 """Number of times that arrays are counted."""
-_LOADING = ("gluon/data/", "flowmx/io/")
+_LOADING = ("gluon/data/", "flowmx/io/", "flowmx/data/")
 
 
 def observe(seconds: float = 1.0, values: bool = True, pings: Pings | None = None) -> dict[str, Any]:
