@@ -48,3 +48,18 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray[Any, np.dtyp
     if len(raw) - start < size:
         raise DataError(f"{str(found)!r} has {len(raw) - start} bytes of content, expected {size} for {shape}: cut off")
     return np.frombuffer(raw, np.uint8, size, start).reshape(shape)
+
+
+def read_mnist(images: str | os.PathLike[str], labels: str | os.PathLike[str]) -> tuple[Any, Any]:
+    """The images (number, height, width) and the labels (number,) of MNIST's two files, uint8.
+
+    Raises:
+        OSError: one can not be read.
+        ValueError: one is in another format, damaged or cut off, or they differ in number.
+    """
+    pixels, classes = read_idx(images, 3), read_idx(labels, 1)
+    if len(pixels) != len(classes):
+        raise DataError(
+            f"{os.fspath(images)!r} has {len(pixels)} images and {os.fspath(labels)!r} {len(classes)} labels"
+        )
+    return pixels, classes

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.data.idx import read_idx
+from flowmx.data.idx import read_mnist
 from flowmx.data.sharding import share
-from flowmx.errors import DataError
 from flowmx.io.rows import RowsIter, dtype_of, ignore_rest
 
 
@@ -60,12 +59,7 @@ class MNISTIter(RowsIter):
     ) -> None:
         ignore_rest("MNISTIter", kwargs)
         kind = dtype_of("MNISTIter", dtype)
-        images, labels = read_idx(image, 3), read_idx(label, 1)
-        if len(images) != len(labels):
-            raise DataError(
-                f"MNISTIter: {os.fspath(image)!r} has {len(images)} images and {os.fspath(label)!r} {len(labels)} "
-                "labels"
-            )
+        images, labels = read_mnist(image, label)
         part = share(len(images), part_index, num_parts)
         images, labels = images[part], labels[part]
         if shuffle:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from flowmx import download as files
-from flowmx.data.idx import read_idx
+from flowmx.data.idx import read_mnist
 from flowmx.gluon.data.vision import MNIST
 from flowmx.io import DataBatch, DataIter, MNISTIter
 from flowmx.test_utils.tolerance import Numbers
@@ -81,11 +81,12 @@ def get_mnist(root: Folder | None = None) -> dict[str, Numbers]:
         ValueError: one is in another format.
     """
     folder = get_mnist_ubyte(root)
-    images = [read_idx(folder / name, 3)[:, None].astype(np.float32) / 255 for name in (_FILES[0], _FILES[2])]
-    labels = [read_idx(folder / name, 1).astype(np.int8) for name in (_FILES[1], _FILES[3])]
-    return {
-        "train_data": images[0], "train_label": labels[0], "test_data": images[1], "test_label": labels[1],
-    }  # fmt: skip
+    found = {}
+    for part, files_of_part in (("train", _FILES[:2]), ("test", _FILES[2:])):
+        images, labels = read_mnist(*(folder / name for name in files_of_part))
+        found[f"{part}_data"] = images[:, None].astype(np.float32) / 255
+        found[f"{part}_label"] = labels.astype(np.int8)
+    return found
 
 
 def get_mnist_iterator(

@@ -14,7 +14,7 @@ import numpy as np
 from flowmx import image, recordio
 from flowmx import ndarray as nd
 from flowmx.data import image_lists
-from flowmx.data.idx import read_idx
+from flowmx.data.idx import read_mnist
 from flowmx.download import data_dir, fetch, repository
 from flowmx.gluon.data.dataset import Dataset, RecordFileDataset
 from flowmx.ndarray import NDArray
@@ -28,6 +28,10 @@ Root = Folder | None
 Transform = Callable[[Any, Any], Any] | None
 
 _ENDINGS = (".jpg", ".jpeg", ".png")
+
+
+def _transformed(transform: Transform, *sample: Any) -> Any:
+    return sample if transform is None else transform(*sample)
 
 
 class _FromFiles(Dataset):
@@ -56,8 +60,7 @@ class _FromFiles(Dataset):
         self._data = nd.array(images, dtype=images.dtype)
 
     def __getitem__(self, idx: Any) -> Any:
-        sample = self._data[idx], self._label[idx]
-        return sample if self._transform is None else self._transform(*sample)
+        return _transformed(self._transform, self._data[idx], self._label[idx])
 
     def __len__(self) -> int:
         return len(self._label)
@@ -103,9 +106,7 @@ class MNIST(_FromFiles):
     def _read(self) -> tuple[Any, Any]:
         part = "train" if self._train else "t10k"
         images, labels = (self._file(f"{part}-{kind}-ubyte.gz") for kind in ("images-idx3", "labels-idx1"))
-        pixels, classes = read_idx(images, 3), read_idx(labels, 1)
-        if len(pixels) != len(classes):
-            raise ValueError(f"{str(images)!r} has {len(pixels)} images and {str(labels)!r} {len(classes)} labels")
+        pixels, classes = read_mnist(images, labels)
         return pixels[..., None], classes.astype(np.int32)
 
     def _file(self, name: str) -> Path:
@@ -225,8 +226,7 @@ class ImageRecordDataset(RecordFileDataset):
 
     def __getitem__(self, idx: Any) -> Any:
         header, raw = recordio.unpack(super().__getitem__(idx))
-        sample = image.imdecode(raw, self._flag), header.label
-        return sample if self._transform is None else self._transform(*sample)
+        return _transformed(self._transform, image.imdecode(raw, self._flag), header.label)
 
 
 class _ImageFiles(Dataset):
@@ -244,8 +244,7 @@ class _ImageFiles(Dataset):
 
     def __getitem__(self, idx: Any) -> Any:
         name, label = self.items[idx]
-        sample = image.imread(name, self._flag), label
-        return sample if self._transform is None else self._transform(*sample)
+        return _transformed(self._transform, image.imread(name, self._flag), label)
 
     def __len__(self) -> int:
         return len(self.items)
