@@ -21,18 +21,18 @@ class Epoch:
     """Base of the epochs.
 
     Args:
-        place: where it stands.
+        position: the position in it.
         length: the number of batches.
 
     Attributes:
         loader: whose epoch it is, once a loop has it: so the workers live as long as the loop.
-        place: where it stands.
+        position: the position in it.
     """
 
     loader: DataLoader | None = None
 
-    def __init__(self, place: Position, length: int) -> None:
-        self.place = place
+    def __init__(self, position: Position, length: int) -> None:
+        self.position = position
         self._length = length
 
     def __len__(self) -> int:
@@ -62,7 +62,7 @@ class Epoch:
         self.close()
 
     def _seed_of(self, number: int) -> int:
-        start = self.place.start
+        start = self.position.start
         return seeds.derive(start.seed, start.epoch, number)
 
     def _outcome(self, made: Any) -> Any:
@@ -72,30 +72,30 @@ class Epoch:
             if isinstance(made.error, StopIteration | StopAsyncIteration):  # these would end the loop without a word
                 raise RuntimeError(f"the data set raised {type(made.error).__name__}") from made.error
             raise made.error
-        self.place.gave()
+        self.position.advance()
         return made if self.loader is None else self.loader._given(made)
 
     def _finish(self) -> None:
         """Mark the epoch as finished."""
         loader = self.loader
         self.close()
-        if loader is not None and not self.place.finished:
-            self.place.finished = True
+        if loader is not None and not self.position.finished:
+            self.position.finished = True
             loader._ended()
 
 
-class Sync(Epoch):
+class SyncEpoch(Epoch):
     """Batches that are made when they are asked for.
 
     Args:
-        place: where it stands.
+        position: the position in it.
         length: the number of batches.
         dataset: the samples.
         batchify_fn: puts them together.
     """
 
-    def __init__(self, place: Position, length: int, dataset: Any, batchify_fn: Callable[[list[Any]], Any]) -> None:
-        super().__init__(place, length)
+    def __init__(self, position: Position, length: int, dataset: Any, batchify_fn: Callable[[list[Any]], Any]) -> None:
+        super().__init__(position, length)
         self._make = partial(loading.make, dataset, batchify_fn)
 
     def __next__(self) -> Any:
@@ -113,7 +113,7 @@ class Sync(Epoch):
         return self._outcome(await asyncio.to_thread(self._made, *task))
 
     def _task(self) -> tuple[int, list[Any]] | None:
-        return self.place.take() if self.loader is not None else None
+        return self.position.take() if self.loader is not None else None
 
     def _made(self, number: int, samples: list[Any]) -> Any:
         try:
@@ -123,19 +123,19 @@ class Sync(Epoch):
             return Failed(error)
 
 
-class Ahead(Epoch):
+class PrefetchedEpoch(Epoch):
     """Batches that workers make ahead; each is an operation of the engine.
 
     Args:
-        place: where it stands.
+        position: the position in it.
         length: the number of batches.
         pool: makes the batches.
         prefetch: the number of batches made ahead.
         timeout: seconds that one may take.
     """
 
-    def __init__(self, place: Position, length: int, pool: WorkerPool, prefetch: int, timeout: float) -> None:
-        super().__init__(place, length)
+    def __init__(self, position: Position, length: int, pool: WorkerPool, prefetch: int, timeout: float) -> None:
+        super().__init__(position, length)
         self._pool = pool
         self._prefetch = prefetch
         self._timeout = timeout
@@ -162,7 +162,7 @@ class Ahead(Epoch):
 
     def _fetch(self) -> None:
         """Have as many batches under way as are to be ahead."""
-        while len(self._ahead) < self._prefetch and (task := self.place.take()) is not None:
+        while len(self._ahead) < self._prefetch and (task := self.position.take()) is not None:
             job = Job(task[1], task[0], self._seed_of(task[0]))
             handle = engine.push(partial(_fetched, self._pool, job, self._timeout), name="DataLoader")
             self._ahead.append((job, handle))

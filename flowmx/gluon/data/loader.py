@@ -12,8 +12,8 @@ from flowmx.data.batch_order import check_state
 from flowmx.devices import cpu_pinned
 from flowmx.gluon.data import loading
 from flowmx.gluon.data.batchify import default_batchify_fn
-from flowmx.gluon.data.epoch import Ahead, Epoch, Sync
-from flowmx.gluon.data.position import Position, Start
+from flowmx.gluon.data.epoch import Epoch, PrefetchedEpoch, SyncEpoch
+from flowmx.gluon.data.position import EpochStart, Position
 from flowmx.gluon.data.sampler import BatchSampler, RandomSampler, SplitSampler, state_of
 from flowmx.gluon.data.seeds import Seed
 from flowmx.gluon.data.workers import ProcessPool, ThreadPool, WorkerPool
@@ -150,7 +150,7 @@ class DataLoader:
         """The next epoch, for a loop."""
         epoch, self._iter = self._iter or self._new_epoch(), None
         epoch.loader = self
-        self._latest = epoch.place
+        self._latest = epoch.position
         return epoch
 
     def refresh(self) -> None:
@@ -161,32 +161,32 @@ class DataLoader:
     def clean(self) -> None:
         """Forget an epoch that was begun in the background; the next loop begins it anew."""
         if self._iter is not None:
-            self._resumed = self._iter.place.state()
+            self._resumed = self._iter.position.state()
             self._iter.close()
             self._iter = None
 
     def _new_epoch(self) -> Epoch:
-        place = self._resume(self._resumed) if self._resumed else Position(self._start(), iter(self._batch_sampler))
+        position = self._resume(self._resumed) if self._resumed else Position(self._start(), iter(self._batch_sampler))
         self._resumed = None
-        self._epochs = place.start.epoch + 1
+        self._epochs = position.start.epoch + 1
         length = len(self) if hasattr(self._batch_sampler, "__len__") else 0
         if self._pool is None:
-            return Sync(place, length, self._dataset, self._batchify_fn)
-        return Ahead(place, length, self._pool, max(1, self._prefetch), self._timeout)
+            return SyncEpoch(position, length, self._dataset, self._batchify_fn)
+        return PrefetchedEpoch(position, length, self._pool, max(1, self._prefetch), self._timeout)
 
-    def _start(self) -> Start:
+    def _start(self) -> EpochStart:
         """The starting point of the next epoch: its number, seed and the state of the sampler."""
         seed, is_new = self._seed.value()
         if is_new:
             self._epochs = 0
         try:
-            return Start(self._epochs, seed, state_of(self._batch_sampler), 0)
+            return EpochStart(self._epochs, seed, state_of(self._batch_sampler), 0)
         except NotImplementedError:
-            return Start(self._epochs, seed, None, 0)
+            return EpochStart(self._epochs, seed, None, 0)
 
     def _resume(self, state: dict[str, Any]) -> Position:
         """The position that a state describes."""
-        start = Start(int(state["epoch"]), int(state["seed"]), state["sampler"], int(state["given"]))
+        start = EpochStart(int(state["epoch"]), int(state["seed"]), state["sampler"], int(state["given"]))
         self._seed.set(start.seed)
         if start.sampler is None:
             return Position(start, iter([list(batch) for batch in state["rest"]]))
@@ -210,7 +210,7 @@ class DataLoader:
         if self._latest is not None and not self._latest.finished:
             found = self._latest.state()
         elif self._iter is not None:
-            found = self._iter.place.state()
+            found = self._iter.position.state()
         else:
             found = self._resumed or self._before()
         return {**found, "samples": self._samples()}
@@ -221,7 +221,7 @@ class DataLoader:
         if start.sampler is not None:
             return {**start._asdict(), "rest": None}
         self._iter = self._new_epoch()
-        return self._iter.place.state()
+        return self._iter.position.state()
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Go on from where a loader stood that was made with the same arguments.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 
-class Start(NamedTuple):
+class EpochStart(NamedTuple):
     """The starting point of an epoch.
 
     Attributes:
@@ -36,31 +36,31 @@ class Position:
         finished: True once the epoch has ended.
     """
 
-    def __init__(self, start: Start, batches: Iterator[list[Any]]) -> None:
+    def __init__(self, start: EpochStart, batches: Iterator[list[Any]]) -> None:
         self.start = start
         self.given = start.given
         self.finished = False
         self._batches = batches
-        self._under_way: deque[list[Any]] = deque()
+        self._in_flight: deque[list[Any]] = deque()
 
     def take(self) -> tuple[int, list[Any]] | None:
         """The number and the samples of the next batch to make; None where there is none."""
         samples = next(self._batches, None)
         if samples is None:
             return None
-        self._under_way.append(samples)
-        return self.given + len(self._under_way) - 1, samples
+        self._in_flight.append(samples)
+        return self.given + len(self._in_flight) - 1, samples
 
-    def gave(self) -> None:
-        """The loop has got the next batch."""
-        self._under_way.popleft()
+    def advance(self) -> None:
+        """Count the next batch as given to the loop."""
+        self._in_flight.popleft()
         self.given += 1
 
     def state(self) -> dict[str, Any]:
-        """The place as plain data; where the sampler has no state, with the rest of the epoch's samples."""
+        """The position as plain data; where the sampler has no state, with the rest of the epoch's samples."""
         rest = None
         if self.start.sampler is None:
             left = list(self._batches)
             self._batches = iter(left)
-            rest = [list(batch) for batch in itertools.chain(self._under_way, left)]
+            rest = [list(batch) for batch in itertools.chain(self._in_flight, left)]
         return {**self.start._asdict(), "given": self.given, "rest": rest}
