@@ -92,7 +92,8 @@ class SplitSampler(Sampler):
             raise ValueError(
                 f"{type(self).__name__}: {length} samples can not be shared by num_parts = {num_parts} workers"
             )
-        self._start, self._share = own.start, own.stop - own.start
+        self._start: int = own.start
+        self._share: int = own.stop - own.start
         self._shuffle = shuffle
         self._seed = Seed()
         self._lap = 0
