@@ -6,6 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from flowmx.data import rng
+
 End = Literal["wrap", "repeat", "discard"]
 
 
@@ -54,8 +56,8 @@ class BatchOrder:
         self.end = end
         self.shuffle = shuffle
         self.seed = seed % 2**64
-        self.lap = 0  # epochs that were begun before
-        self.at = 0  # instances of this one that were given
+        self.epoch = 0  # epochs that were begun before
+        self.position = 0  # instances of this one that were given
         self.drawn = 0
         self._wrapped = False  # the last batch reached into the next epoch
         self._order_of = -1
@@ -63,7 +65,7 @@ class BatchOrder:
 
     def take(self) -> Batch | None:
         """The next batch; None at the end of the epoch."""
-        left = self.count - self.at
+        left = self.count - self.position
         if self._wrapped or left <= 0 or (self.end == "discard" and left < self.batch_size):
             return None
         rows = self._rows(min(left, self.batch_size))
@@ -72,7 +74,7 @@ class BatchOrder:
             rows = np.concatenate([rows, self._filling(len(rows), pad)])
         while len(rows) < self.batch_size:
             self._wrapped = True
-            self.lap, self.at = self.lap + 1, 0
+            self.epoch, self.position = self.epoch + 1, 0
             rows = np.concatenate([rows, self._rows(min(self.count, self.batch_size - len(rows)))])
         self._before = rows
         self.drawn += 1
@@ -80,19 +82,19 @@ class BatchOrder:
 
     def reset(self) -> None:
         """Begin the next epoch; one that has just begun goes on."""
-        if not self._wrapped and self.at:
-            self.lap, self.at = self.lap + 1, 0
+        if not self._wrapped and self.position:
+            self.epoch, self.position = self.epoch + 1, 0
         self._wrapped = False
 
     def _rows(self, number: int) -> Any:
         """The next instances of this epoch's order."""
-        self.at += number
+        self.position += number
         if not self.shuffle:
-            return np.arange(self.at - number, self.at)
-        if self._order_of != self.lap:
-            self._order = np.random.Generator(np.random.PCG64([self.seed, self.lap])).permutation(self.count)
-            self._order_of = self.lap
-        return self._order[self.at - number : self.at]
+            return np.arange(self.position - number, self.position)
+        if self._order_of != self.epoch:
+            self._order = rng.seeded(self.seed, self.epoch).permutation(self.count)
+            self._order_of = self.epoch
+        return self._order[self.position - number : self.position]
 
     def _filling(self, start: int, pad: int) -> Any:
         if self._before is not None:
@@ -105,7 +107,7 @@ class BatchOrder:
         """The position in the epoch, as plain data."""
         before = None if self._before is None else self._before.tolist()
         return {
-            "lap": self.lap, "at": self.at, "wrapped": self._wrapped, "drawn": self.drawn, "seed": self.seed,
+            "lap": self.epoch, "at": self.position, "wrapped": self._wrapped, "drawn": self.drawn, "seed": self.seed,
             "count": self.count, "batch_size": self.batch_size, "before": before if self.end == "repeat" else None,
         }  # fmt: skip
 
@@ -116,7 +118,7 @@ class BatchOrder:
             ValueError: the state is of other data, another batch size or another seed.
         """
         check_state(state, {"count": self.count, "batch_size": self.batch_size, "seed": self.seed})
-        self.lap, self.at, self.drawn = int(state["lap"]), int(state["at"]), int(state["drawn"])
+        self.epoch, self.position, self.drawn = int(state["lap"]), int(state["at"]), int(state["drawn"])
         self._wrapped = bool(state["wrapped"])
         self._before = None if state["before"] is None else np.asarray(state["before"], np.int64)
 

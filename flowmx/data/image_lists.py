@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,16 @@ def lines(path: str | os.PathLike[str]) -> Iterator[tuple[int, str, list[str]]]:
             text = line.strip()
             if text:
                 yield number, text, [part.strip() for part in text.split("\t")]
+
+
+def labels_and_path(entry: Sequence[Any]) -> tuple[Any, Any]:
+    """Split ``[label, ..., path]`` or ``[[label, ...], path]`` into labels, float64 (number,), and the path.
+
+    Raises:
+        ValueError: a label is no number.
+    """
+    *labels, path = entry
+    return np.array(labels[0] if len(labels) == 1 else labels, np.float64).reshape(-1), path
 
 
 def read(path: str | os.PathLike[str]) -> Iterator[Item | str]:

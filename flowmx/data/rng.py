@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
+
 from flowmx.devices import generator
 
 _shared = random.Random()
@@ -40,6 +42,11 @@ def current() -> random.Random:
         _seeding = now
         _shared.seed(None if now[1] is None else f"flowmx image {now[1]}")
     return _shared
+
+
+def seeded(*numbers: int) -> np.random.Generator:
+    """Make a generator of NumPy's that follows from numbers, of which the lower 64 bits count."""
+    return np.random.Generator(np.random.PCG64([number % 2**64 for number in numbers]))
 
 
 def state() -> list[Any]:

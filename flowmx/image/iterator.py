@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -127,17 +126,13 @@ class ImageIter(BatchIter):
     def _read_list(self, path: Any, given: Any) -> dict[Any, tuple[Any, str]] | None:
         """Labels and file names by key, from a file or a list."""
         if path:
-            return {int(parts[0]): (self._labels(parts[1:-1]), parts[-1]) for _, _, parts in image_lists.lines(path)}
-        if given is None:
+            entries: dict[Any, Any] = {int(parts[0]): parts[1:] for _, _, parts in image_lists.lines(path)}
+        elif given is None:
             return None
-        found: dict[Any, tuple[Any, str]] = {}
-        for number, entry in enumerate(given, 1):
-            labels = entry[:-1] if len(entry) > 2 else [entry[0]] if isinstance(entry[0], Real) else entry[0]
-            found[str(number)] = self._labels(labels), entry[-1]
-        return found
-
-    def _labels(self, values: Any) -> Any:
-        return np.asarray(values, np.float64).astype(self._label_dtype)
+        else:
+            entries = {str(number): entry for number, entry in enumerate(given, 1)}
+        split = {key: image_lists.labels_and_path(entry) for key, entry in entries.items()}
+        return {key: (labels.astype(self._label_dtype), name) for key, (labels, name) in split.items()}
 
     def _keys(self, index: Any) -> list[Any]:
         """The images' keys, in order; of a RecordIO file, numbers of the index, else offsets."""

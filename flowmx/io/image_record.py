@@ -17,7 +17,7 @@ import numpy as np
 
 from flowmx import engine
 from flowmx import ndarray as nd
-from flowmx.data import codecs
+from flowmx.data import codecs, rng
 from flowmx.data.augmentation import normalize, options
 from flowmx.data.augmentation.augment import RANDOM, augment
 from flowmx.data.batch_order import Batch, BatchOrder
@@ -186,8 +186,7 @@ class ImageRecordIter(BatchIter):
     def _places(self, batch: Batch) -> list[tuple[int, int, Any]]:
         """The images of a batch: (row in the batch, record number, random numbers of its augmentation)."""
         seed = self._reading.seed if self._reading.seed_aug is None else self._reading.seed_aug
-        random = np.random.Generator(np.random.PCG64([seed % 2**64, 1, batch.number]))
-        drawn = random.random((len(batch.rows), RANDOM + 3))
+        drawn = rng.seeded(seed, 1, batch.number).random((len(batch.rows), RANDOM + 3))
         return list(zip(range(len(batch.rows)), batch.rows.tolist(), drawn, strict=True))
 
     def _process(
@@ -283,7 +282,7 @@ class ImageRecordIter(BatchIter):
         return mean
 
     def _places_of_all(self) -> Iterator[Any]:
-        random = np.random.Generator(np.random.PCG64([self._reading.seed % 2**64, 2]))
+        random = rng.seeded(self._reading.seed, 2)
         return (random.random(RANDOM) for _ in itertools.repeat(None, len(self._records)))
 
     def _pool(self) -> ThreadPoolExecutor:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.data import rng
 from flowmx.data.idx import read_mnist
 from flowmx.data.sharding import share
 from flowmx.io.rows import RowsIter, dtype_of, ignore_rest
@@ -63,7 +64,7 @@ class MNISTIter(RowsIter):
         part = share(len(images), part_index, num_parts)
         images, labels = images[part], labels[part]
         if shuffle:
-            order = np.random.Generator(np.random.PCG64(seed % 2**64)).permutation(len(images))
+            order = rng.seeded(seed).permutation(len(images))
             images, labels = images[order], labels[order]
         images = images.reshape(len(images), -1) if flat else images[:, None]
         self._scale = np.float32(1 / 256)

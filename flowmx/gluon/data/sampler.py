@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
-
+from flowmx.data import rng
 from flowmx.data.sharding import share
 from flowmx.gluon.data.seeds import Seed
 
@@ -96,35 +95,35 @@ class SplitSampler(Sampler):
         self._share: int = own.stop - own.start
         self._shuffle = shuffle
         self._seed = Seed()
-        self._lap = 0
+        self._epoch = 0
 
     def __iter__(self) -> Iterator[int]:
         if not self._shuffle:
             return iter(range(self._start, self._start + self._share))
         seed = self._settled()
-        self._lap += 1
-        order = np.random.Generator(np.random.PCG64([seed, self._lap - 1])).permutation(self._share)
+        self._epoch += 1
+        order = rng.seeded(seed, self._epoch - 1).permutation(self._share)
         return iter((order + self._start).tolist())
 
     def __len__(self) -> int:
         return self._share
 
     def _settled(self) -> int:
-        """The seed; after ``mx.random.seed`` another one, with which the laps begin anew."""
+        """The seed; after ``mx.random.seed`` another one, with which epochs are counted from 0."""
         seed, is_new = self._seed.value()
         if is_new:
-            self._lap = 0
+            self._epoch = 0
         return seed
 
     def state(self) -> dict[str, int]:
         if not self._shuffle:
             return {}
-        return {"seed": self._settled(), "lap": self._lap}
+        return {"seed": self._settled(), "lap": self._epoch}
 
     def set_state(self, state: dict[str, int]) -> None:
         if state:
             self._seed.set(int(state["seed"]))
-            self._lap = int(state["lap"])
+            self._epoch = int(state["lap"])
 
 
 class RandomSampler(SplitSampler):

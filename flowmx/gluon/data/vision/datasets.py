@@ -316,15 +316,14 @@ class ImageListDataset(_ImageFiles):
     @staticmethod
     def _item(folder: Path, number: int, entry: list[Any]) -> tuple[str, Any]:
         try:
-            *labels, name = entry
-            label = np.array(labels[0] if len(labels) == 1 else labels, np.float32).reshape(-1)
+            label, name = image_lists.labels_and_path(entry)
             if not label.size or not isinstance(name, str | os.PathLike):
                 raise ValueError("no label, or no name")
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"ImageListDataset: entry {number} is {entry!r}, expected label(s) and the name of a file"
             ) from error
-        return str(folder / name), label
+        return str(folder / name), label.astype(np.float32)
 
 
 def _entries(folder: Path, imglist: Folder) -> list[list[Any]]:
