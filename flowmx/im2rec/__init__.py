@@ -1,6 +1,7 @@
 """``python -m flowmx im2rec``: lists of images, and RecordIO files made of them; the options of MXNet's im2rec.py.
 
-`lists` makes and reads .lst files, `packing` turns an image file into a record, `command` is the command line.
+`lists` makes .lst files (`flowmx.data.image_lists` reads them), `packing` turns an image file into a record, `command`
+is the command line.
 """
 
 from flowmx.im2rec.command import main

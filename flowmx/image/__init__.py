@@ -1,8 +1,8 @@
 """Images (``mx.image``): read, changed, and in batches.
 
 `functions` work on one image, `augmenters` are such changes as objects, `iterator` makes batches of files through them,
-`detection` does both for images with boxes. What is random draws from the generator in
-`flowmx.data.rng`, which `mx.random.seed` seeds.
+`detection` does both for images with boxes. What is random draws from the generator in `flowmx.data.rng`,
+which `mx.random.seed` seeds.
 """
 
 from flowmx.image import detection
