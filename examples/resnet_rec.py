@@ -24,10 +24,10 @@ from progress import Progress, draw, options
 from sklearn.datasets import load_sample_images
 
 import flowmx as mx
-from flowmx import im2rec
 from flowmx.gluon import Trainer
 from flowmx.gluon.loss import SoftmaxCrossEntropyLoss
 from flowmx.gluon.model_zoo.vision import BasicBlockV1, ResNetV1
+from flowmx.tools import im2rec
 
 SIDE = 32
 

@@ -33,7 +33,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
             "turn models and parameters into other formats: ONNX, safetensors, ...",
         ),
         "run": ("flowmx.tools.commands.run", "run a program that was written for MXNet"),
-        "im2rec": ("flowmx.im2rec", "make lists of images, and RecordIO files of them"),
+        "im2rec": ("flowmx.tools.im2rec", "make lists of images, and RecordIO files of them"),
     },
     "looking": {
         "info": ("flowmx.tools.commands.info", "print versions, devices and every setting with its value"),

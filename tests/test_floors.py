@@ -61,7 +61,7 @@ FLOORS: list[set[str]] = [
     {
         "flowmx.callback",
         "flowmx.checkpoint",
-        "flowmx.im2rec",
+        "flowmx.tools.im2rec",
         "flowmx.image",
         "flowmx.initializer",
         "flowmx.io",

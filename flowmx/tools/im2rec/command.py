@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from flowmx.data import image_lists
-from flowmx.im2rec.lists import find_images, write_lists
-from flowmx.im2rec.packing import Options, make_record
 from flowmx.progress import Bar
 from flowmx.recordio import MXIndexedRecordIO
 from flowmx.tools import usage
+from flowmx.tools.im2rec.lists import find_images, write_lists
+from flowmx.tools.im2rec.packing import Options, make_record
 
 _AHEAD = 64
 """Images that each process has waiting."""

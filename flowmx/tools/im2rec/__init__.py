@@ -4,6 +4,6 @@
 is the command line.
 """
 
-from flowmx.im2rec.command import main
+from flowmx.tools.im2rec.command import main
 
 __all__ = ["main"]
