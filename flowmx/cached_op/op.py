@@ -21,6 +21,7 @@ from flowmx.errors import AutogradError, DeviceError
 from flowmx.graph import infer
 from flowmx.graph.casts import insert_casts
 from flowmx.graph.compiler import graph_of
+from flowmx.graph.graph import written
 from flowmx.graph.node import Entry, topological
 from flowmx.ndarray import core, recording
 from flowmx.ndarray.array import NDArray
@@ -70,10 +71,9 @@ class CachedOp:
         self._random = any(op.uses_random for op in ops)
         self._detached = any(op.detached for op in ops)
         self._is_dynamic = any(op.dynamic for op in ops)
-        changed = {node.inputs[i].node for node in self._nodes if node.op is not None for i in node.op.updates}
-        auxiliary = set(symbol._variables()[1])
-        self._changed = [i for i, node in enumerate(self._variables) if node in changed]
-        self._auxiliary = [i for i, node in enumerate(self._variables) if node in auxiliary]
+        changed = [written(self._nodes, train) for train in (False, True)]
+        self._changed = [[i for i, node in enumerate(self._variables) if node in each] for each in changed]
+        """The inputs that a call changes: in prediction, and in training."""
         self._compiled: OrderedDict[Any, Compiled] = OrderedDict()
         self._blocks: dict[Device, Blocks] = {}
         self._gradients: dict[Any, tuple[_Function, list[int]]] = {}
@@ -136,11 +136,10 @@ class CachedOp:
                 self._compiled.move_to_end(key)
                 return known
         entries, shapes, dtypes = self._inferred(args, casting)
-        known_shapes = {e: infer.known_shape(shape, e.node.output_name(e.index)) for e, shape in shapes.items()}
         with self._lock:
             blocks = self._blocks.setdefault(device, Blocks(bytes_on(device)))
             made = Compiled(
-                entries, self._variables, [self._variables[i] for i in wanted], known_shapes, dtypes,
+                entries, self._variables, [self._variables[i] for i in wanted], shapes, dtypes,
                 device, train, self._pack and not train, blocks, self._data,
             )  # fmt: skip
             self._compiled[key] = made
@@ -156,7 +155,7 @@ class CachedOp:
         if casting is not None:
             entries = tuple(insert_casts(entries, known, casting))
             nodes = topological(entries)
-        shapes = infer.infer_shapes(nodes, {node: each._shape for node, each in bound.items()})
+        shapes = infer.known_shapes(nodes, {node: each._shape for node, each in bound.items()})
         return entries, shapes, infer.infer_types(nodes, known)
 
     # -- running ---------------------------------------------------------------------------------------
@@ -166,8 +165,7 @@ class CachedOp:
     ) -> None:
         storages = [each._storage for each in args]
         writes: list[Variable] = [each._storage for each in outputs]
-        changed = {*self._changed, *(self._auxiliary if train else ())}
-        writes += [storages[i] for i in changed]
+        writes += [storages[i] for i in self._changed[train]]
         if call is not None:
             writes.append(call)
         if self._random:
@@ -186,7 +184,7 @@ class CachedOp:
         if recording.state.get().recording:
             return self._differentiate_recorded(wanted, inputs, heads)
         compiled = call.compiled
-        if call.used and (self._random or self._auxiliary):
+        if call.used and (self._random or self._changed[compiled.train]):
             raise AutogradError(
                 f"backward: the backward pass before this one used up what {self._name} left, and "
                 "running it again would draw other random numbers or move its statistics twice: call it again inside "
@@ -254,9 +252,8 @@ class CachedOp:
 
     def _make_gradient_op(self, wanted: tuple[int, ...], arrays: Sequence[NDArray]) -> tuple[_Function, list[int]]:
         entries, shapes, dtypes = self._inferred(arrays, core.casting if self._may_cast else None)
-        known = {e: infer.known_shape(shape, e.node.output_name(e.index)) for e, shape in shapes.items()}
         nodes = [self._variables[i] for i in wanted]
-        graph = graph_of(entries, nodes, known, dtypes, autograd.is_training())
+        graph = graph_of(entries, nodes, shapes, dtypes, autograd.is_training())
         positions = [i for i in wanted if self._variables[i] in graph.gradients]
         found = [graph.gradients[self._variables[i]] for i in positions]
         return _Function(found, [*self._variables, *graph.heads]), positions

@@ -32,10 +32,7 @@ def memory_estimate(
     found = symbol._infer_shape((), shapes)
     variables = zip((*arguments, *auxiliary), (*found[0], *found[2]), strict=True)
     known = {node: infer.known_shape(shape, f"{node.name!r}") for node, shape in variables}
-    all_shapes = {
-        entry: infer.known_shape(shape, entry.node.output_name(entry.index))
-        for entry, shape in infer.infer_shapes(symbol._nodes(), known).items()
-    }
+    all_shapes = infer.known_shapes(symbol._nodes(), known)
     given = {name: as_dtype(value) for name, value in (type_dict or {}).items()}
     all_dtypes = infer.infer_types(symbol._nodes(), {node: given.get(node.name) for node in known})
     requests = requests_of([node.name for node in arguments], grad_req)

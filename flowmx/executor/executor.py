@@ -75,12 +75,8 @@ class Executor:
         if core.casting is not None:
             self._entries = tuple(insert_casts(self._entries, known_dtypes, core.casting))
         nodes = topological(self._entries)
-        known_shapes = {node: bound.shape for node, bound in self._arrays.items()}
-        inferred = infer.infer_shapes(nodes, known_shapes)
+        self._shapes = infer.known_shapes(nodes, {node: bound.shape for node, bound in self._arrays.items()})
         self._dtypes = infer.infer_types(nodes, known_dtypes)
-        self._shapes: dict[Entry, Shape] = {
-            entry: infer.known_shape(shape, entry.node.output_name(entry.index)) for entry, shape in inferred.items()
-        }
         for node, bound in self._arrays.items():
             _check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
         self.outputs = [

@@ -194,6 +194,16 @@ def _infer_types_of(node: Node, dtypes: dict[Entry, DType | None]) -> bool:
     return changed
 
 
+def known_shapes(nodes: Sequence[Node], given: Mapping[Node, ShapeOrNone]) -> dict[Entry, Shape]:
+    """The shape of every entry of ``nodes``, all of which must follow from those ``given``.
+
+    Raises:
+        ShapeError: shapes contradict each other, or one is unknown.
+    """
+    found = infer_shapes(nodes, given)
+    return {entry: known_shape(shape, entry.node.output_name(entry.index)) for entry, shape in found.items()}
+
+
 def known_shape(shape: ShapeOrNone, what: str) -> Shape:
     """The shape, which must be complete.
 

@@ -87,8 +87,7 @@ class Program:
         dtypes: Sequence[DType],
         wanted: Sequence[int],
     ) -> None:
-        known = infer.infer_shapes(body.nodes, dict(zip(body.variables, shapes, strict=True)))
-        all_shapes = {e: infer.known_shape(shape, e.node.output_name(e.index)) for e, shape in known.items()}
+        all_shapes = infer.known_shapes(body.nodes, dict(zip(body.variables, shapes, strict=True)))
         all_dtypes = infer.infer_types(body.nodes, dict(zip(body.variables, dtypes, strict=True)))
         differentiated = [body.variables[i] for i in wanted]
         graph = graph_of(body.entries, differentiated, all_shapes, all_dtypes, train)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from flowmx.errors import ShapeError
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry.operators import Shape, ShapeOrNone
+from flowmx.ops.registry.operators import Shape
 
 
 class Varying(NamedTuple):
@@ -61,9 +61,7 @@ def trial(dims: Lengths, turn: int) -> Shape:
 
 
 def _infer(nodes: Sequence[Node], fixed: Mapping[Node, Shape], inputs: Mapping[Node, Shape]) -> dict[Entry, Shape]:
-    known: dict[Node, ShapeOrNone] = {**fixed, **inputs}
-    shapes = infer.infer_shapes(nodes, known)
-    return {entry: infer.known_shape(shape, entry.node.output_name(entry.index)) for entry, shape in shapes.items()}
+    return infer.known_shapes(nodes, {**fixed, **inputs})
 
 
 def freest(nodes: Sequence[Node], fixed: Mapping[Node, Shape], shapes: Mapping[Node, Shape]) -> dict[Node, Lengths]:

@@ -85,8 +85,7 @@ def check(
     content = {variables[name]: np.asarray(value) for name, value in (values or {}).items()}
     known = {node: array.shape for node, array in content.items()}
     known |= {variables[name]: tuple(shape) for name, shape in shapes.items()}
-    found = infer.infer_shapes(nodes, known)
-    all_shapes = {e: infer.known_shape(shape, e.node.output_name(e.index)) for e, shape in found.items()}
+    all_shapes = infer.known_shapes(nodes, known)
     dtypes = infer.infer_types(nodes, dict.fromkeys(variables.values()))
     wanted = [node for node in arguments if is_train and is_floating(dtypes[Entry(node, 0)])]
     graph = graph_of(symbol._entries, wanted, all_shapes, dtypes, is_train, cpu(0))
