@@ -261,13 +261,13 @@ def test_a_call_that_runs_keeps_its_memory_when_a_block_that_it_ran_on_before_go
     tiny, small, large = sorted(op._compiled.values(), key=lambda each: each.nbytes)
     (blocks,) = op._blocks.values()
     blocks._free.clear()
-    small.give(small.take())
-    held = tiny.take()  # on the block that the small one ran on
-    running = small.take()
-    arrays = running.tied.arrays
-    places = [entry for entry in running.tied.plan.place if arrays[entry] is not None]
-    tiny.give(held)
-    large.give(large.take())
+    small.pool.give(small.pool.take())
+    held = tiny.pool.take()  # on the block that the small one ran on
+    running = small.pool.take()
+    arrays = running.arrays
+    places = [entry for entry in running.plan.place if arrays[entry] is not None]
+    tiny.pool.give(held)
+    large.pool.give(large.pool.take())
     assert places and all(arrays[entry] is not None for entry in places)
 
 

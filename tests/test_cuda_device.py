@@ -214,7 +214,7 @@ def test_memory_of_a_bound_graph_that_is_gone_waits_for_its_last_run():
         bound = net.bind(mx.gpu(0), {"x": mx.nd.full((40, 40), 2, ctx=mx.gpu(0))})
         for _ in range(3):
             bound.forward()
-        memory = bound.arena.block(device, 0)
+        memory = bound.arena._blocks[device].memory
         block, last = lease_memory.block_of(memory), bound.outputs[0]._storage.marks.write
         assert not last.done()
         del bound, memory
@@ -501,7 +501,7 @@ def test_steps_that_copy_from_the_host_or_wait_run_one_by_one(caplog):
             before = counted.captures
             for _ in range(4):
                 mx.engine.push(
-                    lambda steps=steps, run=run: mx.graph.tied.run_steps(run, steps, "a test", again=True),
+                    lambda steps=steps, run=run: mx.graph.running.steps.run_steps(run, steps, "a test", again=True),
                     reads=[source], writes=[target], device=mx.gpu(0),
                 ).wait()  # fmt: skip
                 assert target.asnumpy()[-1] == value
@@ -539,7 +539,9 @@ def test_what_is_around_a_step_that_can_not_be_captured_is(bad):
         for value in range(1, 9):
             arrays[0][:] = value
             mx.engine.push(
-                lambda: mx.graph.tied.run_steps(run, steps, "a test", again=True), writes=storages, device=mx.gpu(0)
+                lambda: mx.graph.running.steps.run_steps(run, steps, "a test", again=True),
+                writes=storages,
+                device=mx.gpu(0),
             ).wait()
             assert arrays[-1].asnumpy().max() == (4 * value + 1) * 4
         assert counted.captures == 2 and counted.refused == 1
@@ -574,7 +576,9 @@ def runs_of(gpus, steps, storages, count):
     for number in range(count):
         yield number, run
         mx.engine.push(
-            lambda: mx.graph.tied.run_steps(run, steps, "a test", again=True), writes=storages, device=mx.gpu(0)
+            lambda: mx.graph.running.steps.run_steps(run, steps, "a test", again=True),
+            writes=storages,
+            device=mx.gpu(0),
         ).wait()
 
 

@@ -238,7 +238,7 @@ def test_an_error_deep_in_the_graph_names_the_node_and_its_line():
     executor = filled(net.simple_bind(mx.cpu(), data=(4, 6)))
     executor.forward(is_train=True)[0].wait_to_read()
     (segment,) = executor._modes[True]._segments.values()
-    steps = segment[0].steps
+    steps = segment[0].part.steps
     position = next(i for i, step in enumerate(steps) if step.node.name == "fc2")
 
     def fail(run, inputs, outputs):

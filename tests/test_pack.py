@@ -85,9 +85,9 @@ def test_groups_and_dilation_are_packed(layer, given):
 def test_weights_are_packed_again_where_one_has_changed_and_only_then(packing):
     executor = bound()
     expected = executor.forward()[0].asnumpy()
-    tied = executor._modes[False].tied
+    runner = executor._modes[False].runner
     for entry in executor.plan.kept:
-        tied.arrays[entry].fill(0)
+        runner.arrays[entry].fill(0)
     assert (executor.forward()[0].asnumpy() != expected).any()
     for name in ("one_weight", "norm_gamma", "norm_moving_var", "three_weight"):
         table = executor.aux_dict if "moving" in name else executor.arg_dict

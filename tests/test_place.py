@@ -83,8 +83,8 @@ def test_an_error_on_one_device_reaches_the_outputs_of_the_other():
     def fail(run, inputs, outputs):
         raise ZeroDivisionError("planted")
 
-    second = next(segment for segment in segments if segment.device.context == mx.cpu(1) and segment.steps)
-    second.steps[-1] = second.steps[-1]._replace(forward=fail)
+    second = next(segment for segment in segments if segment.device.context == mx.cpu(1) and segment.part.steps)
+    second.part.steps[-1] = second.part.steps[-1]._replace(forward=fail)
     executor.forward(is_train=True)
     executor.backward()
     for array in (executor.outputs[0], executor.grad_dict["fc1_weight"]):

@@ -164,8 +164,8 @@ def test_what_depends_on_no_variable_is_computed_once(passes):
     (constant,) = executor.plan.once
     calls = []
     (segments,) = [each for key, each in executor._modes[True]._segments.items() if key == (True, False)]
-    step = segments[0].once[0]
-    segments[0].once[0] = step._replace(forward=lambda *args: calls.append(step.forward(*args)))
+    step = segments[0].part.once[0]
+    segments[0].part.once[0] = step._replace(forward=lambda *args: calls.append(step.forward(*args)))
     for _ in range(3):
         executor.forward(is_train=True)[0].wait_to_read()
     assert not calls, "its result is kept from run to run"

@@ -88,7 +88,7 @@ def test_what_is_left_in_the_arena_does_not_matter():
     executor = bound()
     expected = results(executor)
     for block in executor.arena._blocks.values():
-        block.view(np.float32)[: block.nbytes // 4] = np.nan
+        block.memory.view(np.float32)[: block.memory.nbytes // 4] = np.nan
     for one, other in zip(expected, results(executor), strict=True):
         np.testing.assert_array_equal(one, other)
 

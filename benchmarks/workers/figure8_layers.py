@@ -18,7 +18,7 @@ import numpy as np
 from networks import NETWORKS, symbol
 
 import flowmx as mx
-from flowmx.executor import mode
+from flowmx.graph.running import steps as running
 
 RUNS = 5
 
@@ -26,7 +26,7 @@ RUNS = 5
 def timed(times: dict[Any, list[float]]) -> Any:
     """In place of run_steps: keeps how long the step of each node takes."""
 
-    def run(context: Any, steps: Any, where: str) -> None:
+    def run(context: Any, steps: Any, where: str, again: bool = False) -> None:
         for step in steps:
             start = time.perf_counter()
             step.forward(context, step.inputs, step.outputs)
@@ -69,7 +69,7 @@ def main(network: str, batch: int) -> None:
     for name in names:
         executor.arg_dict[name][:] = random.normal(0, 0.05, executor.arg_dict[name].shape)
     times: dict[Any, list[float]] = {}
-    mode.run_steps = timed(times)
+    running.run_steps = timed(times)
     steps = []
     for _ in range(RUNS):
         start = time.perf_counter()

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from flowmx import autograd
-from flowmx.cached_op.blocks import Blocks, bytes_on
-from flowmx.cached_op.compiled import Compiled, Instance
+from flowmx.cached_op.compiled import Compiled
 from flowmx.cached_op.observed import observed
 from flowmx.devices import Device
 from flowmx.engine import capture
@@ -22,7 +21,9 @@ from flowmx.graph import infer
 from flowmx.graph.casts import insert_casts
 from flowmx.graph.compiler import graph_of
 from flowmx.graph.graph import written
-from flowmx.graph.node import Entry, topological
+from flowmx.graph.node import Entry, Node, topological
+from flowmx.graph.running.memory import Blocks
+from flowmx.graph.running.runner import Runner
 from flowmx.ndarray import core, recording
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate
@@ -96,7 +97,7 @@ class CachedOp:
         mode = recording.state.get()
         wanted = tuple([i for i, each in enumerate(args) if each._entry is not None]) if mode.recording else ()
         compiled = self._compile(device, mode.training, wanted, args)
-        outputs = [cast("NDArray", allocate(device, *result)) for result in compiled.results]
+        outputs = [cast("NDArray", allocate(device, *result)) for result in compiled.described]
         call = _Call(compiled) if wanted else None
         self._push(compiled, call, args, outputs, mode.training)
         if call is not None:
@@ -137,7 +138,7 @@ class CachedOp:
                 return known
         entries, shapes, dtypes = self._inferred(args, casting)
         with self._lock:
-            blocks = self._blocks.setdefault(device, Blocks(bytes_on(device)))
+            blocks = self._blocks.setdefault(device, Blocks(device))
             made = Compiled(
                 entries, self._variables, [self._variables[i] for i in wanted], shapes, dtypes,
                 device, train, self._pack and not train, blocks, self._data,
@@ -190,27 +191,27 @@ class CachedOp:
                 "running it again would draw other random numbers or move its statistics twice: call it again inside "
                 "autograd.record(), or hybridize(False)"
             )
-        read_inputs, read_outputs, read_heads = compiled.reads_backward()
+        read_inputs, read_outputs, read_heads = compiled.read_backward
         looked_at = range(len(inputs)) if call.used else read_inputs  # all, where the forward pass runs again
         arrays = [cast("NDArray", inputs[i] if i in looked_at else inputs.unchecked(i)) for i in range(len(inputs))]
         for i in read_outputs:
             made[i]  # refused where it was changed since
-        plan = compiled.plan
+        results = compiled.results
         found: list[NDArray | None] = [None] * len(inputs)
+        made_for: dict[Node, NDArray] = {}
         for i in wanted:
-            if self._variables[i] in plan.gradients:
+            if self._variables[i] in results.gradients:
                 target = targets[i] if targets else None
                 if target is None:
                     target = cast("NDArray", allocate(compiled.device, arrays[i]._shape, arrays[i]._dtype))
-                found[i] = target
-        results = {self._variables[i]: found[i] for i in wanted if found[i] is not None}
+                found[i] = made_for[self._variables[i]] = target
         given = [head if i in read_heads else None for i, head in enumerate(heads)]
         reads = [each._storage for each in (*arrays, *given) if each is not None]
         reads += [made.unchecked(i)._storage for i in range(len(made))]
         again = arrays if call.used else None
-        for number, piece in enumerate(compiled.pieces):
+        for number, piece in enumerate(results.pieces):
             begins = (given, again, [made.unchecked(i) for i in range(len(made))]) if not number else None
-            gradients = {node: result for node in piece.gradients if (result := results.get(node)) is not None}
+            gradients = {node: made_for[node] for node in piece.gradients}
             core.push_on(
                 compiled.device, _backward, (call, number, gradients, begins),
                 (*reads, call), (call, *(each._storage for each in gradients.values())),
@@ -274,7 +275,7 @@ class _Function:
 class _Call(Variable):
     """One recorded call: the state that its forward pass leaves for the backward pass, as a variable of the engine."""
 
-    instance: Instance | None = None
+    runner: Runner | None = None
 
     def __init__(self, compiled: Compiled) -> None:
         super().__init__("values of a cached graph")
@@ -283,8 +284,8 @@ class _Call(Variable):
 
     def __del__(self) -> None:
         # Nobody asks for its backward pass any more.
-        if self.instance is not None:
-            self.compiled.give(self.instance)
+        if self.runner is not None:
+            self.compiled.pool.give(self.runner)
 
 
 def _forward(
@@ -292,11 +293,11 @@ def _forward(
     versions: tuple[Any, ...],
 ) -> None:  # fmt: skip
     """The operation of a call."""
-    instance = compiled.forward([each._read() for each in args], [each._written() for each in outputs], versions)
+    runner = compiled.forward([each._read() for each in args], [each._written() for each in outputs], versions)
     if call is None:
-        compiled.give(instance)
+        compiled.pool.give(runner)
     else:
-        call.instance = instance
+        call.runner = runner
 
 
 _forward.captured_by = lambda compiled, call, *_: (compiled, "forward")  # type: ignore[attr-defined]
@@ -306,18 +307,18 @@ _Beginning = tuple[Sequence[NDArray | None], Sequence[NDArray] | None, Sequence[
 again (else None), and the outputs."""
 
 
-def _backward(call: _Call, piece: int, gradients: dict[Any, NDArray], beginning: _Beginning | None) -> None:
+def _backward(call: _Call, piece: int, gradients: dict[Node, NDArray], beginning: _Beginning | None) -> None:
     """The operation of a piece of a backward pass."""
     compiled = call.compiled
     if beginning is not None:
         _begin_backward(call, *beginning)
-    instance, call.instance = call.instance, None
-    assert instance is not None
-    compiled.backward(instance, piece, {node: each._written() for node, each in gradients.items()})
-    if piece + 1 == len(compiled.pieces):
-        compiled.give(instance)
+    runner, call.runner = call.runner, None
+    assert runner is not None
+    compiled.backward(runner, piece, {node: each._written() for node, each in gradients.items()})
+    if piece + 1 == len(compiled.results.pieces):
+        compiled.pool.give(runner)
     else:
-        call.instance = instance
+        call.runner = runner
 
 
 _backward.captured_by = lambda call, piece, *_: (call.compiled, piece)  # type: ignore[attr-defined]
@@ -328,8 +329,8 @@ def _begin_backward(
 ) -> None:
     """Prepare a backward pass; the forward pass runs again where another one used up what it left."""
     compiled = call.compiled
-    if again is not None or call.instance is None:
+    if again is not None or call.runner is None:
         assert again is not None
         results = [compiled.device.allocate(each._shape, each._dtype) for each in outputs]
-        call.instance = compiled.forward([each._read() for each in again], results, ())
-    compiled.begin_backward(call.instance, [None if each is None else each._read() for each in heads])
+        call.runner = compiled.forward([each._read() for each in again], results, ())
+    compiled.begin_backward(call.runner, [None if each is None else each._read() for each in heads])

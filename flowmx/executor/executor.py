@@ -17,7 +17,6 @@ import numpy as np
 from flowmx import autograd, devices
 from flowmx.devices import Context, Device
 from flowmx.errors import ArgumentKindError, DeviceError, ShapeError, TypeInferenceError
-from flowmx.executor.arena import Arena
 from flowmx.executor.describe import describe_graph
 from flowmx.executor.mode import Mode
 from flowmx.executor.monitored import Monitor, Monitored
@@ -26,6 +25,7 @@ from flowmx.graph.casts import insert_casts
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.graph.plan import Plan
+from flowmx.graph.running.memory import Arena
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray, full
 from flowmx.ndarray.core import allocate
@@ -142,12 +142,8 @@ class Executor:
                 arrays[head] = self._head(position, graph.shapes[Entry(head, 0)], graph.dtypes[Entry(head, 0)])
         used: dict[Context | None, Device] = {each: devices.get(each) for each in self._groups.values()}
         requests = {node: self._requests[node.name] for node in wanted}
-        unreached = [
-            self._gradient(node) for node in wanted if node not in plan.gradients and requests[node] == "write"
-        ]
         return Mode(
-            plan, train, {**used, context: self._device}, self.arena, arrays, self.outputs, gradients, requests,
-            unreached,
+            plan, train, {**used, context: self._device}, self.arena, arrays, self.outputs, gradients, requests
         )  # fmt: skip
 
     def _head(self, position: int, shape: Shape, dtype: DType) -> NDArray:

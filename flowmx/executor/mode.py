@@ -6,31 +6,22 @@ for its forward pass and one for its backward pass.
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
 
 from flowmx.devices import Context, Device
 from flowmx.engine.scheduler import Variable
-from flowmx.executor.arena import Arena
 from flowmx.executor.segment import Cut, Segment
+from flowmx.graph.graph import written
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.planning import handover
-from flowmx.graph.tied import Step, Tied, run_steps
+from flowmx.graph.running.memory import Arena
+from flowmx.graph.running.results import Results
+from flowmx.graph.running.runner import Runner
+from flowmx.graph.running.steps import Step
 from flowmx.ndarray import core
 from flowmx.ndarray.array import NDArray
-from flowmx.ops.registry.operators import Run
-
-
-class Ending(NamedTuple):
-    """A step after those of the plan: it brings a value to an array of the user's."""
-
-    function: Callable[..., None]
-    source: Entry
-    target: NDArray
-    node: Node
 
 
 class Mode:
@@ -45,54 +36,33 @@ class Mode:
         outputs: where the outputs go.
         gradients: where gradients go, by variable.
         requests: ``write`` or ``add`` for each of these.
-        unreached: arrays for gradients of what the outputs do not depend on.
     """
 
     def __init__(
         self, plan: Plan, train: bool, devices: Mapping[Context | None, Device], arena: Arena,
         arrays: Mapping[Node, NDArray], outputs: Sequence[NDArray], gradients: Mapping[Node, NDArray],
-        requests: Mapping[Node, str], unreached: Sequence[NDArray] = (),
+        requests: Mapping[Node, str],
     ) -> None:  # fmt: skip
         self.plan = plan
-        self.tied = Tied(plan, devices)
+        self.runner = Runner(Results(plan, requests), devices, train, "a bound graph")
         self._arena = arena
-        self._arrays = arrays
-        self._unreached = unreached
-        self._train = train
-        self._gradients = gradients
-        self._memo: dict[Any, Any] = {}
         self._used = list(dict.fromkeys(devices.values()))
-        nodes = [node for node in (*plan.once, *plan.forward, *plan.backward) if node.op is not None]
-        self.random = any(node.op is not None and node.op.uses_random for node in nodes)
-        self.detached = any(node.op is not None and node.op.detached for node in nodes)
-        self._external: dict[Entry, NDArray] = {}
-        """Bound arrays that the plan writes directly, without a copy at the end."""
+        ops = [node.op for node in (*plan.once, *plan.forward, *plan.backward) if node.op is not None]
+        self.random = any(op.uses_random for op in ops)
+        self.detached = any(op.detached for op in ops)
+        results = self.runner.results
+        self._bound = {Entry(node, 0): array for node, array in arrays.items()}
+        """The user's arrays by the entries that they are put under."""
+        self._bound |= zip(results.outputs, outputs, strict=True)
+        self._bound |= {entry: gradients[node] for node, entry in results.gradients.items()}
+        self._trained = list(gradients)
         self._crossing = {entry: Variable(entry.node.output_name(entry.index)) for entry in plan.kept}
-        ends: tuple[list[Ending], list[Ending]] = ([], [])
-        for entry, output in zip(plan.outputs, outputs, strict=True):
-            if entry in plan.external and entry not in plan.root and entry not in self._external:
-                self._external[entry] = output
-            else:
-                ends[0].append(Ending(_copy, entry, output, entry.node))
-        for node, entry in plan.gradients.items():
-            if requests[node] == "add":
-                ends[1].append(Ending(_accumulate, entry, gradients[node], node))
-            elif entry in plan.external and entry not in plan.root and entry not in self._external:
-                self._external[entry] = gradients[node]
-            else:
-                ends[1].append(Ending(_copy, entry, gradients[node], node))
-        self._ends = tuple([[(end, *self._step_of(end)) for end in group] for group in ends])
         self._segments: dict[tuple[bool, bool], list[Segment]] = {}
         self._lock = threading.RLock()
         self._went_apart = True
         """True while the last forward pass was pushed without a backward pass."""
         read_once = {entry.node for node in plan.once for entry in node.inputs if entry.node.is_variable}
         self._read_once = [arrays[node]._storage for node in read_once]
-
-    def _step_of(self, end: Ending) -> tuple[Step, Entry]:
-        """The step of an ending, and the entry that stands for its target."""
-        target = Entry(Node(None, f"{end.node.name} handed out"), 0)
-        return self.tied.step(end.function, [end.source], [target], end.node), target
 
     # -- enqueueing ------------------------------------------------------------------------------------
 
@@ -138,47 +108,42 @@ class Mode:
 
     def _cut(self, forward: bool, backward: bool) -> list[Segment]:
         """The segments of a pass, with the variables that they read and write."""
-        cut = Cut(self._arena, self._train, self._memo, goes_on=not forward)
+        runner = self.runner
+        cut = Cut(runner, self._arena, goes_on=not forward)
         has_branches = any(len(stage) > 1 for stages in self.plan.stages for stage in stages)
         if has_branches:
             cut.meet(self._used)
         if forward:
-            for step in self.tied.once:
-                segment = cut.at(self.tied.device(step.node))
-                segment.once.append(step)
+            for step in runner.once:
+                segment = cut.at(runner.device(step.node))
+                segment.part.once.append(step)
                 self._declare(segment, step)
-        for is_on, steps, stages, ends in (
-            (forward, self.tied.forward, self.plan.stages[0], self._ends[0]),
-            (backward, self.tied.backward, self.plan.stages[1], self._ends[1]),
-        ):
-            for stage in _stages(steps, stages) if is_on else ():
-                if len(stage) == 1:
-                    self._cut_row(cut, stage[0], self._handed_over(stage[0], is_backward=steps is self.tied.backward))
-                else:
-                    self._cut_stage(cut, stage)
-            for end, step, target in ends if is_on else ():
-                segment = cut.at(self.tied.device(end.node))
-                segment.steps.append(step)
-                self._declare_read(segment, end.source)
-                segment.declare_write(target, end.target, end.function is _accumulate)
+            self._cut_pass(cut, runner.forward, is_backward=False)
+        if backward:
+            self._cut_pass(cut, runner.backward, is_backward=True)
         if has_branches:
             cut.meet(self._used)
-        for array in self._unreached if backward else ():
-            segment = cut.at(array._storage.device)
-            segment.zeroed.append(array)
-            segment.writes[array._storage] = None
         return cut.segments
 
-    def _handed_over(self, steps: Sequence[Step], is_backward: bool) -> list[int]:
-        """Of each step, the bytes of gradients that it makes; or of parameters that it is the first to read."""
-        trained = {node: math.prod(array.shape) * array._dtype.itemsize for node, array in self._gradients.items()}
-        made = {entry: trained[node] for node, entry in self.plan.gradients.items() if entry in self._external}
-        if is_backward:
-            return [sum(made.get(Entry(step.node, i), 0) for i in range(step.node.outputs())) for step in steps]
-        return [sum(trained.pop(entry.node, 0) for entry in step.node.inputs) for step in steps]
+    def _cut_pass(self, cut: Cut, steps: Sequence[Step], is_backward: bool) -> None:
+        runner = self.runner
+        for stage in _stages(steps, self.plan.stages[is_backward]):
+            if len(stage) == 1:
+                self._cut_row(cut, stage[0], is_backward)
+            else:
+                self._cut_stage(cut, stage)
+        for ending, step in zip(runner.results.endings[is_backward], runner.endings[is_backward], strict=True):
+            segment = cut.at(runner.device(ending.node))
+            segment.part.steps.append(step)
+            if ending.source is not None:
+                self._declare_read(segment, ending.source)
+            segment.declare_write(ending.target, self._bound[ending.target], ending.adds)
 
-    def _cut_row(self, cut: Cut, steps: Sequence[Step], sizes: Sequence[int]) -> None:
-        for piece in handover.pieces(steps, handover.cuts(sizes)):
+    def _cut_row(self, cut: Cut, steps: Sequence[Step], is_backward: bool) -> None:
+        """Cut steps in a row where they have made many gradients, or are the first to read many parameters."""
+        nodes, results = [step.node for step in steps], self.runner.results
+        found = results.handed_over(nodes) if is_backward else handover.first_read(nodes, self._trained)
+        for piece in handover.pieces(steps, handover.cuts([results.nbytes(variables) for variables in found])):
             self._cut_stage(cut, [piece])
             cut.here()
 
@@ -186,14 +151,14 @@ class Mode:
         for chain in stage:
             segment: Segment | None = None
             for step in chain:
-                device = self.tied.device(step.node)
+                device = self.runner.device(step.node)
                 if step.node in self.plan.travelling:
-                    segment = cut.travel(device, self.tied.device(step.node.inputs[0].node))
+                    segment = cut.travel(device, self.runner.device(step.node.inputs[0].node))
                 elif len(stage) == 1:
                     segment = cut.at(device)
                 elif segment is None or segment.device is not device:
                     segment = cut.branch(device)
-                segment.steps.append(step)
+                segment.part.steps.append(step)
                 self._declare(segment, step)
         cut.end_stage()
 
@@ -204,28 +169,24 @@ class Mode:
             self._declare_read(segment, entry)
         for index in range(node.outputs()):
             entry = Entry(node, index)
-            if entry in self._external:
-                segment.declare_write(entry, self._external[entry])
+            if entry in self._bound:
+                segment.declare_write(entry, self._bound[entry])
             elif entry in self._crossing:
                 segment.writes[self._crossing[entry]] = None
                 segment.kept.append(entry)
                 segment.kept_bytes += self.plan.nbytes(entry)
-        changed = set(node.op.updates)
-        if self._train:
-            changed |= set(range(node.auxiliary_from(), len(node.inputs)))
-        for position in changed:
-            variable = node.inputs[position].node
-            if variable in self._arrays:
-                segment.declare_write(node.inputs[position], self._arrays[variable])
+        for variable in written([node], self.plan.graph.train):
+            entry = Entry(variable, 0)
+            if entry in self._bound:
+                segment.declare_write(entry, self._bound[entry])
         if node.op.uses_random:
             segment.writes[segment.device.generator] = None
             segment.draws = True
 
     def _declare_read(self, segment: Segment, entry: Entry) -> None:
         root = self.plan.root.get(entry, entry)
-        bound = self._arrays.get(root.node) if root.node.is_variable else self._external.get(root)
-        if bound is not None:
-            segment.declare_read(root, bound)
+        if root in self._bound:
+            segment.declare_read(root, self._bound[root])
         elif root in self._crossing:
             segment.reads[self._crossing[root]] = None
 
@@ -233,35 +194,21 @@ class Mode:
 
     def _run(self, segment: Segment, versions: tuple[int, ...], again: bool) -> None:
         """The operation: run the steps of a segment (on its device's actor)."""
-        generator = segment.device.generator
-        if not segment.draws or not generator.goes_back:
-            self._run_steps(segment, versions)
-        elif again and segment.drawn_from is not None:
-            now = generator.state
-            generator.state = segment.drawn_from
-            try:
-                self._run_steps(segment, versions)
-            finally:
+        generator, now = segment.device.generator, None
+        if segment.draws and generator.goes_back:
+            if again and segment.drawn_from is not None:
+                now, generator.state = generator.state, segment.drawn_from
+            else:
+                segment.drawn_from = generator.state
+        try:
+            if not segment.is_tied:
+                self._tie(segment)
+            if segment.actor is None:
+                self._arena.settle(self.runner, segment.device)
+            segment.part.compute(versions, again=segment.actor is None)
+        finally:
+            if now is not None:
                 generator.state = now
-        else:
-            segment.drawn_from = generator.state
-            self._run_steps(segment, versions)
-
-    def _run_steps(self, segment: Segment, versions: tuple[int, ...]) -> None:
-        if not segment.is_tied:
-            self._tie(segment)
-        if segment.actor is not None:
-            run_steps(segment.run, segment.steps, "a bound graph")
-            return
-        context = segment.device.context
-        if context in self.plan.arenas:
-            self.tied.settle(context, self._arena.block(segment.device, self.plan.arenas[context]))
-        if segment.once and versions != segment.done_once:
-            run_steps(segment.run, segment.once, "a bound graph")
-            segment.done_once = versions
-        run_steps(segment.run, segment.steps, "a bound graph", again=True)
-        for array in segment.zeroed:
-            array._written()[...] = 0
 
     _run.captured_by = lambda segment, versions, again: (segment, None)  # type: ignore[attr-defined]
     _run.moves = lambda segment, versions, again: segment.moves()  # type: ignore[attr-defined]
@@ -269,20 +216,11 @@ class Mode:
     def _tie(self, segment: Segment) -> None:
         """Bind the steps of a segment to the user's arrays, at its first run, when these are allocated."""
         with self._lock:
-            self.tied.allocate_kept(segment.kept)
-        for entry, array in segment.written.items():  # first: what is written here may be read here, too
-            self.tied.put(entry, array._written())
-        for entry, array in segment.read.items():
-            self.tied.put(entry, array._read())
+            self.runner.allocate_kept(segment.kept)
+        # What is written goes first: it may be read here, too.
+        self.runner.bind(segment.written, [array._written() for array in segment.written.values()])
+        self.runner.bind(segment.read, [array._read() for array in segment.read.values()])
         segment.is_tied = True
-
-
-def _copy(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    run.xp.copyto(outputs[0], inputs[0], casting="unsafe")
-
-
-def _accumulate(run: Run, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
-    run.xp.add(outputs[0], inputs[0], out=outputs[0], casting="unsafe")
 
 
 def _stages(steps: Sequence[Step], stages: Sequence[Sequence[Sequence[Node]]]) -> list[list[list[Step]]]:

@@ -15,11 +15,11 @@ from typing import Any
 from flowmx.devices import Device
 from flowmx.engine import Actor
 from flowmx.engine.scheduler import Variable
-from flowmx.executor.arena import Arena
 from flowmx.graph.node import Entry
-from flowmx.graph.tied import Step
+from flowmx.graph.running.memory import Arena
+from flowmx.graph.running.runner import Runner
+from flowmx.graph.running.steps import Part
 from flowmx.ndarray.array import NDArray
-from flowmx.ops.registry.operators import Run
 
 
 class Segment:
@@ -27,36 +27,28 @@ class Segment:
 
     Attributes:
         device: where they run.
-        run: what they may ask for.
+        part: the steps.
         is_branch: True where others may run at the same time.
         actor: who runs it, if not the device's own.
-        once: steps that run only where what they read has changed.
-        done_once: the versions of what they read when they last ran.
-        steps: the others.
         reads, writes: the variables to declare.
         read, written: the user's arrays among what it touches, by entry.
         kept, kept_bytes: what it writes that has memory of its own.
-        zeroed: arrays to fill with 0.
         is_tied: True once its steps have these arrays.
         draws: True where a step draws random numbers.
         drawn_from: the state of the generator from which it drew the last time.
     """
 
-    def __init__(self, device: Device, run: Run, is_branch: bool, actor: Actor | None = None) -> None:
+    def __init__(self, device: Device, part: Part, is_branch: bool, actor: Actor | None = None) -> None:
         self.device = device
-        self.run = run
+        self.part = part
         self.is_branch = is_branch
         self.actor = actor
-        self.once: list[Step] = []
-        self.done_once: tuple[int, ...] | None = None
-        self.steps: list[Step] = []
         self.reads: dict[Variable, None] = {}
         self.writes: dict[Variable, None] = {}
         self.read: dict[Entry, NDArray] = {}
         self.written: dict[Entry, NDArray] = {}
         self.kept: list[Entry] = []
         self.kept_bytes = 0
-        self.zeroed: list[NDArray] = []
         self.is_tied = False
         self.draws = False
         self.drawn_from: Any = None
@@ -89,17 +81,15 @@ class Cut:
     """Makes the segments of a pass, one after the other.
 
     Args:
+        runner: whose steps they are.
         arena: the memory that they use.
-        train: whether they run in training mode.
-        memo: where kernels keep things from run to run.
         goes_on: True where they begin with what another pass has left.
     """
 
-    def __init__(self, arena: Arena, train: bool, memo: dict[Any, Any], goes_on: bool) -> None:
+    def __init__(self, runner: Runner, arena: Arena, goes_on: bool) -> None:
         self.segments: list[Segment] = []
+        self._runner = runner
         self._arena = arena
-        self._train = train
-        self._memo = memo
         self._goes_on = goes_on
         self._begun: set[Device] = set()
         self._anew = False
@@ -138,7 +128,7 @@ class Cut:
         return self._add(device, is_branch=True, actor=device.copy_actor(source))
 
     def _add(self, device: Device, is_branch: bool, actor: Actor | None = None) -> Segment:
-        made = Segment(device, Run(device, self._train, self._memo), is_branch, actor)
+        made = Segment(device, self._runner.part(device), is_branch, actor)
         made.reads.update(dict.fromkeys(self._branches))
         self.segments.append(made)
         return made

@@ -7,18 +7,20 @@ The operators in ``ops/control/control_flow.py`` call it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from flowmx.devices import Device
 from flowmx.graph import infer
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry, auxiliary_nodes, topological
-from flowmx.graph.tied import Tied, run_steps
+from flowmx.graph.running.pool import Pool
+from flowmx.graph.running.results import Results
+from flowmx.graph.running.steps import run_steps
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone
 
-Key = tuple[Device, bool, tuple[Shape, ...], tuple[DType, ...], tuple[int, ...]]
+Key = tuple[Device, bool, tuple[Shape, ...], tuple[DType, ...], tuple[tuple[int, str], ...]]
 
 
 class Body:
@@ -52,14 +54,20 @@ class Body:
         found = infer.partial_types(self.nodes, dict(zip(self.variables, dtypes, strict=True)))
         return [found[Entry(node, 0)] for node in self.variables], [found[entry] for entry in self.entries]
 
-    def program(self, run: Run, inputs: Sequence[Array], wanted: Sequence[int] = ()) -> Program:
-        """The program compiled for these inputs' shapes and dtypes, with gradients for the ``wanted`` positions."""
+    def program(self, run: Run, inputs: Sequence[Array], requests: Mapping[int, str] | None = None) -> Program:
+        """The program compiled for these inputs' shapes and dtypes.
+
+        Args:
+            run: what it will run in.
+            inputs: an array for each variable.
+            requests: ``write`` or ``add`` for the position of each input to differentiate by.
+        """
         key = (
             run.device,
             run.train,
-            tuple(each.shape for each in inputs),
-            tuple(each.dtype for each in inputs),
-            tuple(wanted),
+            tuple([each.shape for each in inputs]),
+            tuple([each.dtype for each in inputs]),
+            tuple((requests or {}).items()),
         )
         known = self._programs.get(key)
         if known is None:
@@ -75,65 +83,39 @@ class Program:
         device: what it runs on.
         train: whether in training mode.
         shapes, dtypes: of the inputs.
-        wanted: positions of the inputs to differentiate by.
+        requests: positions of the inputs to differentiate by, each with ``write`` or ``add``.
     """
 
     def __init__(
-        self,
-        body: Body,
-        device: Device,
-        train: bool,
-        shapes: Sequence[Shape],
-        dtypes: Sequence[DType],
-        wanted: Sequence[int],
-    ) -> None:
+        self, body: Body, device: Device, train: bool, shapes: Sequence[Shape], dtypes: Sequence[DType],
+        requests: Sequence[tuple[int, str]],
+    ) -> None:  # fmt: skip
         all_shapes = infer.known_shapes(body.nodes, dict(zip(body.variables, shapes, strict=True)))
         all_dtypes = infer.infer_types(body.nodes, dict(zip(body.variables, dtypes, strict=True)))
-        differentiated = [body.variables[i] for i in wanted]
-        graph = graph_of(body.entries, differentiated, all_shapes, all_dtypes, train)
-        self._device = device
-        self._plan = compile_graph(graph, options=replace(options_of(device.context.kernels), workers=1), external=())
-        self._inputs = [Entry(node, 0) for node in (*body.variables, *graph.heads)]
-        self._gradients = [self._plan.gradients.get(node) for node in differentiated]
+        wanted = {body.variables[position]: request for position, request in requests}
+        graph = graph_of(body.entries, list(wanted), all_shapes, all_dtypes, train)
+        plan = compile_graph(graph, options=replace(options_of(device.context.kernels), workers=1), external=())
+        results = Results(plan, wanted)
         self.described = [(all_shapes[entry], all_dtypes[entry]) for entry in body.entries]
         """Shape and dtype of each output."""
-        self._free: list[Tied] = []
+        self._inputs = [Entry(node, 0) for node in (*body.variables, *graph.heads)]
+        self._is_backward = bool(wanted)
+        found = [node in results.gradients for node in wanted] if wanted else [True] * len(results.outputs)
+        self._made = [position for position, is_made in enumerate(found) if is_made]
+        """Positions of the results that there is something to do for, in the order of the endings."""
+        self._pool = Pool(results, device, train, "a subgraph", None, self._inputs)
 
-    def run(
-        self,
-        run: Run,
-        inputs: Sequence[Array],
-        outputs: Sequence[Array | None],
-        gradients: Sequence[tuple[Array, bool]] = (),
-    ) -> None:
+    def run(self, run: Run, inputs: Sequence[Array], results: Sequence[Array]) -> None:
         """Compute it.
 
         Args:
             run: what the steps may ask for.
             inputs: its inputs, then a gradient for each of its outputs where it was compiled with gradients.
-            outputs: where to put the outputs (None: nowhere).
-            gradients: for each wanted input where to put its gradient, and whether to add it to what is there.
+            results: where to put the gradients, where it was compiled with them, or else the outputs.
         """
-        try:
-            tied = self._free.pop()
-        except IndexError:
-            tied = Tied(self._plan, {None: self._device})
-            tied.allocate_kept()
-            tied.allocate()
-        for entry, array in zip(self._inputs, inputs, strict=True):
-            tied.put(entry, array)
-        run_steps(run, [*tied.once, *tied.forward, *tied.backward], "a subgraph")
-        for out, entry in zip(outputs, self._plan.outputs, strict=True):
-            if out is not None:
-                run.xp.copyto(out, tied.arrays[entry])
-        for (target, add), found in zip(gradients, self._gradients, strict=True):
-            if found is None:
-                if not add:
-                    target[...] = 0
-            elif add:
-                run.xp.add(target, tied.arrays[found], out=target)
-            else:
-                run.xp.copyto(target, tied.arrays[found])
-        for entry in self._inputs:
-            tied.put(entry, None)
-        self._free.append(tied)
+        runner = self._pool.take()
+        runner.bind(self._inputs, inputs)
+        run_steps(run, [*runner.once, *runner.forward, *runner.backward], "a subgraph")
+        for step, position in zip(runner.endings[self._is_backward], self._made, strict=True):
+            step.forward(run, step.inputs, [results[position]])
+        self._pool.give(runner)

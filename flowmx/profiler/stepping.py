@@ -16,7 +16,7 @@ def current() -> Record | None:
 
 
 def run(record: Record, where: Any, step: Any) -> None:
-    """Run a step (:class:`flowmx.graph.tied.Step`) and note when."""
+    """Run a step (:class:`flowmx.graph.running.steps.Step`) and note when."""
     start = perf_counter()
     step[0](where, step[1], step[2])
     record.steps.append(StepTime(step[3], start, perf_counter()))

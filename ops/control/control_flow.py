@@ -282,9 +282,14 @@ class _Loop(Flow):
     def kept(self) -> tuple[str, ...]:
         return tuple(f"state{index}" for index in range(len(self.carried())))
 
-    def target(self, position: int, gradients: Sequence[Array | None], step: int) -> tuple[Array, bool]:
-        """The array for the gradient of an input of the body that is no state, and True: it is added there."""
-        return gradients[self.locations()[self.body][position]], True
+    def sliced(self) -> tuple[int, ...]:
+        """Indices of the body's inputs that are slices of the operator's."""
+        return ()
+
+    def target(self, position: int, gradients: Sequence[Array | None], step: int) -> Array:
+        """The array for the gradient of an input of the body that is no state; over all iterations but for slices."""
+        target: Any = gradients[self.locations()[self.body][position]]
+        return target[step] if position in self.sliced() else target
 
     def sweep(
         self, run: Run, seed: int, steps: int, heads: Sequence[Array], inputs: Sequence[Array],
@@ -298,16 +303,14 @@ class _Loop(Flow):
         spare = [run.xp.empty_like(each) for each in current]
         if not wanted:
             return
+        requests = {i: "write" if i in (*carried, *self.sliced()) else "add" for i in wanted}
         program = None
         for step in reversed(range(steps)):
             fed = self.scratched(self.body, self.step_inputs(inputs, [each[step] for each in history], step), run.xp)
             fed += [head[step] for head in heads[: self.num_out_data]] + current
-            count = len(locations)
-            program = program or self.subgraphs[self.body].program(run, fed[:count], wanted)
-            targets = [
-                (spare[carried.index(i)], False) if i in carried else self.target(i, gradients, step) for i in wanted
-            ]  # fmt: skip
-            program.run(self.iteration(run, seed, step, self.body), fed, [None] * self.num_outputs, targets)
+            program = program or self.subgraphs[self.body].program(run, fed[: len(locations)], requests)
+            targets = [spare[carried.index(i)] if i in carried else self.target(i, gradients, step) for i in wanted]
+            program.run(self.iteration(run, seed, step, self.body), fed, targets)
             for i, position in enumerate(carried):
                 if position not in wanted:
                     spare[i][...] = 0
@@ -348,9 +351,8 @@ class Foreach(_Loop):
             fed[position] = inputs[at][step]
         return fed
 
-    def target(self, position: int, gradients: Sequence[Array | None], step: int) -> tuple[Array, bool]:
-        target, add = super().target(position, gradients, step)
-        return (target[step], False) if position in self.in_data_locs else (target, add)
+    def sliced(self) -> tuple[int, ...]:
+        return self.in_data_locs
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         count = len(self.in_data_locs)
@@ -544,6 +546,6 @@ class Cond(Flow):
         if not wanted:
             return
         fed = self.scratched(branch, self.feed(branch, inputs), run.xp)
-        program = self.subgraphs[branch].program(run, fed, wanted)
-        targets = [(gradients[self.locations()[branch][position]], True) for position in wanted]
-        program.run(self.iteration(run, seed, 0, branch), [*fed, *heads], [None] * self.num_outputs, targets)
+        program = self.subgraphs[branch].program(run, fed, dict.fromkeys(wanted, "add"))
+        targets = [gradients[self.locations()[branch][position]] for position in wanted]
+        program.run(self.iteration(run, seed, 0, branch), [*fed, *heads], targets)

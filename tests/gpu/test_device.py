@@ -191,7 +191,7 @@ def test_steps_that_copy_from_the_host_are_not_captured(graphs, device, cp):
         run = mx.ndarray.core.Run(device, False, {})
         for _ in range(4):
             mx.engine.push(
-                lambda steps=steps, run=run: mx.graph.tied.run_steps(run, steps, "a test", again=True),
+                lambda steps=steps, run=run: mx.graph.running.steps.run_steps(run, steps, "a test", again=True),
                 reads=[source], writes=[target], device=mx.gpu(0),
             ).wait()  # fmt: skip
             assert target.asnumpy()[-1] == value

@@ -19,7 +19,9 @@ from flowmx.graph.graph import written
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.reports.occupancy import label
-from flowmx.graph.tied import Step, Tied, run_steps
+from flowmx.graph.running.results import Results
+from flowmx.graph.running.runner import Runner
+from flowmx.graph.running.steps import Step, run_steps
 from flowmx.ops.registry.operators import Array, Run
 
 
@@ -75,7 +77,7 @@ class Comparison:
     def record(self, plan: Plan) -> None:
         """Run a plan that shares no memory, and remember what it gives."""
         running = _Running(plan, self._content, self._changing, self._devices, self._seed)
-        for step in (*running.tied.once, *running.steps.values()):
+        for step in (*running.runner.once, *running.steps.values()):
             running.compute(step)
             for entry, array in zip(running.outputs(step), step.outputs, strict=True):
                 self._expected[entry] = np.array(array)
@@ -93,7 +95,7 @@ class Comparison:
             RaceError: a value is not what it was in the first run.
         """
         running = _Running(plan, self._content, self._changing, self._devices, self._seed)
-        for step in running.tied.once:
+        for step in running.runner.once:
             running.compute(step)
         at = 0
         for group in groups(plan):
@@ -103,7 +105,8 @@ class Comparison:
                 at += 1
             running.free(group, f"step {at - 1} ({node.name}, {node.op!r})")
         for entry in plan.graph.wanted():
-            self._compare(running, entry, running.tied.arrays[entry], "before it was handed out", how)
+            array = running.runner.arrays[plan.root.get(entry, entry)]
+            self._compare(running, entry, array, "before it was handed out", how)
         for entry, array in running.states.items():
             if not _same(array, self._states[entry]):
                 raise RaceError(f"race check {how}: {entry.node.name} ends up as something else")
@@ -152,8 +155,8 @@ class _Running:
         seed: int,
     ) -> None:
         self.plan = plan
-        self.tied = Tied(plan, used)
-        self.steps = {step.node: step for step in (*self.tied.forward, *self.tied.backward)}
+        self.runner = Runner(Results(plan), used, plan.graph.train, "a checked graph")
+        self.steps = {step.node: step for step in (*self.runner.forward, *self.runner.backward)}
         self._memory: dict[Context | None, Array] = {}
         self._log: list[_Written] = []
         self._since: dict[Entry, int] = {}
@@ -162,14 +165,14 @@ class _Running:
         for context, nbytes in plan.arenas.items():
             memory = self._memory[context] = used[context].allocate((nbytes,), np.dtype(np.uint8))
             memory[:] = PATTERN
-            self.tied.settle(context, memory)
-        self.tied.allocate_kept()
+            self.runner.settle(context, memory)
+        self.runner.allocate_kept()
         for entry in plan.external - plan.root.keys():
             shape, dtype = plan.graph.shapes[entry], plan.graph.dtypes[entry]
-            self.tied.put(entry, self.tied.device(entry.node).allocate(shape, dtype))
+            self.runner.put(entry, self.runner.device(entry.node).allocate(shape, dtype))
         self.states = {entry: array.copy() for entry, array in content.items() if entry.node in changing}
         for entry, array in {**content, **self.states}.items():
-            self.tied.put(entry, array)
+            self.runner.put(entry, array)
 
     def compute(self, step: Step) -> None:
         """Run a step."""

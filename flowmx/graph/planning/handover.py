@@ -11,7 +11,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-__all__ = ["LEAST", "MOST", "cuts", "pieces"]
+from flowmx.graph.node import Node
+
+__all__ = ["LEAST", "MOST", "cuts", "first_read", "pieces"]
 
 T = TypeVar("T")
 
@@ -36,6 +38,16 @@ def cuts(sizes: Sequence[int]) -> list[int]:
             found.append(place + 1)
             filled = 0
     return found if sum(sizes) >= LEAST else []
+
+
+def first_read(nodes: Iterable[Node], variables: Iterable[Node]) -> list[list[Node]]:
+    """For each of some nodes in order, the variables that it is the first to read."""
+    left = set(variables)
+    found = []
+    for node in nodes:
+        found.append([each for each in dict.fromkeys(entry.node for entry in node.inputs) if each in left])
+        left.difference_update(found[-1])
+    return found
 
 
 def pieces(steps: Sequence[T], at: Iterable[int]) -> list[Sequence[T]]:

@@ -19,7 +19,7 @@ def run(look: Look, where: Run, step: Any) -> None:
     Args:
         look: what looks.
         where: what steps may ask for.
-        step: of a graph (:class:`flowmx.graph.tied.Step`).
+        step: of a graph (:class:`flowmx.graph.running.steps.Step`).
     """
     inputs = _kept(step)
     step.forward(where, step.inputs, step.outputs)

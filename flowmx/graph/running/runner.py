@@ -1,0 +1,182 @@
+"""Runners: plans with arrays, ready to run again and again.
+
+A :class:`Runner` has an arena for each device, and an array for whatever lies outside of them, put there with
+:meth:`Runner.put`. Its user sees to it that no two runs of the same one overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from flowmx import settings
+from flowmx.devices import Context, Device
+from flowmx.graph.checking.poison import Poisoned
+from flowmx.graph.node import Entry, Node
+from flowmx.graph.running.results import Ending, Results
+from flowmx.graph.running.steps import Part, Step
+from flowmx.ndarray.core import forward_of
+from flowmx.ops.registry.operators import Array, Run, Shape, TiedForward, tied_forward
+
+if TYPE_CHECKING:
+    from flowmx.graph.running.memory import Block
+
+
+class Runner:
+    """A plan with its arrays.
+
+    Args:
+        results: what runs, and where its results go.
+        devices: where, by context; a plan that names no context is given one device under None.
+        train: whether in training mode.
+        where: what messages call the graph.
+
+    Attributes:
+        once, forward, backward: the steps of the plan; their lists of arrays change as arrays are put.
+        endings: those that bring results to their arrays after the forward pass, and after the backward pass.
+        block: the memory of its last call, where it runs for calls.
+    """
+
+    def __init__(self, results: Results, devices: Mapping[Context | None, Device], train: bool, where: str) -> None:
+        plan = results.plan
+        self.plan = plan
+        self.results = results
+        self._devices = devices
+        self._train = train
+        self._where = where
+        self._memo: dict[Any, Any] = {}
+        self.block: Block | None = None
+        self._readers: dict[Entry, list[tuple[list[Array], int, Shape | None]]] = {}
+        self._settled: dict[Context | None, Array] = {}
+        self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
+        self._tied: dict[Node, TiedForward] = {}
+        self.arrays: dict[Entry, Array] = {}
+        """The arrays put in place of entries."""
+        self.once, self.forward, self.backward = (
+            [step for node in nodes if (step := self._step_of(node)) is not None]
+            for nodes in (plan.once, plan.forward, plan.backward)
+        )
+        self.endings = tuple([[self._step_of_ending(each) for each in group] for group in results.endings])
+
+    def part(self, device: Device, once: Sequence[Step] = (), steps: Sequence[Step] = ()) -> Part:
+        """Steps to run as one operation of a device."""
+        return Part(Run(device, self._train, self._memo), self._where, once, steps)
+
+    @cached_property
+    def whole_forward(self) -> Part:
+        """The forward pass of a plan for one device, its endings included."""
+        return self.part(self._devices[self.plan.graph.default], self.once, [*self.forward, *self.endings[0]])
+
+    @cached_property
+    def backward_pieces(self) -> list[Part]:
+        """The pieces of its backward pass, its endings included."""
+        device = self._devices[self.plan.graph.default]
+        rows = [[step for step in self.backward if step.node in piece.nodes] for piece in self.results.pieces]
+        rows[-1] += self.endings[1]
+        return [self.part(device, steps=row) for row in rows]
+
+    def _step_of(self, node: Node) -> Step | None:
+        """The step of a node, its arrays still missing; None where it has nothing to do."""
+        assert node.op is not None
+        outputs = [Entry(node, index) for index in range(node.outputs())]
+        if outputs[0] in self.plan.root:
+            return None
+        if not (any(self.plan.nbytes(each) for each in outputs) or node.op.writes_more()):
+            return None
+        tied = tied_forward(self.device(node).kernels, node.op)
+        if tied is not None:
+            self._tied[node] = tied
+        device = self.device(node)
+        forward = forward_of(node.op, device) if tied is None else device.timed(node.op, tied)
+        if self._poisoned is not None and not node.op.once:
+            forward = self._poisoned.wrap(forward, node)
+        return self._step(forward, node.inputs, outputs, node)
+
+    def _step_of_ending(self, ending: Ending) -> Step:
+        forward = _accumulate if ending.adds else _copy if ending.source else _clear
+        return self._step(forward, [ending.source] if ending.source else [], [ending.target], ending.node)
+
+    def _step(
+        self, forward: Callable[..., None], inputs: Sequence[Entry], outputs: Sequence[Entry], node: Node
+    ) -> Step:  # fmt: skip
+        """A step that reads and writes what is put for these entries."""
+        made = Step(forward, [None] * len(inputs), [None] * len(outputs), node)
+        for entries, arrays in ((inputs, made.inputs), (outputs, made.outputs)):
+            for position, entry in enumerate(entries):
+                root = self.plan.root.get(entry)
+                shape = None if root is None else self.plan.graph.shapes[entry]
+                self._readers.setdefault(root or entry, []).append((arrays, position, shape))
+        return made
+
+    def device(self, node: Node) -> Device:
+        """The device that a node runs on."""
+        return self._devices[self.plan.graph.context(node)]
+
+    def put(self, entry: Entry, array: Array | None) -> None:
+        """Set the array of an entry (None: none) from the next run on; its views follow."""
+        self.bind((entry,), (array,))
+
+    def bind(self, entries: Iterable[Entry], given: Iterable[Array | None]) -> None:
+        """Put an array for each of these entries, where it is another one."""
+        known, readers = self.arrays, self._readers
+        for entry, array in zip(entries, given, strict=True):
+            if known.get(entry) is not array:
+                known[entry] = array
+                for arrays, position, shape in readers.get(entry, ()):
+                    arrays[position] = array if shape is None or array is None else array.reshape(shape)
+
+    def settle(self, context: Context | None, memory: Array) -> bool:
+        """Put everything that lies in the arena of a device, which are these bytes; False where it lies there."""
+        plan = self.plan
+        if self._settled.get(context) is memory or context not in plan.arenas:
+            return False
+        for entry, place in plan.place.items():
+            if plan.graph.context(entry.node) is context:
+                start = plan.arena.offsets[place]
+                part = memory[start : start + plan.nbytes(entry)].view(plan.graph.dtypes[entry])
+                self.put(entry, shaped(part, plan.graph.shapes[entry], entry in plan.channels_last))
+        for node, place in plan.workspace.items():
+            if plan.graph.context(node) is context and node in self._tied:
+                start = plan.arena.offsets[place]
+                self._tied[node].use(memory[start : start + plan.lives[place].size])
+        self._settled[context] = memory
+        return True
+
+    def unsettle(self, memory: Array) -> None:
+        """Let go of the arena in these bytes, if there is one; :meth:`settle` must precede the next run."""
+        for context in [context for context, settled in self._settled.items() if settled is memory]:
+            for entry in self.plan.place:
+                if self.plan.graph.context(entry.node) is context:
+                    self.put(entry, None)
+            for node in self.plan.workspace:
+                if self.plan.graph.context(node) is context and node in self._tied:
+                    self._tied[node].use(None)
+            del self._settled[context]
+
+    def allocate_kept(self, entries: Iterable[Entry] | None = None) -> None:
+        """Allocate and put what has memory of its own, or those entries of it, where that is not done."""
+        graph = self.plan.graph
+        for entry in self.plan.kept if entries is None else entries:
+            if self.arrays.get(entry) is None:
+                self.put(entry, self.device(entry.node).allocate(graph.shapes[entry], graph.dtypes[entry]))
+
+
+def shaped(memory: Array, shape: Shape, is_channels_last: bool) -> Array:
+    """Flat memory as an array of this shape."""
+    if not is_channels_last:
+        return memory.reshape(shape)
+    rank = len(shape)
+    return memory.reshape(shape[0], *shape[2:], shape[1]).transpose(0, rank - 1, *range(1, rank - 1))
+
+
+def _copy(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    run.xp.copyto(outputs[0], inputs[0], casting="unsafe")
+
+
+def _accumulate(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    run.xp.add(outputs[0], inputs[0], out=outputs[0], casting="unsafe")
+
+
+def _clear(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+    outputs[0][...] = 0
