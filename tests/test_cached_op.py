@@ -219,6 +219,61 @@ def test_an_error_inside_names_the_node_and_leaves_the_op_usable():
     np.testing.assert_array_equal(op(mx.nd.zeros((2,)), weight).asnumpy(), 1)
 
 
+def retained(net, train, shape):
+    """The inputs' gradients of two backward passes through one call."""
+    x = mx.nd.random.normal(shape=shape)
+    x.attach_grad()
+    with mx.autograd.record(train_mode=train):
+        y = net(x)
+    found = []
+    for _ in range(2):
+        y.backward(retain_graph=True)
+        found.append(x.grad.asnumpy())
+    return found
+
+
+class Looped(mx.gluon.HybridBlock):
+    """A normalisation inside so many loops."""
+
+    def __init__(self, loops):
+        super().__init__()
+        self._loops = loops
+        with self.name_scope():
+            self.norm = mx.gluon.nn.BatchNorm(in_channels=3)
+
+    def hybrid_forward(self, F, x):
+        return self.inside(F, x, F.zeros((1,)), self._loops)
+
+    def inside(self, F, x, count, loops):
+        if not loops:
+            return self.norm(x)
+
+        def body(part, states):
+            return self.inside(F, part, states[0], loops - 1), [states[0] + 1]
+
+        return F.contrib.foreach(body, x, [count])[0]
+
+
+@pytest.mark.parametrize("loops", [0, 1, 2])
+def test_a_backward_pass_moves_no_statistics_again(loops):
+    net, shape = Looped(loops), (2, 4, 5, 3)[2 - loops :]
+    net.initialize()
+    net.hybridize()
+    x = mx.nd.random.normal(shape=shape)
+    x.attach_grad()
+    with mx.autograd.record():
+        y = net(x)
+    before = net.norm.running_mean.data().asnumpy()
+    y.backward()
+    np.testing.assert_array_equal(net.norm.running_mean.data().asnumpy(), before)
+    with pytest.raises(AutogradError, match="statistics twice"):
+        retained(net, True, shape)
+    before = net.norm.running_mean.data().asnumpy()
+    first, second = retained(net, False, shape)
+    np.testing.assert_array_equal(first, second)
+    np.testing.assert_array_equal(net.norm.running_mean.data().asnumpy(), before)
+
+
 def test_many_shapes_take_the_memory_of_the_largest():
     x = mx.sym.Variable("x")
     for _ in range(4):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -344,6 +347,25 @@ def test_executors_of_several_shapes_take_turns_in_one_arena():
         for name, gradient in executor.grad_dict.items():
             np.testing.assert_array_equal(gradient.asnumpy(), alone.grad_dict[name].asnumpy())
     assert largest.arena.nbytes == before
+
+
+def test_an_executor_lets_go_of_a_block_that_is_too_small_for_another():
+    net = mlp()
+    small = filled(net.simple_bind(mx.cpu(), data=(3, 6)))
+    small.forward(is_train=True)
+    mx.nd.waitall()
+    (before,) = small.arena._blocks.values()
+    memory = weakref.ref(before.memory)
+    large = net.simple_bind(mx.cpu(), shared_exec=small, data=(64, 6))
+    large.forward(is_train=True)
+    mx.nd.waitall()
+    del before
+    gc.collect()
+    assert memory() is None
+    again = small.forward(is_train=True)[0].asnumpy()
+    alone = net.simple_bind(mx.cpu(), data=(3, 6))
+    alone.copy_params_from(small.arg_dict)
+    np.testing.assert_array_equal(again, alone.forward(is_train=True)[0].asnumpy())
 
 
 def test_a_backward_pass_after_another_executor_used_the_arena():

@@ -188,7 +188,8 @@ def written(nodes: Iterable[Node], train: bool = True) -> set[Node]:
     for node in nodes:
         if node.op is not None:
             states = range(node.auxiliary_from(), len(node.inputs)) if train else ()
-            found.update(node.inputs[position].node for position in (*node.op.updates, *states))
+            updates = node.op.updates if train or not node.op.subgraphs else ()  # a loop's are states, too
+            found.update(node.inputs[position].node for position in (*updates, *states))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Where the results of a plan go, and in which pieces of its backward pass they are there.
+"""Results of a plan: the arrays that they go to, and the pieces of the backward pass after which gradients are there.
 
 Pure. A result that the plan writes into memory from outside is written straight into the array for it. Any other is
 brought there by an *ending*, a step after those of the pass.
