@@ -17,11 +17,10 @@ from flowmx.devices import Device
 from flowmx.engine import capture
 from flowmx.engine.scheduler import Variable
 from flowmx.errors import AutogradError, DeviceError
-from flowmx.graph import infer
-from flowmx.graph.casts import insert_casts
+from flowmx.graph.casts import inferred
 from flowmx.graph.compiler import graph_of
 from flowmx.graph.graph import written
-from flowmx.graph.node import Entry, Node, topological
+from flowmx.graph.node import Entry, Node
 from flowmx.graph.running.memory import Blocks
 from flowmx.graph.running.runner import Runner
 from flowmx.ndarray import core, recording
@@ -150,14 +149,9 @@ class CachedOp:
 
     def _inferred(self, args: Sequence[NDArray], casting: core.Casting | None) -> Any:
         """The outputs of the graph for arrays like these, cast as mixed precision says; all shapes and dtypes."""
-        bound = dict(zip(self._variables, args, strict=True))
-        known = {node: each._dtype for node, each in bound.items()}
-        entries, nodes = self._symbol._entries, self._nodes
-        if casting is not None:
-            entries = tuple(insert_casts(entries, known, casting))
-            nodes = topological(entries)
-        shapes = infer.known_shapes(nodes, {node: each._shape for node, each in bound.items()})
-        return entries, shapes, infer.infer_types(nodes, known)
+        shapes = {node: each._shape for node, each in zip(self._variables, args, strict=True)}
+        dtypes = {node: each._dtype for node, each in zip(self._variables, args, strict=True)}
+        return inferred(self._symbol._entries, shapes, dtypes, casting)
 
     # -- running ---------------------------------------------------------------------------------------
 

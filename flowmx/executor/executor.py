@@ -21,9 +21,9 @@ from flowmx.executor.describe import describe_graph
 from flowmx.executor.mode import Mode
 from flowmx.executor.monitored import Monitor, Monitored
 from flowmx.graph import collector, infer
-from flowmx.graph.casts import insert_casts
+from flowmx.graph.casts import inferred
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
-from flowmx.graph.node import Entry, Node, topological
+from flowmx.graph.node import Entry, Node
 from flowmx.graph.plan import Plan
 from flowmx.graph.running.memory import Arena
 from flowmx.ndarray import core
@@ -70,13 +70,9 @@ class Executor:
         self._arrays = {node: args[node.name] for node in arguments}
         self._arrays |= {node: aux[node.name] for node in auxiliary}
         self._wanted = [node for node in arguments if self._differentiates(node)]
-        known_dtypes = {node: bound._dtype for node, bound in self._arrays.items()}
-        self._entries = tuple(symbol._entries)
-        if core.casting is not None:
-            self._entries = tuple(insert_casts(self._entries, known_dtypes, core.casting))
-        nodes = topological(self._entries)
-        self._shapes = infer.known_shapes(nodes, {node: bound.shape for node, bound in self._arrays.items()})
-        self._dtypes = infer.infer_types(nodes, known_dtypes)
+        shapes = {node: bound.shape for node, bound in self._arrays.items()}
+        dtypes = {node: bound._dtype for node, bound in self._arrays.items()}
+        self._entries, self._shapes, self._dtypes = inferred(symbol._entries, shapes, dtypes, core.casting)
         for node, bound in self._arrays.items():
             _check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
         self.outputs = [

@@ -12,7 +12,7 @@ from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray.core import Casting
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
-from flowmx.ops.registry.operators import Operator, lookup
+from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone, lookup
 
 CASTS = ("amp_cast", "amp_multicast")
 
@@ -26,6 +26,25 @@ def insert_casts(entries: Sequence[Entry], known: Mapping[Node, DType | None], c
         casting: says what is to be cast.
     """
     return Inserting(known, casting).graph(entries)
+
+
+def inferred(
+    entries: Sequence[Entry], shapes: Mapping[Node, ShapeOrNone], dtypes: Mapping[Node, DType], casting: Casting | None
+) -> tuple[tuple[Entry, ...], dict[Entry, Shape], dict[Entry, DType]]:
+    """The outputs of the graph, with casts where there is mixed precision, and the shape and dtype of every entry.
+
+    Args:
+        entries: the outputs of the graph.
+        shapes: of variables.
+        dtypes: likewise.
+        casting: says what is to be cast (None: nothing).
+
+    Raises:
+        ShapeError, TypeInferenceError: they contradict each other, or a shape is unknown.
+    """
+    entries = tuple(entries if casting is None else insert_casts(entries, dtypes, casting))
+    nodes = topological(entries)
+    return entries, infer.known_shapes(nodes, shapes), infer.infer_types(nodes, dtypes)
 
 
 class Inserting:

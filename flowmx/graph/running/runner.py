@@ -48,7 +48,7 @@ class Runner:
         self._memo: dict[Any, Any] = {}
         self.block: Block | None = None
         self._readers: dict[Entry, list[tuple[list[Array], int, Shape | None]]] = {}
-        self._settled: dict[Context | None, Array] = {}
+        self._settled: dict[Context | None, Array | None] = dict.fromkeys(plan.arenas)
         self._poisoned = Poisoned(plan, self._settled.__getitem__) if settings.get().exec_check else None
         self._tied: dict[Node, TiedForward] = {}
         self.arrays: dict[Entry, Array] = {}
@@ -126,33 +126,43 @@ class Runner:
                 for arrays, position, shape in readers.get(entry, ()):
                     arrays[position] = array if shape is None or array is None else array.reshape(shape)
 
-    def settle(self, context: Context | None, memory: Array) -> bool:
-        """Put everything that lies in the arena of a device, which are these bytes; False where it lies there."""
+    def settle(self, context: Context | None, memory: Array | None) -> bool:
+        """Put everything that lies in the arena of a device, which are these bytes; False where it lies there already.
+
+        Where there is no memory, this must be called again before the next run.
+        """
         plan = self.plan
-        if self._settled.get(context) is memory or context not in plan.arenas:
+        if self._settled.get(context, memory) is memory:
             return False
+
+        def part(place: int, nbytes: int) -> Array | None:
+            start = plan.arena.offsets[place]
+            return None if memory is None else memory[start : start + nbytes]
+
         for entry, place in plan.place.items():
             if plan.graph.context(entry.node) is context:
-                start = plan.arena.offsets[place]
-                part = memory[start : start + plan.nbytes(entry)].view(plan.graph.dtypes[entry])
-                self.put(entry, shaped(part, plan.graph.shapes[entry], entry in plan.channels_last))
+                flat = part(place, plan.nbytes(entry))
+                self.put(entry, None if flat is None else self._shaped(flat, entry))
         for node, place in plan.workspace.items():
             if plan.graph.context(node) is context and node in self._tied:
-                start = plan.arena.offsets[place]
-                self._tied[node].use(memory[start : start + plan.lives[place].size])
+                self._tied[node].use(part(place, plan.lives[place].size))
         self._settled[context] = memory
         return True
 
     def unsettle(self, memory: Array) -> None:
-        """Let go of the arena in these bytes, if there is one; :meth:`settle` must precede the next run."""
-        for context in [context for context, settled in self._settled.items() if settled is memory]:
-            for entry in self.plan.place:
-                if self.plan.graph.context(entry.node) is context:
-                    self.put(entry, None)
-            for node in self.plan.workspace:
-                if self.plan.graph.context(node) is context and node in self._tied:
-                    self._tied[node].use(None)
-            del self._settled[context]
+        """Let go of the arena in these bytes, if there is one."""
+        for context, settled in self._settled.items():
+            if settled is memory:
+                self.settle(context, None)
+
+    def _shaped(self, memory: Array, entry: Entry) -> Array:
+        """Bytes as the array of an entry."""
+        graph = self.plan.graph
+        shape, flat = graph.shapes[entry], memory.view(graph.dtypes[entry])
+        if entry not in self.plan.channels_last:
+            return flat.reshape(shape)
+        rank = len(shape)
+        return flat.reshape(shape[0], *shape[2:], shape[1]).transpose(0, rank - 1, *range(1, rank - 1))
 
     def allocate_kept(self, entries: Iterable[Entry] | None = None) -> None:
         """Allocate and put what has memory of its own, or those entries of it, where that is not done."""
@@ -160,14 +170,6 @@ class Runner:
         for entry in self.plan.kept if entries is None else entries:
             if self.arrays.get(entry) is None:
                 self.put(entry, self.device(entry.node).allocate(graph.shapes[entry], graph.dtypes[entry]))
-
-
-def shaped(memory: Array, shape: Shape, is_channels_last: bool) -> Array:
-    """Flat memory as an array of this shape."""
-    if not is_channels_last:
-        return memory.reshape(shape)
-    rank = len(shape)
-    return memory.reshape(shape[0], *shape[2:], shape[1]).transpose(0, rank - 1, *range(1, rank - 1))
 
 
 def _copy(run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
