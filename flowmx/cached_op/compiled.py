@@ -82,8 +82,10 @@ class Compiled:
         graph = graph_of(self.entries, self.wanted, self.shapes, self.dtypes, self.train, context)
         # A call runs its steps in a row: concurrent branches would only take more memory.
         options = replace(options_of(context.kernels), pack=self._pack, workers=1)
-        plan = compile_graph(graph, straight=self.wanted, options=options)
-        return Pool(Results(plan), self.device, self.train, "a cached graph", self._blocks, self._data)
+        results = Results(compile_graph(graph, straight=self.wanted, options=options))
+        heads = [Entry(node, 0) for node in graph.heads]
+        given = [*self._data, *heads, *results.outputs, *results.gradients.values()]
+        return Pool(results, self.device, self.train, "a cached graph", self._blocks, given)
 
     @property
     def results(self) -> Results:

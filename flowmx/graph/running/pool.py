@@ -20,19 +20,18 @@ class Pool:
         train: whether in training mode.
         where: what messages call the graph.
         blocks: where the memory comes from; None: each runner has some of its own.
-        inputs: the entries whose arrays are others in each call.
+        given: the entries whose arrays are others in each call.
     """
 
     def __init__(
-        self, results: Results, device: Device, train: bool, where: str, blocks: Blocks | None, inputs: Sequence[Entry]
+        self, results: Results, device: Device, train: bool, where: str, blocks: Blocks | None, given: Sequence[Entry]
     ) -> None:
-        heads = [Entry(node, 0) for node in results.plan.graph.heads]
         self.results = results
         self._made_of = results, {results.plan.graph.default: device}, train, where
         self._device = device
         self._blocks = blocks
-        self._given = [*inputs, *heads, *results.outputs, *results.gradients.values()]
-        self._nothing = [None] * len(self._given)
+        self._given = given
+        self._nothing = [None] * len(given)
         self._free: list[Runner] = []
 
     def take(self) -> Runner:

@@ -6,7 +6,7 @@ brought there by an *ending*, a step after those of the pass.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -34,8 +34,8 @@ class Ending(NamedTuple):
 class Piece(NamedTuple):
     """A part of a backward pass: its nodes, and the variables whose gradients are there after it."""
 
-    nodes: Collection[Node]
-    gradients: Collection[Node]
+    nodes: set[Node]
+    gradients: list[Node]
 
 
 class Results:
@@ -90,9 +90,8 @@ class Results:
         """The backward pass, cut where it makes many gradients: the first are used while the others are computed."""
         found = self.handed_over(self.plan.backward)
         at = handover.cuts([self.nbytes(variables) for variables in found])
-        rows, gradients = handover.pieces(self.plan.backward, at), handover.pieces(found, at)
-        cut = [
-            Piece(set(row), {node for each in made for node in each}) for row, made in zip(rows, gradients, strict=True)
-        ]
-        early = {node for piece in cut[:-1] for node in piece.gradients}
-        return [*cut[:-1], Piece(cut[-1].nodes, {node for node in self.gradients if node not in early})]
+        rows = zip(handover.pieces(self.plan.backward, at), handover.pieces(found, at), strict=True)
+        cut = [Piece(set(nodes), [variable for variables in made for variable in variables]) for nodes, made in rows]
+        straight = {variable for piece in cut for variable in piece.gradients}
+        cut[-1].gradients.extend(variable for variable in self.gradients if variable not in straight)
+        return cut
