@@ -1,0 +1,157 @@
+"""The common case of joined requests: all parts take each step together, with one effect and one message for all."""
+
+import pytest
+
+from flowmx.kvstore.server import modes
+from flowmx.kvstore.server import protocol as p
+from flowmx.kvstore.server.core import Core
+
+PARTS = [p.Part(f"k{i}", 0, 0) for i in range(5)]
+TOGETHER = p.Merges | p.Updates | p.Replies
+SINGLE = p.Merge | p.Update | p.Reply
+WORKERS = ("w0", "w1")
+
+
+class Servers:
+    """Servers that carry out each other's effects at once, and note every effect and message.
+
+    Args:
+        names: one server each; the second keeps the copies of the first.
+    """
+
+    def __init__(self, names):
+        self.cores = {name: Core(name, modes.create("sync", None)) for name in names}
+        self.effects, self.answers = [], {}
+        for name, core in self.cores.items():
+            self.carry_out(name, core.view(p.View(1, names, frozenset(WORKERS))))
+        for rank, worker in enumerate(WORKERS):
+            for part in PARTS:
+                value = () if rank == 0 else None
+                self.ask("enrol", ("enrol", worker, part), worker, 1, part, p.Member(rank, 1), value)
+        self.effects.clear()
+        self.answers.clear()
+
+    def ask(self, method, *arguments):
+        self.carry_out("a", getattr(self.cores["a"], method)(*arguments))
+
+    def push(self, worker, number, parts=PARTS, pulls=False, acknowledged=None):
+        """Push the gradient ``(worker, number)`` of parts; the push before is acknowledged where nothing is said."""
+        acknowledged = number - 1 if acknowledged is None else acknowledged
+        requests = [("push", worker, number, part) for part in parts]
+        count = len(parts)
+        pushed = [(worker, number)] * count
+        self.ask("push_all", requests, worker, parts, [number] * count, pushed, [acknowledged] * count, pulls)
+
+    def pull(self, worker, number, parts=PARTS, acknowledged=None):
+        acknowledged = number if acknowledged is None else acknowledged
+        count = len(parts)
+        requests = [("pull", worker, number, part) for part in parts]
+        self.ask("pull_all", requests, worker, parts, [number] * count, [acknowledged] * count)
+
+    def carry_out(self, name, effects):
+        for effect in effects:
+            self.effects.append(effect.message if isinstance(effect, p.Send) else effect)
+            getattr(self, type(effect).__name__.lower())(name, effect)
+
+    def send(self, name, effect):
+        self.carry_out(effect.to, self.cores[effect.to].deliver(name, effect.message))
+
+    def merge(self, name, effect):
+        self.carry_out(name, self.cores[name].merged(effect.part, effect.ticket, tuple(effect.gradients)))
+
+    def update(self, name, effect):
+        value = (*effect.value, effect.merged)
+        self.carry_out(name, self.cores[name].updated(effect.part, effect.ticket, value))
+
+    def merges(self, name, effect):
+        sums = [tuple(gradients) for gradients in effect.gradients]
+        self.carry_out(name, self.cores[name].merged_all(effect.parts, effect.tickets, sums))
+
+    def updates(self, name, effect):
+        values = [(*value, merged) for value, merged in zip(effect.values, effect.merged, strict=True)]
+        self.carry_out(name, self.cores[name].updated_all(effect.parts, effect.tickets, values))
+
+    def reply(self, name, effect):
+        self.answers[effect.request] = effect.answer
+
+    def replies(self, name, effect):
+        self.answers.update(effect.answers)
+
+    def taken(self):
+        """The kinds of effects and messages since the last call, each with the number of parts that it is for."""
+        found = [(type(each).__name__, self.size(each)) for each in self.effects]
+        self.effects.clear()
+        return found
+
+    def size(self, effect):
+        if isinstance(effect, p.Replies):
+            return len(effect.answers)
+        return len(effect.parts) if isinstance(effect, TOGETHER | p.StepsSent | p.Haves) else 1
+
+
+def value_after(number):
+    return p.Content(tuple(tuple((worker, each) for worker in WORKERS) for each in range(1, number + 1)), number)
+
+
+@pytest.fixture(params=[("a",), ("a", "b")], ids=["alone", "with a backup"])
+def servers(request):
+    return Servers(request.param)
+
+
+def test_a_round_of_many_parts_is_one_effect_a_step(servers):
+    copies = [("StepsSent", 5), ("Updates", 5), ("Haves", 5)] if "b" in servers.cores else []
+    for number in (1, 2, 3):
+        servers.push("w0", number)
+        assert servers.taken() == []
+        servers.push("w1", number)
+        found = servers.taken()
+        assert sorted(found) == sorted([("Merges", 5), ("Updates", 5), ("Replies", 10), *copies])
+        assert set(servers.answers.values()) == {p.Acknowledged(each) for each in range(1, number + 1)}
+
+
+def test_pulls_are_answered_together(servers):
+    for number in (1, 2):
+        for worker in WORKERS:
+            servers.push(worker, number)
+        servers.taken()
+        servers.pull("w0", number)
+        assert servers.taken() == [("Replies", 5)]
+        assert {servers.answers["pull", "w0", number, part] for part in PARTS} == {value_after(number)}
+
+
+def test_pulls_that_wait_are_answered_with_the_round(servers):
+    servers.push("w0", 1)
+    servers.pull("w0", 1, acknowledged=0)
+    assert servers.taken() == []
+    servers.push("w1", 1)
+    assert dict(servers.taken())["Replies"] == 15  # of two pushes and a pull
+    assert {servers.answers["pull", "w0", 1, part] for part in PARTS} == {value_after(1)}
+
+
+def test_pushes_that_pull_are_answered_once_with_the_value(servers):
+    for number in (1, 2):
+        for worker in WORKERS:
+            servers.push(worker, number, pulls=True)
+        assert [each for each in servers.taken() if each[0].startswith("Repl")] == [("Replies", 10)]
+        assert value_after(number) in servers.answers.values()
+
+
+def test_one_part_that_is_out_of_the_ordinary_goes_by_itself_and_the_others_together(servers):
+    servers.push("w0", 2, PARTS[:1], acknowledged=0)  # it overtook the first
+    servers.push("w0", 1)
+    assert servers.taken() == []
+    servers.push("w1", 1)
+    found = servers.taken()
+    assert ("Merges", 4) in found
+    assert [each for each in found if each[0] == "Merge"] == [("Merge", 1)]
+    servers.push("w0", 2, PARTS[1:])
+    servers.push("w1", 2)
+    servers.pull("w1", 2)
+    assert {servers.answers["pull", "w1", 2, part] for part in PARTS} == {value_after(2)}
+
+
+def test_single_requests_go_part_by_part(servers):
+    servers.ask("push", "x", "w0", PARTS[0], 1, ("w0", 1))
+    servers.ask("push", "y", "w1", PARTS[0], 1, ("w1", 1))
+    assert ("Merge", 1) in servers.taken()
+    assert servers.answers == {"x": p.Acknowledged(1), "y": p.Acknowledged(1)}
