@@ -1,7 +1,9 @@
 """Fixtures and settings of all tests."""
 
+import contextlib
 import gc
 import os
+import sys
 
 import pytest
 from hypothesis import settings
@@ -10,6 +12,7 @@ import flowmx as mx
 from flowmx import download, profiler
 from flowmx.engine.runtime import engine
 from flowmx.ops.kernels.loops import team
+from tests import warm
 
 # No deadline: an example's time depends on what else the machine does. In CI each run has the same examples.
 settings.register_profile("local", deadline=None)
@@ -36,6 +39,19 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(team, "run", run)
     return seen
+
+
+@pytest.fixture(autouse=True, scope="session")
+def warm_python():
+    """Let Python processes start in milliseconds, where the system can: see tests/warm.py."""
+    with warm.starts() if sys.platform == "linux" else contextlib.nullcontext():
+        yield
+
+
+@pytest.fixture
+def new_python(monkeypatch):
+    """Python processes that are new interpreters, for tests of what an import does, or the interpreter itself."""
+    monkeypatch.setattr(warm.Popen, "server", None)
 
 
 @pytest.fixture

@@ -9,8 +9,12 @@ import textwrap
 import tomllib
 from pathlib import Path
 
+import pytest
+
 import flowmx
 from flowmx.compat import package
+
+pytestmark = pytest.mark.usefixtures("new_python")
 
 ROOT = Path(__file__).parent.parent
 DISTRIBUTION = ROOT / "packaging" / "mxnet"

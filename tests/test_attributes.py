@@ -17,6 +17,8 @@ from flowmx.engine import Handle
 from flowmx.engine.scheduler import Operation, Variable
 from flowmx.ndarray.core import Storage
 
+pytestmark = pytest.mark.usefixtures("new_python")
+
 class Plain:
     a = b = c = d = None
     def __init__(self):

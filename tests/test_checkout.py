@@ -16,6 +16,8 @@ import pathlib, sys
 import flowmx
 from flowmx.comm.client import Peer
 
+pytestmark = pytest.mark.usefixtures("new_python")
+
 assert flowmx.nd.ones(3).asnumpy().sum() == 3
 files = {name: module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "flowmx"}
 print([name for name, file in files.items() if file and not pathlib.Path(file).is_relative_to(pathlib.Path.cwd())])

@@ -407,6 +407,7 @@ def test_the_variables_of_the_environment_count_when_it_is_needed(server, tmp_pa
     assert server.asked[0][0] == "/gluon/dataset/mnist/t10k-images-idx3-ubyte.gz"
 
 
+@pytest.mark.usefixtures("new_python")
 def test_nothing_of_the_network_is_imported_before_it_is_needed():
     code = "import sys, flowmx.gluon; print('requests' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -38,7 +38,7 @@ rng = random.Random({seed})
 
 
 def start(script, seed=0, **environ):
-    """A Python process that runs a script."""
+    """A Python process that runs a script: a new interpreter, or where scripts are run many times a warm one."""
     code = PRELUDE.format(seed=seed) + textwrap.dedent(script)
     names = {f"FLOWMX_{name.upper()}": str(value) for name, value in environ.items()}
     # From 3.12 on Python itself warns of any fork beside threads.
@@ -260,6 +260,7 @@ LOUD = {
 }
 
 
+@pytest.mark.usefixtures("new_python")
 @pytest.mark.parametrize("name", LOUD)
 def test_leaving_tells_what_went_wrong_and_nothing_else(name):
     script, expected, message = LOUD[name]

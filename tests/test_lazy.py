@@ -8,6 +8,8 @@ import pytest
 import flowmx as mx
 from flowmx.lazy import later
 
+pytestmark = pytest.mark.usefixtures("new_python")
+
 
 def run(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)

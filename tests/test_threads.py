@@ -12,6 +12,8 @@ ASK = """
 import ctypes
 import flowmx as mx
 
+pytestmark = pytest.mark.usefixtures("new_python")
+
 a = mx.nd.ones((300, 300))
 mx.nd.dot(a, a).wait_to_read()
 most = ctypes.CDLL("libgomp.so.1").omp_get_max_threads

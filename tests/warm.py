@@ -1,0 +1,283 @@
+"""Python processes that start in milliseconds: an interpreter that has imported flowmx forks them.
+
+Importing flowmx takes a new process longer than most of what tests do in it. While :func:`starts` lasts,
+``subprocess`` (and asyncio, which stands on it) hands commands like ``[sys.executable, "-c", code]`` to a process that
+has done so already. Its fork takes over the command's environment, folder, files, signals and arguments, has a parent,
+a ``__main__`` and an end of its own, and has read no setting before: importing flowmx reads none. What its environment
+decides at an import (``PYTHONHASHSEED``, the threads of BLAS) is as in the process that forks; tests of such things,
+and of what an import does, do without this.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import types
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+ROOT = Path(__file__).parent.parent
+START = str(ROOT / "comm" / "launch" / "start.py")
+PR_SET_CHILD_SUBREAPER = 36
+PLAIN = subprocess.Popen
+MODULES = (
+    "flowmx.kvstore.server.main", "flowmx.kvstore.launching.command", "flowmx.comm.launch.scheduler",
+    "flowmx.gluon.data.workers.process", "flowmx.cli", "faulthandler", "textwrap", "numpy.random",
+)  # fmt: skip
+"""What the process imports before it forks others."""
+
+
+class Order(dict[str, Any]):
+    """A command for Python, in pieces: ``flags`` and ``warnings`` options, and the ``words`` from its ``-c`` on."""
+
+    @classmethod
+    def of(cls, command: Sequence[str]) -> Order | None:
+        """Take a command apart; None where it is none of Python's, or has options that only a new process heeds."""
+        words = [os.fsdecode(word) for word in command]
+        guarded = words[:4] == [sys.executable, "-I", "-S", START]  # a launcher's child, which dies with it
+        launcher, words = (words[4], words[5:]) if guarded else ("", words)
+        if not words or words.pop(0) != sys.executable:
+            return None
+        order = cls(launcher=launcher, unbuffered=False, faulthandler=False, warnings=[])
+        while words and words[0] in ("-u", "-B", "-X", "-W"):
+            flag = words.pop(0)
+            if flag == "-u":
+                order["unbuffered"] = True
+            elif flag == "-B":  # what is imported is compiled already
+                continue
+            elif flag == "-W":
+                order["warnings"].append(words.pop(0))
+            elif words.pop(0) != "faulthandler":
+                return None
+            else:
+                order["faulthandler"] = True
+        if not words or (words[0].startswith("-") and words[0] not in ("-c", "-m")):
+            return None
+        return cls(order, words=words)
+
+
+class Server:
+    """A process that forks others, started for the first of them."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._connection: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, order: Order, files: Sequence[int]) -> int:
+        """Fork a process for an order, with the order's open files; it is this process's child."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = self._open()
+            prctl = ctypes.CDLL(None).prctl
+            prctl(PR_SET_CHILD_SUBREAPER, 1)  # who loses its parent meanwhile is this process's child
+            try:
+                data = json.dumps(order).encode()
+                socket.send_fds(self._connection, [len(data).to_bytes(4, "little")], list(files))
+                self._connection.sendall(data)
+                return int.from_bytes(self._connection.recv(4, socket.MSG_WAITALL), "little")
+            finally:
+                prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+    def _open(self) -> socket.socket:
+        here, there = socket.socketpair()
+        own = ("FLOWMX_", "DMLC_", "PYTHON")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+        command = [sys.executable, "-c", f"from tests import warm; warm.serve({there.fileno()})"]
+        with there:
+            self._process = PLAIN(command, pass_fds=[there.fileno()], cwd=ROOT, env=kept, start_new_session=True)
+        return here
+
+    def can(self) -> bool:
+        """Tell whether this process is the one that made it, and no fork of that."""
+        return os.getpid() == self._pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: types.TracebackType | None
+    ) -> None:
+        """End it; what it has forked goes on."""
+        if self._connection is not None and self._process is not None:
+            self._connection.close()
+            self._process.wait()
+
+
+class Popen(subprocess.Popen):  # type: ignore[type-arg]
+    """As ``subprocess.Popen``, by way of the server where the command is one for Python."""
+
+    server: Server | None = None
+
+    def _execute_child(self, *given: Any) -> None:
+        # The one function of Popen that makes a process; its arguments are the same from Python 3.11 to 3.14.
+        (args, executable, preexec, _, pass_fds, cwd, env, _, _, shell, p2cread, _, _, c2pwrite, _, errwrite,
+         _, gid, gids, uid, umask, session, group) = given  # fmt: skip
+        server, order = self.server, None
+        plain = (
+            executable is None and preexec is None and not shell and (gid, gids, uid, umask) == (None, None, None, -1)
+        )
+        if server is not None and server.can() and plain and not isinstance(args, str | bytes):
+            order = Order.of([os.fspath(word) for word in args])
+        if server is None or order is None:
+            super()._execute_child(*given)
+            return
+        environ = dict(os.environ if env is None else env)
+        order.update(environ=environ, cwd=os.fspath(cwd or Path.cwd()), session=session, group=group)
+        order["numbers"] = list(pass_fds)
+        standard = [at if given_at == -1 else given_at for at, given_at in enumerate((p2cread, c2pwrite, errwrite))]
+        self.pid = server.start(order, [*standard, *pass_fds])
+        self._child_created = True
+        close = {end for end in (p2cread, c2pwrite, errwrite) if end > 2}
+        for end in close - {getattr(self, "_devnull", None)}:
+            os.close(end)
+        if getattr(self, "_devnull", None) is not None:
+            os.close(self._devnull)
+
+
+@contextlib.contextmanager
+def starts() -> Iterator[None]:
+    """Start Python processes quickly while this lasts."""
+    real = subprocess.Popen
+    with Server() as Popen.server:
+        subprocess.Popen = Popen  # type: ignore[misc]
+        try:
+            yield
+        finally:
+            subprocess.Popen = real  # type: ignore[misc]
+
+
+# -- in the process that forks others ----------------------------------------------------------------------
+
+
+def serve(connection: int) -> None:
+    """Fork a process for each order; in such a process, return once it has done its work."""
+    for name in MODULES:
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a fork would copy, at its end, each page on which the collector finds something
+    with socket.socket(fileno=connection) as orders:
+        while order := _next(orders):
+            found, files = order
+            between = os.fork()
+            if not between:
+                _fork_again(orders, found)
+                break
+            for file in files:
+                os.close(file)
+            os.waitpid(between, 0)
+        else:
+            os._exit(0)
+    _become(found, files)
+
+
+def _next(orders: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    room = socket.CMSG_SPACE(64 * array.array("i").itemsize)
+    size, messages, _, _ = orders.recvmsg(4, room)
+    if not size:
+        return None
+    files = array.array("i")
+    for _, _, data in messages:
+        files.frombytes(data)
+    data = b""
+    while len(data) < int.from_bytes(size, "little"):
+        data += orders.recv(1 << 20)
+    return json.loads(data), list(files)
+
+
+def _fork_again(orders: socket.socket, found: dict[str, Any]) -> None:
+    """Return in a child whose parent ends at once: it is then a child of the process that ordered it."""
+    between = os.getpid()
+    ready, go = os.pipe()
+    if os.fork():
+        os._exit(0)
+    os.close(go)
+    os.read(ready, 1)  # comes to its end a moment before the process between does
+    os.close(ready)
+    while os.getppid() == between:
+        os.sched_yield()
+    orders.sendall(os.getpid().to_bytes(4, "little"))
+
+
+def _become(order: dict[str, Any], files: Sequence[int]) -> None:
+    """Be the process of an order."""
+    _take(files, [0, 1, 2, *order["numbers"]])
+    if order["session"]:
+        os.setsid()
+    if order["group"] >= 0:
+        os.setpgid(0, order["group"])
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    os.chdir(order["cwd"])
+    if order["launcher"]:
+        from flowmx.comm.launch import start
+
+        ctypes.CDLL(None).prctl(start.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(order["launcher"]):
+            os._exit(1)
+    _configure(order)
+    _run(order["words"])
+
+
+def _take(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give open files these numbers; no others stay open."""
+    import fcntl
+
+    high = [fcntl.fcntl(file, fcntl.F_DUPFD, 1 + max(numbers)) for file in files]
+    for source, target in zip(high, numbers, strict=True):
+        os.dup2(source, target)
+    kept = sorted(numbers)
+    for low, end in zip(kept, [*kept[1:], 1 << 16], strict=True):
+        os.closerange(low + 1, end)
+
+
+def _configure(order: dict[str, Any]) -> None:
+    import faulthandler
+    import random
+
+    import numpy as np
+
+    random.seed()
+    np.random.seed()
+    environ = order["environ"]
+    if order["unbuffered"] or environ.get("PYTHONUNBUFFERED"):
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+    if order["faulthandler"] or environ.get("PYTHONFAULTHANDLER"):
+        faulthandler.enable()
+    sys.warnoptions[:] = [each for each in environ.get("PYTHONWARNINGS", "").split(",") if each] + order["warnings"]
+    warnings._processoptions(sys.warnoptions)  # type: ignore[attr-defined]
+
+
+def _run(words: list[str]) -> None:
+    """Do what the interpreter does with the rest of its command line."""
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = __builtins__
+    paths = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
+    kind, *rest = words
+    first = {"-c": "", "-m": str(Path.cwd())}.get(kind, str(Path(kind).parent))
+    sys.path[:] = [first, *paths, *sys.path[1:]]
+    if kind == "-c":
+        sys.argv = ["-c", *rest[1:]]
+        exec(compile(rest[0], "<string>", "exec"), main.__dict__)
+    elif kind == "-m":
+        sys.argv = ["-m", *rest[1:]]
+        runpy._run_module_as_main(rest[0], alter_argv=True)  # type: ignore[attr-defined]
+    else:
+        sys.argv = words
+        main.__dict__.update(__file__=kind)
+        exec(compile(Path(kind).read_bytes(), kind, "exec"), main.__dict__)
