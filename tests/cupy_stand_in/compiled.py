@@ -135,26 +135,29 @@ def _folder() -> Any:
 
 
 @cache
+def _shim() -> Path:
+    """The shim, compiled once: reading the headers of mathematics takes longer than most kernels."""
+    path = Path(_folder().name) / "shim.h"
+    path.write_text(SHIM)
+    _run_compiler("-x", "c++-header", path, "-o", f"{path}.gch")
+    return path
+
+
+def _run_compiler(*arguments: str | Path) -> None:
+    assert COMPILER is not None
+    options = ["-std=c++17", "-O0", "-w", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing"]
+    made = subprocess.run([COMPILER, *options, *arguments], capture_output=True, text=True)
+    if made.returncode:
+        raise RuntimeError(f"it does not compile:\n{made.stderr}")
+
+
+@cache
 def _compile(code: str) -> Any:
     """The function ``launch`` of a source."""
-    assert COMPILER is not None
     path = Path(_folder().name) / hashlib.sha256(code.encode()).hexdigest()
-    path.with_suffix(".cc").write_text(f"{SHIM}\n{code}\n{DRIVER}")
-    command = [
-        COMPILER,
-        "-std=c++17",
-        "-O0",
-        "-w",
-        "-shared",
-        "-fPIC",
-        "-ffp-contract=off",
-        "-fno-strict-aliasing",
-        "-x",
-        "c++",
-    ]
-    made = subprocess.run([*command, str(path.with_suffix(".cc")), "-o", str(path)], capture_output=True, text=True)
-    if made.returncode:
-        raise RuntimeError(f"the kernel does not compile:\n{made.stderr}\n{code}")
+    source = path.with_suffix(".cc")
+    source.write_text(f"{code}\n{DRIVER}")
+    _run_compiler("-shared", "-include", _shim(), source, "-o", path)
     return ctypes.CDLL(str(path)).launch
 
 
