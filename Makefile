@@ -12,6 +12,9 @@ BIN := $(VENV)/bin
 TYPING := build/typing
 CHECKED := $(wildcard tests examples benchmarks)
 
+# Tests start hundreds of interpreters: each would compile flowmx anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help venv train test lint types pytest format soak clients bench docs clean
 
 help: ## list the targets
@@ -35,7 +38,8 @@ venv: $(VENV)/.dev ## make .venv with everything that development needs
 train: $(VENV)/.examples ## train the digits example
 	$(BIN)/python examples/train_digits.py
 
-test: lint types pytest ## lint, types and tests
+test: $(VENV)/.dev ## lint, types and tests, side by side
+	@$(MAKE) --no-print-directory --jobs=3 lint types pytest
 
 lint: $(VENV)/.dev ## check the format and the rules of ruff
 	$(BIN)/ruff format --check .

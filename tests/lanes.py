@@ -1,4 +1,4 @@
-"""Distribution of the tests among processes: file by file, and one lane for those that others would disturb."""
+"""Distribution of the tests among processes: file by file, one of those at a time that wait for other processes."""
 
 import re
 from functools import cache
@@ -7,25 +7,39 @@ from pathlib import Path
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-ALONE = re.compile(r"os\.(fork|kill)|/proc/self|ru_maxrss|tracemalloc|\b(Launcher|LocalCluster|HostedJob|Popen)\(")
-"""Text that marks a file which measures memory, forks, sends signals or starts jobs."""
-
-ALL = "alone"
+WAITING = re.compile(r"os\.(fork|kill)|/proc/self|ru_maxrss|tracemalloc|\b(Launcher|LocalCluster|HostedJob|Popen)\(")
+"""Text that marks a file which starts jobs, forks, sends signals or measures memory."""
 
 
 @cache
-def lane(path: Path) -> str:
-    """The tests of one lane run in one process, one after the other: those of a file, or of all that need quiet."""
-    return ALL if ALONE.search(path.read_text()) else str(path)
+def waits(path: Path) -> bool:
+    """Tell whether the tests of a file wait for other processes most of the time, or want quiet."""
+    return WAITING.search(path.read_text()) is not None
 
 
 class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
-    """A lane goes to the first process that is idle: the one of all that need quiet, then those of many tests."""
+    """A file goes to the first process that is idle; beside one that waits, the cores compute the others."""
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        if ALL in self.workqueue:
-            self.workqueue.move_to_end(ALL, last=False)
-        super()._assign_work_unit(node)
+        file = self._next_file()
+        unit = self.assigned_work.setdefault(node, {})[file] = self.workqueue.pop(file)
+        numbers = self._numbers(node)
+        node.send_runtest_some([numbers[test] for test, is_done in unit.items() if not is_done])
+
+    def _next_file(self) -> str:
+        """The file of most tests, of those that wait if no process runs one, else of the others."""
+        given = [file for work in self.assigned_work.values() for file, unit in work.items() if not all(unit.values())]
+        is_waiting = any(map(self._waits, given))
+        return next((file for file in self.workqueue if self._waits(file) != is_waiting), next(iter(self.workqueue)))
+
+    def _waits(self, file: str) -> bool:
+        return waits(self.config.rootpath / file)
+
+    @cache  # noqa: B019 - it lives as long as the run
+    def _numbers(self, node: WorkerController) -> dict[str, int]:
+        """The number of each test in what a process has collected."""
+        return {test: number for number, test in enumerate(self.registered_collections[node])}
 
     def _split_scope(self, nodeid: str) -> str:
-        return lane(self.config.rootpath / nodeid.partition("::")[0])
+        file: str = nodeid.partition("::")[0]
+        return file

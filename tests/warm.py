@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import runpy
@@ -27,7 +28,7 @@ import types
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self, cast
 
 ROOT = Path(__file__).parent.parent
 START = str(ROOT / "comm" / "launch" / "start.py")
@@ -255,8 +256,8 @@ def _configure(order: dict[str, Any]) -> None:
     np.random.seed()
     environ = order["environ"]
     if order["unbuffered"] or environ.get("PYTHONUNBUFFERED"):
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(write_through=True)  # type: ignore[union-attr]
+        raw = cast(BinaryIO, io.FileIO(1, "w", closefd=False))  # nothing holds back what is printed
+        sys.stdout = sys.__stdout__ = io.TextIOWrapper(raw, write_through=True)
     if order["faulthandler"] or environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     sys.warnoptions[:] = [each for each in environ.get("PYTHONWARNINGS", "").split(",") if each] + order["warnings"]
