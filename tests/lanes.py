@@ -30,7 +30,8 @@ class Lanes(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
         """The file of most tests, of those that wait if no process runs one, else of the others."""
         given = [file for work in self.assigned_work.values() for file, unit in work.items() if not all(unit.values())]
         is_waiting = any(map(self._waits, given))
-        return next((file for file in self.workqueue if self._waits(file) != is_waiting), next(iter(self.workqueue)))
+        files: list[str] = list(self.workqueue)
+        return next((file for file in files if self._waits(file) != is_waiting), files[0])
 
     def _waits(self, file: str) -> bool:
         return waits(self.config.rootpath / file)

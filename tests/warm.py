@@ -126,16 +126,15 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
 
     def _execute_child(self, *given: Any) -> None:
         # The one function of Popen that makes a process; its arguments are the same from Python 3.11 to 3.14.
-        (args, executable, preexec, _, pass_fds, cwd, env, _, _, shell, p2cread, _, _, c2pwrite, _, errwrite,
-         _, gid, gids, uid, umask, session, group) = given  # fmt: skip
+        args, executable, preexec, _, pass_fds, cwd, env, _, _, shell = given[:10]
+        pipes, (_, gid, gids, uid, umask, session, group) = given[10:16], given[16:]
+        p2cread, _, _, c2pwrite, _, errwrite = pipes
         server, order = self.server, None
-        plain = (
-            executable is None and preexec is None and not shell and (gid, gids, uid, umask) == (None, None, None, -1)
-        )
+        plain = (executable, preexec, shell, gid, gids, uid, umask) == (None, None, False, None, None, None, -1)
         if server is not None and server.can() and plain and not isinstance(args, str | bytes):
             order = Order.of([os.fspath(word) for word in args])
         if server is None or order is None:
-            super()._execute_child(*given)
+            super()._execute_child(*given)  # type: ignore[misc]
             return
         environ = dict(os.environ if env is None else env)
         order.update(environ=environ, cwd=os.fspath(cwd or Path.cwd()), session=session, group=group)
@@ -143,11 +142,7 @@ class Popen(subprocess.Popen):  # type: ignore[type-arg]
         standard = [at if given_at == -1 else given_at for at, given_at in enumerate((p2cread, c2pwrite, errwrite))]
         self.pid = server.start(order, [*standard, *pass_fds])
         self._child_created = True
-        close = {end for end in (p2cread, c2pwrite, errwrite) if end > 2}
-        for end in close - {getattr(self, "_devnull", None)}:
-            os.close(end)
-        if getattr(self, "_devnull", None) is not None:
-            os.close(self._devnull)
+        self._close_pipe_fds(*pipes)  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
@@ -257,7 +252,7 @@ def _configure(order: dict[str, Any]) -> None:
     environ = order["environ"]
     if order["unbuffered"] or environ.get("PYTHONUNBUFFERED"):
         raw = cast(BinaryIO, io.FileIO(1, "w", closefd=False))  # nothing holds back what is printed
-        sys.stdout = sys.__stdout__ = io.TextIOWrapper(raw, write_through=True)
+        sys.stdout = io.TextIOWrapper(raw, write_through=True)
     if order["faulthandler"] or environ.get("PYTHONFAULTHANDLER"):
         faulthandler.enable()
     sys.warnoptions[:] = [each for each in environ.get("PYTHONWARNINGS", "").split(",") if each] + order["warnings"]

@@ -1,0 +1,86 @@
+"""Inference of shapes and dtypes goes on until nothing new is learned, and asks nobody who knows everything."""
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.ops.registry import lookup
+
+LENGTH = 20
+SHAPE = (3, 4)
+GIVEN = {"dtype": {"dtype": "float64"}, "shape": {"shape": SHAPE}}
+
+
+def inferred(symbol, what):
+    """What is found of every argument and output, as text or tuples."""
+    if what == "shape":
+        arguments, outputs, _ = symbol.infer_shape()
+        return [*arguments, *outputs]
+    arguments, outputs, _ = symbol.infer_type()
+    return [np.dtype(each).name for each in (*arguments, *outputs)]
+
+
+def everywhere(symbol, what):
+    expected = SHAPE if what == "shape" else "float64"
+    return [expected] * (len(symbol.list_arguments()) + len(symbol.list_outputs()))
+
+
+@pytest.mark.parametrize(("what", "at"), [("dtype", 0), ("shape", 0), ("shape", LENGTH // 2), ("shape", LENGTH)])
+def test_what_one_variable_says_reaches_the_whole_of_a_long_chain(what, at):
+    made = None
+    for step in range(LENGTH + 1):
+        variable = mx.sym.Variable(f"v{step}", **(GIVEN[what] if step == at else {}))
+        made = variable if made is None else mx.sym.elemwise_add(made, variable)
+    assert inferred(made, what) == everywhere(made, what)
+
+
+@pytest.mark.parametrize("what", GIVEN)
+def test_what_is_learned_forward_and_backward_in_turn_is_learned_to_the_end(what):
+    path = [5, 0, 4, 1, 3, 2]  # each node learns of the one before in the path, and lies on its other side
+    shared = [mx.sym.Variable(f"v{at}", **(GIVEN[what] if at == 0 else {})) for at in range(len(path) + 1)]
+    places = {node: at for at, node in enumerate(path)}
+    nodes = [mx.sym.elemwise_add(shared[places[node]], shared[places[node] + 1]) for node in range(len(path))]
+    group = mx.sym.Group(nodes)
+    assert inferred(group, what) == everywhere(group, what)
+
+
+@pytest.mark.parametrize("what", GIVEN)
+def test_others_of_which_nothing_is_learned_end_nothing(what):
+    def unknown(name):
+        return mx.sym.elemwise_add(mx.sym.Variable(f"{name}1"), mx.sym.Variable(f"{name}2"))
+
+    a, b, c = (mx.sym.Variable(name) for name in "abc")
+    d = mx.sym.Variable("d", **GIVEN[what])
+    nodes = [mx.sym.elemwise_add(a, b), mx.sym.elemwise_add(c, d), mx.sym.elemwise_add(b, c)]
+    group = mx.sym.Group([unknown("first"), *nodes, unknown("last")])
+    arguments, outputs, _ = getattr(group, "infer_shape_partial" if what == "shape" else "infer_type_partial")()
+    told = [np.dtype(each).name if isinstance(each, type) else each for each in (*arguments, *outputs)]
+    assert told.count(SHAPE if what == "shape" else "float64") == 4 + 3
+
+
+def test_an_operator_that_knows_one_dtype_waits_for_the_other():
+    y = mx.sym.Variable("y")
+    where = mx.sym.where(mx.sym.Variable("condition", dtype="int32"), mx.sym.Variable("x"), y)
+    net = mx.sym.Group([where, mx.sym.elemwise_add(y, mx.sym.Variable("z", dtype="float64"))])
+    assert inferred(net, "dtype") == ["int32", "float64", "float64", "float64", "float64", "float64"]
+
+
+@pytest.mark.parametrize(("what", "method"), [("shape", "infer_shape"), ("dtype", "infer_type")])
+def test_an_operator_of_which_everything_is_known_is_asked_once(what, method, monkeypatch):
+    asked = []
+    kind = type(lookup("elemwise_add").create())
+    real = getattr(kind, method)
+
+    def counting(self, *given):
+        asked.append(self)
+        return real(self, *given)
+
+    made = mx.sym.Variable("v", **GIVEN[what])
+    for step in range(LENGTH):
+        made = mx.sym.elemwise_add(made, mx.sym.Variable(f"v{step}", **GIVEN[what]))
+    unknown = mx.sym.elemwise_add(mx.sym.Variable("a"), mx.sym.Variable("b"))
+    # What stays unknown is asked again, and keeps the others from being over after the first turn.
+    nodes = mx.sym.Group([made, unknown])
+    monkeypatch.setattr(kind, method, counting)
+    getattr(nodes, f"{method}_partial")()
+    assert len(asked) == LENGTH + 2
