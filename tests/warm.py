@@ -30,8 +30,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Self, cast
 
+from flowmx.comm.launch.child import ALONE, HERE
+
 ROOT = Path(__file__).parent.parent
-START = str(ROOT / "comm" / "launch" / "start.py")
 PR_SET_CHILD_SUBREAPER = 36
 PLAIN = subprocess.Popen
 MODULES = (
@@ -48,7 +49,7 @@ class Order(dict[str, Any]):
     def of(cls, command: Sequence[str]) -> Order | None:
         """Take a command apart; None where it is none of Python's, or has options that only a new process heeds."""
         words = [os.fsdecode(word) for word in command]
-        guarded = words[:4] == [sys.executable, "-I", "-S", START]  # a launcher's child, which dies with it
+        guarded = words[:4] == [*ALONE, str(HERE / "start.py")]  # a launcher's child, which dies with it
         launcher, words = (words[4], words[5:]) if guarded else ("", words)
         if not words or words.pop(0) != sys.executable:
             return None
