@@ -12,7 +12,7 @@ GIVEN = {"dtype": {"dtype": "float64"}, "shape": {"shape": SHAPE}}
 
 
 def inferred(symbol, what):
-    """What is found of every argument and output, as text or tuples."""
+    """The dtypes, as text, or the shapes of every argument and output."""
     if what == "shape":
         arguments, outputs, _ = symbol.infer_shape()
         return [*arguments, *outputs]

@@ -39,7 +39,7 @@ MODULES = (
     "flowmx.kvstore.server.main", "flowmx.kvstore.launching.command", "flowmx.comm.launch.scheduler",
     "flowmx.gluon.data.workers.process", "flowmx.cli", "faulthandler", "textwrap", "numpy.random",
 )  # fmt: skip
-"""What the process imports before it forks others."""
+"""The modules that the process imports before it forks others."""
 
 
 class Order(dict[str, Any]):
