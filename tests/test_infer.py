@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import flowmx as mx
-from flowmx.ops.registry import lookup
+from flowmx.ops import lookup
 
 LENGTH = 20
 SHAPE = (3, 4)
