@@ -54,6 +54,13 @@ def new_python(monkeypatch):
     monkeypatch.setattr(warm.Popen, "server", None)
 
 
+@pytest.fixture(autouse=True)
+def new_python_in_soak(request):
+    """Let the soak tests start real interpreters, as users do."""
+    if request.node.get_closest_marker("soak"):
+        request.getfixturevalue("new_python")
+
+
 @pytest.fixture
 def offline(monkeypatch):
     """A network in which no file can be had, and that says so at once."""
