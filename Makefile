@@ -49,9 +49,10 @@ format: $(VENV)/.dev ## put the source into ruff's format
 	$(BIN)/ruff check --fix --select I .
 	$(BIN)/ruff format .
 
-# mypy sees devices/, ops/ and comm/ where they are installed, under flowmx/, through links that are made anew each
-# time; sed turns its paths back into those of the repository.
+# The stubs follow the operators, so they are written anew. mypy sees devices/, ops/ and comm/ where they are installed,
+# under flowmx/, through links that are made anew each time; sed turns its paths back into those of the repository.
 types: $(VENV)/.dev ## run mypy --strict
+	@$(BIN)/python -m flowmx.tools.stubs
 	@rm -rf $(TYPING) && mkdir -p $(TYPING)/flowmx
 	@ln -s $(CURDIR)/flowmx/* $(CURDIR)/devices $(CURDIR)/ops $(CURDIR)/comm $(TYPING)/flowmx/
 	@ln -s $(CHECKED:%=$(CURDIR)/%) $(TYPING)/

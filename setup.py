@@ -1,6 +1,11 @@
-"""The package list of flowmx, found at build time; everything else stands in pyproject.toml."""
+"""The package list of flowmx and its stubs, both made at build time; everything else stands in pyproject.toml."""
 
-from setuptools import find_packages, setup
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Command, find_packages, setup
+from setuptools.command import build_py, sdist
 
 # Package -> folder. Three packages stand at the top of the repository, but are only ever installed under
 # flowmx: a top-level `comm` would shadow Jupyter's.
@@ -12,7 +17,35 @@ packages = [
     for package in (root, *(f"{root}.{name}" for name in find_packages(folder)))
 ]
 
+
+def write_stubs(command: Command) -> None:
+    """Write the stubs into the source, as package data; without flowmx's dependencies those at hand have to do."""
+    if subprocess.run([sys.executable, "-m", "flowmx.tools.stubs"], cwd=Path(__file__).resolve().parent).returncode:
+        command.warn("flowmx can not be imported here, so its stubs were not written")
+
+
+class BuildPy(build_py.build_py):
+    """Copies the packages, or only finds them for an editable installation, with new stubs."""
+
+    command_name = "build_py"
+
+    def run(self) -> None:
+        write_stubs(self)
+        super().run()
+
+
+class SDist(sdist.sdist):
+    """Makes the source distribution with new stubs, for builds which can not write them."""
+
+    command_name = "sdist"
+
+    def run(self) -> None:
+        write_stubs(self)
+        super().run()
+
+
 setup(
+    cmdclass={"build_py": BuildPy, "sdist": SDist},
     packages=packages,
     package_dir=ROOTS,
     package_data={

@@ -1,12 +1,12 @@
 """The methods of arrays that are operators: ``x.sum(axis=1)`` is ``mx.nd.sum(x, axis=1)``.
 
-``methods.pyi``, which ``python -m flowmx.tools.stubs`` writes, gives their types.
+``methods.pyi``, which ``python -m flowmx.tools.stubs`` writes, gives type checkers and editors all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx.ndarray import functions
 from flowmx.ops.arrays.reshaping import split_at
@@ -14,11 +14,14 @@ from flowmx.ops.registry import calling
 from flowmx.ops.registry.calling import METHODS
 from flowmx.ops.registry.operators import lookup
 
+if TYPE_CHECKING:
+    from flowmx.ndarray.array import NDArray
+
 
 class Methods:
     """The operators that are also methods of an array, which is their first input."""
 
-    def transpose(self, *axes: Any, **kwargs: Any) -> Any:
+    def transpose(self, *axes: int | Sequence[int] | None, **kwargs: Any) -> NDArray:
         """The axes in another order (reversed where none is given), as numbers or as one tuple."""
         if len(axes) == 1 and isinstance(axes[0], (tuple, list)):
             axes = tuple(axes[0])
@@ -26,15 +29,15 @@ class Methods:
             kwargs["axes"] = axes
         return functions.op("transpose", self, **kwargs)
 
-    def expand_dims(self, axis: int, inplace: bool = False) -> Any:
+    def expand_dims(self, axis: int, inplace: bool = False) -> NDArray:
         """A new axis of length 1; with ``inplace`` the result shares this array's memory."""
         return self._seen("expand_dims", inplace, axis=axis)
 
-    def flatten(self, inplace: bool = False) -> Any:
+    def flatten(self, inplace: bool = False) -> NDArray:
         """All axes but the first made one; with ``inplace`` the result shares this array's memory."""
         return self._seen("Flatten", inplace)
 
-    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False) -> Any:
+    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False) -> NDArray:
         """Without axes of length 1 (all, or those given); with ``inplace`` it shares this array's memory."""
         return self._seen("squeeze", inplace, axis=axis)
 
@@ -44,7 +47,7 @@ class Methods:
             return functions.op(name, self, **parameters)
         return self.reshape(lookup(name).create(**parameters).spec((self._shape,), (self._dtype,)).shapes[0])
 
-    def split_v2(self, indices_or_sections: Any, axis: int = 0, squeeze_axis: bool = False) -> Any:
+    def split_v2(self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False) -> Any:
         """The parts along an axis, split at the indices given, or into as many equal parts as a number says."""
         return functions.op("_split_v2", self, axis=axis, squeeze_axis=squeeze_axis, **split_at(indices_or_sections))
 

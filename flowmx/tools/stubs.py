@@ -1,20 +1,29 @@
-"""Write the stubs that give generated functions and methods their types: ``python -m flowmx.tools.stubs``.
+"""Write the stubs that give generated functions and methods types and docstrings: ``python -m flowmx.tools.stubs``.
 
-Each stub stands beside the module that it describes. A test holds them current.
+Each stub lies beside the module that it describes. They are no part of the repository: setup.py makes them when flowmx
+is built or installed, ``make types`` before it checks.
 """
 
 from __future__ import annotations
 
+import ast
+import inspect
 import keyword
+import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from flowmx.ndarray import functions as nd_functions
+from flowmx.ndarray import methods
 from flowmx.ops.registry.calling import METHODS
+from flowmx.ops.registry.documentation import documentation
 from flowmx.ops.registry.dtypes import DType, name_of
 from flowmx.ops.registry.operators import Operator, Shape, lookup, registered
 from flowmx.ops.registry.parameters import Parameter
+from flowmx.symbol import functions as sym_functions
 
 _TYPES: dict[Any, str] = {
     int: "int",
@@ -28,48 +37,15 @@ _TYPES: dict[Any, str] = {
 }
 
 _HEADER = """\
-# Written by `python -m flowmx.tools.stubs`; a test holds it current.
-# ruff: noqa
-
+# Written by `python -m flowmx.tools.stubs`.
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-"""
-
-_ARRAY_HEAD = """\
 from flowmx.ndarray.array import NDArray
-from flowmx.ops.registry.operators import Operator
-
-_Out = NDArray | Sequence[NDArray] | None
-
-def call(cls: type[Operator], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-def function_for(name: str) -> Callable[..., Any]: ...
-def op(name: str, /, *args: Any, **kwargs: Any) -> Any: ...
-"""
-
-_SYMBOL_HEAD = """\
 from flowmx.symbol.symbol import Symbol
-
-def function_for(name: str) -> Callable[..., Symbol]: ...
-def op(name: str, /, *args: Any, **kwargs: Any) -> Symbol: ...
 """
-
-_METHODS_HEAD = """\
-from flowmx.ndarray.array import NDArray
-
-_Out = NDArray | Sequence[NDArray] | None
-
-def method_for(name: str) -> Callable[..., Any]: ...
-
-class Methods:
-    def transpose(self, *axes: int | Sequence[int] | None, **kwargs: Any) -> NDArray: ...
-    def expand_dims(self, axis: int, inplace: bool = False) -> NDArray: ...
-    def flatten(self, inplace: bool = False) -> NDArray: ...
-    def squeeze(self, axis: int | Sequence[int] | None = None, inplace: bool = False) -> NDArray: ...
-    def split_v2(
-        self, indices_or_sections: int | Sequence[int], axis: int = 0, squeeze_axis: bool = False
-    ) -> Any: ...
-"""
+_OUT = "out: NDArray | Sequence[NDArray] | None = None"
+_NAME = "name: str | None = None"
 
 
 def annotation(parameter: Parameter) -> str:
@@ -125,7 +101,34 @@ def returned(cls: type[Operator], array: str) -> str:
     return array if array == "Symbol" or cls.outputs is Operator.outputs else "Any"
 
 
-def _public() -> list[str]:
+def definition(name: str, given: list[str], result: str, doc: str) -> str:
+    """A function of a stub, with its docstring."""
+    quoted = doc.replace("\\", r"\\").replace('"""', r"\"\"\"")
+    body = textwrap.indent(f'"""{quoted}\n"""\n', "    ", lambda line: line != "\n")
+    return f"def {name}({', '.join(given)}) -> {result}:\n{body}\n"
+
+
+def written(module: ModuleType) -> str:
+    """The header, a module's own imports, and its public functions and classes, of which only docstrings are left."""
+    body = ast.parse(inspect.getsource(module)).body
+    imports = [node for node in body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    declared = [*imports[1:], *_declared(body, ast.FunctionDef), *_declared(body, ast.ClassDef)]
+    return _HEADER + "".join(f"{ast.unparse(node)}\n\n" for node in declared)
+
+
+def _declared(body: list[ast.stmt], kind: type[ast.FunctionDef | ast.ClassDef]) -> list[ast.stmt]:
+    """The public functions or classes among statements, less their code."""
+    found: list[ast.stmt] = []
+    for node in body:
+        if isinstance(node, kind) and not node.name.startswith("_"):
+            within = _declared(node.body, ast.FunctionDef) if kind is ast.ClassDef else []
+            node.body = [node.body[0], *within]
+            found.append(node)
+    return found
+
+
+def public_names() -> list[str]:
+    """The operators that are functions of ``mx.nd`` and ``mx.sym``."""
     return sorted(
         name
         for name, cls in registered().items()
@@ -133,42 +136,39 @@ def _public() -> list[str]:
     )
 
 
-def functions_stub(array: str, head: str, extra: list[str]) -> str:
+def functions_stub(module: ModuleType, array: str, extra: list[str]) -> str:
     """The stub of the functions on arrays or symbols; ``extra`` are the arguments that all of them take."""
-    names = _public()
+    names = public_names()
     shown = [f"    {name!r},\n" for name in names if not name.startswith("_")]
-    lines = [_HEADER, head, "\n__all__ = [\n", *shown, "]\n\n"]
+    lines = [written(module), "__all__ = [\n", *shown, "]\n\n"]
     for name in names:
         cls = lookup(name)
         own = [each for each in extra if each.partition(":")[0] not in cls.parameters]
         given = [*arguments(cls, array), *([] if cls.variadic or cls.open_ended else ["*"]), *own]
         given += ["**kwargs: Any"] if cls.open_ended else []
-        lines.append(f"def {name}({', '.join(given)}) -> {returned(cls, array)}: ...\n")
+        lines.append(definition(name, given, returned(cls, array), documentation(cls)))
     return "".join(lines)
 
 
 def methods_stub() -> str:
     """The stub of the methods of arrays that are operators."""
-    lines = [_HEADER, _METHODS_HEAD]
+    lines = [written(methods)]
     for name in METHODS:
         cls = lookup(name)
-        given = ", ".join(["self", *arguments(cls, "NDArray")[1:], "*", "out: _Out = None"])
-        lines.append(f"    def {name}({given}) -> {returned(cls, 'NDArray')}: ...\n")
+        given = ["self", *arguments(cls, "NDArray")[1:], "*", _OUT]
+        made = definition(name, given, returned(cls, "NDArray"), documentation(cls, is_method=True))
+        lines.append(textwrap.indent(made, "    "))
     return "".join(lines)
 
 
 def stubs() -> dict[Path, str]:
     """Every stub's path and content."""
-    folder = Path(__file__).parent.parent
-    return {
-        folder / "ndarray" / "functions.pyi": functions_stub(
-            "NDArray", _ARRAY_HEAD, ["out: _Out = None", "name: str | None = None"]
-        ),
-        folder / "ndarray" / "methods.pyi": methods_stub(),
-        folder / "symbol" / "functions.pyi": functions_stub(
-            "Symbol", _SYMBOL_HEAD, ["name: str | None = None", "attr: dict[str, str] | None = None"]
-        ),
+    made = {
+        nd_functions: functions_stub(nd_functions, "NDArray", [_OUT, _NAME]),
+        methods: methods_stub(),
+        sym_functions: functions_stub(sym_functions, "Symbol", [_NAME, "attr: dict[str, str] | None = None"]),
     }
+    return {Path(module.__file__ or "").with_suffix(".pyi"): text for module, text in made.items()}
 
 
 def main() -> None:
