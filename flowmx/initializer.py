@@ -28,6 +28,7 @@ from flowmx.devices import get as device_of
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.core import push_on
 from flowmx.ndarray.creation import load_named
+from flowmx.ops.rnn_layout import GATES, Packed
 from flowmx.registry import Registry
 
 __all__ = [
@@ -439,11 +440,10 @@ class FusedRNN(Initializer):
             init=None if made is None else made.dumps(), num_hidden=num_hidden, num_layers=num_layers, mode=mode,
             bidirectional=bidirectional, forget_bias=forget_bias,
         )  # fmt: skip
-        if mode not in _GATES:
-            raise ValueError(f"FusedRNN: mode is {mode!r}, expected one of {', '.join(_GATES)}")
+        if mode not in GATES:
+            raise ValueError(f"FusedRNN: mode is {mode!r}, expected one of {', '.join(GATES)}")
         self._init = made
-        self._units, self._layers, self._mode = num_hidden, num_layers, mode
-        self._directions = "lr" if bidirectional else "l"
+        self._packed = Packed(mode, num_hidden, num_layers, "lr" if bidirectional else "l")
         self._forget_bias = forget_bias
 
     def _init_weight(self, name: InitDesc, arr: NDArray) -> None:
@@ -452,7 +452,7 @@ class FusedRNN(Initializer):
         start = 0
         for part, shape in self._parts(name, arr.size):
             piece = nd.empty(shape, arr.context, arr.dtype)
-            if self._mode == "lstm" and part.endswith("_f_bias"):
+            if self._packed.mode == "lstm" and part.endswith("_f_bias"):
                 piece[:] = self._forget_bias
             else:
                 init(InitDesc(part, global_init=name.global_init), piece)
@@ -461,21 +461,10 @@ class FusedRNN(Initializer):
 
     def _parts(self, name: str, size: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Name and shape of each part, in the operator's order: all weights, then all biases."""
-        units, sides, gates = self._units, len(self._directions), _GATES[self._mode]
-        rows = sides * len(gates) * units
-        inputs, rest = divmod(size - rows * ((self._layers - 1) * (units * sides + units + 2) + units + 2), rows)
-        if rest or inputs < 1:
+        inputs = self._packed.inputs(size)
+        if inputs is None:
             raise ValueError(f"FusedRNN: {str(name)!r} has {size} elements, which no layers of these arguments have")
-        cells = [(layer, side) for layer in range(self._layers) for side in self._directions]
-        for kind in ("weight", "bias"):
-            for layer, side in cells:
-                for what, columns in (("i2h", units * sides if layer else inputs), ("h2h", units)):
-                    for gate in gates:
-                        shape = (units, columns) if kind == "weight" else (units,)
-                        yield f"{side}{layer}_{what}{gate}_{kind}", shape
-
-
-_GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
+        return self._packed.parts(inputs)
 
 
 # -- from several sources ----------------------------------------------------------------------------------

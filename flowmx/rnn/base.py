@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
+from flowmx.gluon.rnn.steps import Stepped
 from flowmx.ndarray import NDArray
 from flowmx.symbol import Symbol
 
@@ -63,7 +65,7 @@ class BaseRNNCell:
         for cell in getattr(self, "_cells", ()):
             cell.reset()
 
-    def __call__(self, inputs: Symbol, states: list[Any]) -> tuple[Any, list[Any]]:
+    def __call__(self, inputs: Symbol, states: list[Any]) -> Stepped:
         """Compose one step.
 
         Args:
@@ -134,15 +136,11 @@ class BaseRNNCell:
             args: parameters by name; those of other layers stay as they are.
         """
         found = dict(args)
-        if not self._gate_names:
-            return found
-        units = self._num_hidden  # type: ignore[attr-defined]
-        for group in ("i2h", "h2h"):
-            for kind in ("weight", "bias"):
-                packed = found.pop(f"{self._prefix}{group}_{kind}")
-                for gate, name in enumerate(self._gate_names):
-                    piece = packed[gate * units : (gate + 1) * units]
-                    found[f"{self._prefix}{group}{name}_{kind}"] = piece.copy()
+        units = getattr(self, "_num_hidden", 0)
+        for whole, parts in self._gate_arrays():
+            packed = found.pop(whole)
+            for gate, name in enumerate(parts):
+                found[name] = packed[gate * units : (gate + 1) * units].copy()
         return found
 
     def pack_weights(self, args: Weights) -> dict[str, NDArray]:
@@ -152,24 +150,24 @@ class BaseRNNCell:
             args: parameters by name, as :meth:`unpack_weights` gives them.
         """
         found = dict(args)
-        if not self._gate_names:
-            return found
-        for group in ("i2h", "h2h"):
-            for kind in ("weight", "bias"):
-                pieces = [found.pop(f"{self._prefix}{group}{name}_{kind}") for name in self._gate_names]
-                found[f"{self._prefix}{group}_{kind}"] = nd.concat(*pieces, dim=0) if len(pieces) > 1 else pieces[0]
+        for whole, parts in self._gate_arrays():
+            pieces = [found.pop(name) for name in parts]
+            found[whole] = nd.concat(*pieces, dim=0) if len(pieces) > 1 else pieces[0]
         return found
+
+    def _gate_arrays(self) -> Iterator[tuple[str, list[str]]]:
+        """The name of each packed array, and those of its gates; nothing for a cell without gates."""
+        if self._gate_names:
+            for group, kind in itertools.product(("i2h", "h2h"), ("weight", "bias")):
+                start = f"{self._prefix}{group}"
+                yield f"{start}_{kind}", [f"{start}{gate}_{kind}" for gate in self._gate_names]
 
     # -- many steps ------------------------------------------------------------------------------------
 
     def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
-        layout: str = "NTC",
+        self, length: int, inputs: Any, begin_state: list[Any] | None = None, layout: str = "NTC",
         merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
+    ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Compose all steps of a sequence.
 
         Args:
@@ -183,13 +181,17 @@ class BaseRNNCell:
             the outputs, and the states after the last step.
         """
         self.reset()
+        return self._unrolled(length, inputs, begin_state, layout, merge_outputs)
+
+    def _unrolled(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> Stepped:
+        """Compose all steps; the arguments are those of :meth:`unroll`."""
         steps = split(length, inputs, layout)
         states = self.begin_state() if begin_state is None else begin_state
         outputs = []
         for step in steps:
             output, states = self(step, states)
             outputs.append(output)
-        return (merged(outputs, layout) if merge_outputs else outputs), states
+        return (merged(outputs, layout) if merge else outputs), states
 
     def _get_activation(self, inputs: Symbol, activation: Any, **kwargs: Any) -> Symbol:
         """An activation by name, or by a function of symbols."""

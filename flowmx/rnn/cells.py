@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
 from flowmx import initializer as init
 from flowmx import symbol as sym
+from flowmx.gluon.rnn import steps
 from flowmx.rnn.base import BaseRNNCell, RNNParams
 from flowmx.symbol import Symbol
 
 
-class _Gated(BaseRNNCell):
-    """A cell that transforms its input and its first state into all gates at once."""
+class GatedCell(BaseRNNCell):
+    """A cell that transforms its input and its first state into all gates at once.
 
-    _states = 1
+    Args:
+        num_hidden: the number of units.
+        prefix: of names.
+        params: those to share with other cells.
+        **initializers: of the parameters, such as ``i2h_bias``.
+    """
 
-    def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, bias_init: Any = None) -> None:
+    kind: ClassVar[steps.Kind]
+    _activation: Any = "tanh"
+    _axis = 1
+    _inner = ""
+
+    def __init__(self, num_hidden: int, prefix: str, params: RNNParams | None, **initializers: Any) -> None:
         super().__init__(prefix, params)
         self._num_hidden = num_hidden
-        get = self.params.get
-        self._iW, self._hW = get("i2h_weight"), get("h2h_weight")
-        self._iB = get("i2h_bias") if bias_init is None else get("i2h_bias", init=bias_init)
-        self._hB = get("h2h_bias")
+        self._iW, self._hW, self._iB, self._hB = (
+            self.params.get(name, init=initializers.get(name))
+            for name in ("i2h_weight", "h2h_weight", "i2h_bias", "h2h_bias")
+        )
 
     @property
     def state_info(self) -> list[dict[str, Any]]:
-        return [{"shape": (0, self._num_hidden), "__layout__": "NC"} for _ in range(self._states)]
+        return [{"shape": (0, self._num_hidden), "__layout__": "NC"} for _ in range(self.kind.states)]
+
+    @property
+    def _gate_names(self) -> tuple[str, ...]:
+        return self.kind.gates
 
     def _transformed(self, inputs: Any, state: Any, name: str) -> tuple[Symbol, Symbol]:
         rows = self._num_hidden * len(self._gate_names)
@@ -33,8 +49,15 @@ class _Gated(BaseRNNCell):
         h2h = sym.FullyConnected(state, self._hW, self._hB, num_hidden=rows, name=f"{name}h2h")
         return i2h, h2h
 
+    def __call__(self, inputs: Any, states: list[Any]) -> steps.Stepped:
+        name = self._step_name()
+        i2h, h2h = self._transformed(inputs, states[0], name)
+        act = partial(self._get_activation, activation=self._activation)
+        step = steps.Step(sym, name + self._inner, act, out=f"{name}out", axis=self._axis)
+        return self.kind.step(step, i2h, h2h, states)
 
-class RNNCell(_Gated):
+
+class RNNCell(GatedCell):
     """``output = activation(i2h(input) + h2h(state))`` (Elman).
 
     Args:
@@ -44,24 +67,16 @@ class RNNCell(_Gated):
         params: those to share with other cells.
     """
 
+    kind = steps.ELMAN
+
     def __init__(
         self, num_hidden: int, activation: Any = "tanh", prefix: str = "rnn_", params: RNNParams | None = None
     ) -> None:
         super().__init__(num_hidden, prefix, params)
         self._activation = activation
 
-    @property
-    def _gate_names(self) -> tuple[str, ...]:
-        return ("",)
 
-    def __call__(self, inputs: Any, states: list[Any]) -> tuple[Any, list[Any]]:
-        name = self._step_name()
-        i2h, h2h = self._transformed(inputs, states[0], name)
-        output = self._get_activation(i2h + h2h, self._activation, name=f"{name}out")
-        return output, [output]
-
-
-class LSTMCell(_Gated):
+class LSTMCell(GatedCell):
     """Long short-term memory (Hochreiter and Schmidhuber 1997), with a forget gate; states are output and memory.
 
     Args:
@@ -71,24 +86,15 @@ class LSTMCell(_Gated):
         forget_bias: the initial bias of the forget gates.
     """
 
-    _states = 2
+    kind = steps.LSTM
 
     def __init__(
         self, num_hidden: int, prefix: str = "lstm_", params: RNNParams | None = None, forget_bias: float = 1.0
     ) -> None:
-        super().__init__(num_hidden, prefix, params, init.LSTMBias(forget_bias=forget_bias))
-
-    @property
-    def _gate_names(self) -> tuple[str, ...]:
-        return ("_i", "_f", "_c", "_o")
-
-    def __call__(self, inputs: Any, states: list[Any]) -> tuple[Any, list[Any]]:
-        name = self._step_name()
-        i2h, h2h = self._transformed(inputs, states[0], name)
-        return lstm_step(i2h + h2h, states[1], name, 1, lambda x, **names: sym.Activation(x, act_type="tanh", **names))
+        super().__init__(num_hidden, prefix, params, i2h_bias=init.LSTMBias(forget_bias=forget_bias))
 
 
-class GRUCell(_Gated):
+class GRUCell(GatedCell):
     """Gated recurrent unit (Cho et al. 2014), in cuDNN's form: the reset gate acts on the transformed state.
 
     Args:
@@ -97,37 +103,11 @@ class GRUCell(_Gated):
         params: those to share with other cells.
     """
 
+    kind = steps.GRU
+    _inner = "_"
+
     def __init__(self, num_hidden: int, prefix: str = "gru_", params: RNNParams | None = None) -> None:
         super().__init__(num_hidden, prefix, params)
 
-    @property
-    def _gate_names(self) -> tuple[str, ...]:
-        return ("_r", "_z", "_o")
-
-    def __call__(self, inputs: Any, states: list[Any]) -> tuple[Any, list[Any]]:
-        name = self._step_name()
-        i2h, h2h = self._transformed(inputs, states[0], f"{name}_")
-        return gru_step(i2h, h2h, states[0], name, 1, lambda x, **names: sym.Activation(x, act_type="tanh", **names))
-
-
-def lstm_step(gates: Any, memory: Any, name: str, axis: int, activation: Any) -> tuple[Any, list[Any]]:
-    """Output and states of an LSTM, from its gates side by side on an axis."""
-    parts = sym.SliceChannel(gates, num_outputs=4, axis=axis, name=f"{name}slice")
-    enter = sym.Activation(parts[0], act_type="sigmoid", name=f"{name}i")
-    keep = sym.Activation(parts[1], act_type="sigmoid", name=f"{name}f")
-    change = activation(parts[2], name=f"{name}c")
-    leave = sym.Activation(parts[3], act_type="sigmoid", name=f"{name}o")
-    memory = sym.elemwise_add(keep * memory, enter * change, name=f"{name}state")
-    output = sym.elemwise_mul(leave, activation(memory), name=f"{name}out")
-    return output, [output, memory]
-
-
-def gru_step(i2h: Any, h2h: Any, state: Any, name: str, axis: int, activation: Any) -> tuple[Any, list[Any]]:
-    """Output and state of a GRU, from its gates side by side on an axis."""
-    i_reset, i_update, i_change = sym.SliceChannel(i2h, num_outputs=3, axis=axis, name=f"{name}_i2h_slice")
-    h_reset, h_update, h_change = sym.SliceChannel(h2h, num_outputs=3, axis=axis, name=f"{name}_h2h_slice")
-    reset = sym.Activation(i_reset + h_reset, act_type="sigmoid", name=f"{name}_r_act")
-    update = sym.Activation(i_update + h_update, act_type="sigmoid", name=f"{name}_z_act")
-    change = activation(i_change + reset * h_change, name=f"{name}_h_act")
-    output = sym.elemwise_add((1.0 - update) * change, update * state, name=f"{name}out")
-    return output, [output]
+    def _transformed(self, inputs: Any, state: Any, name: str) -> tuple[Symbol, Symbol]:
+        return super()._transformed(inputs, state, name + self._inner)

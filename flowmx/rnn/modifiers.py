@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from flowmx import symbol as sym
+from flowmx.gluon.rnn.modifiers import mixed, unmodified
+from flowmx.gluon.rnn.steps import Stepped
 from flowmx.ndarray import NDArray
 from flowmx.rnn.base import BaseRNNCell, RNNParams, Weights, merged, split
 from flowmx.symbol import Symbol
@@ -33,21 +35,13 @@ class DropoutCell(BaseRNNCell):
     def state_info(self) -> list[dict[str, Any]]:
         return []
 
-    def __call__(self, inputs: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+    def __call__(self, inputs: Any, states: list[Any]) -> Stepped:
         return (sym.Dropout(data=inputs, p=self.dropout) if self.dropout > 0 else inputs), states
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
-        self.reset()
-        if merge_outputs is True or (merge_outputs is None and isinstance(inputs, Symbol)):
+    def _unrolled(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> Stepped:
+        if merge is True or (merge is None and isinstance(inputs, Symbol)):
             return self(merged(inputs, layout), [])
-        return super().unroll(length, inputs, begin_state, layout, merge_outputs)
+        return super()._unrolled(length, inputs, begin_state, layout, merge)
 
 
 class ModifierCell(BaseRNNCell):
@@ -73,16 +67,8 @@ class ModifierCell(BaseRNNCell):
 
     def begin_state(self, init_sym: Callable[..., Symbol] = sym.zeros, **kwargs: Any) -> list[Any]:  # type: ignore[override]
         self._check_unmodified()
-        found: list[Any] = self._of_base(lambda: self.base_cell.begin_state(func=init_sym, **kwargs))
-        return found
-
-    def _of_base(self, work: Callable[[], Any]) -> Any:
-        """Run a function that calls the wrapped cell, which otherwise refuses to be called."""
-        self.base_cell._modified = False
-        try:
-            return work()
-        finally:
-            self.base_cell._modified = True
+        with unmodified(self.base_cell) as cell:
+            return cell.begin_state(func=init_sym, **kwargs)
 
     def unpack_weights(self, args: Weights) -> dict[str, NDArray]:
         return self.base_cell.unpack_weights(args)
@@ -120,13 +106,11 @@ class ZoneoutCell(ModifierCell):
         if hasattr(self, "base_cell"):
             self.base_cell.reset()
 
-    def __call__(self, inputs: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+    def __call__(self, inputs: Any, states: list[Any]) -> Stepped:
         output, after = self.base_cell(inputs, states)
         before = sym.zeros((0, 0)) if self.prev_output is None else self.prev_output
-        if self.zoneout_outputs:
-            output = _kept(self.zoneout_outputs, output, before)
-        if self.zoneout_states:
-            after = [_kept(self.zoneout_states, new, old) for new, old in zip(after, states, strict=True)]
+        output = mixed(sym, self.zoneout_outputs, output, before)
+        after = [mixed(sym, self.zoneout_states, new, old) for new, old in zip(after, states, strict=True)]
         self.prev_output = output
         return output, after
 
@@ -138,22 +122,13 @@ class ResidualCell(ModifierCell):
         base_cell: the other cell.
     """
 
-    def __call__(self, inputs: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+    def __call__(self, inputs: Any, states: list[Any]) -> Stepped:
         output, states = self.base_cell(inputs, states)
         return _plus(output, inputs), states
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
-        self.reset()
-        outputs, states = self._of_base(
-            lambda: self.base_cell.unroll(length, inputs, begin_state, layout, merge_outputs)
-        )
+    def _unrolled(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> Stepped:
+        with unmodified(self.base_cell) as cell:
+            outputs, states = cell.unroll(length, inputs, begin_state, layout, merge)
         if isinstance(outputs, Symbol):
             return _plus(outputs, merged(inputs, layout)), states
         pairs = zip(outputs, split(length, inputs, layout), strict=True)
@@ -162,8 +137,3 @@ class ResidualCell(ModifierCell):
 
 def _plus(output: Symbol, inputs: Symbol) -> Symbol:
     return sym.elemwise_add(output, inputs, name=f"{output.name}_plus_residual")
-
-
-def _kept(part: float, new: Symbol, old: Symbol) -> Symbol:
-    """The new values, but for a random part, which stays old in training."""
-    return sym.where(sym.Dropout(sym.ones_like(new), p=part), new, old)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx import symbol as sym
+from flowmx.gluon.rnn.steps import Stepped
 from flowmx.ndarray import NDArray
 from flowmx.rnn.base import BaseRNNCell, RNNParams, Weights, split, time_axis
 from flowmx.symbol import Symbol
@@ -75,7 +76,7 @@ class SequentialRNNCell(_Stack):
         """
         self._take(cell)
 
-    def __call__(self, inputs: Any, states: list[Any]) -> tuple[Any, list[Any]]:
+    def __call__(self, inputs: Any, states: list[Any]) -> Stepped:
         self._counter += 1
         after: list[Any] = []
         for cell, own in zip(self._cells, self._divided(states), strict=True):
@@ -83,20 +84,12 @@ class SequentialRNNCell(_Stack):
             after += own
         return inputs, after
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
-        self.reset()
+    def _unrolled(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> Stepped:
         states = self.begin_state() if begin_state is None else begin_state
         after: list[Any] = []
         for position, (cell, own) in enumerate(zip(self._cells, self._divided(states), strict=True)):
-            merge = merge_outputs if position == len(self._cells) - 1 else None
-            inputs, own = cell.unroll(length, inputs, own, layout, merge)
+            own_merge = merge if position == len(self._cells) - 1 else None
+            inputs, own = cell.unroll(length, inputs, own, layout, own_merge)
             after += own
         return inputs, after
 
@@ -119,23 +112,15 @@ class BidirectionalCell(_Stack):
         self._take(l_cell)
         self._take(r_cell)
 
-    def unroll(
-        self,
-        length: int,
-        inputs: Any,
-        begin_state: list[Any] | None = None,
-        layout: str = "NTC",
-        merge_outputs: bool | None = None,
-    ) -> tuple[Any, list[Any]]:
-        self.reset()
+    def _unrolled(self, length: int, inputs: Any, begin_state: Any, layout: str, merge: bool | None) -> Stepped:
         steps = split(length, inputs, layout)
         states = self._divided(self.begin_state() if begin_state is None else begin_state)
         left, right = self._cells
-        ahead, l_states = left.unroll(length, steps, states[0], layout, merge_outputs)
-        back, r_states = right.unroll(length, steps[::-1], states[1], layout, merge_outputs)
-        if merge_outputs is None:
-            merge_outputs = isinstance(ahead, Symbol) and isinstance(back, Symbol)
-        if merge_outputs:
+        ahead, l_states = left.unroll(length, steps, states[0], layout, merge)
+        back, r_states = right.unroll(length, steps[::-1], states[1], layout, merge)
+        if merge is None:
+            merge = isinstance(ahead, Symbol) and isinstance(back, Symbol)
+        if merge:
             back = sym.reverse(back, axis=time_axis(layout))
             outputs: Any = sym.concat(ahead, back, dim=2, name=f"{self._output_prefix}out")
         else:

@@ -27,7 +27,40 @@ class Kind(NamedTuple):
     kept: int
 
 
-KINDS = {"rnn_relu": Kind(1, 0), "rnn_tanh": Kind(1, 0), "lstm": Kind(4, 2), "gru": Kind(3, 1)}
+GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"), "gru": ("_r", "_z", "_o")}
+"""The suffix of each gate's arrays by mode, in the names of MXNet's cells."""
+
+KINDS = {mode: Kind(len(gates), {"lstm": 2, "gru": 1}.get(mode, 0)) for mode, gates in GATES.items()}
+
+
+class Packed(NamedTuple):
+    """The packed vector of layers without projection, as arrays of single gates; ``directions`` is l or lr."""
+
+    mode: str
+    units: int
+    layers: int
+    directions: str
+
+    def parts(self, inputs: int) -> Iterator[tuple[str, Shape]]:
+        """Name and shape of each array, in order, for ``inputs`` features; the name is as in ``l0_i2h_f_weight``."""
+        for kind in ("weight", "bias"):
+            for layer in range(self.layers):
+                columns = {"i2h": self.units * len(self.directions) if layer else inputs, "h2h": self.units}
+                for side in self.directions:
+                    for group, width in columns.items():
+                        for gate in GATES[self.mode]:
+                            shape = (self.units, width) if kind == "weight" else (self.units,)
+                            yield f"{side}{layer}_{group}{gate}_{kind}", shape
+
+    def size(self, inputs: int) -> int:
+        """Length of the vector."""
+        return sum(math.prod(shape) for _, shape in self.parts(inputs))
+
+    def inputs(self, size: int) -> int | None:
+        """The number of features for which the vector is so long, or None if there is none."""
+        per_input = len(self.directions) * len(GATES[self.mode]) * self.units
+        inputs, rest = divmod(size - self.size(0), per_input)
+        return None if rest or inputs < 1 else inputs
 
 
 class Weights(NamedTuple):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
-from flowmx.gluon.rnn import fused, sequences
+from flowmx.gluon.rnn import fused, sequences, steps
 from flowmx.gluon.rnn.recurrent import HybridRecurrentCell
 from flowmx.ndarray import NDArray
 
@@ -14,8 +15,7 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 class _GatedCell(HybridRecurrentCell):
     """A cell that transforms its input and its hidden state into so many gates."""
 
-    gates: ClassVar[int]
-    states: ClassVar[int] = 1
+    kind: ClassVar[steps.Kind]
 
     def __init__(
         self, hidden_size: int, i2h_weight_initializer: Any = None, h2h_weight_initializer: Any = None,
@@ -24,7 +24,7 @@ class _GatedCell(HybridRecurrentCell):
     ) -> None:  # fmt: skip
         super().__init__(prefix=prefix, params=params)
         self._hidden_size = hidden_size
-        rows = self.gates * hidden_size
+        rows = len(self.kind.gates) * hidden_size
 
         def get(name: str, shape: tuple[int, ...], init: Any) -> Any:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
@@ -36,7 +36,7 @@ class _GatedCell(HybridRecurrentCell):
 
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
         """The shape and layout of each state."""
-        return [{"shape": (batch_size, self._hidden_size), "__layout__": "NC"} for _ in range(self.states)]
+        return [{"shape": (batch_size, self._hidden_size), "__layout__": "NC"} for _ in range(self.kind.states)]
 
     def __repr__(self) -> str:
         rows, inputs = self.i2h_weight.shape
@@ -72,13 +72,17 @@ class _GatedCell(HybridRecurrentCell):
         params = (self.i2h_weight, self.h2h_weight, self.i2h_bias, self.h2h_bias)
         return [param.data(first.context) for param in params]
 
-    def _transformed(self, F: Any, t: str, inputs: Any, hidden: Any, weights: dict[str, Any]) -> tuple[Any, Any]:
-        """The input and the hidden state, each transformed into all gates."""
-        rows = self.gates * self._hidden_size
-        return (
-            F.FullyConnected(inputs, weights["i2h_weight"], weights["i2h_bias"], num_hidden=rows, name=t + "i2h"),
-            F.FullyConnected(hidden, weights["h2h_weight"], weights["h2h_bias"], num_hidden=rows, name=t + "h2h"),
-        )
+    def _activations(self) -> tuple[Any, Any]:
+        """The activations of the cell and of its gates."""
+        return "tanh", "sigmoid"
+
+    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
+        t, rows = f"t{self._counter}_", len(self.kind.gates) * self._hidden_size
+        i2h_bias, h2h_bias = weights["i2h_bias"], weights["h2h_bias"]
+        i2h = F.FullyConnected(inputs, weights["i2h_weight"], i2h_bias, num_hidden=rows, name=f"{t}i2h")
+        h2h = F.FullyConnected(states[0], weights["h2h_weight"], h2h_bias, num_hidden=rows, name=f"{t}h2h")
+        act, gate = (partial(self._get_activation, F, activation=each) for each in self._activations())
+        return self.kind.step(steps.Step(F, t, act, gate, named=True), i2h, h2h, states)
 
 
 class RNNCell(_GatedCell):
@@ -96,7 +100,7 @@ class RNNCell(_GatedCell):
         params: as for ``Block``.
     """
 
-    gates = 1
+    kind = steps.ELMAN
 
     def __init__(
         self, hidden_size: int, activation: Any = "tanh", i2h_weight_initializer: Any = None,
@@ -118,11 +122,8 @@ class RNNCell(_GatedCell):
     def _shown_activation(self) -> str:
         return f", {self._activation}"
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
-        t = f"t{self._counter}_"
-        i2h, h2h = self._transformed(F, t, inputs, states[0], weights)
-        output = self._get_activation(F, F.elemwise_add(i2h, h2h, name=t + "plus0"), self._activation, name=t + "out")
-        return output, [output]
+    def _activations(self) -> tuple[Any, Any]:
+        return self._activation, "sigmoid"
 
 
 class LSTMCell(_GatedCell):
@@ -141,7 +142,7 @@ class LSTMCell(_GatedCell):
         recurrent_activation: that of the gates.
     """
 
-    gates, states = 4, 2
+    kind = steps.LSTM
 
     def __init__(
         self, hidden_size: int, i2h_weight_initializer: Any = None, h2h_weight_initializer: Any = None,
@@ -158,22 +159,10 @@ class LSTMCell(_GatedCell):
         return "lstm"
 
     def _mode(self) -> str | None:
-        return "lstm" if (self._activation, self._recurrent_activation) == ("tanh", "sigmoid") else None
+        return "lstm" if self._activations() == ("tanh", "sigmoid") else None
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
-        t, act, gate_act = f"t{self._counter}_", self._activation, self._recurrent_activation
-        i2h, h2h = self._transformed(F, t, inputs, states[0], weights)
-        gates = F.SliceChannel(F.elemwise_add(i2h, h2h, name=t + "plus0"), num_outputs=4, name=t + "slice")
-        in_gate = self._get_activation(F, gates[0], gate_act, name=t + "i")
-        forget_gate = self._get_activation(F, gates[1], gate_act, name=t + "f")
-        in_transform = self._get_activation(F, gates[2], act, name=t + "c")
-        out_gate = self._get_activation(F, gates[3], gate_act, name=t + "o")
-        kept = F.elemwise_mul(forget_gate, states[1], name=t + "mul0")
-        added = F.elemwise_mul(in_gate, in_transform, name=t + "mul1")
-        next_c = F.elemwise_add(kept, added, name=t + "state")
-        squashed = self._get_activation(F, next_c, act, name=t + "activation0")
-        next_h = F.elemwise_mul(out_gate, squashed, name=t + "out")
-        return next_h, [next_h, next_c]
+    def _activations(self) -> tuple[Any, Any]:
+        return self._activation, self._recurrent_activation
 
 
 class GRUCell(_GatedCell):
@@ -190,27 +179,10 @@ class GRUCell(_GatedCell):
         params: as for ``Block``.
     """
 
-    gates = 3
+    kind = steps.GRU
 
     def _alias(self) -> str:
         return "gru"
 
     def _mode(self) -> str | None:
         return "gru"
-
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
-        t, hidden = f"t{self._counter}_", states[0]
-        i2h, h2h = self._transformed(F, t, inputs, hidden, weights)
-        i2h_r, i2h_z, i2h = F.SliceChannel(i2h, num_outputs=3, name=t + "i2h_slice")
-        h2h_r, h2h_z, h2h = F.SliceChannel(h2h, num_outputs=3, name=t + "h2h_slice")
-        reset = F.sigmoid(F.elemwise_add(i2h_r, h2h_r, name=t + "plus0"), name=t + "r_act")
-        update = F.sigmoid(F.elemwise_add(i2h_z, h2h_z, name=t + "plus1"), name=t + "z_act")
-        new = F.tanh(
-            F.elemwise_add(i2h, F.elemwise_mul(reset, h2h, name=t + "mul0"), name=t + "plus2"), name=t + "h_act"
-        )
-        next_h = F.elemwise_add(
-            F.elemwise_mul(1.0 - update, new, name=t + "mul1"),
-            F.elemwise_mul(update, hidden, name=t + "mul20"),
-            name=t + "out",
-        )
-        return next_h, [next_h]

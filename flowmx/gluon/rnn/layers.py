@@ -16,11 +16,11 @@ from flowmx.gluon.rnn.modifiers import DropoutCell
 from flowmx.gluon.rnn.recurrent import HybridRecurrentCell, make_state
 from flowmx.gluon.rnn.stacks import HybridSequentialRNNCell
 from flowmx.ndarray import NDArray
+from flowmx.ops.rnn_layout import GATES
 from flowmx.symbol import Symbol
 
 __all__ = ["GRU", "LSTM", "RNN"]
 
-_GATES = {"rnn_relu": 1, "rnn_tanh": 1, "lstm": 4, "gru": 3}
 _PARAMETER = re.compile(r"(l|r)(\d+)_(i2h|h2h|h2r)_(weight|bias)\Z")
 
 
@@ -48,7 +48,7 @@ class _RNNLayer(HybridBlock):
         self._dir = 2 if bidirectional else 1
         self._projection_size = projection_size or None
         self._clip, self._use_sequence_length = clip, use_sequence_length
-        self._gates = _GATES[mode]
+        self._gates = len(GATES[mode])
         self._initializers = initializers
         self._make_params()
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from flowmx import ndarray as nd
 from flowmx.gluon.rnn import sequences
@@ -11,6 +12,8 @@ from flowmx.gluon.rnn.bidirectional import BidirectionalCell
 from flowmx.gluon.rnn.recurrent import HybridRecurrentCell, RecurrentCell
 
 __all__ = ["DropoutCell", "ModifierCell", "ResidualCell", "ZoneoutCell"]
+
+C = TypeVar("C", bound=Any)
 
 
 class DropoutCell(HybridRecurrentCell):
@@ -62,6 +65,16 @@ class DropoutCell(HybridRecurrentCell):
         return super().unroll(length, inputs, states, layout, merge_outputs)
 
 
+@contextmanager
+def unmodified(cell: C) -> Iterator[C]:
+    """Let the cell inside a modifier be called as its own user may call it."""
+    cell._modified = False
+    try:
+        yield cell
+    finally:
+        cell._modified = True
+
+
 class ModifierCell(HybridRecurrentCell):
     """Base of cells around another cell, whose parameters and states they have. Only the outer one is called.
 
@@ -94,16 +107,8 @@ class ModifierCell(HybridRecurrentCell):
     def begin_state(self, batch_size: int = 0, func: Callable[..., Any] = nd.zeros, **kwargs: Any) -> list[Any]:
         """The first states of the cell inside (arrays by default, where MXNet makes symbols)."""
         self._refuse_modified()
-        states: list[Any] = self._unmodified(self.base_cell.begin_state, batch_size, func=func, **kwargs)
-        return states
-
-    def _unmodified(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call something of the cell inside that only its own user may call."""
-        self.base_cell._modified = False
-        try:
-            return call(*args, **kwargs)
-        finally:
-            self.base_cell._modified = True
+        with unmodified(self.base_cell) as cell:
+            return cell.begin_state(batch_size, func=func, **kwargs)
 
 
 class _RememberingCell(ModifierCell):
@@ -153,13 +158,13 @@ class ZoneoutCell(_RememberingCell):
     def hybrid_forward(self, F: Any, inputs: Any, states: Any) -> Any:
         output, following = self.base_cell(inputs, states)
         before = F.zeros_like(output) if self._prev_output is None else self._prev_output
-        output = _mixed(F, self.zoneout_outputs, output, before)
-        following = [_mixed(F, self.zoneout_states, new, old) for new, old in zip(following, states, strict=True)]
+        output = mixed(F, self.zoneout_outputs, output, before)
+        following = [mixed(F, self.zoneout_states, new, old) for new, old in zip(following, states, strict=True)]
         self._prev_output = output
         return output, following
 
 
-def _mixed(F: Any, rate: float, new: Any, old: Any) -> Any:
+def mixed(F: Any, rate: float, new: Any, old: Any) -> Any:
     """Something new, but what was there before in random places, of that rate."""
     return F.where(F.Dropout(F.ones_like(new), p=rate), new, old) if rate else new
 
@@ -181,9 +186,8 @@ class ResidualCell(ModifierCell):
     ) -> tuple[Any, list[Any]]:  # fmt: skip
         """Unroll the cell inside, and add the inputs; see ``RecurrentCell.unroll``."""
         self.reset()
-        outputs, states = self._unmodified(
-            self.base_cell.unroll, length, inputs, begin_state, layout, merge_outputs, valid_length
-        )
+        with unmodified(self.base_cell) as cell:
+            outputs, states = cell.unroll(length, inputs, begin_state, layout, merge_outputs, valid_length)
         F = sequences.namespace(outputs)
         if not isinstance(outputs, sequences.Leaf):
             each = sequences.steps(self._added(inputs, layout, valid_length), length, layout)

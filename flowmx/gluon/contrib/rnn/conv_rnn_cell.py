@@ -6,9 +6,10 @@ A kind of cell says how gates become outputs, and is made for one, two and three
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, ClassVar
 
-from flowmx.gluon.rnn import HybridRecurrentCell
+from flowmx.gluon.rnn import HybridRecurrentCell, steps
 
 __all__ = [
     "Conv1DGRUCell", "Conv1DLSTMCell", "Conv1DRNNCell", "Conv2DGRUCell", "Conv2DLSTMCell", "Conv2DRNNCell",
@@ -44,8 +45,7 @@ class _ConvCell(HybridRecurrentCell):
     """
 
     axes: ClassVar[int]
-    gates: ClassVar[int]
-    states: ClassVar[int] = 1
+    kind: ClassVar[steps.Kind]
 
     def __init__(
         self, input_shape: Sequence[int], hidden_channels: int, i2h_kernel: Lengths, h2h_kernel: Lengths,
@@ -63,7 +63,7 @@ class _ConvCell(HybridRecurrentCell):
         self._h2h = self._geometry("h2h", h2h_kernel, h2h_dilate, None)
         *lengths, channels = self._last(tuple(input_shape))
         self._state_shape = self._first((*self._lengths_after(lengths), hidden_channels))
-        rows = self.gates * hidden_channels
+        rows = len(self.kind.gates) * hidden_channels
 
         def get(name: str, shape: tuple[int, ...], init: Any) -> Any:
             return self.params.get(name, shape=shape, init=init, allow_deferred_init=True)
@@ -106,75 +106,45 @@ class _ConvCell(HybridRecurrentCell):
     def state_info(self, batch_size: int = 0) -> list[dict[str, Any]]:
         """The shape and layout of each state."""
         info = {"shape": (batch_size, *self._state_shape), "__layout__": self._conv_layout}
-        return [dict(info) for _ in range(self.states)]
+        return [dict(info) for _ in range(self.kind.states)]
 
     def __repr__(self) -> str:
         shape = self.i2h_weight.shape
         inputs = shape[1 if self._channel_axis == 1 else -1]
         return f"{type(self).__name__}({inputs or None} -> {shape[0]}, {self._activation}, {self._conv_layout})"
 
-    def _convolved(self, F: Any, t: str, inputs: Any, hidden: Any, weights: dict[str, Any]) -> tuple[Any, Any]:
-        """The input and the hidden state, each convolved into all gates."""
-        rows, layout = self.gates * self._hidden_channels, self._conv_layout
-        i2h = F.Convolution(
-            inputs, weights["i2h_weight"], weights["i2h_bias"], num_filter=rows, layout=layout, name=t + "i2h",
-            **self._i2h,
+    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
+        t = f"t{self._counter}_"
+        i2h, h2h = (
+            F.Convolution(
+                data, weights[f"{group}_weight"], weights[f"{group}_bias"], layout=self._conv_layout, name=t + group,
+                num_filter=len(self.kind.gates) * self._hidden_channels, **geometry,
+            )
+            for group, data, geometry in (("i2h", inputs, self._i2h), ("h2h", states[0], self._h2h))
         )  # fmt: skip
-        h2h = F.Convolution(
-            hidden, weights["h2h_weight"], weights["h2h_bias"], num_filter=rows, layout=layout, name=t + "h2h",
-            **self._h2h,
-        )  # fmt: skip
-        return i2h, h2h
+        act = partial(self._get_activation, F, activation=self._activation)
+        return self.kind.step(steps.Step(F, t, act, axis=self._channel_axis), i2h, h2h, states)
 
 
 class _ConvRNN(_ConvCell):
-    gates = 1
+    kind = steps.ELMAN
 
     def _alias(self) -> str:
         return "conv_rnn"
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
-        t = f"t{self._counter}_"
-        i2h, h2h = self._convolved(F, t, inputs, states[0], weights)
-        output = self._get_activation(F, i2h + h2h, self._activation, name=t + "out")
-        return output, [output]
-
 
 class _ConvLSTM(_ConvCell):
-    gates, states = 4, 2
+    kind = steps.LSTM
 
     def _alias(self) -> str:
         return "conv_lstm"
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
-        t = f"t{self._counter}_"
-        i2h, h2h = self._convolved(F, t, inputs, states[0], weights)
-        gates = F.SliceChannel(i2h + h2h, num_outputs=4, axis=self._channel_axis, name=t + "slice")
-        in_gate = F.Activation(gates[0], act_type="sigmoid", name=t + "i")
-        forget_gate = F.Activation(gates[1], act_type="sigmoid", name=t + "f")
-        in_transform = self._get_activation(F, gates[2], self._activation, name=t + "c")
-        out_gate = F.Activation(gates[3], act_type="sigmoid", name=t + "o")
-        next_c = F.elemwise_add(forget_gate * states[1], in_gate * in_transform, name=t + "state")
-        next_h = F.elemwise_mul(out_gate, self._get_activation(F, next_c, self._activation), name=t + "out")
-        return next_h, [next_h, next_c]
-
 
 class _ConvGRU(_ConvCell):
-    gates = 3
+    kind = steps.GRU
 
     def _alias(self) -> str:
         return "conv_gru"
-
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
-        t, axis = f"t{self._counter}_", self._channel_axis
-        i2h, h2h = self._convolved(F, t, inputs, states[0], weights)
-        i2h_r, i2h_z, i2h = F.SliceChannel(i2h, num_outputs=3, axis=axis, name=t + "i2h_slice")
-        h2h_r, h2h_z, h2h = F.SliceChannel(h2h, num_outputs=3, axis=axis, name=t + "h2h_slice")
-        reset = F.Activation(i2h_r + h2h_r, act_type="sigmoid", name=t + "r_act")
-        update = F.Activation(i2h_z + h2h_z, act_type="sigmoid", name=t + "z_act")
-        new = self._get_activation(F, i2h + reset * h2h, self._activation, name=t + "h_act")
-        next_h = F.elemwise_add((1.0 - update) * new, update * states[0], name=t + "out")
-        return next_h, [next_h]
 
 
 class Conv1DRNNCell(_ConvRNN):

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
-from flowmx.gluon.rnn import BidirectionalCell, HybridRecurrentCell, RecurrentCell, sequences
-from flowmx.gluon.rnn.modifiers import _RememberingCell
+from flowmx.gluon.rnn import BidirectionalCell, HybridRecurrentCell, RecurrentCell, sequences, steps
+from flowmx.gluon.rnn.modifiers import _RememberingCell, unmodified
 
 __all__ = ["LSTMPCell", "VariationalDropoutCell"]
 
@@ -89,9 +90,8 @@ class VariationalDropoutCell(_RememberingCell):
         states = sequences.zero_states(self.begin_state, whole, layout) if begin_state is None else begin_state
         if self.drop_inputs:
             whole = F.Dropout(whole, p=self.drop_inputs, axes=(time,))
-        outputs, states = self._unmodified(
-            self.base_cell.unroll, length, whole, states, layout, merge_outputs=True, valid_length=valid_length
-        )
+        with unmodified(self.base_cell) as cell:
+            outputs, states = cell.unroll(length, whole, states, layout, True, valid_length)
         if self.drop_outputs:
             outputs = F.Dropout(outputs, p=self.drop_outputs, axes=(time,))
         return (sequences.steps(outputs, length, layout) if merge_outputs is False else outputs), states
@@ -153,12 +153,7 @@ class LSTMPCell(HybridRecurrentCell):
         t, rows = f"t{self._counter}_", 4 * self._hidden_size
         i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=t + "i2h")
         h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=t + "h2h")
-        gates = F.SliceChannel(i2h + h2h, num_outputs=4, name=t + "slice")
-        kinds = zip(gates, "ifco", ("sigmoid", "sigmoid", "tanh", "sigmoid"), strict=True)
-        in_gate, forget_gate, in_transform, out_gate = (
-            F.Activation(gate, act_type=kind, name=t + letter) for gate, letter, kind in kinds
-        )
-        next_c = F.elemwise_add(forget_gate * states[1], in_gate * in_transform, name=t + "state")
-        hidden = F.elemwise_mul(out_gate, F.Activation(next_c, act_type="tanh"), name=t + "hidden")
+        act = partial(F.Activation, act_type="tanh")
+        hidden, (_, memory) = steps.lstm(steps.Step(F, t, act, out=f"{t}hidden"), i2h, h2h, states)
         projected = F.FullyConnected(hidden, h2r_weight, no_bias=True, num_hidden=self._projection_size, name=t + "out")
-        return projected, [projected, next_c]
+        return projected, [projected, memory]
