@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy
 
@@ -63,6 +63,8 @@ class EvalMetric:
         **kwargs: further arguments of the subclass, for :meth:`get_config`.
     """
 
+    _has_global_stats = False
+
     def __init__(
         self,
         name: str,
@@ -73,7 +75,8 @@ class EvalMetric:
         self.name = str(name)
         self.output_names = output_names
         self.label_names = label_names
-        self._has_global_stats = kwargs.pop("has_global_stats", type(self).update is EvalMetric.update)
+        own = self._has_global_stats or type(self).update is EvalMetric.update
+        self._has_global_stats = kwargs.pop("has_global_stats", own)
         self._kwargs = kwargs
         self.reset()
 
@@ -171,6 +174,43 @@ class EvalMetric:
         return f"EvalMetric: {dict(self.get_name_value())}"
 
 
+class NamedMetric(EvalMetric):
+    """A metric without further arguments, whose class has a default name."""
+
+    default_name: ClassVar[str]
+
+    def __init__(
+        self,
+        name: str | None = None,
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(self.default_name if name is None else name, output_names, label_names)
+
+
+class AveragedMetric(EvalMetric):
+    """A metric of batches (``average="macro"``) or of all that was counted over the batches (``"micro"``).
+
+    Raises:
+        ValueError: ``average`` is another one.
+    """
+
+    default_name: ClassVar[str]
+    _has_global_stats = True
+
+    def __init__(
+        self,
+        name: str | None = None,
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
+        average: str = "macro",
+    ) -> None:
+        if average not in ("macro", "micro"):
+            raise ValueError(f"{type(self).__name__}: average is {average!r}, expected 'macro' or 'micro'")
+        self.average = average
+        super().__init__(self.default_name if name is None else name, output_names, label_names, average=average)
+
+
 def _chosen(argument: str, names: Sequence[str] | None, arrays: Mapping[str, Any]) -> list[Any]:
     if names is None:
         return list(arrays.values())
@@ -230,6 +270,8 @@ class CompositeEvalMetric(EvalMetric):
         label_names: the names of the labels that it reads.
     """
 
+    _has_global_stats = True
+
     def __init__(
         self,
         metrics: Iterable[Any] | None = None,
@@ -238,7 +280,7 @@ class CompositeEvalMetric(EvalMetric):
         label_names: Sequence[str] | None = None,
     ) -> None:
         self.metrics = [create(each) for each in metrics or ()]
-        super().__init__(name, output_names, label_names, has_global_stats=True)
+        super().__init__(name, output_names, label_names)
 
     def add(self, metric: Any) -> None:
         """Add a metric, or what :func:`create` makes one from."""
@@ -303,6 +345,8 @@ class CustomMetric(EvalMetric):
         label_names: the names of the labels that it reads.
     """
 
+    _has_global_stats = True
+
     def __init__(
         self,
         feval: Callable[[Host, Host], Any],
@@ -314,10 +358,7 @@ class CustomMetric(EvalMetric):
         if name is None:
             name = getattr(feval, "__name__", type(feval).__name__)
             name = f"custom({name})" if "<" in name else name
-        super().__init__(
-            name, output_names, label_names, feval=feval, allow_extra_outputs=allow_extra_outputs,
-            has_global_stats=True,
-        )  # fmt: skip
+        super().__init__(name, output_names, label_names, feval=feval, allow_extra_outputs=allow_extra_outputs)
         self._feval = feval
         self._allow_extra_outputs = allow_extra_outputs
 

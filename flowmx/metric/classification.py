@@ -8,7 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.metric.base import Arrays, EvalMetric, Host, alias, check_label_shapes, host, register
+from flowmx.metric.base import (
+    Arrays,
+    AveragedMetric,
+    EvalMetric,
+    Host,
+    NamedMetric,
+    alias,
+    check_label_shapes,
+    host,
+    register,
+)
 
 
 @register
@@ -83,24 +93,8 @@ class TopKAccuracy(EvalMetric):
         return {**config, "name": config["name"].removesuffix(f"_{self.top_k}")}
 
 
-class _Binary(EvalMetric):
-    """A score of the counts of true and false positives and negatives.
-
-    With ``average="macro"`` it is the mean of the batches' scores, with ``"micro"`` the score of all batches'
-    counts.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        output_names: Sequence[str] | None,
-        label_names: Sequence[str] | None,
-        average: str,
-    ) -> None:
-        if average not in ("macro", "micro"):
-            raise ValueError(f"{type(self).__name__}: average is {average!r}, expected 'macro' or 'micro'")
-        self.average = average
-        super().__init__(name, output_names, label_names, has_global_stats=True, average=average)
+class _Binary(AveragedMetric):
+    """A score of the counts of true and false positives and negatives, of each batch or of all batches."""
 
     def score(self, true_pos: int, false_pos: int, false_neg: int, true_neg: int) -> float:
         """The score of some counts."""
@@ -157,14 +151,7 @@ class F1(_Binary):
         average: ``"macro"``, the mean of the batches' scores, or ``"micro"``, one score of all batches.
     """
 
-    def __init__(
-        self,
-        name: str = "f1",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-        average: str = "macro",
-    ) -> None:
-        super().__init__(name, output_names, label_names, average)
+    default_name = "f1"
 
     def score(self, true_pos: int, false_pos: int, false_neg: int, true_neg: int) -> float:
         return 2 * true_pos / (2 * true_pos + false_pos + false_neg) if true_pos else 0.0
@@ -183,14 +170,7 @@ class MCC(_Binary):
         average: ``"macro"``, the mean of the batches' scores, or ``"micro"``, one score of all batches.
     """
 
-    def __init__(
-        self,
-        name: str = "mcc",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-        average: str = "macro",
-    ) -> None:
-        super().__init__(name, output_names, label_names, average)
+    default_name = "mcc"
 
     def score(self, true_pos: int, false_pos: int, false_neg: int, true_neg: int) -> float:
         terms = (true_pos + false_pos, true_pos + false_neg, true_neg + false_pos, true_neg + false_neg)
@@ -199,7 +179,7 @@ class MCC(_Binary):
 
 
 @register
-class PCC(EvalMetric):
+class PCC(NamedMetric):
     """Pearson's correlation of labels and predicted classes: Matthews' coefficient for any number of classes.
 
     Gorodkin, Comparing two K-category assignments by a K-category correlation coefficient, 2004.
@@ -212,14 +192,8 @@ class PCC(EvalMetric):
 
     _matrix: Host
     _global_matrix: Host
-
-    def __init__(
-        self,
-        name: str = "pcc",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(name, output_names, label_names, has_global_stats=True)
+    default_name = "pcc"
+    _has_global_stats = True
 
     def update(self, labels: Arrays, preds: Arrays) -> None:
         labels, preds = check_label_shapes(labels, preds, wrap=True)

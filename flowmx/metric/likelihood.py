@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -13,10 +14,16 @@ from flowmx.metric.base import EvalMetric, Host, alias, register
 class _LogLikelihood(EvalMetric):
     """The mean of ``-log(p + eps)``, p being the probability that was given to the label."""
 
+    default_name: ClassVar[str]
+
     def __init__(
-        self, eps: float, name: str, output_names: Sequence[str] | None, label_names: Sequence[str] | None
+        self,
+        eps: float = 1e-12,
+        name: str | None = None,
+        output_names: Sequence[str] | None = None,
+        label_names: Sequence[str] | None = None,
     ) -> None:
-        super().__init__(name, output_names, label_names, eps=eps)
+        super().__init__(self.default_name if name is None else name, output_names, label_names, eps=eps)
         self.eps = eps
 
     def measure(self, label: Host, pred: Host) -> tuple[float, float]:
@@ -42,14 +49,7 @@ class CrossEntropy(_LogLikelihood):
         label_names: the names of the labels that it reads.
     """
 
-    def __init__(
-        self,
-        eps: float = 1e-12,
-        name: str = "cross-entropy",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(eps, name, output_names, label_names)
+    default_name = "cross-entropy"
 
 
 @register
@@ -64,14 +64,7 @@ class NegativeLogLikelihood(_LogLikelihood):
         label_names: the names of the labels that it reads.
     """
 
-    def __init__(
-        self,
-        eps: float = 1e-12,
-        name: str = "nll-loss",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(eps, name, output_names, label_names)
+    default_name = "nll-loss"
 
 
 @register

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from flowmx.metric.base import Arrays, EvalMetric, Host, alias, check_label_shapes, host, listed, register
+from flowmx.metric.base import (
+    Arrays,
+    AveragedMetric,
+    Host,
+    NamedMetric,
+    alias,
+    check_label_shapes,
+    host,
+    listed,
+    register,
+)
 
 
-class _Difference(EvalMetric):
+class _Difference(NamedMetric):
     """The mean over batches of a function of the differences."""
 
     def measure(self, label: Host, pred: Host) -> tuple[float, float]:
@@ -32,13 +41,7 @@ class MAE(_Difference):
         label_names: the names of the labels that it reads.
     """
 
-    def __init__(
-        self,
-        name: str = "mae",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(name, output_names, label_names)
+    default_name = "mae"
 
     def of_difference(self, difference: Host) -> float:
         return float(np.abs(difference).mean())
@@ -54,13 +57,7 @@ class MSE(_Difference):
         label_names: the names of the labels that it reads.
     """
 
-    def __init__(
-        self,
-        name: str = "mse",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(name, output_names, label_names)
+    default_name = "mse"
 
     def of_difference(self, difference: Host) -> float:
         return float(np.square(difference).mean())
@@ -76,13 +73,7 @@ class RMSE(_Difference):
         label_names: the names of the labels that it reads.
     """
 
-    def __init__(
-        self,
-        name: str = "rmse",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(name, output_names, label_names)
+    default_name = "rmse"
 
     def of_difference(self, difference: Host) -> float:
         return math.sqrt(np.square(difference).mean())
@@ -90,7 +81,7 @@ class RMSE(_Difference):
 
 @register
 @alias("pearsonr")
-class PearsonCorrelation(EvalMetric):
+class PearsonCorrelation(AveragedMetric):
     """Pearson's correlation of predictions and labels.
 
     Args:
@@ -101,17 +92,7 @@ class PearsonCorrelation(EvalMetric):
             batches (Chan, Golub and LeVeque's pairwise update of means and squares, 1979).
     """
 
-    def __init__(
-        self,
-        name: str = "pearsonr",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-        average: str = "macro",
-    ) -> None:
-        if average not in ("macro", "micro"):
-            raise ValueError(f"PearsonCorrelation: average is {average!r}, expected 'macro' or 'micro'")
-        self.average = average
-        super().__init__(name, output_names, label_names, has_global_stats=True, average=average)
+    default_name = "pearsonr"
 
     def measure(self, label: Host, pred: Host) -> tuple[float, float]:
         check_label_shapes(label, pred, shape=True)
@@ -162,7 +143,7 @@ class _Moments:
 
 
 @register
-class Loss(EvalMetric):
+class Loss(NamedMetric):
     """The mean of the predictions, which are losses; labels do not matter.
 
     Args:
@@ -171,13 +152,8 @@ class Loss(EvalMetric):
         label_names: the names of the labels that it reads.
     """
 
-    def __init__(
-        self,
-        name: str = "loss",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(name, output_names, label_names, has_global_stats=True)
+    default_name = "loss"
+    _has_global_stats = True
 
     def update(self, labels: Arrays, preds: Arrays) -> None:
         for pred in listed(preds):
@@ -194,13 +170,7 @@ class Torch(Loss):
         label_names: the names of the labels that it reads.
     """
 
-    def __init__(
-        self,
-        name: str = "torch",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(name, output_names, label_names)
+    default_name = "torch"
 
 
 @register
@@ -213,10 +183,4 @@ class Caffe(Loss):
         label_names: the names of the labels that it reads.
     """
 
-    def __init__(
-        self,
-        name: str = "caffe",
-        output_names: Sequence[str] | None = None,
-        label_names: Sequence[str] | None = None,
-    ) -> None:
-        super().__init__(name, output_names, label_names)
+    default_name = "caffe"
