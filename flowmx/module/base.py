@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from flowmx import metric, model
 from flowmx.engine.loops import runs_in_plain_code
@@ -22,6 +22,38 @@ Params: TypeAlias = Mapping[str, NDArray] | None
 OptimizerParams: TypeAlias = Mapping[str, Any] | Iterable[tuple[str, Any]]
 
 _SGD_PARAMS = (("learning_rate", 0.01),)
+
+
+class Binding(NamedTuple):
+    """The arguments of :meth:`BaseModule.bind`."""
+
+    data_shapes: Any
+    label_shapes: Any
+    for_training: bool
+    inputs_need_grad: bool
+    force_rebind: bool
+    shared_module: Any
+    grad_req: Any
+
+    def check_training(self) -> None:
+        """Raise ValueError where gradients of the inputs are asked for without training."""
+        if self.inputs_need_grad and not self.for_training:
+            raise ValueError("bind: inputs_need_grad needs for_training=True")
+
+    def check_unshared(self, module: BaseModule) -> None:
+        """Raise NotImplementedError where there is a module to share with."""
+        if self.shared_module is not None:
+            raise NotImplementedError(f"bind: a {type(module).__name__} can not share another one's parameters")
+
+
+class GivenParams(NamedTuple):
+    """Parameters by name, and the treatment of those that are missing, initialized already, or unknown."""
+
+    arg_params: Params
+    aux_params: Params
+    allow_missing: bool
+    force_init: bool
+    allow_extra: bool
 
 
 class BaseModule(Loops):
@@ -92,7 +124,33 @@ class BaseModule(Loops):
         shared_module: Any = None,
         grad_req: Any = "write",
     ) -> None:
-        """Make ready for batches of these shapes."""
+        """Make ready for batches of these shapes: infer all others, and make the arrays.
+
+        Args:
+            data_shapes: pairs of name and shape, or ``DataDesc``: an iterator's ``provide_data``.
+            label_shapes: likewise; None for predictions.
+            for_training: make gradients of the parameters.
+            inputs_need_grad: make gradients of the inputs too.
+            force_rebind: bind anew where it is bound.
+            shared_module: another module, whose parameters (and optimizer) this one shares; only None for a
+                :class:`BucketingModule` or a :class:`SequentialModule`.
+            grad_req: ``"write"`` or ``"add"`` gradients, or from argument to word.
+
+        Raises:
+            ValueError: names or numbers of instances do not fit; gradients of the inputs without training.
+            NotImplementedError: a module to share with, for a kind that can not.
+            ShapeError: the shapes do not fit the symbol.
+        """
+        if self.binded and not force_rebind:
+            self.logger.warning("Already bound, ignoring bind()")
+            return
+        self._bind(
+            Binding(data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind, shared_module, grad_req)
+        )
+        self.binded, self.for_training, self.inputs_need_grad = True, for_training, inputs_need_grad
+
+    def _bind(self, given: Binding) -> None:
+        """Make ready for batches, where it is not bound or is to be bound anew."""
         raise NotImplementedError
 
     def init_params(
@@ -104,7 +162,23 @@ class BaseModule(Loops):
         force_init: bool = False,
         allow_extra: bool = False,
     ) -> None:
-        """Initialize the parameters."""
+        """Initialize parameters and auxiliary states: from given arrays, else by the initializer.
+
+        Args:
+            initializer: for those that are not given.
+            arg_params: parameters by name.
+            aux_params: auxiliary states by name.
+            allow_missing: leave those to the initializer that are not in ``arg_params`` or ``aux_params``.
+            force_init: initialize although they are.
+            allow_extra: kept for MXNet's scripts; names that the module does not have are left out.
+
+        Raises:
+            ValueError: one is not given (unless that is allowed), or has another shape.
+        """
+        self._init_params(initializer, GivenParams(arg_params, aux_params, allow_missing, force_init, allow_extra))
+
+    def _init_params(self, initializer: Callable[..., Any] | None, given: GivenParams) -> None:
+        """Initialize the parameters, unless they are initialized and it is not forced."""
         raise NotImplementedError
 
     def init_optimizer(
@@ -114,7 +188,32 @@ class BaseModule(Loops):
         optimizer_params: OptimizerParams = _SGD_PARAMS,
         force_init: bool = False,
     ) -> None:
-        """Install an optimizer."""
+        """Install an optimizer.
+
+        Args:
+            kvstore: ``"local"``, ``"device"``, another name that ``mx.kv.create`` takes, or a store, in which the
+                module's parameters are by name. It sums gradients over devices and, if it can, updates the
+                parameters. One device of one process needs none. None sums, and updates on the first device.
+            optimizer: a name, or an optimizer.
+            optimizer_params: its arguments. ``rescale_grad`` defaults to one over the batch size, which is that of all
+                workers together where a store sums what they push (``"dist_sync"``).
+            force_init: install another one where there is one.
+
+        Raises:
+            TypeError: the optimizer or the kvstore is something else.
+            ValueError, NotImplementedError: there is no optimizer, or no kvstore, of this name.
+        """
+        self._check_ready("init_optimizer")
+        if self.optimizer_initialized and not force_init:
+            self.logger.warning("optimizer already initialized, ignoring...")
+            return
+        self._init_optimizer(kvstore, optimizer, optimizer_params, force_init)
+        self.optimizer_initialized = True
+
+    def _init_optimizer(
+        self, kvstore: Any, optimizer: Any, optimizer_params: OptimizerParams, force_init: bool
+    ) -> None:
+        """Install an optimizer, where there is none or another one is to replace it."""
         raise NotImplementedError
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
@@ -160,7 +259,11 @@ class BaseModule(Loops):
             force_init: set them although they are initialized.
             allow_extra: do not mind names that the module does not have.
         """
-        self.init_params(None, arg_params, aux_params, allow_missing, force_init, allow_extra)
+        self._set_params(GivenParams(arg_params, aux_params, allow_missing, force_init, allow_extra))
+
+    def _set_params(self, given: GivenParams) -> None:
+        """Set parameters and auxiliary states."""
+        self.init_params(None, *given)
 
     def save_params(self, fname: str) -> None:
         """Save parameters and auxiliary states to one file."""

@@ -8,12 +8,15 @@ from typing import Any
 
 from flowmx.devices import Context
 from flowmx.errors import StateError
-from flowmx.initializer import Uniform
-from flowmx.io import DataDesc
-from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
+from flowmx.module.base import BaseModule, Binding, GivenParams, OptimizerParams
 from flowmx.module.module import Module
 from flowmx.name import NameManager
 from flowmx.ndarray import NDArray
+
+
+def _current(name: str, doc: str) -> Any:
+    """A property that is the one of the current bucket's module."""
+    return property(lambda self: getattr(self._current, name), doc=doc)
 
 
 class BucketingModule(BaseModule):
@@ -79,74 +82,23 @@ class BucketingModule(BaseModule):
 
     # -- what it is ------------------------------------------------------------------------------------
 
-    @property
-    def symbol(self) -> Any:
-        """The symbol of the bucket that is current."""
-        return self._current.symbol
-
-    @property
-    def data_names(self) -> list[str]:
-        return self._current.data_names
-
-    @property
-    def label_names(self) -> list[str]:
-        """Names of the labels."""
-        return self._current.label_names
-
-    @property
-    def output_names(self) -> list[str]:
-        return self._current.output_names
-
-    @property
-    def data_shapes(self) -> list[DataDesc]:
-        return self._current.data_shapes
-
-    @property
-    def label_shapes(self) -> list[DataDesc] | None:
-        return self._current.label_shapes
-
-    @property
-    def output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        return self._current.output_shapes
+    symbol = _current("symbol", "The symbol of the bucket that is current.")
+    data_names = _current("data_names", "Names of the inputs.")
+    label_names = _current("label_names", "Names of the labels.")
+    output_names = _current("output_names", "Names of the outputs.")
+    data_shapes = _current("data_shapes", "Describes the inputs it is bound with.")
+    label_shapes = _current("label_shapes", "Describes the labels it is bound with, if any.")
+    output_shapes = _current("output_shapes", "Names and shapes of the outputs.")
 
     # -- binding ---------------------------------------------------------------------------------------
 
-    def bind(
-        self,
-        data_shapes: Any,
-        label_shapes: Any = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
-    ) -> None:
-        """Make the graph of the default bucket ready; the others follow as their batches come.
-
-        Args:
-            data_shapes: as for :meth:`Module.bind`, of the default bucket.
-            label_shapes: likewise.
-            for_training: make gradients of the parameters.
-            inputs_need_grad: make gradients of the inputs too.
-            force_rebind: bind anew where it is bound.
-            shared_module: only None here.
-            grad_req: ``"write"`` or ``"add"`` gradients, or from argument to word.
-
-        Raises:
-            NotImplementedError: a module to share with.
-        """
-        if self.binded and not force_rebind:
-            self.logger.warning("Already bound, ignoring bind()")
-            return
-        if shared_module is not None:
-            raise NotImplementedError("bind: a BucketingModule can not share another one's parameters")
-        self._default.bind(
-            data_shapes, label_shapes, for_training, inputs_need_grad, force_rebind=True, grad_req=grad_req
-        )
+    def _bind(self, given: Binding) -> None:
+        given.check_unshared(self)
+        self._default.bind(*given._replace(force_rebind=True))
+        # The graphs of other buckets are made as their batches come.
         self._buckets = {self._default_bucket_key: self._default}
         self._current, self._curr_bucket_key = self._default, self._default_bucket_key
-        self.binded, self.for_training, self.inputs_need_grad = True, for_training, inputs_need_grad
-        self._grad_req = grad_req
+        self._grad_req = given.grad_req
 
     def switch_bucket(self, bucket_key: Any, data_shapes: Any, label_shapes: Any = None) -> None:
         """Go over to a bucket, whose graph is made where there is none yet.
@@ -202,30 +154,14 @@ class BucketingModule(BaseModule):
 
     # -- parameters ------------------------------------------------------------------------------------
 
-    def init_params(
-        self,
-        initializer: Callable[..., Any] | None = Uniform(0.01),  # noqa: B008
-        arg_params: Params = None,
-        aux_params: Params = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
-    ) -> None:
-        """Initialize the parameters, of all buckets at once; see :meth:`Module.init_params`."""
-        if self.params_initialized and not force_init:
+    def _init_params(self, initializer: Callable[..., Any] | None, given: GivenParams) -> None:
+        if self.params_initialized and not given.force_init:
             return
-        self._default.init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
+        self._default.init_params(initializer, *given)
         self.params_initialized = True
 
-    def set_params(
-        self,
-        arg_params: Params,
-        aux_params: Params,
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
-        self._default.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra)
+    def _set_params(self, given: GivenParams) -> None:
+        self._default.set_params(*given)
         self.params_initialized = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
@@ -295,23 +231,13 @@ class BucketingModule(BaseModule):
 
     # -- training --------------------------------------------------------------------------------------
 
-    def init_optimizer(
-        self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: OptimizerParams = _SGD_PARAMS,
-        force_init: bool = False,
+    def _init_optimizer(
+        self, kvstore: Any, optimizer: Any, optimizer_params: OptimizerParams, force_init: bool
     ) -> None:
-        """Install an optimizer for the parameters, which all buckets share; see :meth:`Module.init_optimizer`."""
-        self._check_ready("init_optimizer")
-        if self.optimizer_initialized and not force_init:
-            self.logger.warning("optimizer already initialized, ignoring.")
-            return
         self._default.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
         for each in self._buckets.values():
             if each is not self._default:
                 each.borrow_optimizer(self._default)
-        self.optimizer_initialized = True
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Enqueue the forward pass of a batch, by the graph of its bucket."""

@@ -12,13 +12,13 @@ from flowmx import ndarray as nd
 from flowmx import optimizer as opt
 from flowmx.devices import Context, cpu, have_numerics
 from flowmx.errors import StateError
-from flowmx.initializer import InitDesc, Uniform
+from flowmx.initializer import InitDesc
 from flowmx.io import DataDesc
 from flowmx.kvstore import KVStoreBase, compression
 from flowmx.kvstore.choice import chosen, updates
 from flowmx.module import updating
 from flowmx.module.arguments import MissingParameterError, check_names, device_groups
-from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
+from flowmx.module.base import BaseModule, Binding, GivenParams, OptimizerParams
 from flowmx.module.group import ExecutorGroup, merged
 from flowmx.module.updating import Updating
 from flowmx.ndarray import NDArray
@@ -182,48 +182,20 @@ class Module(BaseModule):
 
     # -- binding ---------------------------------------------------------------------------------------
 
-    def bind(
-        self,
-        data_shapes: Any,
-        label_shapes: Any = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
-    ) -> None:
-        """Make ready for batches of these shapes: infer all others, and make the arrays.
-
-        Args:
-            data_shapes: pairs of name and shape, or ``DataDesc``: an iterator's ``provide_data``.
-            label_shapes: likewise; None for predictions.
-            for_training: make gradients of the parameters.
-            inputs_need_grad: make gradients of the inputs too.
-            force_rebind: bind anew where it is bound.
-            shared_module: another module, whose parameters (and optimizer) this one shares.
-            grad_req: ``"write"`` or ``"add"`` gradients, or from argument to word.
-
-        Raises:
-            ValueError: names or numbers of instances do not fit.
-            ShapeError: the shapes do not fit the symbol.
-        """
-        if self.binded and not force_rebind:
-            self.logger.warning("Already bound, ignoring bind()")
-            return
-        if inputs_need_grad and not for_training:
-            raise ValueError("bind: inputs_need_grad needs for_training=True")
+    def _bind(self, given: Binding) -> None:
+        given.check_training()
+        shared_module = given.shared_module
         if self.binded and self.params_initialized:
             self.get_params()  # they would be lost with the arrays that hold them
-        data, label = self._described(data_shapes, label_shapes)
+        data, label = self._described(given.data_shapes, given.label_shapes, 4)
         if shared_module is not None and not (shared_module.binded and shared_module.params_initialized):
             raise ValueError("bind: shared_module must be bound, with its parameters initialized")
         shared = None if shared_module is None else shared_module._group
         self._group = group = ExecutorGroup(
-            self._symbol, self._contexts, self._workloads, data, label, self._param_names, self._fixed, for_training,
-            inputs_need_grad, grad_req, shared, self._group2ctxs,
+            self._symbol, self._contexts, self._workloads, data, label, self._param_names, self._fixed,
+            given.for_training, given.inputs_need_grad, given.grad_req, shared, self._group2ctxs,
         )  # fmt: skip
-        self.binded, self.for_training, self.inputs_need_grad = True, for_training, inputs_need_grad
-        self._grad_req = grad_req
+        self._grad_req = given.grad_req
         if shared_module is not None:
             self._arg_params, self._aux_params = shared_module._arg_params, shared_module._aux_params
             self.params_initialized = True
@@ -247,9 +219,11 @@ class Module(BaseModule):
             data_shapes: as for :meth:`bind`.
             label_shapes: as for :meth:`bind`.
         """
-        self._executors("reshape").reshape(*self._described(data_shapes, label_shapes))
+        self._executors("reshape").reshape(*self._described(data_shapes, label_shapes, 3))
 
-    def _described(self, data_shapes: Any, label_shapes: Any) -> tuple[list[DataDesc], list[DataDesc] | None]:
+    def _described(
+        self, data_shapes: Any, label_shapes: Any, stacklevel: int
+    ) -> tuple[list[DataDesc], list[DataDesc] | None]:
         data = [each if isinstance(each, DataDesc) else DataDesc(*each) for each in data_shapes]
         if sorted(each.name for each in data) != sorted(self._data_names):
             raise ValueError(
@@ -263,53 +237,32 @@ class Module(BaseModule):
             warnings.warn(
                 f"bind: label_shapes names {[each.name for each in label]}, expected the module's label_names "
                 f"{self._label_names}",
-                stacklevel=3,
+                stacklevel=stacklevel,
             )
         return data, label
 
     # -- parameters ------------------------------------------------------------------------------------
 
-    def init_params(
-        self,
-        initializer: Callable[..., Any] | None = Uniform(0.01),  # noqa: B008
-        arg_params: Params = None,
-        aux_params: Params = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
-    ) -> None:
-        """Initialize parameters and auxiliary states: from given arrays, else by the initializer.
-
-        Args:
-            initializer: for those that are not given.
-            arg_params: parameters by name.
-            aux_params: auxiliary states by name.
-            allow_missing: leave those to the initializer that are not in ``arg_params`` or ``aux_params``.
-            force_init: initialize although they are.
-            allow_extra: kept for MXNet's scripts; names that the module does not have are left out.
-
-        Raises:
-            ValueError: one is not given (unless that is allowed), or has another shape.
-        """
-        if self.params_initialized and not force_init:
+    def _init_params(self, initializer: Callable[..., Any] | None, given: GivenParams) -> None:
+        if self.params_initialized and not given.force_init:
             warnings.warn(
                 "init_params: the parameters are initialized already, so nothing was done: pass force_init=True to "
                 "initialize them anew",
-                stacklevel=2,
+                stacklevel=3,
             )
             return
         group = self._executors("init_params")
         if self._stale:
             self.get_params()
         attributes = self._symbol.attr_dict()
-        for kind, targets, given in (
-            ("parameter", self._arg_params, arg_params),
-            ("auxiliary state", self._aux_params, aux_params),
+        for kind, targets, values in (
+            ("parameter", self._arg_params, given.arg_params),
+            ("auxiliary state", self._aux_params, given.aux_params),
         ):
             for name in sorted(targets):
-                if given is not None and name in given:
-                    _copy(kind, name, given[name], targets[name])
-                elif given is not None and not allow_missing:
+                if values is not None and name in values:
+                    _copy(kind, name, values[name], targets[name])
+                elif values is not None and not given.allow_missing:
                     raise MissingParameterError(
                         f"init_params: the {kind} {name!r} is not among those given; pass allow_missing=True to "
                         "leave it to the initializer"
@@ -320,22 +273,16 @@ class Module(BaseModule):
         self._stale = False
         group.set_params(self._arg_params, self._aux_params)
 
-    def set_params(
-        self,
-        arg_params: Params,
-        aux_params: Params,
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
+    def _set_params(self, given: GivenParams) -> None:
+        arg_params, aux_params = given.arg_params or {}, given.aux_params or {}
         known = {*self._param_names, *self._aux_names}
-        extra = [name for name in (*(arg_params or {}), *(aux_params or {})) if name not in known]
-        if extra and not allow_extra:
+        extra = [name for name in (*arg_params, *aux_params) if name not in known]
+        if extra and not given.allow_extra:
             message = f"set_params: the module has no parameter {extra[0]!r}; pass allow_extra=True to leave such out"
-            if allow_missing:
+            if given.allow_missing:
                 raise ValueError(message)
-            warnings.warn(message, stacklevel=2)  # MXNet looks at superfluous names with allow_missing alone
-        super().set_params(arg_params or {}, aux_params or {}, allow_missing, force_init, allow_extra)
+            warnings.warn(message, stacklevel=3)  # MXNet looks at superfluous names with allow_missing alone
+        super()._set_params(given._replace(arg_params=arg_params, aux_params=aux_params))
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         """The parameters and auxiliary states, on the CPU (enqueued copies of those on the devices)."""
@@ -375,32 +322,9 @@ class Module(BaseModule):
 
     # -- the optimizer ---------------------------------------------------------------------------------
 
-    def init_optimizer(
-        self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: OptimizerParams = _SGD_PARAMS,
-        force_init: bool = False,
+    def _init_optimizer(
+        self, kvstore: Any, optimizer: Any, optimizer_params: OptimizerParams, force_init: bool
     ) -> None:
-        """Install an optimizer.
-
-        Args:
-            kvstore: ``"local"``, ``"device"``, another name that ``mx.kv.create`` takes, or a store, in which the
-                module's parameters are by name. It sums gradients over devices and, if it can, updates the
-                parameters. One device of one process needs none. None sums, and updates on the first device.
-            optimizer: a name, or an optimizer.
-            optimizer_params: its arguments. ``rescale_grad`` defaults to one over the batch size, which is that of all
-                workers together where a store sums what they push (``"dist_sync"``).
-            force_init: install another one where there is one.
-
-        Raises:
-            TypeError: the optimizer or the kvstore is something else.
-            ValueError, NotImplementedError: there is no optimizer, or no kvstore, of this name.
-        """
-        self._check_ready("init_optimizer")
-        if self.optimizer_initialized and not force_init:
-            self.logger.warning("optimizer already initialized, ignoring...")
-            return
         group = self._executors("init_optimizer")
         store = chosen(kvstore, len(self._contexts))
         rescale_grad = 1.0 / (group.batch_size * updating.adding(store))
@@ -408,7 +332,6 @@ class Module(BaseModule):
         shapes = [each.shape for each in self._arg_params.values()]
         self._updates = Updating(created, store, updates(store, kvstore, shapes), self._param_names)
         self._updates.start(group, self._compression_params)
-        self.optimizer_initialized = True
         if self._states_to_load is not None:
             self.load_optimizer_states(self._states_to_load)
             self._states_to_load = None

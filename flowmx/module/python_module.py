@@ -8,9 +8,8 @@ from typing import Any
 
 from flowmx import ndarray as nd
 from flowmx.errors import StateError
-from flowmx.initializer import Uniform
 from flowmx.io import DataDesc
-from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
+from flowmx.module.base import BaseModule, Binding
 from flowmx.ndarray import NDArray
 
 
@@ -65,32 +64,15 @@ class PythonModule(BaseModule):
         found: list[tuple[str, tuple[int, ...]]] = self._output_shapes
         return found
 
-    def bind(
-        self,
-        data_shapes: Any,
-        label_shapes: Any = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
-    ) -> None:
-        """Take the shapes, and ask ``_compute_output_shapes`` for those of the outputs.
-
-        Raises:
-            ValueError: other names than its own, or another ``grad_req`` than ``"write"``.
-        """
-        if self.binded and not force_rebind:
-            self.logger.warning("Already bound, ignoring bind()")
-            return
-        if grad_req != "write":
-            raise ValueError(f"bind: grad_req is {grad_req!r}, expected 'write', which is all that it can")
+    def _bind(self, given: Binding) -> None:
+        data_shapes, label_shapes = given.data_shapes, given.label_shapes
+        if given.grad_req != "write":
+            raise ValueError(f"bind: grad_req is {given.grad_req!r}, expected 'write', which is all that it can")
         _check_shapes("data_shapes", data_shapes, self._data_names)
         if label_shapes is not None:
             _check_shapes("label_shapes", label_shapes, self._label_names or [])
         self._data_shapes, self._label_shapes = data_shapes, label_shapes
         self._output_shapes = self._compute_output_shapes()
-        self.binded, self.for_training, self.inputs_need_grad = True, for_training, inputs_need_grad
 
     def _compute_output_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         raise NotImplementedError(f"{type(self).__name__} must implement _compute_output_shapes()")
@@ -98,25 +80,11 @@ class PythonModule(BaseModule):
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         return {}, {}
 
-    def init_params(
-        self,
-        initializer: Callable[..., Any] | None = Uniform(0.01),  # noqa: B008
-        arg_params: Params = None,
-        aux_params: Params = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
-    ) -> None:
+    def init_params(self, *args: Any, **kwargs: Any) -> None:
         """There is nothing to initialize."""
         self.params_initialized = True
 
-    def init_optimizer(
-        self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: OptimizerParams = _SGD_PARAMS,
-        force_init: bool = False,
-    ) -> None:
+    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
         """There is nothing to optimize."""
         self.optimizer_initialized = True
 

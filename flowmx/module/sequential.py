@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from flowmx.errors import StateError
-from flowmx.initializer import Uniform
 from flowmx.io import DataDesc
-from flowmx.module.base import _SGD_PARAMS, BaseModule, OptimizerParams, Params
+from flowmx.module.base import BaseModule, Binding, GivenParams, OptimizerParams
 from flowmx.module.module import Module
 from flowmx.ndarray import NDArray
 
@@ -95,62 +94,29 @@ class SequentialModule(BaseModule):
 
     # -- binding ---------------------------------------------------------------------------------------
 
-    def bind(
-        self,
-        data_shapes: Any,
-        label_shapes: Any = None,
-        for_training: bool = True,
-        inputs_need_grad: bool = False,
-        force_rebind: bool = False,
-        shared_module: Any = None,
-        grad_req: Any = "write",
-    ) -> None:
-        """Bind the modules one after the other, each for the outputs of the one before; see :meth:`Module.bind`.
-
-        Raises:
-            NotImplementedError: a module to share with.
-            ValueError: gradients of the inputs without training, or outputs and inputs that differ in number.
-        """
-        if self.binded and not force_rebind:
-            self.logger.warning("Already bound, ignoring bind()")
-            return
-        if inputs_need_grad and not for_training:
-            raise ValueError("bind: inputs_need_grad needs for_training=True")
-        if shared_module is not None:
-            raise NotImplementedError("bind: a SequentialModule can not share another one's parameters")
+    def _bind(self, given: Binding) -> None:
+        given.check_training()
+        given.check_unshared(self)
         self._first()
-        self._label_shapes = label_shapes if self._taking_labels() else None
-        shapes = data_shapes
+        self._label_shapes = given.label_shapes if self._taking_labels() else None
+        shapes = given.data_shapes
         for position, (module, meta) in enumerate(zip(self._modules, self._metas, strict=True)):
             if meta.get(self.META_AUTO_WIRING):
                 shapes = _wired(module.data_names, shapes)
-            module.bind(
-                shapes, label_shapes if meta.get(self.META_TAKE_LABELS) else None, for_training,
-                inputs_need_grad or (for_training and position > 0), force_rebind, grad_req=grad_req,
+            inner = given._replace(
+                data_shapes=shapes, label_shapes=given.label_shapes if meta.get(self.META_TAKE_LABELS) else None,
+                inputs_need_grad=given.inputs_need_grad or (given.for_training and position > 0),
             )  # fmt: skip
+            module.bind(*inner)
             shapes = module.output_shapes
-        self.binded, self.for_training, self.inputs_need_grad = True, for_training, inputs_need_grad
 
     # -- parameters ------------------------------------------------------------------------------------
 
-    def init_params(
-        self,
-        initializer: Callable[..., Any] | None = Uniform(0.01),  # noqa: B008
-        arg_params: Params = None,
-        aux_params: Params = None,
-        allow_missing: bool = False,
-        force_init: bool = False,
-        allow_extra: bool = False,
-    ) -> None:
-        """Initialize the parameters of all modules; see :meth:`Module.init_params`.
-
-        Raises:
-            ValueError: two modules have a parameter of one name.
-        """
-        if self.params_initialized and not force_init:
+    def _init_params(self, initializer: Callable[..., Any] | None, given: GivenParams) -> None:
+        if self.params_initialized and not given.force_init:
             return
         for module in self._modules:
-            module.init_params(initializer, arg_params, aux_params, allow_missing, force_init, allow_extra)
+            module.init_params(initializer, *given)
         self._check_names()
         self.params_initialized = True
 
@@ -165,16 +131,9 @@ class SequentialModule(BaseModule):
                     )
                 owner[name] = position
 
-    def set_params(
-        self,
-        arg_params: Params,
-        aux_params: Params,
-        allow_missing: bool = False,
-        force_init: bool = True,
-        allow_extra: bool = False,
-    ) -> None:
+    def _set_params(self, given: GivenParams) -> None:
         for module in self._modules:  # each has some of the names
-            module.set_params(arg_params, aux_params, allow_missing, force_init, allow_extra=True)
+            module.set_params(*given._replace(allow_extra=True))
         self.params_initialized = True
 
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
@@ -188,21 +147,11 @@ class SequentialModule(BaseModule):
 
     # -- training --------------------------------------------------------------------------------------
 
-    def init_optimizer(
-        self,
-        kvstore: Any = "local",
-        optimizer: Any = "sgd",
-        optimizer_params: OptimizerParams = _SGD_PARAMS,
-        force_init: bool = False,
+    def _init_optimizer(
+        self, kvstore: Any, optimizer: Any, optimizer_params: OptimizerParams, force_init: bool
     ) -> None:
-        """Install an optimizer in each module; see :meth:`Module.init_optimizer`."""
-        self._check_ready("init_optimizer")
-        if self.optimizer_initialized and not force_init:
-            self.logger.warning("optimizer already initialized, ignoring.")
-            return
         for module in self._modules:
             module.init_optimizer(kvstore, optimizer, optimizer_params, force_init)
-        self.optimizer_initialized = True
 
     def forward(self, data_batch: Any, is_train: bool | None = None) -> None:
         """Enqueue the forward passes of all modules."""
