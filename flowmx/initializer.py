@@ -28,7 +28,7 @@ from flowmx.devices import get as device_of
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.core import push_on
 from flowmx.ndarray.creation import load_named
-from flowmx.ops.rnn_layout import GATES, Packed
+from flowmx.ops.recurrent.layout import GATES, Packed
 from flowmx.registry import Registry
 
 __all__ = [

@@ -10,7 +10,7 @@ from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.gluon.rnn.steps import Stepped
 from flowmx.ndarray import NDArray
-from flowmx.ops.rnn_layout import GATES, Packed, carve
+from flowmx.ops.recurrent.layout import GATES, Packed, carve
 from flowmx.rnn.base import BaseRNNCell, RNNParams, Weights, merged, split, time_axis
 from flowmx.rnn.cells import GRUCell, LSTMCell, RNNCell
 from flowmx.rnn.modifiers import DropoutCell

@@ -16,7 +16,7 @@ from flowmx.gluon.rnn.modifiers import DropoutCell
 from flowmx.gluon.rnn.recurrent import HybridRecurrentCell, make_state
 from flowmx.gluon.rnn.stacks import HybridSequentialRNNCell
 from flowmx.ndarray import NDArray
-from flowmx.ops.rnn_layout import GATES
+from flowmx.ops.recurrent.layout import GATES
 from flowmx.symbol import Symbol
 
 __all__ = ["GRU", "LSTM", "RNN"]

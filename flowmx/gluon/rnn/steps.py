@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from flowmx.ops.rnn_layout import GATES
+from flowmx.ops.recurrent.layout import GATES
 
 Stepped = tuple[Any, list[Any]]
 
