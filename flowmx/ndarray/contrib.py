@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from flowmx.ndarray.array import NDArray, array
 from flowmx.ndarray.control_flow import cond, foreach, while_loop
 from flowmx.ndarray.updates import *  # noqa: F403
 from flowmx.ops.random.zipfian import candidates
-from flowmx.ops.registry.operators import registered
+from flowmx.ops.registry.namespaces import prefixed
 
 __all__ = ["boolean_mask", "cond", "foreach", "isfinite", "isinf", "isnan", "rand_zipfian", "while_loop"]
 __all__ += updates.__all__
@@ -61,12 +61,4 @@ def rand_zipfian(
     return candidates(functions, true_classes, num_sampled, range_max, ctx=true_classes.context)
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return getattr(functions, f"_contrib_{name}")
-
-
-def __dir__() -> list[str]:
-    found = (name.removeprefix("_contrib_") for name in registered() if name.startswith("_contrib_"))
-    return sorted({*__all__, *found})
+__getattr__, __dir__ = prefixed(functions, "_contrib_", __all__)

@@ -14,7 +14,8 @@ from flowmx import devices
 from flowmx.errors import ParameterError
 from flowmx.ndarray.core import BaseArray, Elementwise, invoke
 from flowmx.ops.registry import calling
-from flowmx.ops.registry.operators import Operator, lookup, registered
+from flowmx.ops.registry.namespaces import derived
+from flowmx.ops.registry.operators import Operator, lookup
 
 _EXTRA = ("out", "name")
 
@@ -167,9 +168,6 @@ def function_for(name: str) -> Callable[..., Any]:
     return function
 
 
-_functions: dict[str, Callable[..., Any]] = {}
-
-
 _hidden: dict[str, _Calls] = {}
 
 
@@ -186,14 +184,4 @@ def apply(made: Operator, arrays: Sequence[BaseArray]) -> Any:
     return invoke(made, arrays)
 
 
-def __getattr__(name: str) -> Callable[..., Any]:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    made = _functions.get(name)
-    if made is None:
-        made = _functions[name] = function_for(name)
-    return made
-
-
-def __dir__() -> list[str]:
-    return sorted(name for name, cls in registered().items() if not cls.hidden)
+__getattr__, __dir__ = derived(function_for)

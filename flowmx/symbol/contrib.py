@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from flowmx.ops.random.zipfian import candidates
-from flowmx.ops.registry.operators import registered
+from flowmx.ops.registry.namespaces import prefixed
 from flowmx.symbol import functions
 from flowmx.symbol.control_flow import cond, foreach, while_loop
 from flowmx.symbol.symbol import Symbol
@@ -19,13 +17,4 @@ def rand_zipfian(true_classes: Symbol, num_sampled: int, range_max: int) -> tupl
     return candidates(functions, true_classes, num_sampled, range_max)
 
 
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return getattr(functions, f"_contrib_{name}")
-
-
-def __dir__() -> list[str]:
-    return sorted(
-        {*__all__, *(name.removeprefix("_contrib_") for name in registered() if name.startswith("_contrib_"))}
-    )
+__getattr__, __dir__ = prefixed(functions, "_contrib_", __all__)

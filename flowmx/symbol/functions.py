@@ -6,12 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from flowmx.ops.registry import calling
-from flowmx.ops.registry.operators import lookup, registered
+from flowmx.ops.registry.namespaces import derived
+from flowmx.ops.registry.operators import lookup
 from flowmx.symbol.symbol import Symbol, call
 
 _EXTRA = ("name", "attr")
-
-_functions: dict[str, Callable[..., Symbol]] = {}
 
 
 def function_for(name: str) -> Callable[..., Symbol]:
@@ -30,14 +29,4 @@ def op(name: str, /, *args: Any, **kwargs: Any) -> Symbol:
     return call(name, args, kwargs)
 
 
-def __getattr__(name: str) -> Callable[..., Symbol]:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    made = _functions.get(name)
-    if made is None:
-        made = _functions[name] = function_for(name)
-    return made
-
-
-def __dir__() -> list[str]:
-    return sorted(name for name, cls in registered().items() if not cls.hidden)
+__getattr__, __dir__ = derived(function_for)

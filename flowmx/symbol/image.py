@@ -2,17 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from flowmx.ops.registry.operators import registered
+from flowmx.ops.registry.namespaces import prefixed
 from flowmx.symbol import functions
 
-
-def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    return getattr(functions, f"_image_{name}")
-
-
-def __dir__() -> list[str]:
-    return sorted(name.removeprefix("_image_") for name in registered() if name.startswith("_image_"))
+__getattr__, __dir__ = prefixed(functions, "_image_")

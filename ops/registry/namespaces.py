@@ -1,0 +1,48 @@
+"""Modules whose functions are derived from operators when they are asked for."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from types import ModuleType
+from typing import Any
+
+from flowmx.ops.registry.operators import registered
+
+Finders = tuple[Callable[[str], Any], Callable[[], list[str]]]
+
+
+def derived(make: Callable[[str], Any]) -> Finders:
+    """The ``__getattr__`` and ``__dir__`` of a module that has a function for each operator.
+
+    Args:
+        make: makes the function of an operator from its name; called once for each.
+    """
+
+    @functools.cache
+    def find(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return make(name)
+
+    return find, lambda: sorted(name for name, cls in registered().items() if not cls.hidden)
+
+
+def prefixed(functions: ModuleType, prefix: str, own: Iterable[str] = ()) -> Finders:
+    """The ``__getattr__`` and ``__dir__`` of a module for the operators with a prefix, which it leaves out of names.
+
+    Args:
+        functions: the module of all operators.
+        prefix: the prefix, such as ``_linalg_``.
+        own: the names of functions that the module defines itself.
+    """
+
+    def find(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(functions, prefix + name)
+
+    def names() -> list[str]:
+        return sorted({*own, *(name.removeprefix(prefix) for name in registered() if name.startswith(prefix))})
+
+    return find, names
