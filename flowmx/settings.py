@@ -21,24 +21,9 @@ from types import MappingProxyType, NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
 __all__ = [
-    "TABLE",
-    "Agreement",
-    "BlockingInLoop",
-    "EngineType",
-    "Policy",
-    "PoolType",
-    "Role",
-    "Setting",
-    "SettingError",
-    "Settings",
-    "fresh",
-    "get",
-    "load",
-    "mxnet_variables",
-    "override",
-    "reload",
-    "sources",
-]
+    "TABLE", "Agreement", "BlockingInLoop", "EngineType", "Policy", "PoolType", "Role", "Setting", "SettingError",
+    "Settings", "fresh", "get", "load", "mxnet_variables", "override", "reload", "sources",
+]  # fmt: skip
 
 PREFIX = "FLOWMX_"
 MXNET_PREFIX = "MXNET_"

@@ -73,8 +73,31 @@ class Adam(_Moments):
         return Call("adam_update", tuple(state), parameters)
 
 
+class _Corrected(_Moments):
+    """Moments of which the bias may be left as it is."""
+
+    def __init__(
+        self,
+        learning_rate: float = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        correct_bias: bool = True,
+        use_fused_step: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(learning_rate, beta1, beta2, **kwargs)
+        self.epsilon = epsilon
+        self.correct_bias = correct_bias
+        self.use_fused_step = use_fused_step
+
+    def corrected(self, lr: float, t: int) -> float:
+        """The learning rate, made up for the moments' start at 0 where that is asked for."""
+        return self.unbiased(lr, t) if self.correct_bias else lr
+
+
 @register
-class AdamW(_Moments):
+class AdamW(_Corrected):
     """Adam with the weight decay apart from the gradient.
 
     Loshchilov and Hutter, Decoupled Weight Decay Regularization, arXiv:1711.05101. With
@@ -94,28 +117,12 @@ class AdamW(_Moments):
         **kwargs: as for :class:`Optimizer`.
     """
 
-    def __init__(
-        self,
-        learning_rate: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        correct_bias: bool = True,
-        use_fused_step: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, **kwargs)
-        self.epsilon = epsilon
-        self.correct_bias = correct_bias
-        self.use_fused_step = use_fused_step
-
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        eta = self.unbiased(lr, t) if self.correct_bias else lr
-        return self.moments("_adamw_step", state, lr=1.0, eta=eta, wd=wd, epsilon=self.epsilon)
+        return self.moments("_adamw_step", state, lr=1.0, eta=self.corrected(lr, t), wd=wd, epsilon=self.epsilon)
 
 
 @register
-class AdaBelief(_Moments):
+class AdaBelief(_Corrected):
     """Adam that goes by how far a gradient is from what was expected.
 
     Zhuang et al., AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed Gradients, arXiv:2010.07468. With
@@ -135,24 +142,8 @@ class AdaBelief(_Moments):
         **kwargs: as for :class:`Optimizer`.
     """
 
-    def __init__(
-        self,
-        learning_rate: float = 0.001,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-6,
-        correct_bias: bool = True,
-        use_fused_step: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(learning_rate, beta1, beta2, **kwargs)
-        self.epsilon = epsilon
-        self.correct_bias = correct_bias
-        self.use_fused_step = use_fused_step
-
     def call(self, index: Index, state: State, lr: float, wd: float, t: int) -> Call:
-        lr = self.unbiased(lr, t) if self.correct_bias else lr
-        return self.moments("_adabelief_update", state, lr=lr, wd=wd, epsilon=self.epsilon)
+        return self.moments("_adabelief_update", state, lr=self.corrected(lr, t), wd=wd, epsilon=self.epsilon)
 
 
 @register

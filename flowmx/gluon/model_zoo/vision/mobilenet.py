@@ -12,18 +12,8 @@ from flowmx.gluon.model_zoo.vision.making import filled, maker
 from flowmx.gluon.parameter import Contexts
 
 __all__ = [
-    "MobileNet",
-    "MobileNetV2",
-    "get_mobilenet",
-    "get_mobilenet_v2",
-    "mobilenet0_5",
-    "mobilenet0_25",
-    "mobilenet0_75",
-    "mobilenet1_0",
-    "mobilenet_v2_0_5",
-    "mobilenet_v2_0_25",
-    "mobilenet_v2_0_75",
-    "mobilenet_v2_1_0",
+    "MobileNet", "MobileNetV2", "get_mobilenet", "get_mobilenet_v2", "mobilenet0_5", "mobilenet0_25", "mobilenet0_75",
+    "mobilenet1_0", "mobilenet_v2_0_5", "mobilenet_v2_0_25", "mobilenet_v2_0_75", "mobilenet_v2_1_0",
 ]  # fmt: skip
 
 
