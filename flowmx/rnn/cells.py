@@ -22,7 +22,7 @@ class GatedCell(BaseRNNCell):
         **initializers: of the parameters, such as ``i2h_bias``.
     """
 
-    kind: ClassVar[steps.Kind]
+    kind: ClassVar[steps.CellKind]
     _activation: Any = "tanh"
     _axis = 1
     _inner = ""
@@ -53,7 +53,7 @@ class GatedCell(BaseRNNCell):
         name = self._step_name()
         i2h, h2h = self._transformed(inputs, states[0], name)
         act = partial(self._get_activation, activation=self._activation)
-        step = steps.Step(sym, name + self._inner, act, out=f"{name}out", axis=self._axis)
+        step = steps.CellStep(sym, name + self._inner, act, out=f"{name}out", axis=self._axis)
         return self.kind.step(step, i2h, h2h, states)
 
 

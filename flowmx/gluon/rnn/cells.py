@@ -15,7 +15,7 @@ __all__ = ["GRUCell", "LSTMCell", "RNNCell"]
 class _GatedCell(HybridRecurrentCell):
     """A cell that transforms its input and its hidden state into so many gates."""
 
-    kind: ClassVar[steps.Kind]
+    kind: ClassVar[steps.CellKind]
 
     def __init__(
         self, hidden_size: int, i2h_weight_initializer: Any = None, h2h_weight_initializer: Any = None,
@@ -82,7 +82,7 @@ class _GatedCell(HybridRecurrentCell):
         i2h = F.FullyConnected(inputs, weights["i2h_weight"], i2h_bias, num_hidden=rows, name=f"{t}i2h")
         h2h = F.FullyConnected(states[0], weights["h2h_weight"], h2h_bias, num_hidden=rows, name=f"{t}h2h")
         act, gate = (partial(self._get_activation, F, activation=each) for each in self._activations())
-        return self.kind.step(steps.Step(F, t, act, gate, named=True), i2h, h2h, states)
+        return self.kind.step(steps.CellStep(F, t, act, gate, named=True), i2h, h2h, states)
 
 
 class RNNCell(_GatedCell):

@@ -11,7 +11,7 @@ from flowmx.ops.recurrent.layout import GATES
 Stepped = tuple[Any, list[Any]]
 
 
-class Step:
+class CellStep:
     """The functions and node names of a step.
 
     Args:
@@ -50,13 +50,13 @@ class Step:
         return self._slice(values, num_outputs=count, name=self.prefix + name)
 
 
-def elman(step: Step, i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
+def elman(step: CellStep, i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
     """``output = activation(i2h + h2h)`` (Elman)."""
     output = step.act(step.add(i2h, h2h, "plus0"), name=step.out)
     return output, [output]
 
 
-def lstm(step: Step, i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
+def lstm(step: CellStep, i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
     """Long short-term memory with a forget gate; gates in the order input, forget, memory, output."""
     F, t = step.F, step.prefix
     gates = step.gates(step.add(i2h, h2h, "plus0"), 4, "slice")
@@ -70,7 +70,7 @@ def lstm(step: Step, i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
     return output, [output, memory]
 
 
-def gru(step: Step, i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
+def gru(step: CellStep, i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
     """A gated recurrent unit in cuDNN's form, in which the reset gate acts on the transformed state.
 
     Gates come in the order reset, update, new.
@@ -86,7 +86,7 @@ def gru(step: Step, i2h: Any, h2h: Any, states: list[Any]) -> Stepped:
     return output, [output]
 
 
-class Kind(NamedTuple):
+class CellKind(NamedTuple):
     """A kind of cell.
 
     Attributes:
@@ -97,7 +97,11 @@ class Kind(NamedTuple):
 
     gates: tuple[str, ...]
     states: int
-    step: Callable[[Step, Any, Any, list[Any]], Stepped]
+    step: Callable[[CellStep, Any, Any, list[Any]], Stepped]
 
 
-ELMAN, LSTM, GRU = Kind(GATES["rnn_tanh"], 1, elman), Kind(GATES["lstm"], 2, lstm), Kind(GATES["gru"], 1, gru)
+ELMAN, LSTM, GRU = (
+    CellKind(GATES["rnn_tanh"], 1, elman),
+    CellKind(GATES["lstm"], 2, lstm),
+    CellKind(GATES["gru"], 1, gru),
+)

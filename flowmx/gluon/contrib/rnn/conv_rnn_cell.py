@@ -45,7 +45,7 @@ class _ConvCell(HybridRecurrentCell):
     """
 
     axes: ClassVar[int]
-    kind: ClassVar[steps.Kind]
+    kind: ClassVar[steps.CellKind]
 
     def __init__(
         self, input_shape: Sequence[int], hidden_channels: int, i2h_kernel: Lengths, h2h_kernel: Lengths,
@@ -123,7 +123,7 @@ class _ConvCell(HybridRecurrentCell):
             for group, data, geometry in (("i2h", inputs, self._i2h), ("h2h", states[0], self._h2h))
         )  # fmt: skip
         act = partial(self._get_activation, F, activation=self._activation)
-        return self.kind.step(steps.Step(F, t, act, axis=self._channel_axis), i2h, h2h, states)
+        return self.kind.step(steps.CellStep(F, t, act, axis=self._channel_axis), i2h, h2h, states)
 
 
 class _ConvRNN(_ConvCell):

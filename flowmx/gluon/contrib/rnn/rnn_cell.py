@@ -154,6 +154,6 @@ class LSTMPCell(HybridRecurrentCell):
         i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=t + "i2h")
         h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=t + "h2h")
         act = partial(F.Activation, act_type="tanh")
-        hidden, (_, memory) = steps.lstm(steps.Step(F, t, act, out=f"{t}hidden"), i2h, h2h, states)
+        hidden, (_, memory) = steps.lstm(steps.CellStep(F, t, act, out=f"{t}hidden"), i2h, h2h, states)
         projected = F.FullyConnected(hidden, h2r_weight, no_bias=True, num_hidden=self._projection_size, name=t + "out")
         return projected, [projected, memory]
