@@ -28,7 +28,7 @@ from flowmx.devices import get as device_of
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.core import push_on
 from flowmx.ndarray.creation import load_named
-from flowmx.ops.recurrent.layout import GATES, Packed
+from flowmx.ops.recurrent.layout import GATES, PackedWeights
 from flowmx.registry import Registry
 
 __all__ = [
@@ -443,7 +443,7 @@ class FusedRNN(Initializer):
         if mode not in GATES:
             raise ValueError(f"FusedRNN: mode is {mode!r}, expected one of {', '.join(GATES)}")
         self._init = made
-        self._packed = Packed(mode, num_hidden, num_layers, "lr" if bidirectional else "l")
+        self._packed = PackedWeights(mode, num_hidden, num_layers, "lr" if bidirectional else "l")
         self._forget_bias = forget_bias
 
     def _init_weight(self, name: InitDesc, arr: NDArray) -> None:

@@ -10,7 +10,7 @@ from flowmx import ndarray as nd
 from flowmx import symbol as sym
 from flowmx.gluon.rnn.steps import Stepped
 from flowmx.ndarray import NDArray
-from flowmx.ops.recurrent.layout import GATES, Packed, carve
+from flowmx.ops.recurrent.layout import GATES, PackedWeights, carve
 from flowmx.rnn.base import BaseRNNCell, RNNParams, Weights, merged, split, time_axis
 from flowmx.rnn.cells import GRUCell, LSTMCell, RNNCell
 from flowmx.rnn.modifiers import DropoutCell
@@ -49,7 +49,7 @@ class FusedRNNCell(BaseRNNCell):
         self._bidirectional = bidirectional
         self._dropout = dropout
         self._get_next_state = get_next_state
-        self._packed = Packed(mode, num_hidden, num_layers, "lr" if bidirectional else "l")
+        self._packed = PackedWeights(mode, num_hidden, num_layers, "lr" if bidirectional else "l")
         first = init.FusedRNN(None, num_hidden, num_layers, mode, bidirectional, forget_bias)
         self._parameter = self.params.get("parameters", init=first)
         self._name = str(self._parameter.name)

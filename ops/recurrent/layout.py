@@ -33,7 +33,7 @@ GATES = {"rnn_relu": ("",), "rnn_tanh": ("",), "lstm": ("_i", "_f", "_c", "_o"),
 KINDS = {mode: Kind(len(gates), {"lstm": 2, "gru": 1}.get(mode, 0)) for mode, gates in GATES.items()}
 
 
-class Packed(NamedTuple):
+class PackedWeights(NamedTuple):
     """The packed vector of layers without projection, as arrays of single gates; ``directions`` is l or lr."""
 
     mode: str
