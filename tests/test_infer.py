@@ -85,3 +85,26 @@ def test_an_operator_of_which_everything_is_known_is_asked_once(what, method, mo
     monkeypatch.setattr(kind, method, counting)
     getattr(nodes, f"{method}_partial")()
     assert len(asked) == LENGTH + 2
+
+
+UNARY = {
+    "exp": mx.sym.exp, "a scalar": lambda x: x + 1, "relu": lambda x: mx.sym.Activation(x, act_type="relu"),
+    "sum": mx.sym.sum, "BatchNorm": lambda x: mx.sym.BatchNorm(x)[0], "LayerNorm": mx.sym.LayerNorm,
+    "FullyConnected": lambda x: mx.sym.FullyConnected(x, num_hidden=3),
+    "split": lambda x: mx.sym.split(x, num_outputs=2)[0],
+    "SoftmaxOutput": mx.sym.SoftmaxOutput, "transpose": mx.sym.transpose, "clip": lambda x: mx.sym.clip(x, 0, 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make", UNARY.values(), ids=UNARY)
+def test_the_dtype_that_an_output_must_have_is_that_of_the_inputs(make):
+    """MXNet 1.9.1 says float64 of all of them."""
+    symbol = mx.sym.elemwise_add(make(mx.sym.Variable("x")), mx.sym.Variable("y"))
+    arguments, outputs, _ = symbol.infer_type(y="float64")
+    assert {np.dtype(each).name for each in (*arguments, *outputs)} == {"float64"}
+
+
+@pytest.mark.parametrize("make", [lambda x: mx.sym.cast(x, dtype="float64"), mx.sym.shape_array], ids=["cast", "shape"])
+def test_an_output_whose_dtype_is_its_own_tells_nothing_of_the_inputs(make):
+    symbol = make(mx.sym.Variable("x"))
+    assert symbol.infer_type_partial()[0] == [None]

@@ -165,7 +165,7 @@ def partial_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> 
     for turn in range(_ROUNDS):
         changed, left = False, []
         for node in open_:
-            changed |= _infer_types_of(node, dtypes)
+            changed |= _infer_types_of(node, dtypes, turn > 0)
             if any(dtypes[entry] is None for entry in (*node.inputs, *_outputs(node))):
                 left.append(node)
         open_ = left[::-1]
@@ -174,11 +174,21 @@ def partial_types(nodes: Sequence[Node], known: Mapping[Node, DType | None]) -> 
     return dtypes
 
 
-def _infer_types_of(node: Node, dtypes: dict[Entry, DType | None]) -> bool:
-    """Ask one operator; returns whether something new was learned."""
+def _infer_types_of(node: Node, dtypes: dict[Entry, DType | None], backward: bool) -> bool:
+    """Ask one operator; returns whether something new was learned.
+
+    Args:
+        node: whose operator is asked.
+        dtypes: of all entries, as far as they are known; completed.
+        backward: whether inputs of which nothing is known take the dtype that users of the outputs want. What follows
+            from the given dtypes alone comes first.
+    """
     assert node.op is not None
     before = [dtypes[entry] for entry in node.inputs]
+    wanted = dtypes[Entry(node, 0)]
     try:
+        if backward and wanted is not None and before and all(dtype is None for dtype in before):
+            before = _inputs_for(node.op, wanted, len(before))
         inputs, results = node.op.infer_type(list(before))
     except TypeInferenceError as error:
         named = {
@@ -192,6 +202,14 @@ def _infer_types_of(node: Node, dtypes: dict[Entry, DType | None]) -> bool:
             dtypes[entry] = dtype
             changed = True
     return changed
+
+
+def _inputs_for(op: Operator, wanted: DType, count: int) -> list[DType | None]:
+    """The dtypes of inputs, where the first output has that of the first input; else nothing is known of them."""
+    unknown: list[DType | None] = [None] * count
+    given = [wanted, *unknown[1:]]
+    follows = op.infer_type(list(unknown))[1][0] is None and op.infer_type(list(given))[1][0] == wanted
+    return given if follows else unknown
 
 
 def known_shapes(nodes: Sequence[Node], given: Mapping[Node, ShapeOrNone]) -> dict[Entry, Shape]:
