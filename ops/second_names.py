@@ -69,6 +69,7 @@ class IdentityWithAttrLikeRhs(Operator):
         rhs="the shape and dtype of lhs; only its shape is used",
     )
     in_place = ((0, 0),)
+    onnx = "Identity"
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])

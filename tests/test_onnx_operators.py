@@ -9,7 +9,7 @@ import pytest
 import flowmx as mx
 import tests.op_cases
 from flowmx.contrib import onnx as mxonnx
-from flowmx.contrib.onnx.table import exporters, importers
+from flowmx.contrib.onnx.table import OLDEST, counterparts, exporters, first_opset, importers
 from flowmx.ops.registry.operators import lookup
 from tests.onnx_round import check, close, runtime, write
 
@@ -75,7 +75,8 @@ def by_operator(cases):
 def test_onnxruntime_computes_the_same_and_so_does_what_is_read_back(cases, tmp_path):
     for case in cases:
         try:
-            check(tmp_path, *made(case))
+            opset = max(OLDEST, first_opset(lookup(case.op).onnx or "Identity"))
+            check(tmp_path, *made(case), opset_version=opset)
         except Exception as error:
             error.add_note(f"row {case.id}")
             raise
@@ -91,6 +92,20 @@ def test_what_has_no_counterpart_is_refused_by_name(case, tmp_path):
 
 def test_every_converter_has_a_row():
     assert set(exporters()) - {lookup(case.op).name for case in KEPT} == RANDOM
+
+
+def test_an_operator_that_needs_a_later_opset_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(lookup("tanh"), "onnx", "Mish")
+    symbol, inputs = mx.sym.tanh(mx.sym.var("data"), name="made"), {"data": np.zeros((2, 3), "float32")}
+    with pytest.raises(mxonnx.ONNXError, match=r"'made' \(tanh\): Mish needs opset 18, not 13: give opset_version"):
+        write(str(tmp_path / "model.onnx"), symbol, {}, inputs)
+    write(str(tmp_path / "model.onnx"), symbol, {}, inputs, opset_version=18)
+
+
+def test_what_operators_of_two_files_are_in_onnx_needs_a_converter(monkeypatch):
+    monkeypatch.setattr(lookup("where"), "onnx", "Tanh")
+    with pytest.raises(ValueError, match="tanh and where both are ONNX's Tanh, expected a converter"):
+        counterparts.__wrapped__()
 
 
 @pytest.mark.parametrize("opset", [17, 21])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
@@ -31,6 +31,8 @@ class Concat(Operator):
     input_docs = described(data="arrays of one dtype, whose shapes differ along `dim` alone")
     output_doc = "The shape of the inputs with their lengths added up along `dim`, their dtype"
     keeps_layout = True
+    onnx = "Concat"
+    onnx_attributes: ClassVar[dict[str, str]] = {"axis": "dim"}
     num_args: int = required("Number of inputs.", low=1)
     dim: int = option(1, "The axis to join along.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred
@@ -110,6 +110,8 @@ class DepthToSpace(View):
 
     input_docs = described(data="(n, c·b², h, w), any dtype")
     output_doc = "(n, c, h·b, w·b), the dtype of data"
+    onnx = "DepthToSpace"
+    onnx_attributes: ClassVar[dict[str, str]] = {"blocksize": "block_size"}
     block_size: int = required("b, the side of a block.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -135,6 +137,8 @@ class SpaceToDepth(View):
 
     input_docs = described(data="(n, c, h·b, w·b), any dtype")
     output_doc = "(n, c·b², h, w), the dtype of data"
+    onnx = "SpaceToDepth"
+    onnx_attributes: ClassVar[dict[str, str]] = {"blocksize": "block_size"}
     block_size: int = required("b, the side of a block.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

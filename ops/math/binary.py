@@ -43,6 +43,8 @@ class Row(NamedTuple):
     elementwise: tuple[str, ...] = ()
     scalar: tuple[str, ...] = ()
     reversed_scalar: tuple[str, ...] = ()
+    onnx: str = ""
+    """The operator of ONNX, as in :class:`Operator`."""
 
 
 def ufunc(name: str) -> Callable[..., Any]:
@@ -96,47 +98,49 @@ def _log(F: Any, a: Any) -> Any:
 TABLE = [
     Row("add", ufunc("add"), lambda F, a, b, y, g: g, lambda F, a, b, y, g: g, "", "a + b",
         ("broadcast_add", "broadcast_plus"), ("elemwise_add", "_add", "_plus", "_Plus", "_grad_add"),
-        ("_plus_scalar", "_PlusScalar")),
+        ("_plus_scalar", "_PlusScalar"), onnx="Add"),
     Row("sub", ufunc("subtract"), lambda F, a, b, y, g: g, lambda F, a, b, y, g: -g, "", "a - b",
         ("broadcast_sub", "broadcast_minus"), ("elemwise_sub", "_sub", "_minus", "_Minus"),
-        ("_minus_scalar", "_MinusScalar"), ("_rminus_scalar", "_RMinusScalar")),
+        ("_minus_scalar", "_MinusScalar"), ("_rminus_scalar", "_RMinusScalar"), onnx="Sub"),
     Row("mul", ufunc("multiply"), lambda F, a, b, y, g: g * b, lambda F, a, b, y, g: g * a, "ab", "a · b",
-        ("broadcast_mul",), ("elemwise_mul", "_mul", "_Mul"), ("_mul_scalar", "_MulScalar")),
+        ("broadcast_mul",), ("elemwise_mul", "_mul", "_Mul"), ("_mul_scalar", "_MulScalar"), onnx="Mul"),
     Row("div", _divide, lambda F, a, b, y, g: g / b, lambda F, a, b, y, g: -(g * y) / b, "by", "a / b",
         ("broadcast_div",), ("elemwise_div", "_div", "_Div"), ("_div_scalar", "_DivScalar"),
-        ("_rdiv_scalar", "_RDivScalar")),
+        ("_rdiv_scalar", "_RDivScalar"), onnx="Div"),
     Row("mod", _mod, lambda F, a, b, y, g: g, lambda F, a, b, y, g: -(g * F.floor(a / b)), "ab",
         "a mod b, with the sign of b",
-        ("broadcast_mod",), ("_mod", "_Mod"), ("_mod_scalar", "_ModScalar"), ("_rmod_scalar", "_RModScalar")),
+        ("broadcast_mod",), ("_mod", "_Mod"), ("_mod_scalar", "_ModScalar"), ("_rmod_scalar", "_RModScalar"),
+        onnx="Mod"),
     Row("power", ufunc("power"), lambda F, a, b, y, g: g * b * a ** (b - 1.0), lambda F, a, b, y, g: g * y * _log(F, a),
         "aby", "a to the power b", ("broadcast_power",), ("_power", "_Power"), ("_power_scalar", "_PowerScalar"),
-        ("_rpower_scalar", "_RPowerScalar")),
+        ("_rpower_scalar", "_RPowerScalar"), onnx="Pow"),
     Row("maximum", ufunc("maximum"), lambda F, a, b, y, g: g * (a >= b), lambda F, a, b, y, g: g * (a < b), "ab",
         "the larger of a and b", ("broadcast_maximum",), ("_maximum", "_Maximum"),
-        ("_maximum_scalar", "_MaximumScalar")),
+        ("_maximum_scalar", "_MaximumScalar"), onnx="Max"),
     Row("minimum", ufunc("minimum"), lambda F, a, b, y, g: g * (a <= b), lambda F, a, b, y, g: g * (a > b), "ab",
         "the smaller of a and b", ("broadcast_minimum",), ("_minimum", "_Minimum"),
-        ("_minimum_scalar", "_MinimumScalar")),
+        ("_minimum_scalar", "_MinimumScalar"), onnx="Min"),
     Row("hypot", ufunc("hypot"), lambda F, a, b, y, g: g * a / y, lambda F, a, b, y, g: g * b / y, "aby",
         "√(a² + b²)", ("broadcast_hypot",), ("_hypot", "_Hypot"), ("_hypot_scalar", "_HypotScalar")),
     Row("equal", ufunc("equal"), None, None, "", "1 where a = b", ("broadcast_equal",), ("_equal", "_Equal"),
-        ("_equal_scalar", "_EqualScalar")),
+        ("_equal_scalar", "_EqualScalar"), onnx="Equal"),
     Row("not_equal", ufunc("not_equal"), None, None, "", "1 where a ≠ b", ("broadcast_not_equal",),
         ("_not_equal", "_Not_Equal"), ("_not_equal_scalar", "_NotEqualScalar")),
     Row("greater", ufunc("greater"), None, None, "", "1 where a > b", ("broadcast_greater",),
-        ("_greater", "_Greater"), ("_greater_scalar", "_GreaterScalar")),
+        ("_greater", "_Greater"), ("_greater_scalar", "_GreaterScalar"), onnx="Greater"),
     Row("greater_equal", ufunc("greater_equal"), None, None, "", "1 where a ≥ b", ("broadcast_greater_equal",),
-        ("_greater_equal", "_Greater_Equal"), ("_greater_equal_scalar", "_GreaterEqualScalar")),
+        ("_greater_equal", "_Greater_Equal"), ("_greater_equal_scalar", "_GreaterEqualScalar"), onnx="GreaterOrEqual"),
     Row("lesser", ufunc("less"), None, None, "", "1 where a < b", ("broadcast_lesser",), ("_lesser", "_Lesser"),
-        ("_lesser_scalar", "_LesserScalar")),
+        ("_lesser_scalar", "_LesserScalar"), onnx="Less"),
     Row("lesser_equal", ufunc("less_equal"), None, None, "", "1 where a ≤ b", ("broadcast_lesser_equal",),
-        ("_lesser_equal", "_Lesser_Equal"), ("_lesser_equal_scalar", "_LesserEqualScalar")),
+        ("_lesser_equal", "_Lesser_Equal"), ("_lesser_equal_scalar", "_LesserEqualScalar"), onnx="LessOrEqual"),
     Row("logical_and", ufunc("logical_and"), None, None, "", "1 where both are not 0", ("broadcast_logical_and",),
-        ("_logical_and", "_Logical_And"), ("_logical_and_scalar", "_LogicalAndScalar")),
+        ("_logical_and", "_Logical_And"), ("_logical_and_scalar", "_LogicalAndScalar"), onnx="And"),
     Row("logical_or", ufunc("logical_or"), None, None, "", "1 where one is not 0", ("broadcast_logical_or",),
-        ("_logical_or", "_Logical_Or"), ("_logical_or_scalar", "_LogicalOrScalar")),
+        ("_logical_or", "_Logical_Or"), ("_logical_or_scalar", "_LogicalOrScalar"), onnx="Or"),
     Row("logical_xor", ufunc("logical_xor"), None, None, "", "1 where exactly one is not 0",
-        ("broadcast_logical_xor",), ("_logical_xor", "_Logical_Xor"), ("_logical_xor_scalar", "_LogicalXorScalar")),
+        ("broadcast_logical_xor",), ("_logical_xor", "_Logical_Xor"), ("_logical_xor_scalar", "_LogicalXorScalar"),
+        onnx="Xor"),
 ]  # fmt: skip
 
 
@@ -170,13 +174,15 @@ def sum_to(F: Any, gradient: Any, inputs: Any, position: int) -> Any:
     return F.op("_sum_like", gradient, like)
 
 
-class _Two(Operator):
+class Pair(Operator):
+    """Base of operators of two arrays."""
+
     arguments = ("lhs", "rhs")
     keeps_layout = True
     in_place = ((0, 0), (1, 0))
 
 
-class _Broadcast(_Two):
+class _Broadcast(Pair):
     input_docs = described(
         lhs="any shape, any dtype",
         rhs="a shape that broadcasts with that of lhs, the dtype of lhs",
@@ -187,13 +193,17 @@ class _Broadcast(_Two):
         return shapes, [broadcast_shapes(self, shapes[0], shapes[1])]
 
 
-class _Scalar(Operator):
+class Scalar(Operator):
+    """Base of operators of an array and a number."""
+
     input_docs = described(data="any shape, any dtype")
     output_doc = "The shape and dtype of data; int64 for bool, and float64 for integers with is_int=False"
     keeps_layout = True
     in_place = ((0, 0),)
     scalar: float
     is_int: bool
+    number_first = False
+    """True where the number is the left operand."""
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         given = dtypes[0]
@@ -258,26 +268,26 @@ def _register(row: Row) -> None:
     def make(names: tuple[str, ...], base: type[Operator], doc: str, compute: Any, derive: Any) -> None:
         if not names:
             return
-        body: dict[str, Any] = {"__doc__": doc, "__module__": __name__, "forward": compute}
+        body: dict[str, Any] = {"__doc__": doc, "__module__": __name__, "forward": compute, "onnx": row.onnx}
         if row.left is None:
             body["no_gradient"] = True
         else:
             body["gradient"] = derive
         if compute is reversed_forward:
-            body["as_ufunc"] = reversed_direct
+            body |= {"as_ufunc": reversed_direct, "number_first": True}
         else:
-            body["as_ufunc"] = scalar_direct if base is _Scalar else direct
-        if base is _Scalar:
+            body["as_ufunc"] = scalar_direct if base is Scalar else direct
+        if base is Scalar:
             body["__annotations__"] = {"scalar": float, "is_int": bool}
             body["scalar"] = option(1.0, "The number.")
             body["is_int"] = option(True, "Keep integer dtypes; otherwise integers become float64.")
         operator(names[0], *names[1:])(type(names[0], (base,), body))
 
     make(row.broadcast, _Broadcast, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient)
-    make(row.elementwise, _Two, f"Elementwise {row.doc}, for arrays of one shape.", forward, plain_gradient)
-    make(row.scalar, _Scalar, f"Elementwise {row.doc}, where b is a number.", scalar_forward, scalar_gradient)
+    make(row.elementwise, Pair, f"Elementwise {row.doc}, for arrays of one shape.", forward, plain_gradient)
+    make(row.scalar, Scalar, f"Elementwise {row.doc}, where b is a number.", scalar_forward, scalar_gradient)
     make(
-        row.reversed_scalar, _Scalar, f"Elementwise {row.doc}, where a is a number.", reversed_forward,
+        row.reversed_scalar, Scalar, f"Elementwise {row.doc}, where a is a number.", reversed_forward,
         reversed_gradient,
     )  # fmt: skip
 

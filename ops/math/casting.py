@@ -47,6 +47,7 @@ class ShapeArray(_Shape):
 
     input_docs = described(data="any shape, any dtype")
     output_doc = "(number of axes,), int64"
+    onnx = "Shape"
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [(-1,) if shapes[0] is None else (len(shapes[0]),)]

@@ -113,6 +113,8 @@ class _Multiplier(Operator):
 class GradientMultiplier(_Multiplier):
     """A copy of the input, whose gradient is multiplied by a number; a negative one reverses it."""
 
+    onnx = "Identity"
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
 

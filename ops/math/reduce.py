@@ -71,6 +71,8 @@ class Reduction(Operator):
 class Sum(Reduction, Linear):
     """The sum over the given axes."""
 
+    onnx = "ReduceSum"
+
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         reduce_into(run.xp.sum, inputs[0], self.axes(inputs[0].ndim), outputs[0])
 
@@ -81,6 +83,8 @@ class Sum(Reduction, Linear):
 @linear("mean")
 class Mean(Reduction, Linear):
     """The mean over the given axes."""
+
+    onnx = "ReduceMean"
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         reduce_into(run.xp.mean, inputs[0], self.axes(inputs[0].ndim), outputs[0])
@@ -103,17 +107,21 @@ class Row(NamedTuple):
     aliases: tuple[str, ...] = ()
     searches: bool = False
     """True where the result is one of the elements, so that the reduced axes must not be empty."""
+    onnx: str = ""
+    """The operator of ONNX, as in :class:`Operator`."""
 
 
 TABLE = [
-    Row("prod", "prod", lambda F, x, y, g: g * y / x, "The product over the given axes."),
+    Row("prod", "prod", lambda F, x, y, g: g * y / x, "The product over the given axes.", onnx="ReduceProd"),
     Row("nansum", "nansum", lambda F, x, y, g: g * (x == x), "The sum over the given axes; NaN counts as 0."),
     Row("nanprod", "nanprod",
         # What divides is a number everywhere, so that the gradient's own gradient is one too.
         lambda F, x, y, g: F.where(x == x, g * y / F.where(x == x, x, F.ones_like(x)), F.zeros_like(g)),
         "The product over the given axes; NaN counts as 1."),
-    Row("max", "max", lambda F, x, y, g: g * (x == y), "The maximum over the given axes.", ("max_axis",), True),
-    Row("min", "min", lambda F, x, y, g: g * (x == y), "The minimum over the given axes.", ("min_axis",), True),
+    Row("max", "max", lambda F, x, y, g: g * (x == y), "The maximum over the given axes.", ("max_axis",), True,
+        "ReduceMax"),
+    Row("min", "min", lambda F, x, y, g: g * (x == y), "The minimum over the given axes.", ("min_axis",), True,
+        "ReduceMin"),
 ]  # fmt: skip
 
 
@@ -133,6 +141,7 @@ def _register(row: Row) -> None:
     body = {
         "__doc__": row.doc,
         "__module__": __name__,
+        "onnx": row.onnx,
         "infer_shape": infer_shape,
         "forward": forward,
         "gradient": gradient,
@@ -190,7 +199,9 @@ class Norm(Operator):
 
 
 @family
-class _Position(Operator):
+class Position(Operator):
+    """Base of searches along an axis."""
+
     input_docs = described(data="any shape, any dtype")
     output_doc = (
         "The shape of data without the axis, or with length 1 there (keepdims); (1,) without any; the dtype of data"
@@ -217,17 +228,19 @@ class _Position(Operator):
 
 
 @operator("argmax")
-class ArgMax(_Position):
+class ArgMax(Position):
     """The position of the maximum along an axis (the first one), in the input's dtype."""
 
     function = "argmax"
+    onnx = "ArgMax"
 
 
 @operator("argmin")
-class ArgMin(_Position):
+class ArgMin(Position):
     """The position of the minimum along an axis (the first one), in the input's dtype."""
 
     function = "argmin"
+    onnx = "ArgMin"
 
 
 @operator("argmax_channel")

@@ -93,6 +93,7 @@ class AddN(Operator):
     variadic = "num_args"
     in_place = ((0, 0),)
     keeps_layout = True
+    onnx = "Sum"
     num_args: int = required("Number of inputs.", low=1)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

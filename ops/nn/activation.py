@@ -84,6 +84,8 @@ class HardSigmoid(Operator):
     """Clip alpha·x + beta to 0 ... 1, elementwise."""
 
     in_place = ((0, 0),)
+    onnx = "HardSigmoid"
+    onnx_attributes: ClassVar[dict[str, str]] = {"alpha": "alpha", "beta": "beta"}
     alpha: float = option(0.2, "Slope.")
     beta: float = option(0.5, "Value at 0.")
 

@@ -379,6 +379,8 @@ class InstanceNorm(_Normalization):
     """
 
     output_mean_var = False
+    onnx = "InstanceNormalization"
+    onnx_attributes: ClassVar[dict[str, str]] = {"epsilon": "eps"}
     eps: float = option(1e-3, "Added to the variance.", low=0)
 
     def frame(self, shape: Shape) -> _Frame:
@@ -488,6 +490,8 @@ class LRN(Operator):
     input_docs = described(data="(batch, channels, height, width), float")
     output_doc = "The shape and dtype of data"
     keeps_layout = True
+    onnx = "LRN"
+    onnx_attributes: ClassVar[dict[str, str]] = {"alpha": "alpha", "beta": "beta", "bias": "knorm", "size": "nsize"}
     alpha: float = option(1e-4, "Weight of the sum of squares.")
     beta: float = option(0.75, "Exponent.")
     knorm: float = option(2.0, "Added to the sum.")

@@ -96,6 +96,7 @@ class IdentityAttachKLSparseReg(Operator):
     output_doc = "The shape and dtype of data"
     mode_matters = True
     in_place = ((0, 0),)
+    onnx = "Identity"
     sparseness_target: float = option(0.1, "The wanted mean activation.", 0, 1)
     penalty: float = option(0.001, "Factor of the penalty's gradient.")
     momentum: float = option(0.9, "The part of the running average that is kept at each batch.", 0, 1)

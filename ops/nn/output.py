@@ -204,6 +204,8 @@ class _Regression(NamedTuple):
     link: Callable[[Any, Array, Array], Any]
     derive: Callable[[Any, Array, Array, Array], Any]
     """``derive(xp, output, label, out)``."""
+    onnx: str
+    """The operator of ONNX that computes the link."""
     doc: str
 
 
@@ -228,11 +230,11 @@ def _logistic(xp: Any, x: Array, out: Array) -> None:
 
 
 _REGRESSIONS = [
-    _Regression("LinearRegressionOutput", _copy, _difference,
+    _Regression("LinearRegressionOutput", _copy, _difference, "Identity",
                 "The data, whose gradient is that of half the squared error: output - label."),
-    _Regression("MAERegressionOutput", _copy, _sign,
+    _Regression("MAERegressionOutput", _copy, _sign, "Identity",
                 "The data, whose gradient is that of the absolute error: sign(output - label)."),
-    _Regression("LogisticRegressionOutput", _logistic, _difference,
+    _Regression("LogisticRegressionOutput", _logistic, _difference, "Sigmoid",
                 "The logistic function of the data, with the cross-entropy's gradient: output - label."),
 ]  # fmt: skip
 
@@ -250,6 +252,7 @@ def _register(row: _Regression) -> None:
         )
         output_doc = "The shape and dtype of data"
         is_loss = True
+        onnx = row.onnx
         grad_scale: float = option(1.0, "The gradient's factor.")
 
         def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
@@ -306,6 +309,7 @@ class SVMOutput(_Labelled):
     )
     output_doc = "The shape and dtype of data"
     is_loss = True
+    onnx = "Identity"
     margin: float = option(1.0, "The margin.")
     regularization_coefficient: float = option(1.0, "The gradient's factor.")
     use_linear: bool = option(False, "The hinge loss itself, not its square.")
@@ -348,6 +352,7 @@ class MakeLoss(Operator):
     """
 
     is_loss = True
+    onnx = "Identity"
     grad_scale: float = option(1.0, "The gradient.")
     valid_thresh: float = option(0.0, "Elements above it are valid.")
     normalization: Normalization = option("null", "Divide by 1, the batch or the valid elements.")
@@ -380,6 +385,7 @@ class PlainLoss(Operator):
     """The data as a loss: its gradient is 1, whatever the head gradient."""
 
     is_loss = True
+    onnx = "Identity"
 
     def outputs(self) -> tuple[str, ...]:
         return ("loss",)

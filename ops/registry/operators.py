@@ -197,6 +197,11 @@ class Operator:
     """True when the names of inputs and parameters depend on the instance (Custom)."""
     dynamic: ClassVar[bool] = False
     """True where the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned."""
+    onnx: ClassVar[str] = ""
+    """The operator of ONNX that computes the same, of as many of the first inputs as it takes. Models are written and
+    read with it (:mod:`flowmx.contrib.onnx`); what is more than a name there, or has no name, is converted there."""
+    onnx_attributes: ClassVar[dict[str, str]] = {}
+    """For :attr:`onnx`: its attributes that are parameters here, by its names."""
     hidden: ClassVar[bool] = False
     """True for operators that only other operators' gradients use; they get no public function."""
     subgraphs: tuple[Any, ...] = ()

@@ -79,6 +79,8 @@ class ROIPooling(_Regions):
     Regions are rounded to whole pixels and are at least one wide; cells outside the data are 0.
     """
 
+    onnx = "MaxRoiPool"
+    onnx_attributes: ClassVar[dict[str, str]] = {"pooled_shape": "pooled_size", "spatial_scale": "spatial_scale"}
     pooled_size: Shape = required("Height and width of the grid.", low=1)
     spatial_scale: float = required("Size of the data as a multiple of the picture's.", low=0)
 

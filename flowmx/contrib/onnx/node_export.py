@@ -9,7 +9,7 @@ import numpy as np
 
 from flowmx.contrib.onnx.lengths import Length, Lengths, Varying
 from flowmx.contrib.onnx.steps import Step, tensor_type
-from flowmx.contrib.onnx.table import Unsupported
+from flowmx.contrib.onnx.table import Unsupported, definition
 from flowmx.graph.node import Entry, Node
 from flowmx.ops.registry.operators import DType
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 Value = Any
 """An input of an ONNX node: the name of a value, "" for none, or an array (or number) that becomes a constant."""
+
+_BOOL = {"tensor(bool)"}
 
 
 class NodeExport:
@@ -99,6 +101,17 @@ class NodeExport:
         step = Step(kind, steps.fresh(self._node.name), [self.value(each) for each in inputs], names, given)
         self.made.append(step)
         return names
+
+    def same(self, *inputs: Value) -> str:
+        """Write the operator of ONNX that this one names (``Operator.onnx``); what is a bool there is a number here."""
+        known = definition(self.op.onnx, self.opset)
+        if known.inputs[0].types == _BOOL:
+            inputs = tuple(
+                each.astype(bool) if isinstance(each, np.ndarray) else self.cast(each, bool) for each in inputs
+            )
+        attributes = {name: getattr(self.op, parameter) for name, parameter in self.op.onnx_attributes.items()}
+        made = self.add(self.op.onnx, *inputs[: known.max_input], **attributes)
+        return self.truth(made) if known.outputs[0].types == _BOOL else made
 
     def value(self, given: Value) -> str:
         """The name of a value; arrays and numbers become constants, whole ones of int64, others as the first input."""

@@ -10,7 +10,7 @@ import numpy as np
 from flowmx.contrib.onnx.codes import reshape_codes
 from flowmx.contrib.onnx.known import Array, Known
 from flowmx.contrib.onnx.lengths import Length, Lengths, Varying
-from flowmx.contrib.onnx.table import Unsupported, need_onnx
+from flowmx.contrib.onnx.table import Unsupported, counterparts, definition, need_onnx
 from flowmx.errors import ShapeError
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import lookup
@@ -165,6 +165,21 @@ class NodeImport:
         given = {key: value for key, value in parameters.items() if value is not None or known[key].required}
         return op(operator, *inputs, name=self._graph.fresh(self._name), **given)
 
+    def same(self) -> Symbol:
+        """A symbol of the operator that names this one of ONNX (``Operator.onnx``).
+
+        Raises:
+            Unsupported: it has an attribute that is no parameter there, and differs from its default.
+        """
+        cls, parameters = counterparts()[self.kind], {}
+        for name, attribute in definition(self.kind, self.opset).attributes.items():
+            value = self.attr(name, _default(attribute))
+            if name in cls.onnx_attributes:
+                parameters[cls.onnx_attributes[name]] = tuple(value) if isinstance(value, list) else value
+            else:
+                self.expect(name, _default(attribute))
+        return self.make(cls.name, *self.symbols(), **parameters)
+
     def shape_as(self, shape: Known, value: Symbol) -> Known:
         """A known result that ``value`` computes."""
         return Known(shape.trials, shape.name, lambda: value)
@@ -229,3 +244,13 @@ class NodeImport:
             (0 if at < len(before) and before[at] == length else -1) if isinstance(length, Varying) else int(length)
             for at, length in enumerate(dims)
         ]
+
+
+def _default(attribute: Any) -> Any:
+    """The default of an attribute, by ONNX's definition of it; None where it has none."""
+    if not attribute.default_value.type:
+        return None
+    value = need_onnx().helper.get_attribute_value(attribute.default_value)
+    if isinstance(value, float):  # a float32: 0.2, not 0.20000000298
+        return float(str(np.float32(value)))
+    return value.decode() if isinstance(value, bytes) else value

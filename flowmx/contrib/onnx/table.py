@@ -1,4 +1,9 @@
-"""The converters by operator: each family of operators (``families/``) enters its own here, of both directions."""
+"""The converters by operator, of both directions.
+
+An operator that ONNX has under a name of its own says so (``Operator.onnx``), and is written and read by the converter
+of its base class. Each family of operators (``families/``) enters the converters of base classes here, and those of
+operators that need more than a name.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,10 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flowmx.errors import MXNetError
-from flowmx.ops.registry.operators import lookup
+from flowmx.ops.registry.operators import Operator, lookup, registered
 
 if TYPE_CHECKING:
     from flowmx.contrib.onnx.known import Known
@@ -20,13 +25,14 @@ if TYPE_CHECKING:
     Exporter = Callable[[NodeExport], str | Sequence[str]]
     Importer = Callable[[NodeImport], Symbol | Known | Sequence[Symbol]]
 
+C = TypeVar("C")
 NEWEST = 21
 """The newest opset that models are written in; reading takes later ones too."""
 OLDEST = 13
 """The oldest opset that is written, and the oldest that reading is tested with."""
 
-_exporters: dict[str, Exporter] = {}
-_importers: dict[str, Importer] = {}
+_exporters: dict[str | type[Operator], Exporter] = {}
+_importers: dict[str | type[Operator], Importer] = {}
 
 
 class ONNXError(MXNetError, ValueError):
@@ -37,18 +43,19 @@ class Unsupported(Exception):
     """Raised by a converter: why this node, with these attributes, has no counterpart."""
 
 
-def exports(*names: str) -> Callable[[Exporter], Exporter]:
-    """Enter the function that writes these operators (by MXNet's names) as ONNX nodes."""
+def exports(*operators: str | type[Operator]) -> Callable[[Exporter], Exporter]:
+    """Enter the function that writes these operators (by MXNet's names), or those of a base class with an ``onnx``."""
 
     def enter(converter: Exporter) -> Exporter:
-        _exporters.update((lookup(name).name, converter) for name in names)
+        names = [lookup(each).name if isinstance(each, str) else each for each in operators]
+        _exporters.update(dict.fromkeys(names, converter))
         return converter
 
     return enter
 
 
-def imports(*kinds: str) -> Callable[[Importer], Importer]:
-    """Enter the function that makes symbols of these ONNX operators."""
+def imports(*kinds: str | type[Operator]) -> Callable[[Importer], Importer]:
+    """Enter the function that makes symbols of these ONNX operators, or of those that a base class's operators name."""
 
     def enter(converter: Importer) -> Importer:
         _importers.update(dict.fromkeys(kinds, converter))
@@ -57,16 +64,41 @@ def imports(*kinds: str) -> Callable[[Importer], Importer]:
     return enter
 
 
+@cache
 def exporters() -> dict[str, Exporter]:
     """Every operator that can be written, by its registered name."""
     _load()
-    return _exporters
+    return _completed(_exporters, {cls.name: cls for cls in registered().values() if cls.onnx and not cls.hidden})
 
 
+@cache
 def importers() -> dict[str, Importer]:
     """Every ONNX operator that can be read."""
     _load()
-    return _importers
+    return _completed(_importers, counterparts())
+
+
+@cache
+def counterparts() -> dict[str, type[Operator]]:
+    """The operator as which each of ONNX's is read: the first one of its file that names it, no output layer.
+
+    Raises:
+        ValueError: operators of several files name it, and no converter reads it.
+    """
+    found: dict[str, type[Operator]] = {}
+    for cls in registered().values():
+        if cls.onnx and not cls.hidden and not cls.is_loss and cls.onnx == vars(cls).get("onnx"):
+            first = found.setdefault(cls.onnx, cls)
+            if cls.__module__ != first.__module__ and cls.onnx not in _importers:
+                raise ValueError(f"{first.name} and {cls.name} both are ONNX's {cls.onnx}, expected a converter for it")
+    return found
+
+
+def _completed(converters: dict[str | type[Operator], C], classes: dict[str, type[Operator]]) -> dict[str, C]:
+    """The converters by name; for these classes, where there is none, that of their nearest base."""
+    own = {name: converter for name, converter in converters.items() if isinstance(name, str)}
+    bases = {name: next(base for base in cls.__mro__ if base in converters) for name, cls in classes.items()}
+    return {name: converters[base] for name, base in bases.items()} | own
 
 
 @cache
@@ -75,6 +107,25 @@ def _load() -> None:
 
     for module in pkgutil.iter_modules(families.__path__):
         importlib.import_module(f"{families.__name__}.{module.name}")
+
+
+@cache
+def definition(kind: str, opset: int) -> Any:
+    """ONNX's definition of an operator in an opset.
+
+    Raises:
+        Unsupported: the opset does not have it.
+    """
+    defs = need_onnx().defs
+    try:
+        return defs.get_schema(kind, opset)
+    except defs.SchemaError:
+        raise Unsupported(f"{kind} needs opset {first_opset(kind)}, not {opset}: give opset_version") from None
+
+
+def first_opset(kind: str) -> int:
+    """The first opset that has an operator of ONNX."""
+    return min(each.since_version for each in need_onnx().defs.get_all_schemas_with_history() if each.name == kind)
 
 
 def need_onnx() -> Any:

@@ -7,21 +7,14 @@ import math
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.table import Unsupported, exports, imports
+from flowmx.ops.registry.operators import lookup
 from flowmx.symbol import Symbol
-
-ACTIVATIONS = {
-    "relu": "Relu", "sigmoid": "Sigmoid", "softrelu": "Softplus", "softsign": "Softsign", "tanh": "Tanh",
-}  # fmt: skip
 
 
 @exports("Activation")
 def _activation(n: NodeExport) -> str:
-    return n.add(ACTIVATIONS[n.op.act_type], n.inputs[0])
-
-
-@exports("_softrelu")
-def _softrelu(n: NodeExport) -> str:
-    return n.add("Softplus", n.inputs[0])
+    name = "_softrelu" if n.op.act_type == "softrelu" else n.op.act_type
+    return n.add(lookup(name).onnx, n.inputs[0])
 
 
 @exports("LeakyReLU")
@@ -146,13 +139,3 @@ def _flat_softmax(n: NodeExport, over_channels: bool) -> str:
         return n.add("Softmax", n.inputs[0], axis=1)
     flat = n.add("Softmax", n.add("Flatten", n.inputs[0], axis=1), axis=1)
     return n.add("Reshape", flat, n.add("Shape", n.inputs[0]))
-
-
-@exports("LogisticRegressionOutput")
-def _logistic(n: NodeExport) -> str:
-    return n.add("Sigmoid", n.inputs[0])
-
-
-@exports("LinearRegressionOutput", "MAERegressionOutput", "SVMOutput")
-def _regression(n: NodeExport) -> str:
-    return n.add("Identity", n.inputs[0])

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 from flowmx.contrib.onnx.node_export import NodeExport, Value
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exports, imports
-from flowmx.ops.registry.operators import registered
+from flowmx.contrib.onnx.table import Unsupported, definition, exports, imports
+from flowmx.ops.math.binary import TABLE, Pair, Scalar
 from flowmx.symbol import Symbol
 
-ARITHMETIC = {
-    "add": "Add",
-    "sub": "Sub",
-    "mul": "Mul",
-    "div": "Div",
-    "power": "Pow",
-    "maximum": "Max",
-    "minimum": "Min",
-}
-COMPARISONS = {
-    "equal": "Equal", "greater": "Greater", "greater_equal": "GreaterOrEqual", "lesser": "Less",
-    "lesser_equal": "LessOrEqual", "not_equal": "",
-}  # fmt: skip
-LOGIC = {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"}
-WRITTEN = {"_plus_scalar": "add", "_minus_scalar": "sub", "_rminus_scalar": "sub"}
-
-
-def _names(stem: str) -> list[str]:
-    """Names of the registered operators of a stem: on two arrays, with a scalar on the right, and on the left."""
-    plain = {"add": "_plus_scalar", "sub": "_minus_scalar"}.get(stem, f"_{stem}_scalar")
-    swapped = {"sub": "_rminus_scalar"}.get(stem, f"_r{stem}_scalar")
-    known = registered()
-    return [name for name in (f"broadcast_{stem}", f"elemwise_{stem}", f"_{stem}", plain, swapped) if name in known]
+ROWS = {row.onnx: row for row in TABLE if row.onnx}
 
 
 def _pair(n: NodeExport) -> tuple[Value, Value]:
@@ -42,46 +18,21 @@ def _pair(n: NodeExport) -> tuple[Value, Value]:
     if len(n.inputs) == 2:
         return n.inputs[0], n.inputs[1]
     number = np.asarray(n.op.scalar).astype(n.dtype())
-    if n.op.name in SWAPPED:
-        return number, n.inputs[0]
-    return n.inputs[0], number
+    return (number, n.inputs[0]) if n.op.number_first else (n.inputs[0], number)
 
 
-SWAPPED = {"_rminus_scalar", "_rdiv_scalar", "_rmod_scalar", "_rpower_scalar"}
-
-
-def _export_all(table: dict[str, str], write: Callable[[NodeExport, str], str]) -> None:
-    for stem, kind in table.items():
-        exports(*_names(stem))(lambda n, kind=kind: write(n, kind))  # type: ignore[misc]
-
-
-def _arithmetic(n: NodeExport, kind: str) -> str:
-    return n.add(kind, *_pair(n))
-
-
-def _comparison(n: NodeExport, kind: str) -> str:
-    return n.truth(n.add(kind, *_pair(n)) if kind else n.add("Not", n.add("Equal", *_pair(n))))
-
-
-def _logic(n: NodeExport, kind: str) -> str:
-    conditions: list[Value] = [n.condition(at) for at in range(len(n.inputs))]
-    if len(conditions) == 1:
-        conditions.append(np.asarray(bool(n.op.scalar)))
-    return n.truth(n.add(kind, *conditions))
-
-
-_export_all(ARITHMETIC, _arithmetic)
-_export_all(COMPARISONS, _comparison)
-_export_all(LOGIC, _logic)
-
-
-@exports("broadcast_mod", "_mod", "_mod_scalar", "_rmod_scalar")
-def _mod(n: NodeExport) -> str:
-    """The remainder has the divisor's sign; ONNX's own does for ints alone."""
+@exports(Pair, Scalar)
+def _arithmetic(n: NodeExport) -> str:
     left, right = _pair(n)
-    if n.dtype().kind in "iu":
-        return n.add("Mod", left, right)
+    if n.op.onnx != "Mod" or n.dtype().kind in "iu":
+        return n.same(left, right)
+    # The remainder has the divisor's sign; ONNX's own does for ints alone.
     return n.add("Sub", left, n.add("Mul", n.add("Floor", n.add("Div", left, right)), right))
+
+
+@exports("broadcast_not_equal", "_not_equal", "_not_equal_scalar")
+def _not_equal(n: NodeExport) -> str:
+    return n.truth(n.add("Not", n.add("Equal", *_pair(n))))
 
 
 @exports("broadcast_hypot", "_hypot", "_hypot_scalar")
@@ -90,46 +41,25 @@ def _hypot(n: NodeExport) -> str:
     return n.add("Sqrt", n.add("Add", n.add("Mul", left, left), n.add("Mul", right, right)))
 
 
-@exports("add_n")
-def _sum(n: NodeExport) -> str:
-    return n.add("Sum", *n.inputs)
-
-
 # -- reading ---------------------------------------------------------------------------------------------------
 
-# The stem; the operator with a number on the right, and on the left.
-NUMBERED = {
-    "Add": ("add", "_plus_scalar", "_plus_scalar"),
-    "Sub": ("sub", "_minus_scalar", "_rminus_scalar"),
-    "Mul": ("mul", "_mul_scalar", "_mul_scalar"),
-    "Div": ("div", "_div_scalar", "_rdiv_scalar"),
-    "Pow": ("power", "_power_scalar", "_rpower_scalar"),
-    "Mod": ("mod", "_mod_scalar", "_rmod_scalar"),
-    "Equal": ("equal", "_equal_scalar", "_equal_scalar"),
-    "Greater": ("greater", "_greater_scalar", "_lesser_scalar"),
-    "GreaterOrEqual": ("greater_equal", "_greater_equal_scalar", "_lesser_equal_scalar"),
-    "Less": ("lesser", "_lesser_scalar", "_greater_scalar"),
-    "LessOrEqual": ("lesser_equal", "_lesser_equal_scalar", "_greater_equal_scalar"),
-    "And": ("logical_and", "_logical_and_scalar", "_logical_and_scalar"),
-    "Or": ("logical_or", "_logical_or_scalar", "_logical_or_scalar"),
-    "Xor": ("logical_xor", "_logical_xor_scalar", "_logical_xor_scalar"),
-}
-CONDITIONS = {"And", "Or", "Xor"}
+MIRRORED = {"Greater": "Less", "GreaterOrEqual": "LessOrEqual", "Less": "Greater", "LessOrEqual": "GreaterOrEqual"}
 
 
-@imports(*NUMBERED)
+@imports(Pair)
 def _import_pair(n: NodeImport) -> Symbol:
-    stem, right, left = NUMBERED[n.kind]
+    row = ROWS[n.kind]
     if n.kind == "Mod" and n.attr("fmod", 0):
         return _remainder(n)
-    for name, number, other in ((right, n.scalar(1), 0), (left, n.scalar(0), 1)):
+    reversed_scalar = row.reversed_scalar or ROWS[MIRRORED.get(n.kind, n.kind)].scalar
+    for names, number, other in ((row.scalar, n.scalar(1), 0), (reversed_scalar, n.scalar(0), 1)):
         if number is not None:
-            return n.make(name, n.symbol(other), scalar=number)
+            return n.make(names[0], n.symbol(other), scalar=number)
     pair = [n.symbol(0), n.symbol(1)]
-    if n.kind in CONDITIONS:
+    if definition(n.kind, n.opset).inputs[0].types == {"tensor(bool)"}:
         pair = [n.as_number(each) for each in pair]
-    elementwise = f"elemwise_{stem}"
-    return n.make(elementwise if elementwise in registered() and n.alike() else f"broadcast_{stem}", *pair)
+    alike = row.elementwise[0].startswith("elemwise_") and n.alike()
+    return n.make((row.elementwise if alike else row.broadcast)[0], *pair)
 
 
 def _remainder(n: NodeImport) -> Symbol:
@@ -159,14 +89,14 @@ def _import_sum(n: NodeImport) -> Symbol:
 
 @imports("Max", "Min")
 def _import_extreme(n: NodeImport) -> Symbol:
-    stem = {"Max": "maximum", "Min": "minimum"}[n.kind]
+    row = ROWS[n.kind]
     numbers = [n.scalar(at) for at in range(len(n))]
     arrays = [n.symbol(at) for at, number in enumerate(numbers) if number is None]
     total = arrays[0]
     for each in arrays[1:]:
-        total = n.make(f"broadcast_{stem}", total, each)
+        total = n.make(row.broadcast[0], total, each)
     for number in numbers:
-        total = total if number is None else n.make(f"_{stem}_scalar", total, scalar=number)
+        total = total if number is None else n.make(row.scalar[0], total, scalar=number)
     return total if len(n) > 1 else n.make("_copy", total)
 
 

@@ -11,35 +11,21 @@ from flowmx.contrib.onnx.node_import import NodeImport
 from flowmx.contrib.onnx.steps import tensor_type
 from flowmx.contrib.onnx.table import exports, imports, need_onnx
 from flowmx.ops.registry.dtypes import name_of
+from flowmx.ops.registry.operators import Operator
 from flowmx.symbol import Symbol
 
-# MXNet's operator, ONNX's.
-SAME = {
-    "abs": "Abs", "arccos": "Acos", "arccosh": "Acosh", "arcsin": "Asin", "arcsinh": "Asinh", "arctan": "Atan",
-    "arctanh": "Atanh", "ceil": "Ceil", "cos": "Cos", "cosh": "Cosh", "erf": "Erf", "exp": "Exp", "floor": "Floor",
-    "log": "Log", "negative": "Neg", "reciprocal": "Reciprocal", "relu": "Relu", "sigmoid": "Sigmoid",
-    "sign": "Sign", "sin": "Sin", "sinh": "Sinh", "softsign": "Softsign", "sqrt": "Sqrt", "tan": "Tan", "tanh": "Tanh",
-}  # fmt: skip
-BACK = {kind: name for name, kind in SAME.items()}
 FACTORS = {"degrees": 180 / math.pi, "radians": math.pi / 180}
 LOGARITHMS = {"log2": math.log(2), "log10": math.log(10)}
-IDENTITIES = ("_copy", "_copyto", "BlockGrad", "make_loss", "MakeLoss", "_identity_with_attr_like_rhs",
-              "IdentityAttachKLSparseReg", "_contrib_gradientmultiplier")  # fmt: skip
 
 
-@exports(*SAME)
+@exports(Operator)
 def _same(n: NodeExport) -> str:
-    return n.add(SAME[n.op.name], n.inputs[0])
+    return n.same(*n.inputs)
 
 
-@imports(*BACK)
+@imports(Operator)
 def _back(n: NodeImport) -> Symbol:
-    return n.make(BACK[n.kind], n.symbol(0))
-
-
-@exports(*IDENTITIES)
-def _identity(n: NodeExport) -> str:
-    return n.add("Identity", n.inputs[0])
+    return n.same()
 
 
 @imports("Identity")
@@ -95,11 +81,6 @@ def _rint(n: NodeExport) -> str:
     return n.add("Ceil", n.add("Sub", x, n.number(0.5)))
 
 
-@exports("_contrib_sign_ste")
-def _sign(n: NodeExport) -> str:
-    return n.add("Sign", n.inputs[0])
-
-
 @exports("round", "_contrib_round_ste", "trunc", "fix")
 def _towards_zero(n: NodeExport) -> str:
     """Round the magnitude: halves away from 0, or towards 0."""
@@ -118,17 +99,10 @@ def _round(n: NodeImport) -> Symbol:
     return n.make("elemwise_sub", up, odd)
 
 
-@exports("hard_sigmoid")
-def _hard_sigmoid(n: NodeExport) -> str:
-    return n.add("HardSigmoid", n.inputs[0], alpha=n.op.alpha, beta=n.op.beta)
-
-
-@imports("HardSigmoid", "HardSwish")
-def _import_hard_sigmoid(n: NodeImport) -> Symbol:
-    swish = n.kind == "HardSwish"
-    alpha, beta = (1 / 6, 0.5) if swish else (n.attr("alpha", 0.2), n.attr("beta", 0.5))
-    gate = n.make("hard_sigmoid", n.symbol(0), alpha=alpha, beta=beta)
-    return n.make("elemwise_mul", n.symbol(0), gate) if swish else gate
+@imports("HardSwish")
+def _import_hard_swish(n: NodeImport) -> Symbol:
+    gate = n.make("hard_sigmoid", n.symbol(0), alpha=1 / 6, beta=0.5)
+    return n.make("elemwise_mul", n.symbol(0), gate)
 
 
 @exports("clip")
@@ -160,16 +134,6 @@ def _import_cast(n: NodeImport) -> Symbol:
     if dtype == np.dtype(bool):
         return n.make("_not_equal_scalar", n.symbol(0), scalar=0)
     return n.make("Cast", n.symbol(0), dtype=name_of(dtype))
-
-
-@exports("logical_not")
-def _logical_not(n: NodeExport) -> str:
-    return n.truth(n.add("Not", n.condition(0)))
-
-
-@imports("Not")
-def _import_not(n: NodeImport) -> Symbol:
-    return n.make("logical_not", n.symbol(0))
 
 
 @exports("zeros_like", "ones_like")

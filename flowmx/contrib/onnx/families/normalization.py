@@ -70,16 +70,6 @@ def _import_layer_norm(n: NodeImport) -> Symbol:
     return n.make("LayerNorm", n.symbol(0), n.symbol(1), beta, axis=-1, eps=n.attr("epsilon", 1e-5))
 
 
-@exports("InstanceNorm")
-def _instance_norm(n: NodeExport) -> str:
-    return n.add("InstanceNormalization", *n.inputs, epsilon=n.op.eps)
-
-
-@imports("InstanceNormalization")
-def _import_instance_norm(n: NodeImport) -> Symbol:
-    return n.make("InstanceNorm", *n.symbols(), eps=n.attr("epsilon", 1e-5))
-
-
 @exports("GroupNorm")
 def _group_norm(n: NodeExport) -> str:
     """Instance normalization of data whose groups were reshaped into channels."""
@@ -102,18 +92,6 @@ def _l2_normalization(n: NodeExport) -> str:
 def _lp_normalization(n: NodeImport) -> Symbol:
     norm = n.make("norm", n.symbol(0), ord=n.attr("p", 2), axis=n.axis(-1), keepdims=True)
     return n.make("broadcast_div", n.symbol(0), norm)
-
-
-@exports("LRN")
-def _lrn(n: NodeExport) -> str:
-    op = n.op
-    return n.add("LRN", n.inputs[0], alpha=op.alpha, beta=op.beta, bias=op.knorm, size=op.nsize)
-
-
-@imports("LRN")
-def _import_lrn(n: NodeImport) -> Symbol:
-    return n.make("LRN", n.symbol(0), alpha=n.attr("alpha", 1e-4), beta=n.attr("beta", 0.75),
-                  knorm=n.attr("bias", 1.0), nsize=n.attr("size"))  # fmt: skip
 
 
 @exports("Dropout")

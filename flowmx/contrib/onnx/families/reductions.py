@@ -9,12 +9,9 @@ import numpy as np
 
 from flowmx.contrib.onnx.node_export import NodeExport
 from flowmx.contrib.onnx.node_import import NodeImport
-from flowmx.contrib.onnx.table import Unsupported, exports, imports
+from flowmx.contrib.onnx.table import Unsupported, counterparts, exports, imports
+from flowmx.ops.math.reduce import Position, Reduction
 from flowmx.symbol import Symbol
-
-REDUCTIONS = {"sum": "ReduceSum", "mean": "ReduceMean", "max": "ReduceMax", "min": "ReduceMin", "prod": "ReduceProd"}
-BACK = {kind: name for name, kind in REDUCTIONS.items()}
-POSITIONS = {"argmax": "ArgMax", "argmin": "ArgMin"}
 
 
 def reduced(n: NodeExport, kind: str, x: str) -> str:
@@ -26,9 +23,9 @@ def reduced(n: NodeExport, kind: str, x: str) -> str:
     return made
 
 
-@exports(*REDUCTIONS)
+@exports(Reduction)
 def _reduction(n: NodeExport) -> str:
-    return reduced(n, REDUCTIONS[n.op.name], n.inputs[0])
+    return reduced(n, n.op.onnx, n.inputs[0])
 
 
 @exports("nansum", "nanprod")
@@ -58,14 +55,14 @@ def _moments(n: NodeExport) -> list[str]:
     return [n.reshape(each, (), n.out_dims(at)) for at, each in enumerate((mean, variance))]
 
 
-@imports(*BACK, "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
+@imports(Reduction, "ReduceL1", "ReduceL2", "ReduceSumSquare", "ReduceLogSum", "ReduceLogSumExp")
 def _import_reduction(n: NodeImport) -> Symbol:
     axes, keepdims = n.ints(1, "axes"), bool(n.attr("keepdims", 1))
     if not axes and n.attr("noop_with_empty_axes", 0):
         return n.make("_copy", n.symbol(0))
     axis = tuple(axes) if axes else None
-    if n.kind in BACK:
-        return n.make(BACK[n.kind], n.symbol(0), axis=axis, keepdims=keepdims)
+    if n.kind in counterparts():
+        return n.make(counterparts()[n.kind].name, n.symbol(0), axis=axis, keepdims=keepdims)
     if n.kind in ("ReduceL1", "ReduceL2"):
         x = n.symbol(0) if n.kind == "ReduceL2" else n.make("abs", n.symbol(0))
         x = n.make("square", x) if n.kind == "ReduceL2" else x
@@ -87,10 +84,14 @@ def _log_sum_exp(n: NodeImport, axis: Sequence[int] | None, keepdims: bool) -> S
     return made if keepdims else n.make("sum", made, axis=axis)
 
 
-@exports(*POSITIONS, "argmax_channel")
+@exports("argmax_channel")
+def _of_channels(n: NodeExport) -> str:
+    return n.cast(n.add("ArgMax", n.inputs[0], axis=1, keepdims=0), n.out_dtype())
+
+
+@exports(Position)
 def _position(n: NodeExport) -> str:
-    kind = POSITIONS.get(n.op.name, "ArgMax")
-    axis, keepdims = (1, False) if n.op.name == "argmax_channel" else (n.op.axis, n.op.keepdims)
+    kind, axis, keepdims = n.op.onnx, n.op.axis, n.op.keepdims
     if axis is None:
         found = n.add(kind, n.add("Reshape", n.inputs[0], [-1]), axis=0, keepdims=1)
         found = n.add("Reshape", found, [1] * n.rank()) if keepdims else found
@@ -100,11 +101,12 @@ def _position(n: NodeExport) -> str:
     return n.cast(found, n.out_dtype())
 
 
-@imports(*POSITIONS.values())
+@imports(Position)
 def _import_position(n: NodeImport) -> Symbol:
-    name = {kind: name for name, kind in POSITIONS.items()}[n.kind]
     n.expect("select_last_index", 0)
-    found = n.make(name, n.symbol(0), axis=n.attr("axis", 0), keepdims=bool(n.attr("keepdims", 1)))
+    found = n.make(
+        counterparts()[n.kind].name, n.symbol(0), axis=n.attr("axis", 0), keepdims=bool(n.attr("keepdims", 1))
+    )
     return n.make("Cast", found, dtype="int64")
 
 

@@ -89,16 +89,6 @@ def _import_transpose(n: NodeImport) -> Symbol:
 # -- joining and splitting ---------------------------------------------------------------------------------
 
 
-@exports("Concat", "_rnn_param_concat")
-def _concat(n: NodeExport) -> str:
-    return n.add("Concat", *n.inputs, axis=n.op.dim)
-
-
-@imports("Concat")
-def _import_concat(n: NodeImport) -> Symbol:
-    return n.make("Concat", *n.symbols(), dim=n.attr("axis"))
-
-
 @exports("stack")
 def _stack(n: NodeExport) -> str:
     axis = n.op.axis % (n.rank() + 1)
@@ -283,18 +273,6 @@ def _depth_to_space(n: NodeExport) -> str:
     return n.add("DepthToSpace", n.inputs[0], blocksize=n.op.block_size, mode="DCR")
 
 
-@exports("space_to_depth")
-def _space_to_depth(n: NodeExport) -> str:
-    return n.add("SpaceToDepth", n.inputs[0], blocksize=n.op.block_size)
-
-
-@imports("DepthToSpace", "SpaceToDepth")
-def _import_blocks(n: NodeImport) -> Symbol:
-    n.expect("mode", "DCR")
-    name = {"DepthToSpace": "depth_to_space", "SpaceToDepth": "space_to_depth"}[n.kind]
-    return n.make(name, n.symbol(0), block_size=n.attr("blocksize"))
-
-
 @exports("diag")
 def _diag(n: NodeExport) -> str:
     """The diagonals of the planes of two axes, or a vector as a diagonal: read at places that are known."""
@@ -314,11 +292,6 @@ def _diag(n: NodeExport) -> str:
 
 
 # -- shapes as values --------------------------------------------------------------------------------------
-
-
-@exports("shape_array")
-def _shape_array(n: NodeExport) -> str:
-    return n.add("Shape", n.inputs[0])
 
 
 @exports("size_array")

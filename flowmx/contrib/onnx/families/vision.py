@@ -37,17 +37,6 @@ def _import_roi_align(n: NodeImport) -> Symbol:
                   sample_ratio=n.attr("sampling_ratio", 0) or -1, aligned=aligned)  # fmt: skip
 
 
-@exports("ROIPooling")
-def _roi_pooling(n: NodeExport) -> str:
-    return n.add("MaxRoiPool", *n.inputs, pooled_shape=list(n.op.pooled_size), spatial_scale=n.op.spatial_scale)
-
-
-@imports("MaxRoiPool")
-def _import_roi_pooling(n: NodeImport) -> Symbol:
-    return n.make("ROIPooling", n.symbol(0), n.symbol(1), pooled_size=tuple(n.attr("pooled_shape")),
-                  spatial_scale=n.attr("spatial_scale", 1.0))  # fmt: skip
-
-
 @exports("_image_to_tensor")
 def _to_tensor(n: NodeExport) -> str:
     """Bytes with the channels last as numbers from 0 to 1 with the channels first."""
