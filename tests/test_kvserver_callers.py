@@ -9,7 +9,8 @@ from flowmx.comm.client import Peer
 from flowmx.comm.errors import CommError, Refused
 from flowmx.comm.server import Caller
 from flowmx.comm.view import Member, View
-from flowmx.kvstore.server.callers import OPERATIONS, Callers
+from flowmx.kvstore.server.callers import Callers
+from flowmx.kvstore.server.service import OPERATIONS
 from tests.test_kvserver_service import KEY, Job, init_all
 
 PART = [KEY, 0, 0]

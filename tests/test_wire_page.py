@@ -15,8 +15,8 @@ from flowmx.comm.view import PHASES, Member, View
 from flowmx.kvstore import compression
 from flowmx.kvstore.server import joined, wire
 from flowmx.kvstore.server import protocol as p
-from flowmx.kvstore.server.callers import OPERATIONS
 from flowmx.kvstore.server.core import MOST_AHEAD
+from flowmx.kvstore.server.service import OPERATIONS
 from flowmx.kvstore.server.store import Value
 
 ROOT = Path(__file__).parent.parent

@@ -6,19 +6,17 @@ Example:
     >>> update(0, gradient, weight)
 """
 
-from flowmx.optimizer import contrib
-from flowmx.optimizer.adagrad import AdaDelta, AdaGrad, RMSProp
-from flowmx.optimizer.adam import AdaBelief, Adam, Adamax, AdamW, Nadam
+from flowmx.optimizer import adagrad, adam, contrib, ftrl, large_batch, sgd
+from flowmx.optimizer.adagrad import *  # noqa: F403 - each optimizer is named once, in __all__ of its module
+from flowmx.optimizer.adam import *  # noqa: F403
 from flowmx.optimizer.base import Optimizer, Test, create, register
 from flowmx.optimizer.convert import convert_states
-from flowmx.optimizer.ftrl import FTML, Ftrl
-from flowmx.optimizer.large_batch import LAMB, LARS, LBSGD
-from flowmx.optimizer.sgd import DCASGD, NAG, SGD, SGLD, SignSGD, Signum, ccSGD
+from flowmx.optimizer.ftrl import *  # noqa: F403
+from flowmx.optimizer.large_batch import *  # noqa: F403
+from flowmx.optimizer.sgd import *  # noqa: F403
 from flowmx.optimizer.states import StatesFormatError
 from flowmx.optimizer.updater import Updater, get_updater
 
-__all__ = [
-    "DCASGD", "FTML", "LAMB", "LARS", "LBSGD", "NAG", "SGD", "SGLD", "AdaBelief", "AdaDelta", "AdaGrad", "Adam",
-    "AdamW", "Adamax", "Ftrl", "Nadam", "Optimizer", "RMSProp", "SignSGD", "Signum", "StatesFormatError", "Test",
-    "Updater", "ccSGD", "contrib", "convert_states", "create", "get_updater", "register",
-]  # fmt: skip
+__all__ = ["Optimizer", "StatesFormatError", "Test", "Updater", "contrib", "convert_states", "create", "get_updater",
+           "register"]  # fmt: skip
+__all__ += [*adagrad.__all__, *adam.__all__, *ftrl.__all__, *large_batch.__all__, *sgd.__all__]

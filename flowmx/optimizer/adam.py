@@ -12,6 +12,8 @@ from flowmx.ndarray import NDArray
 from flowmx.optimizer.base import Index, State, register, zeros_like
 from flowmx.optimizer.fused import Call, Fused
 
+__all__ = ["AdaBelief", "Adam", "AdamW", "Adamax", "Nadam"]
+
 
 class _Moments(Fused):
     """Keeps the first and a second moment of the gradient."""

@@ -8,6 +8,8 @@ from flowmx.ndarray import NDArray
 from flowmx.optimizer.base import Index, State, register, zeros_like
 from flowmx.optimizer.fused import Call, Fused
 
+__all__ = ["FTML", "Ftrl"]
+
 
 @register
 class Ftrl(Fused):

@@ -14,6 +14,8 @@ from flowmx.optimizer.fused import Call, Fused
 from flowmx.optimizer.sgd import Momentum
 from flowmx.serialization import params
 
+__all__ = ["LAMB", "LARS", "LBSGD"]
+
 _SPARED = ("gamma", "beta", "bias")
 """Names of parameters that LARS updates as SGD does end so."""
 

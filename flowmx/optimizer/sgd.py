@@ -10,6 +10,8 @@ from flowmx.ndarray import NDArray
 from flowmx.optimizer.base import Index, Optimizer, State, register, zeros_like
 from flowmx.optimizer.fused import Call, Fused
 
+__all__ = ["DCASGD", "NAG", "SGD", "SGLD", "SignSGD", "Signum", "ccSGD"]
+
 
 class Momentum(Fused):
     """Shared by those with an optional momentum; a subclass names the operators without and with it."""

@@ -30,8 +30,8 @@ from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import Security
 from flowmx.comm.server import Service, _http_log
 from flowmx.comm.view import Member, View
-from flowmx.kvstore.server.callers import OPERATIONS, Callers
-from flowmx.kvstore.server.service import KVServer
+from flowmx.kvstore.server.callers import Callers
+from flowmx.kvstore.server.service import OPERATIONS, KVServer
 from flowmx.kvstore.server.store import Store
 
 SECRET = "the secret of those who are fuzzed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 
 from flowmx.comm.errors import Refused
 from flowmx.comm.exchange import Caller, Handler
@@ -11,14 +10,7 @@ from flowmx.comm.frames import Message
 from flowmx.comm.notifier import Notifier
 from flowmx.comm.view import ROLES, Role, View
 
-__all__ = ["OPERATIONS", "Callers", "identity"]
-
-OPERATIONS: Mapping[str, Role | None] = {
-    "open": "worker", "set_optimizer": "worker", "init": "worker", "rest": "worker", "push": "worker",
-    "pull": "worker", "pushpull": "worker", "row_sparse_pull": "worker", "save_states": "worker",
-    "load_states": "worker", "position": "worker", "stats": None, "messages": "server",
-}  # fmt: skip
-"""The operations of a server, and the role of those who may call each; None is anybody whom the transport lets in."""
+__all__ = ["Callers", "identity"]
 
 PATIENCE = 5.0
 """Seconds that a caller in no view waits: it may know a newer view than this server."""

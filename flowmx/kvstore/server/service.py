@@ -11,7 +11,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,11 +23,11 @@ from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.headers import take
 from flowmx.comm.notifier import Notifier
 from flowmx.comm.server import Caller, Service
-from flowmx.comm.view import View
+from flowmx.comm.view import Role, View
 from flowmx.kvstore.facts import version
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server import snapshot
-from flowmx.kvstore.server.callers import OPERATIONS, Callers, identity
+from flowmx.kvstore.server.callers import Callers, identity
 from flowmx.kvstore.server.calls import Answers, Call, JoinedCall, Read
 from flowmx.kvstore.server.core import Core
 from flowmx.kvstore.server.facts import Facts, facts_of
@@ -38,9 +38,16 @@ from flowmx.kvstore.server.requests import Item, items_of, mode_of, uncompressed
 from flowmx.kvstore.server.store import Array, States, Store, Value, as_array, check_optimizer, name_of, owned
 from flowmx.kvstore.server.wire import pack, unpack
 
-__all__ = ["KVServer", "identity"]
+__all__ = ["OPERATIONS", "KVServer", "identity"]
 
 log = logging.getLogger("flowmx.kvstore")
+
+OPERATIONS: Mapping[str, Role | None] = {
+    "open": "worker", "set_optimizer": "worker", "init": "worker", "rest": "worker", "push": "worker",
+    "pull": "worker", "pushpull": "worker", "row_sparse_pull": "worker", "save_states": "worker",
+    "load_states": "worker", "position": "worker", "stats": None, "messages": "server",
+}  # fmt: skip
+"""The operations of a server, and the role of those who may call each; None is anybody whom the transport lets in."""
 
 
 Ask = Callable[[Call, Item], list[p.Effect]]
