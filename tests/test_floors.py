@@ -80,6 +80,8 @@ FLOORS: list[set[str]] = [
     {"flowmx"},
 ]
 
+PREFIX = "flowmx."
+
 # What stands apart: it may import only itself and these.
 APART: dict[str, set[str]] = {
     "flowmx.comm": {"flowmx.settings", "flowmx.errors", "flowmx.registry", "flowmx.tools.usage"}
@@ -184,6 +186,15 @@ def circle(graph: Mapping[str, set[str]]) -> list[str]:
 
 def test_imports_run_down_the_floors():
     assert violations(import_graph(read_modules())) == []
+
+
+def test_the_page_has_these_floors():
+    rows = [
+        f"| {at} | {', '.join(f'`{m.removeprefix(PREFIX)}`' for m in sorted(FLOORS[at]))} |"
+        for at in range(len(FLOORS))
+    ]
+    table = "\n".join(rows[::-1])
+    assert table in (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8"), f"the floors are:\n{table}"
 
 
 def test_there_are_no_import_circles():

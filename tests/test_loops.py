@@ -21,8 +21,9 @@ from flowmx.ops.formulas import expressions
 from flowmx.ops.formulas.expressions import placeholder
 from flowmx.ops.kernels.loops import compiler, functions, gather, softmax, team
 from flowmx.ops.kernels.loops.code import DOUBLE, FLOAT, Code
-from flowmx.ops.kernels.loops.elementwise import Fused, Loop, in_memory_order
+from flowmx.ops.kernels.loops.elementwise import FUSED, Fused, Loop, in_memory_order
 from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.math.elementwise import TABLE
 from flowmx.ops.optimizers.updates import REGISTERED
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
 
@@ -90,10 +91,8 @@ ARITHMETIC = ["add", "sub", "mul", "div"]
 SCALAR = {"add": "_plus_scalar", "sub": "_minus_scalar"}
 
 CASES = [
-    *[(name, [X], {}) for name in (
-        "expm1", "tanh", "sigmoid", "softsign", "_softrelu", "negative", "abs", "sign", "rint", "ceil", "floor",
-        "trunc", "fix", "square", "exp", "reciprocal", "relu", "logical_not", "_copy", "BlockGrad", "erf")],
-    *[(name, [P], {}) for name in ("rsqrt", "sqrt", "log", "log1p")],
+    *[(row.name, [P if row.name in ("rsqrt", "sqrt", "log", "log1p") else X], {}) for row in TABLE
+      if row.name in FUSED and row.name != "_slope_of_relu"],  # of what relu gave, which is not negative
     *[(f"broadcast_{name}", [X, Y], {}) for name in PAIRS],
     *[(f"elemwise_{name}" if name in ARITHMETIC else f"_{name}", [X, Y], {}) for name in PAIRS],
     *[(SCALAR.get(name, f"_{name}_scalar"), [X], {"scalar": 0.7}) for name in PAIRS],

@@ -1,6 +1,7 @@
 """The pages of the documentation are true: what they name exists, links lead somewhere, the index lists them all."""
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 PAGES = {path.relative_to(DOCS).as_posix(): path.read_text(encoding="utf-8") for path in sorted(DOCS.rglob("*.md"))}
 PAGES["../README.md"] = (DOCS.parent / "README.md").read_text(encoding="utf-8")
 COMMANDS = {name: module for group in cli.COMMANDS.values() for name, (module, _) in group.items()}
+SOURCES = ("flowmx", "devices", "ops", "comm", "tests", "benchmarks", "examples")
 SETTINGS = {row.variable for row in TABLE.values()}
 ABSENT = {
     "mx.np",
@@ -58,6 +60,14 @@ def test_the_links_of_a_page_lead_somewhere(page):
         assert target.exists(), f"{page} links to {path}"
         if anchor:
             assert anchor in pages.anchors(target.read_text(encoding="utf-8")), f"{page} links to {path}#{anchor}"
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "engine.md", "distributed.md", "../CONTRIBUTING.md"])
+def test_the_files_that_a_page_names_exist(page):
+    root = DOCS.parent
+    files = [path.relative_to(root).as_posix() for top in SOURCES for path in (root / top).rglob("*.py")]
+    named = set(re.findall(r"[\w/]*\w\.py\b", (DOCS / page).read_text(encoding="utf-8"))) - {"train.py"}
+    assert [name for name in sorted(named) if not any(f"/{file}".endswith(f"/{name}") for file in files)] == []
 
 
 def test_the_index_lists_every_page_once():
