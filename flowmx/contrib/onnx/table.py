@@ -125,7 +125,8 @@ def definition(kind: str, opset: int) -> Any:
 
 def first_opset(kind: str) -> int:
     """The first opset that has an operator of ONNX."""
-    return min(each.since_version for each in need_onnx().defs.get_all_schemas_with_history() if each.name == kind)
+    found = need_onnx().defs.get_all_schemas_with_history()
+    return min([int(each.since_version) for each in found if each.name == kind])
 
 
 def need_onnx() -> Any:

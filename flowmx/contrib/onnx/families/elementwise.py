@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -14,8 +15,28 @@ from flowmx.ops.registry.dtypes import name_of
 from flowmx.ops.registry.operators import Operator
 from flowmx.symbol import Symbol
 
-FACTORS = {"degrees": 180 / math.pi, "radians": math.pi / 180}
-LOGARITHMS = {"log2": math.log(2), "log10": math.log(10)}
+WRITTEN: dict[str, Callable[[NodeExport, str], str]] = {
+    "degrees": lambda n, x: n.add("Mul", x, n.number(180 / math.pi)),
+    "radians": lambda n, x: n.add("Mul", x, n.number(math.pi / 180)),
+    "log2": lambda n, x: n.add("Div", n.add("Log", x), n.number(math.log(2))),
+    "log10": lambda n, x: n.add("Div", n.add("Log", x), n.number(math.log(10))),
+    "log1p": lambda n, x: n.add("Log", n.add("Add", x, n.number(1))),
+    "expm1": lambda n, x: n.add("Sub", n.add("Exp", x), n.number(1)),
+    "square": lambda n, x: n.add("Mul", x, x),
+    "rsqrt": lambda n, x: n.add("Reciprocal", n.add("Sqrt", x)),
+    "rint": lambda n, x: n.add("Ceil", n.add("Sub", x, n.number(0.5))),
+}
+"""Operators that take several of ONNX's."""
+
+
+@exports(*WRITTEN)
+def _written(n: NodeExport) -> str:
+    return WRITTEN[n.op.name](n, n.inputs[0])
+
+
+@exports("_square_sum")
+def _square_sum(n: NodeExport) -> str:
+    return n.reduce("ReduceSum", n.add("Mul", n.inputs[0], n.inputs[0]), n.op.axis, n.op.keepdims)
 
 
 @exports(Operator)
@@ -33,52 +54,11 @@ def _copy(n: NodeImport) -> Symbol:
     return n.make("_copy", n.symbol(0))
 
 
-@exports(*FACTORS)
-def _factor(n: NodeExport) -> str:
-    return n.add("Mul", n.inputs[0], n.number(FACTORS[n.op.name]))
-
-
-@exports(*LOGARITHMS)
-def _logarithm(n: NodeExport) -> str:
-    return n.add("Div", n.add("Log", n.inputs[0]), n.number(LOGARITHMS[n.op.name]))
-
-
-@exports("log1p")
-def _log1p(n: NodeExport) -> str:
-    return n.add("Log", n.add("Add", n.inputs[0], n.number(1)))
-
-
-@exports("expm1")
-def _expm1(n: NodeExport) -> str:
-    return n.add("Sub", n.add("Exp", n.inputs[0]), n.number(1))
-
-
-@exports("square", "_square_sum")
-def _square(n: NodeExport) -> str:
-    squares = n.add("Mul", n.inputs[0], n.inputs[0])
-    if n.op.name == "square":
-        return squares
-    axes = None if n.op.axis is None else n.op.axis
-    return n.reduce("ReduceSum", squares, axes, n.op.keepdims)
-
-
-@exports("rsqrt")
-def _rsqrt(n: NodeExport) -> str:
-    return n.add("Reciprocal", n.add("Sqrt", n.inputs[0]))
-
-
 @exports("cbrt", "rcbrt")
 def _cube_root(n: NodeExport) -> str:
     root = n.add("Pow", n.add("Abs", n.inputs[0]), n.number(1 / 3))
     signed = n.add("Mul", n.add("Sign", n.inputs[0]), root)
     return signed if n.op.name == "cbrt" else n.add("Reciprocal", signed)
-
-
-@exports("rint")
-def _rint(n: NodeExport) -> str:
-    """Round to the nearest integer, halves down, as MXNet does."""
-    x = n.inputs[0]
-    return n.add("Ceil", n.add("Sub", x, n.number(0.5)))
 
 
 @exports("round", "_contrib_round_ste", "trunc", "fix")
