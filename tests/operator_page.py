@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from flowmx.ops.registry.documentation import inputs_of, is_elementwise, outputs_of
+from flowmx.ops.registry.examples import example
 from flowmx.ops.registry.operators import Operator, registered
 from flowmx.ops.registry.parameters import Parameter
 from tests.surface import EXCLUDED, FUNCTIONS, GRADIENTS, NUMPY, OPERATORS, SPARSE
@@ -109,6 +110,8 @@ def page() -> str:
         for cls in classes:
             also = f" Also {', '.join(f'`{alias}`' for alias in cls.aliases)}." if cls.aliases else ""
             lines.append(f"- `{call_of(cls)}`: {sentence(cls)}{also}\n{arrays_of(cls)}")
+            if (shown := example(cls.name)) is not None:
+                lines.append(f"  - `{shown[0]}` is `{shown[1]}`.\n")
     lines.append("\n## Provided as functions\n\n")
     lines += [f"- `{name}`: {FUNCTIONS[name]}\n" for name in sorted(by_state["function"])]
     lines.append("\n## Left out\n")

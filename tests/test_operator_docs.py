@@ -7,9 +7,11 @@ import re
 import numpy as np
 import pytest
 
+import flowmx as mx
 import tests.op_cases
 from flowmx import nd
 from flowmx.ops.registry.documentation import documentation, inputs_of, outputs_of
+from flowmx.ops.registry.examples import EXAMPLES, example
 from flowmx.ops.registry.operators import lookup, registered
 
 PUBLIC = {cls.name: cls for cls in registered().values() if not cls.hidden}
@@ -92,6 +94,16 @@ def test_the_documented_shape_of_an_output_is_that_of_the_input_named():
         if same and same[1] in given and output != given[same[1]][0]:
             wrong.append((op, given, output))
     assert not wrong
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_gives_what_it_says(name):
+    code, value = example(name)
+    space = {"mx": mx, "array": np.array, "float32": "float32", "int32": "int32", "int64": "int64", "nan": np.nan}
+    made, said = eval(code, space), eval(value, space)
+    assert (made.shape, made.dtype) == (said.shape, said.dtype)
+    np.testing.assert_allclose(made, said, rtol=1e-6, atol=1e-6)
+    assert f"\nExample:\n    >>> {code}\n    {value}" in documentation(PUBLIC[name])
 
 
 def test_a_function_shows_its_inputs_and_a_method_leaves_out_its_own_array():

@@ -1,9 +1,10 @@
-"""Docstrings of the functions derived from operators: inputs, parameters, outputs and errors."""
+"""Docstrings of the functions derived from operators: inputs, parameters, outputs, errors and examples."""
 
 from __future__ import annotations
 
 import inspect
 
+from flowmx.ops.registry.examples import example
 from flowmx.ops.registry.operators import Operator
 
 _ERRORS = """
@@ -22,7 +23,11 @@ def documentation(cls: type[Operator], *, is_method: bool = False) -> str:
     text = [inspect.cleandoc(cls.__doc__ or cls.name)]
     if items:
         text += ["", "Args:", *(f"    {item}" for item in items)]
-    return "\n".join([*text, "", "Returns:", f"    {outputs_of(cls)}.", _ERRORS])
+    text += ["", "Returns:", f"    {outputs_of(cls)}.", _ERRORS]
+    shown = example(cls.name)
+    if shown is not None:
+        text += ["", "Example:", f"    >>> {shown[0]}", f"    {shown[1]}"]
+    return "\n".join(text)
 
 
 def inputs_of(cls: type[Operator]) -> dict[str, str]:
