@@ -1,4 +1,4 @@
-"""Examples of the common operators, for the documentation of their functions: a call under ``mx.nd``, and what it gives.
+"""Examples of the common operators, for the documentation of their functions: a call under ``mx.nd``, and its value.
 
 ``A(...)`` stands for ``mx.nd.array(...)``; a result of float32 is written without ``array`` and dtype. A test computes
 them all.
