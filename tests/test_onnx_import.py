@@ -22,9 +22,10 @@ def ints(*values):
     return np.array(values, "int64")
 
 
+COMPARISONS = ["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"]
 # What outputs are, where they are no float32.
 TYPES = {
-    "ArgMax": [TensorProto.INT64], "Cast": [TensorProto.INT32], "IsNaN": [TensorProto.BOOL],
+    **dict.fromkeys(COMPARISONS, [TensorProto.BOOL]), "ArgMax": [TensorProto.INT64], "Cast": [TensorProto.INT32], "IsNaN": [TensorProto.BOOL],
     "TopK": [TensorProto.FLOAT, TensorProto.INT64],
 }  # fmt: skip
 
@@ -67,7 +68,9 @@ NODES = [
     ("MatMul", [numbers(3, 4), numbers(2, 4, 5)], {}),
     ("MatMul", [numbers(2, 3, 4), "|", numbers(4, 5)], {}),
     ("Add", [numbers(2, 3), "|", numbers(3)], {}),
-    ("Sub", ["|", np.float32(2), numbers(2, 3)], {}),
+    *[(kind, ["|", np.float32(1), "|", np.round(numbers(2, 3))], {})
+      for kind in ("Add", "Sub", "Mul", "Div", "Pow", "Max", *COMPARISONS)],
+    *[(kind, [np.round(numbers(2, 3)), "|", np.float32(1)], {}) for kind in ("Sub", "Div", "Pow", "Min", *COMPARISONS)],
     ("Mod", [numbers(2, 3) - 1, numbers(2, 3, seed=1)], {"fmod": 1}),
     ("Max", [numbers(2, 3), numbers(1, 3, seed=1), numbers(2, 1, seed=2)], {}),
     ("Mean", [numbers(2, 3), numbers(2, 3, seed=1), numbers(3, seed=2)], {}),

@@ -176,7 +176,7 @@ class NodeImport:
             value = self.attr(name, _default(attribute))
             if name in cls.onnx_attributes:
                 parameters[cls.onnx_attributes[name]] = tuple(value) if isinstance(value, list) else value
-            else:
+            elif name != "consumed_inputs":  # which counted before opset 6, and changes nothing
                 self.expect(name, _default(attribute))
         return self.make(cls.name, *self.symbols(), **parameters)
 
