@@ -25,8 +25,8 @@ def ints(*values):
 COMPARISONS = ["Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"]
 # What outputs are, where they are no float32.
 TYPES = {
-    **dict.fromkeys(COMPARISONS, [TensorProto.BOOL]), "ArgMax": [TensorProto.INT64], "Cast": [TensorProto.INT32], "IsNaN": [TensorProto.BOOL],
-    "TopK": [TensorProto.FLOAT, TensorProto.INT64],
+    **{kind: [TensorProto.BOOL] for kind in (*COMPARISONS, "IsNaN")}, "ArgMax": [TensorProto.INT64],
+    "Cast": [TensorProto.INT32], "TopK": [TensorProto.FLOAT, TensorProto.INT64],
 }  # fmt: skip
 
 
