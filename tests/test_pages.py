@@ -66,6 +66,7 @@ def test_the_links_of_a_page_lead_somewhere(page):
 def test_the_files_that_a_page_names_exist(page):
     root = DOCS.parent
     files = [path.relative_to(root).as_posix() for top in SOURCES for path in (root / top).rglob("*.py")]
+    files += [path.name for path in root.glob("*.py")]
     named = set(re.findall(r"[\w/]*\w\.py\b", (DOCS / page).read_text(encoding="utf-8"))) - {"train.py"}
     named = {name for name in named if "NAME" not in name}
     assert [name for name in sorted(named) if not any(f"/{file}".endswith(f"/{name}") for file in files)] == []
