@@ -40,10 +40,11 @@ def test_derivatives_of_the_oracle(name):
     first[range(4), range(4)] = 1
     made = unary(Jet(x, first), name)
     above, below = (unary(Jet(x + step), name).value for step in (eps, -eps))
-    if name != "BlockGrad":
-        np.testing.assert_allclose(made.first[range(4), range(4)], (above - below) / (2 * eps), 1e-5, 1e-7)
-        curve = (above + below - 2 * made.value) / eps**2
-        np.testing.assert_allclose(made.second[range(4), range(4), range(4)], curve, 1e-5, 1e-5)
+    if name != "BlockGrad":  # a jet without derivatives has those of a constant
+        slope = 0 if made.first is None else made.first[range(4), range(4)]
+        np.testing.assert_allclose((above - below) / (2 * eps), slope, 1e-5, 1e-7)
+        curve = 0 if made.second is None else made.second[range(4), range(4), range(4)]
+        np.testing.assert_allclose((above + below - 2 * made.value) / eps**2, curve, 1e-5, 1e-5)
 
 
 # -- the checker -------------------------------------------------------------------------------------------
