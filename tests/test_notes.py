@@ -7,6 +7,8 @@ import flowmx as mx
 from flowmx.gluon import nn
 from flowmx.graph import compiler
 from flowmx.graph.passes.notes import note_maxima
+from flowmx.ops.kernels.onednn import library
+from flowmx.ops.registry.operators import lookup
 
 
 def gradient(shape, twice=False, **parameters):
@@ -62,6 +64,14 @@ def test_a_note_is_read_in_the_order_in_which_it_was_made(size):
         out.backward()
         found.append(x.grad.asnumpy())
     np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.skipif(library.library() is None, reason="the oneDNN library is not installed")
+@pytest.mark.parametrize("name", ["_noted_Pooling", "_backward_noted_Pooling"])
+def test_onednn_makes_the_note_and_reads_it(name, monkeypatch):
+    monkeypatch.setattr(lookup(name), "forward", lambda *_: pytest.fail("computed by NumPy"))
+    _, names = gradient((2, 3, 9, 9), kernel=(3, 3))
+    assert name in names
 
 
 def test_the_plain_forwards_need_no_note(monkeypatch):
