@@ -209,6 +209,18 @@ def test_channels_may_be_last_in_a_convolving_cell():
     assert repr(cell) == "Conv2DGRUCell(2 -> 9, tanh, NHWC)"
 
 
+def test_a_convolving_cell_on_images_of_one_pixel_is_a_dense_cell():
+    convolving, dense = made(contrib.rnn.Conv2DLSTMCell((4, 1, 1), 6, 1, 1)), made(rnn.LSTMCell(6, input_size=4))
+    for ours, param in zip(convolving.collect_params().values(), dense.collect_params().values(), strict=True):
+        assert ours.shape == (*param.shape, *[1] * (2 * (len(param.shape) - 1)))
+        ours.set_data(param.data().reshape(ours.shape))
+    begin = [mx.nd.array(np.random.default_rng(seed).standard_normal((3, 6))) for seed in range(2)]
+    expected, states = dense(X[0], begin)
+    found, images = convolving(X[0].reshape((3, 4, 1, 1)), [each.reshape((3, 6, 1, 1)) for each in begin])
+    for ours, theirs in zip((found, *images), (expected, *states), strict=True):
+        np.testing.assert_allclose(ours.asnumpy()[:, :, 0, 0], theirs.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("make", [rnn.LSTMCell, rnn.GRUCell, rnn.RNNCell, lambda n, **kw: rnn.RNNCell(n, "relu", **kw)])
 @pytest.mark.parametrize("lengths", [None, [2, 5, 1]])
 def test_a_cell_unrolled_at_once_is_as_its_steps(make, lengths):
