@@ -422,3 +422,9 @@ def test_methods_that_somebody_puts_on_a_module_are_called():
     assert called == [
         "bind", "init_params", "init_optimizer", *["forward", "backward", "update", "update_metric"] * 2,
     ]  # fmt: skip
+
+
+def test_a_loss_in_python_has_an_output_of_its_data_s_shape():
+    loss = mx.mod.PythonLossModule(name="loss")
+    loss.bind([("data", (4, 3))], [("softmax_label", (4,))])
+    assert loss.output_shapes == [("loss_output", (4, 3))]

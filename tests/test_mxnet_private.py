@@ -415,3 +415,15 @@ def test_the_interface_before_autograd():
 
 def test_a_hybridized_block_computes_the_same():
     mx.test_utils.check_gluon_hybridize_consistency(lambda prefix: nn.Dense(3, prefix=prefix), [mx.nd.ones((2, 4))])
+
+
+def test_weights_of_each_device_are_updated_by_their_gradients():
+    updates = []
+    weights = [[mx.nd.zeros(2), mx.nd.zeros(2)] for _ in range(4)]
+    grads = [[mx.nd.ones(2), mx.nd.ones(2) * 2], [None, None], [mx.nd.ones(2) * 3, mx.nd.ones(2) * 4]]
+
+    def updater(index, grad, weight):
+        updates.append((index, grad.asnumpy()[0]))
+
+    mx.model._update_params(weights, grads, updater, 2)  # weights beyond the gradients stay, as in MXNet
+    assert sorted(updates) == [(0, 1), (1, 2), (4, 3), (5, 4)]

@@ -53,3 +53,8 @@ def test_a_network_with_anchors_is_bound_and_trained():
 def test_what_does_not_fit_is_refused(call, error, message):
     with pytest.raises(error, match=message):
         call(mx.nd.contrib)
+
+
+def test_without_anchors_there_are_no_targets():
+    targets = mx.nd.contrib.MultiBoxTarget(mx.nd.ones((1, 0, 4)), mx.nd.ones((2, 1, 5)), mx.nd.ones((2, 3, 0)))
+    assert [each.shape for each in targets] == [(2, 0)] * 3

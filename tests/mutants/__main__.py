@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NoReturn
 
@@ -72,7 +73,14 @@ class Trial:
             self._write(path, source)
         return failed[0] if failed else SURVIVED
 
-    def failing(self, arguments: list[str], weights: dict[str, float] | None = None) -> list[str]:
+    def failing_anyhow(self, tests: Iterable[str]) -> list[str]:
+        """Those of some tests that fail without a fault too."""
+        tests = [test for test in {*tests} if "::" in test]
+        return self.failing(tests, limit=10 * self.limit) if tests else []
+
+    def failing(
+        self, arguments: list[str], weights: dict[str, float] | None = None, limit: float | None = None
+    ) -> list[str]:
         """The tests that fail, or what ended the run before them.
 
         Raises:
@@ -81,7 +89,7 @@ class Trial:
         with tempfile.TemporaryFile("w+") as output:
             if not (child := os.fork()):
                 self._test(arguments, weights or {}, output.fileno())
-            code = _exit_code(child, time.monotonic() + self.limit)
+            code = _exit_code(child, time.monotonic() + (limit or self.limit))
             output.seek(0)
             text = output.read()
         if code == pytest.ExitCode.OK or code == pytest.ExitCode.NO_TESTS_COLLECTED:
@@ -135,12 +143,12 @@ def main() -> None:
         if failing := trial.failing(["--collect-only", f"tests/{min(path.name for path in trial.tests.texts)}"]):
             raise SystemExit(f"the tests do not start without a fault either: {failing[0]}")
         found = searched(trial, chosen, [])
-        trial.limit = 10 * options.limit
-        if failing := trial.failing([test for test in {*found.values()} if "::" in test] or ["--co"]):
+        without: list[str] = []
+        while failing := trial.failing_anyhow(found.values()):
             print("these fail without a fault too:", *failing)
-            trial.limit = options.limit
+            without += failing
             again = {number: chosen[number] for number, test in found.items() if test in failing}
-            found |= searched(trial, again, failing)
+            found |= searched(trial, again, without)
     survivors = [number for number, test in found.items() if test.startswith(SURVIVED)]
     print(f"{len(found) - len(survivors)} of {len(found)} found; survivors: {survivors}")
 

@@ -40,7 +40,6 @@ class Together(Formulas):
     def __init__(self, outputs: Sequence[Expr], dtypes: Sequence[DType]) -> None:
         super().__init__(outputs, dtypes)
         self._width = 16 // max(dtype.itemsize for dtype in dtypes)
-        self._mask = self._width * max(dtype.itemsize for dtype in dtypes) - 1
         self._most = min(_MOST, (_ARGUMENTS - 16) // (8 * (2 + len(dtypes) + len(self.uniforms))))
         self._program = self._write()
 
@@ -96,7 +95,7 @@ class Together(Formulas):
             f"int64 start = ((int64)blockIdx.x - a.first[which]) * {_PIECE};",
             f"int64 stop = start + {_PIECE} < a.size[which] ? start + {_PIECE} : a.size[which];",
             f"{real} x[{inputs}], y[{count - inputs}];",
-            f"int64 whole = (({addresses}) & {self._mask}) ? start : stop - (stop - start) % {width};",
+            f"int64 whole = (({addresses}) & 15) ? start : stop - (stop - start) % {width};",
             f"for (int64 i = start + (int64)threadIdx.x * {width}; i < whole; i += (int64)blockDim.x * {width}) {{",
             *[f"Pack<{name}, {width}> p{at};" for at, name in enumerate(self._kept)],
             *[f"p{at} = load<{width}>(array{at} + i);" for at in range(inputs)],
