@@ -7,7 +7,7 @@ from collections import Counter
 from functools import cache
 from pathlib import Path
 
-from tests.lanes import ALL, lane
+from tests.lanes import waits
 
 WORD = re.compile(r"[A-Za-z_]\w{2,}")
 IMPORTED = re.compile(r"from tests(?:\.([\w.]+))? import (\w+)")
@@ -40,8 +40,9 @@ class Tests:
             shared = sum(weight for word, weight in weights.items() if word in self.words[test])
             shared /= (1 + len(self.words[test]) / 1000) ** 0.5  # what has all words is close to nothing
             named = [part.rstrip("s") in in_path for part in test.stem.split("_")[1:]]
-            close = shared + OF_FILE_NAME * sum(named) / len(named) + OF_IMPORT * bool(module.search(self.texts[test]))
-            return close / 2 if lane(test) == ALL else close  # what starts processes is slow
+            close: float = shared + OF_FILE_NAME * sum(named) / len(named)
+            close += OF_IMPORT * bool(module.search(self.texts[test]))
+            return close / 2 if waits(test) else close  # they are slow
 
         return sorted(self.texts, key=closeness, reverse=True)
 
