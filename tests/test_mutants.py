@@ -96,6 +96,7 @@ def test_more_faults_than_there_are_places_are_refused(tmp_path):
         drawn(tmp_path, 2, 5, ("ops",))
 
 
+@pytest.mark.usefixtures("new_python")
 def test_a_run_tells_what_finds_each_fault_and_which_survive(tmp_path):
     files = {
         "flowmx/__init__.py": "",
