@@ -11,13 +11,13 @@ from flowmx.engine.attributes import KnownAttributes
 from flowmx.engine.scheduler import Operation, Variable
 from flowmx.ndarray.core import Storage
 
+pytestmark = pytest.mark.usefixtures("new_python")
+
 RACE = """
 import gc, sys, threading, time
 from flowmx.engine import Handle
 from flowmx.engine.scheduler import Operation, Variable
 from flowmx.ndarray.core import Storage
-
-pytestmark = pytest.mark.usefixtures("new_python")
 
 class Plain:
     a = b = c = d = None

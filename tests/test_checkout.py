@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("new_python")
+
 ROOT = Path(__file__).parents[1]
 FOLDERS = "flowmx", "comm", "devices", "ops"
 LOADED = """
 import pathlib, sys
 import flowmx
 from flowmx.comm.client import Peer
-
-pytestmark = pytest.mark.usefixtures("new_python")
 
 assert flowmx.nd.ones(3).asnumpy().sum() == 3
 files = {name: module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "flowmx"}

@@ -8,11 +8,11 @@ import pytest
 
 from flowmx.devices import threads
 
+pytestmark = pytest.mark.usefixtures("new_python")
+
 ASK = """
 import ctypes
 import flowmx as mx
-
-pytestmark = pytest.mark.usefixtures("new_python")
 
 a = mx.nd.ones((300, 300))
 mx.nd.dot(a, a).wait_to_read()
