@@ -140,7 +140,7 @@ def register(reg_name: str) -> Callable[[P], P]:
 
 def get_all_registered_operators() -> list[str]:
     """The names of all operators that are built in."""
-    return sorted(name for name, cls in registered().items() if not cls.hidden)
+    return sorted(name for name, cls in registered().items() if not cls.traits.hidden)
 
 
 class OperatorArguments(NamedTuple):

@@ -60,7 +60,7 @@ class RNNParamConcat(Concat):
 
 
 @operator("_identity_with_attr_like_rhs")
-class IdentityWithAttrLikeRhs(Operator):
+class IdentityWithAttrLikeRhs(Operator, in_place=((0, 0),)):
     """A copy of ``lhs``, whose shape is that of ``rhs``."""
 
     arguments = ("lhs", "rhs")
@@ -68,7 +68,6 @@ class IdentityWithAttrLikeRhs(Operator):
         lhs="any shape, any dtype",
         rhs="the shape and dtype of lhs; only its shape is used",
     )
-    in_place = ((0, 0),)
     onnx = "Identity"
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

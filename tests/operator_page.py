@@ -44,7 +44,7 @@ are given, the inputs and the output have one shape and one dtype, any there is.
 def state(name: str) -> str | None:
     """The state of one of MXNet's operator names: a key of the table of states, or None while there is nothing."""
     cls = registered().get(name)
-    if cls is not None and not cls.hidden:
+    if cls is not None and not cls.traits.hidden:
         return "operator" if cls.name == name else "alias"
     if name in FUNCTIONS:
         return "function"
@@ -85,7 +85,7 @@ def families() -> dict[str, list[type[Operator]]]:
     """The provided operators by family, a module each, in the order that they are registered."""
     found: dict[str, dict[type[Operator], None]] = defaultdict(dict)
     for cls in registered().values():
-        if not cls.hidden:
+        if not cls.traits.hidden:
             module = sys.modules[cls.__module__]
             found[re.split(r"[:.\n]|, each", module.__doc__ or module.__name__)[0]][cls] = None
     return {title: list(classes) for title, classes in sorted(found.items())}

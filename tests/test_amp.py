@@ -60,7 +60,7 @@ def test_every_operator_is_on_one_list(dtype):
         *amp.list_lp16_fp32_ops(dtype),
     ]  # fmt: skip
     assert len(named) == len(set(named))
-    assert set(named) >= {cls.name for cls in registered().values() if not cls.hidden}
+    assert set(named) >= {cls.name for cls in registered().values() if not cls.traits.hidden}
     assert set(amp.list_loss_output_functions(dtype)) <= set(amp.list_fp32_ops(dtype))
 
 
@@ -71,7 +71,7 @@ def test_lists_agree_with_mxnet():
         (lists.lp16_fp32(), "FP16_FP32_FUNCS"),
     ):  # fmt: skip
         both = [lookup(name) for name in FIXTURES["lists"][theirs] if name in registered()]
-        missing = {cls.name for cls in both if not cls.hidden} - set(ours)
+        missing = {cls.name for cls in both if not cls.traits.hidden} - set(ours)
         # `Convolution_v1` is Convolution here, and `_add` an element's addition: MXNet has both on two lists.
         assert missing <= {"Convolution", "elemwise_add"}
 

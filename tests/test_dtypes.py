@@ -36,7 +36,9 @@ def cases():
         table = by_key(importlib.import_module(f"tests.op_cases.{module}").CASES)
         for name, text in words.items():
             case = table.get(name)
-            random = case is not None and (lookup(case.op).uses_random is True or "rrelu" in case.params.values())
+            random = case is not None and (
+                lookup(case.op).traits.uses_random is True or "rrelu" in case.params.values()
+            )
             if not random:
                 yield pytest.param(module, name, case, text.split(), id=f"{module}-{name}")
 

@@ -42,7 +42,7 @@ def both(op, inputs, shapes, order, train=True):
     run = Run(devices.get(mx.cpu()), train)
     plain = [np.zeros(shape, np.float32) for shape in shapes]
     op.forward(run, [each.copy() for each in inputs], plain)
-    laid = order if op.keeps_layout or op.makes_channels_last else "C"
+    laid = order if op.traits.keeps_layout or op.traits.makes_channels_last else "C"
     fast = [in_order(np.full(shape, 7, np.float32), laid) for shape in shapes]
     kernel_for("cpu", op.name)(op, run, [in_order(each.copy(), order) for each in inputs], fast)
     return plain, fast

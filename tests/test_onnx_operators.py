@@ -57,7 +57,9 @@ def made(case):
     op = cls.create(**{**case.params, **counted})
     names = (*op.inputs(), *op.auxiliary)
     symbol = mx.sym.op.op(case.op, *[mx.sym.var(name) for name in names], name="made", **case.params)
-    given = {name: array for name, array in zip(names, arrays, strict=True) if not (op.is_loss and name == "label")}
+    given = {
+        name: array for name, array in zip(names, arrays, strict=True) if not (op.traits.is_loss and name == "label")
+    }
     params = {
         name: mx.nd.array(x, dtype=x.dtype) for name, x in given.items() if name in PARAMS or name in op.auxiliary
     }

@@ -14,7 +14,7 @@ from flowmx.ops.registry.documentation import documentation, inputs_of, outputs_
 from flowmx.ops.registry.examples import EXAMPLES, example
 from flowmx.ops.registry.operators import lookup, registered
 
-PUBLIC = {cls.name: cls for cls in registered().values() if not cls.hidden}
+PUBLIC = {cls.name: cls for cls in registered().values() if not cls.traits.hidden}
 SHAPE = re.compile(r"shape|axes|\(|lists?\b|matrices|flat")
 DTYPE = re.compile(r"dtype|\bfloat|\bu?int")
 TUPLE = r"\((?:[^()]|\([^()]*\))*\)"
@@ -26,7 +26,7 @@ def cases():
     for module in pkgutil.iter_modules(tests.op_cases.__path__):
         for case in getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", []):
             cls = lookup(case.op)
-            if cls.name in PUBLIC and not cls.variadic and not cls.open_ended:
+            if cls.name in PUBLIC and not cls.variadic and not cls.traits.open_ended:
                 op, given = cls.create(**case.params), case.given()
                 names = (*op.inputs(), *op.auxiliary)
                 yield op, {name: (array.shape, array.dtype) for name, array in zip(names, given, strict=True)}

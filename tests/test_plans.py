@@ -101,7 +101,7 @@ class Alive:
         node, bytes_taken, used = self.steps[step], 0, set()
         read = Counter(map(self.whole, node.inputs))
         for entry in entries(node):
-            for source, index in node.op.in_place:
+            for source, index in node.op.traits.in_place:
                 donor = self.whole(node.inputs[source]) if source < len(node.inputs) else None
                 if (
                     index == entry.index and entry in self.last and self.last.get(donor) == step and read[donor] == 1
@@ -163,7 +163,7 @@ def may_take(alive, node, donor, entry):
     """True where the operator may write this output over that input, which lies in the same bytes."""
     return any(
         index == entry.index and source < len(node.inputs) and alive.whole(node.inputs[source]) == donor
-        for source, index in node.op.in_place
+        for source, index in node.op.traits.in_place
     )  # fmt: skip
 
 

@@ -258,7 +258,7 @@ def test_an_operator_that_can_not_work_in_place(monkeypatch):
 
     monkeypatch.setattr(op, "forward", forward)
     race.check(s.dot(s.exp(s.Variable("data")), s.Variable("other")) * 2, data=(64, 64), other=(64, 64))
-    monkeypatch.setattr(op, "in_place", ((0, 0),))
+    monkeypatch.setattr(op, "traits", replace(op.traits, in_place=((0, 0),)))
     net = s.dot(s.exp(s.Variable("data")), s.Variable("other"))
     with pytest.raises(RaceError, match=r"\(dot.* computes another .*: it works in place of exp"):
         race.check(net * 2, is_train=False, data=(64, 64), other=(64, 64))

@@ -22,7 +22,7 @@ sym: Any = mx.sym
 
 # -- every operator ----------------------------------------------------------------------------------------
 
-PUBLIC = sorted({cls.name for cls in registered().values() if not cls.hidden and not cls.open_ended})
+PUBLIC = sorted({cls.name for cls in registered().values() if not cls.traits.hidden and not cls.traits.open_ended})
 
 
 def first_cases():
@@ -56,7 +56,7 @@ def refused(function, inputs, params, error, *words):
         assert word in message, f"{word!r} is not in {message!r}"
 
 
-WITHOUT = [name for name in PUBLIC if not lookup(name).parameters and not lookup(name).open_ended]
+WITHOUT = [name for name in PUBLIC if not lookup(name).parameters and not lookup(name).traits.open_ended]
 
 
 @pytest.mark.parametrize("name", [name for name in PUBLIC if name not in WITHOUT])

@@ -63,7 +63,10 @@ ELSEWHERE: dict[str, str] = {
 
 
 # What is said of inputs by their positions, and so true only where they are ordered as in the class that says it.
-BY_POSITION = ("cost", "in_place", "infer_back", "infer_shape", "infer_type", "only_shapes", "updates")
+BY_POSITION = (
+    "casts", "cost", "in_place", "infer_back", "infer_shape", "infer_type", "only_shapes", "passing", "repeats",
+    "updates", "view",
+)  # fmt: skip
 INPUTS = ("arguments", "auxiliary", "inputs")
 
 # Operators whose inherited rules hold whatever the order, and why.
@@ -86,7 +89,7 @@ def operators():
 
 CHECKED = {lookup(case.op).name for case in cases()}
 DIFFERENTIATED = {lookup(case.op).name for case in cases() if case.gradient}
-RANDOM = {name for name, cls in operators() if cls.uses_random}
+RANDOM = {name for name, cls in operators() if cls.traits.uses_random}
 
 
 @pytest.mark.parametrize("name", [name for name, _ in operators()])
@@ -99,7 +102,7 @@ def test_every_operator_is_in_a_table(name):
 @pytest.mark.parametrize("name", sorted(CHECKED - RANDOM))
 def test_every_gradient_is_checked(name):
     cls = lookup(name)
-    has_gradient = not cls.no_gradient and cls.gradient is not Operator.gradient
+    has_gradient = not cls.traits.no_gradient and cls.gradient is not Operator.gradient
     if has_gradient and name not in ELSEWHERE:
         assert name in DIFFERENTIATED, f"no row of {name} checks its gradient"
 
@@ -114,7 +117,8 @@ def inherited_out_of_order(cls):
     mro = cls.__mro__
 
     def first(*names):
-        return next(at for at, base in enumerate(mro) if any(name in vars(base) for name in names))
+        stated = [{*vars(base), *vars(base).get("_given_traits", {})} for base in mro[:-1]]
+        return next((at for at, each in enumerate(stated) if not each.isdisjoint(names)), mro.index(Operator))
 
     for fact in BY_POSITION:
         says = mro[first(fact)]

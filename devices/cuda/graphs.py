@@ -51,7 +51,7 @@ class Piece:
         self.is_able = all(map(_is_able, steps))
         self.slots = slots_of(steps)
         self.moving: set[int] = set()
-        self._is_random = any(step[3].op is not None and step[3].op.uses_random for step in steps)
+        self._is_random = any(step[3].op is not None and step[3].op.traits.uses_random for step in steps)
         self._forms: OrderedDict[Form, Captured | None] = OrderedDict()
         self._first: Form = ()
         self._new = 0
@@ -190,4 +190,4 @@ class Graphs:
 def _is_able(step: Any) -> bool:
     """Tell whether a step can be captured: no user code, and no loop or branch that depends on values."""
     op = step[3].op
-    return op is None or not (op.detached or op.subgraphs)
+    return op is None or not (op.traits.detached or op.subgraphs)

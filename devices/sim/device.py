@@ -130,7 +130,7 @@ class SimDevice(Accelerator):
 
     def timed(self, op: Any, forward: Callable[..., Any]) -> Callable[..., Any]:
         # User code, and bodies of loops, launch more: they run, whatever numbers they see.
-        is_called = self.has_numerics or op.detached or op.subgraphs
+        is_called = self.has_numerics or op.traits.detached or op.subgraphs
 
         def run(run: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
             launch = here.launch

@@ -63,4 +63,4 @@ def known(names: tuple[str, ...]) -> list[str]:
 def lp16_fp32() -> list[str]:
     """The operators that compute in whatever they are given."""
     others = {*LP16, *FP32, *WIDEST, *(name for name, _, _ in CONDITIONAL_FP32)}
-    return sorted({cls.name for cls in registered().values() if not cls.hidden} - others)
+    return sorted({cls.name for cls in registered().values() if not cls.traits.hidden} - others)

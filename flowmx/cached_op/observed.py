@@ -47,7 +47,7 @@ def observed(symbol: Symbol, arrays: Mapping[str, NDArray], hooks: Sequence[OpHo
         inputs = [values[entry] for entry in node.inputs]
         for name, array in zip(input_labels(node.op), inputs, strict=True):
             _show(hooks, f"{node.name}_{name}", node.op.name, array, is_more=True)
-        found = node.op.at_once(nd, inputs) if node.op.dynamic else invoke(node.op, inputs)
+        found = node.op.at_once(nd, inputs) if node.op.traits.dynamic else invoke(node.op, inputs)
         outputs = [found] if isinstance(found, NDArray) else list(found)
         for index, array in enumerate(outputs):
             values[Entry(node, index)] = array

@@ -68,9 +68,9 @@ class CachedOp:
         self._kept = [i for i, name in enumerate(names) if data_names is None or name not in data]
         """The inputs whose versions tell whether what is kept from call to call still holds."""
         ops = [node.op for node in self._nodes if node.op is not None]
-        self._random = any(op.uses_random for op in ops)
-        self._detached = any(op.detached for op in ops)
-        self._is_dynamic = any(op.dynamic for op in ops)
+        self._random = any(op.traits.uses_random for op in ops)
+        self._detached = any(op.traits.detached for op in ops)
+        self._is_dynamic = any(op.traits.dynamic for op in ops)
         changed = [written(self._nodes, train) for train in (False, True)]
         self._changed = [[i for i, node in enumerate(self._variables) if node in each] for each in changed]
         """The inputs that a call changes: in prediction, and in training."""

@@ -48,8 +48,8 @@ class Mode:
         self._arena = arena
         self._used = list(dict.fromkeys(devices.values()))
         ops = [node.op for node in (*plan.once, *plan.forward, *plan.backward) if node.op is not None]
-        self.random = any(op.uses_random for op in ops)
-        self.detached = any(op.detached for op in ops)
+        self.random = any(op.traits.uses_random for op in ops)
+        self.detached = any(op.traits.detached for op in ops)
         results = self.runner.results
         self._bound = {Entry(node, 0): array for node, array in arrays.items()}
         """The user's arrays by the entries that they are put under."""
@@ -179,7 +179,7 @@ class Mode:
             entry = Entry(variable, 0)
             if entry in self._bound:
                 segment.declare_write(entry, self._bound[entry])
-        if node.op.uses_random:
+        if node.op.traits.uses_random:
             segment.writes[segment.device.generator] = None
             segment.draws = True
 

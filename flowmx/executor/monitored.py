@@ -74,7 +74,11 @@ class Monitored:
         self._values: dict[Entry, NDArray] = {}
         self._needed: set[Node] = set(wanted)
         for node in self._nodes:
-            if node.op is not None and not node.op.no_gradient and any(e.node in self._needed for e in node.inputs):
+            if (
+                node.op is not None
+                and not node.op.traits.no_gradient
+                and any(e.node in self._needed for e in node.inputs)
+            ):
                 self._needed.add(node)
 
     def forward(self, train: bool, monitor: Monitor) -> list[NDArray]:

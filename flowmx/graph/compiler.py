@@ -129,7 +129,7 @@ def options_of(device_type: str) -> Options:
 
 def _is_computed(entry: Entry) -> bool:
     """Tell whether each run computes an entry: it is neither a variable nor kept from run to run."""
-    return entry.node.op is not None and not entry.node.op.once
+    return entry.node.op is not None and not entry.node.op.traits.once
 
 
 def _written_straight(graph: Graph, straight: Collection[Node]) -> set[Entry]:

@@ -151,7 +151,7 @@ def gradient(
     nodes = _deepest_first(heads)
     needed: set[Node] = set(wanted)
     for node in nodes:
-        if node.op is not None and not node.op.no_gradient and any(e.node in needed for e in node.inputs):
+        if node.op is not None and not node.op.traits.no_gradient and any(e.node in needed for e in node.inputs):
             needed.add(node)
     sums: dict[Entry, Value] = {}
 

@@ -177,7 +177,7 @@ def is_pure(op: Operator, train: bool = True) -> bool:
         op: the operator.
         train: in training mode, in which auxiliary states are written and Dropout draws.
     """
-    if op.draws(train) or op.updates or op.detached or op.subgraphs:
+    if op.draws(train) or op.updates or op.traits.detached or op.subgraphs:
         return False
     return not (train and op.writes_more())
 
@@ -220,7 +220,7 @@ def predecessors(nodes: Sequence[Node]) -> list[list[int]]:
         for variable in written:
             needs.update(readers.pop(variable, []))
             last[variable] = position
-        for kind in ("random" if node.op.uses_random else "", "user code" if node.op.detached else ""):
+        for kind in ("random" if node.op.traits.uses_random else "", "user code" if node.op.traits.detached else ""):
             if kind:
                 if kind in last:
                     needs.add(last[kind])

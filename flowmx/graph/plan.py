@@ -139,9 +139,9 @@ def make_plan(
         source = node.inputs[0] if node.op is not None and node.op.name in VIEWS else None
         if source is not None and source not in plan.channels_last and source.node not in strided:
             plan.root[Entry(node, 0)] = plan.root.get(source, source)
-    plan.once = [node for node in (*forward, *backward) if node.op is not None and node.op.once]
-    plan.forward = [node for node in forward if node.op is not None and not node.op.once]
-    plan.backward = [node for node in backward if node.op is not None and not node.op.once]
+    plan.once = [node for node in (*forward, *backward) if node.op is not None and node.op.traits.once]
+    plan.forward = [node for node in forward if node.op is not None and not node.op.traits.once]
+    plan.backward = [node for node in backward if node.op is not None and not node.op.traits.once]
     copies = [node for node in (*forward, *backward) if node.op is not None and node.op.name == COPY]
     plan.travelling = frozenset(node for node in copies if _travels(graph, node))
     roots = [plan.root.get(node.inputs[0], node.inputs[0]) for node in copies]
@@ -273,7 +273,7 @@ def _in_place_donor(
     """An input whose buffer this output may take over, or None."""
     assert node.op is not None
     roots = [plan.root.get(entry, entry) for entry in node.inputs]
-    for position, output in node.op.in_place:
+    for position, output in node.op.traits.in_place:
         if output != index or position >= len(roots):
             continue
         root = roots[position]

@@ -41,8 +41,8 @@ class Body:
         states = written(self.nodes)
         self.auxiliary = tuple(i for i, node in enumerate(self.variables) if node in states)
         ops = [node.op for node in self.nodes if node.op is not None]
-        self.random = any(op.uses_random for op in ops)
-        self.detached = any(op.detached for op in ops)
+        self.random = any(op.traits.uses_random for op in ops)
+        self.detached = any(op.traits.detached for op in ops)
         self._programs: dict[Key, Program] = {}
 
     def infer_shape(self, shapes: Sequence[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:

@@ -384,7 +384,7 @@ class Elementwise:
         )
         if mode.recording and (x._past is not None or y is not None):
             op = self.op
-            record(op.name, None if op.no_gradient else op.gradient, operands, (out,), 1, origin, spec.rules)
+            record(op.name, None if spec.no_gradient else op.gradient, operands, (out,), 1, origin, spec.rules)
         return out
 
     def _learn(self, operands: tuple[BaseArray, ...], device: Device, key: Any) -> tuple[Any, ...] | None:
@@ -460,7 +460,8 @@ def invoke(
         outputs, reads, compute = _given_outputs(op, spec, inputs, given, reads, device)
         nbytes = 0
         writes = tuple([each._storage for each in outputs])
-    if op.uses_random:
+    traits = op.traits
+    if traits.uses_random:
         writes += (device.generator,)
     if op.auxiliary and mode.training:
         writes += tuple([each._storage for each in inputs[len(inputs) - len(op.auxiliary) :]])
@@ -479,12 +480,12 @@ def invoke(
         nbytes,
         spec.light,
     )
-    if op.detached:
+    if traits.detached:
         op.detach(work, inputs)
     engine.enqueue(work)
     visible = op.visible_outputs() if not spec.single else 1
     if mode.recording:
-        gradient = None if op.no_gradient else op.gradient
+        gradient = None if spec.no_gradient else op.gradient
         if not given:
             record(op.name, gradient, inputs, outputs, visible, origin, spec.rules)
         else:
@@ -611,7 +612,7 @@ def _given_outputs(
     compute: Callable[..., None] = _compute
     written = {each._storage for each in given}
     sharing: dict[int, list[BaseArray]] = {}  # an update of many weights has as many pairs
-    for position, index in op.in_place:
+    for position, index in op.traits.in_place:
         if index < len(given):
             sharing.setdefault(position, []).append(given[index])
     for position, each in enumerate(inputs):

@@ -86,7 +86,7 @@ class _Calls:
     def _learn(self, args: tuple[Any, ...], kwargs: dict[str, Any], key: Any) -> _Known | None:
         """Remember what such calls come to; None where they are not of the usual kind, or wrong."""
         cls = self._cls
-        if "out" in kwargs or "ctx" in cls.parameters or cls.open_ended:
+        if "out" in kwargs or "ctx" in cls.parameters or cls.traits.open_ended:
             return None
         stand: list[BaseArray] = []  # the same array may be given twice
 
@@ -130,7 +130,7 @@ def _device(ctx: devices.Context | str) -> devices.Device:
 
 def _without_parameters(cls: type[Operator]) -> Operator | None:
     """The operator with its defaults, where arrays are all that a call must give, else None."""
-    if cls.variadic or cls.auxiliary or not cls.arguments or cls.updates or cls.uses_random:
+    if cls.variadic or cls.auxiliary or not cls.arguments or cls.updates or cls.traits.uses_random:
         return None
     if any(parameter.required for parameter in cls.parameters.values()):
         return None

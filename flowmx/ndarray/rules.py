@@ -97,7 +97,7 @@ class _Noted(Notes):
     def note(
         self, op: Operator, inputs: Sequence[BaseArray], spec: Spec, device: Device | None, out: Any
     ) -> list[BaseArray]:
-        odd = op.detached or op.updates or op.auxiliary or op.uses_random
+        odd = op.traits.detached or op.updates or op.auxiliary or op.traits.uses_random
         if out is not None or odd or device is not self._device:
             raise Unlearnable
         reads = tuple([self.position(each) for each in inputs])

@@ -29,7 +29,7 @@ def prepare(
     for each in given:
         views.refuse_write(each, op.name, any(wanted))
     written = {each._storage for each in given}
-    if op.no_gradient or not any(wanted) or all(each._storage not in written for each in inputs):
+    if op.traits.no_gradient or not any(wanted) or all(each._storage not in written for each in inputs):
         return inputs
     heads = (True,) * op.visible_outputs()
     looks_at = rules.positions_looked_at(op, spec, inputs, wanted, heads, device)

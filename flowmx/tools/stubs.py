@@ -74,7 +74,7 @@ def arguments(cls: type[Operator], array: str) -> list[str]:
     """
     names = (*cls.arguments, *cls.auxiliary)
     made = []
-    if cls.variadic or cls.open_ended:
+    if cls.variadic or cls.traits.open_ended:
         made.append(f"*data: {array} | Sequence[{array}]")
         optional = False
     else:
@@ -89,7 +89,7 @@ def arguments(cls: type[Operator], array: str) -> list[str]:
         text = f"{parameter.name}: {annotation(parameter)}"
         if not parameter.required:
             text += f" = {default(parameter.default)}"
-            optional = optional or not (cls.variadic or cls.open_ended)
+            optional = optional or not (cls.variadic or cls.traits.open_ended)
         elif optional:
             text += " = ..."
         made.append(text)
@@ -132,7 +132,7 @@ def public_names() -> list[str]:
     return sorted(
         name
         for name, cls in registered().items()
-        if not cls.hidden and name.isidentifier() and not keyword.iskeyword(name)
+        if not cls.traits.hidden and name.isidentifier() and not keyword.iskeyword(name)
     )
 
 
@@ -144,8 +144,8 @@ def functions_stub(module: ModuleType, array: str, extra: list[str]) -> str:
     for name in names:
         cls = lookup(name)
         own = [each for each in extra if each.partition(":")[0] not in cls.parameters]
-        given = [*arguments(cls, array), *([] if cls.variadic or cls.open_ended else ["*"]), *own]
-        given += ["**kwargs: Any"] if cls.open_ended else []
+        given = [*arguments(cls, array), *([] if cls.variadic or cls.traits.open_ended else ["*"]), *own]
+        given += ["**kwargs: Any"] if cls.traits.open_ended else []
         lines.append(definition(name, given, returned(cls, array), documentation(cls)))
     return "".join(lines)
 

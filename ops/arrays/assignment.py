@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from flowmx.errors import ShapeError
 from flowmx.ops.arrays.indexing import nd_rows, nd_shape, positions, whole
@@ -31,8 +31,7 @@ _STEP = "The step on each axis; None for 1, negative for backwards."
 
 
 @family
-class _OfSlice(Operator):
-    in_place = ((0, 0),)
+class _OfSlice(Operator, in_place=((0, 0),)):
     begin: tuple[int | None, ...] = required(_BEGIN)
     end: tuple[int | None, ...] = required(_END)
     step: tuple[int | None, ...] = option((), _STEP)
@@ -97,10 +96,9 @@ class SliceAssignScalar(_OfSlice, _Scalar):
         return [F.op("_slice_assign_scalar", heads[0], **bound(self) | {"scalar": 0.0})]
 
 
-class _Indexed(Operator):
+class _Indexed(Operator, in_place=((0, 0),)):
     """The base of operators with an index array, which keeps its dtype; the other inputs have one dtype."""
 
-    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     index = 1
     """The position of the index array."""
 
@@ -178,11 +176,9 @@ class IndexCopy(_Indexed):
 
 
 @operator("_contrib_backward_index_copy")
-class BackwardIndexCopy(_Indexed):
+class BackwardIndexCopy(_Indexed, hidden=True, in_place=()):
     """A head with zeros in the rows that an index vector names, and those rows."""
 
-    hidden = True
-    in_place = ()
     arguments = ("head", "index_vector")
 
     def outputs(self) -> tuple[str, ...]:
@@ -232,7 +228,7 @@ class FillElement(_Indexed):
 
 
 @operator("_onehot_encode")
-class OnehotEncode(_Indexed):
+class OnehotEncode(_Indexed, in_place=((1, 0),), no_gradient=True):
     """Rows of ``rhs``'s shape (n, depth) with a 1 at each index of ``lhs`` (n,), else 0 (MXNet's older form)."""
 
     arguments = ("lhs", "rhs")
@@ -242,8 +238,6 @@ class OnehotEncode(_Indexed):
     )
     output_doc = "The shape and dtype of rhs"
     index = 0
-    in_place = ((1, 0),)
-    no_gradient = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         lhs, rhs = shapes

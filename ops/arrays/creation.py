@@ -27,9 +27,8 @@ _DTYPE = "The element type."
 _SHAPE = "The shape; in a symbol a 0 or -1 stands for a length that others say."
 
 
-class _Creation(Operator):
+class _Creation(Operator, no_gradient=True):
     arguments = ()
-    no_gradient = True
     dtype: DType
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
@@ -154,12 +153,11 @@ class Linspace(_Creation):
 
 
 @operator("_contrib_arange_like", "arange_like")
-class ArangeLike(Operator):
+class ArangeLike(Operator, no_gradient=True):
     """Numbers from ``start``, as many as the input has elements, or as its axis is long."""
 
     input_docs = described(data="any shape, any dtype; only its shape and dtype are used")
     output_doc = "The shape of data, or (length of the axis,); the dtype of data"
-    no_gradient = True
     start: float = option(0.0, "The first number.")
     step: float = option(1.0, "The distance between numbers.")
     repeat: int = option(1, "The number of copies of each number.", low=1)

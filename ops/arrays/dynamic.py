@@ -16,12 +16,10 @@ from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, ope
 
 
 @operator("_contrib_boolean_mask")
-class BooleanMask(Operator):
+class BooleanMask(Operator, hidden=True, dynamic=True):  # mx.nd.contrib.boolean_mask is a function
     """The slices of ``data`` along an axis where ``index`` (one axis) is not 0."""
 
     arguments = ("data", "index")
-    hidden = True  # mx.nd.contrib.boolean_mask is a function
-    dynamic = True
     axis: int = option(0, "The axis.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

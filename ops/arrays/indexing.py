@@ -254,13 +254,12 @@ class Pick(_Indexed):
 
 
 @operator("one_hot")
-class OneHot(Operator):
+class OneHot(Operator, no_gradient=True):
     """A new last axis with ``on_value`` at each index, ``off_value`` elsewhere (indices outside: nowhere)."""
 
     arguments = ("indices",)
     input_docs = described(indices="any shape, int or float")
     output_doc = "(*indices.shape, depth), dtype `dtype`"
-    no_gradient = True
     depth: int = required("Length of the new axis.", low=0)
     on_value: float = option(1.0, "The value at the index.")
     off_value: float = option(0.0, "The value elsewhere.")
@@ -379,10 +378,9 @@ class ScatterND(_Indexed):
 
 
 @linear("_advanced_index")
-class AdvancedIndex(_Indexed):
+class AdvancedIndex(_Indexed, hidden=True):
     """``data[key]``, where the key holds index arrays; they are the further inputs."""
 
-    hidden = True
     variadic = "num_args"
     num_args: int = required("Number of inputs.", low=1)
     key: str = required("The key, with @ for each index array.")
@@ -399,8 +397,8 @@ class AdvancedIndex(_Indexed):
         run.xp.add.at(out, rebuild(self.key, others), head)
 
 
-class _Coordinates(Operator):
-    no_gradient = True
+class _Coordinates(Operator, no_gradient=True):
+    pass
 
 
 @operator("_ravel_multi_index", "ravel_multi_index")

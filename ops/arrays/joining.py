@@ -24,13 +24,12 @@ from flowmx.ops.registry.operators import (
 
 
 @operator("Concat", "concat")
-class Concat(Operator):
+class Concat(Operator, keeps_layout=True):
     """The inputs joined along an axis; their other axes must be equal."""
 
     variadic = "num_args"
     input_docs = described(data="arrays of one dtype, whose shapes differ along `dim` alone")
     output_doc = "The shape of the inputs with their lengths added up along `dim`, their dtype"
-    keeps_layout = True
     onnx = "Concat"
     onnx_attributes: ClassVar[dict[str, str]] = {"axis": "dim"}
     num_args: int = required("Number of inputs.", low=1)
@@ -79,11 +78,9 @@ class Concat(Operator):
 
 
 @operator("_backward_Concat")
-class BackwardConcat(Operator):
+class BackwardConcat(Operator, hidden=True, keeps_layout=True):
     """A head split into parts of the shapes of the further inputs."""
 
-    hidden = True
-    keeps_layout = True
     variadic = "num_args"
     num_args: int = required("Number of inputs, the head first.", low=2)
     dim: int = option(1, "The axis to split.")

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, TypeVar, dataclass_transform
 
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator, option, required
+from flowmx.ops.registry.traits import Passing
 
 Inferred = tuple[list[ShapeOrNone], list[ShapeOrNone]]
 InferredTypes = tuple[list[DType | None], list[DType | None]]
@@ -60,8 +61,7 @@ class Linear(Operator):
         return F.op(f"_backward_{self.name}", head, **named, like=like, **parameters)
 
 
-class _Transposed(Linear):
-    hidden = True
+class _Transposed(Linear, hidden=True):
     primal: ClassVar[type[Operator]]
 
     def only_shapes(self) -> tuple[int, ...]:
@@ -105,10 +105,20 @@ def linear(name: str, *aliases: str) -> Callable[[C], C]:
             "__module__": made.__module__,
             "arguments": ("head", *made.arguments[1:], "like"),
             "primal": made,
-            "heavy": False,
-            "in_place": (),
         }
-        operator(f"_backward_{name}")(type(f"_Backward{made.__name__}", (_Transposed, made), body))
+        operator(f"_backward_{name}")(
+            type(
+                f"_Backward{made.__name__}",
+                (_Transposed, made),
+                body,
+                heavy=False,
+                in_place=(),
+                view=False,
+                repeats=False,
+                passing=Passing.NEVER,
+                precision=None,
+            )  # fmt: skip
+        )
         return made
 
     return register

@@ -22,11 +22,10 @@ def order_of(xp: Any, x: Array, axis: int, ascending: bool) -> Array:
 
 
 @linear("_take_along")
-class TakeAlong(Linear):
+class TakeAlong(Linear, hidden=True):
     """The elements along an axis at the positions of an index array of as many axes."""
 
     arguments = ("data", "index")
-    hidden = True
     axis: int | None = option(None, "The axis; None for the flattened array.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -47,8 +46,7 @@ class TakeAlong(Linear):
 
 
 @family
-class _Ordered(Operator):
-    heavy = True
+class _Ordered(Operator, heavy=True):
     axis: int | None = option(-1, "The axis; None for the flattened array.")
 
     def shape(self, given: ShapeOrNone) -> ShapeOrNone:
@@ -94,12 +92,11 @@ class Sort(_Ordered):
 
 
 @operator("argsort")
-class ArgSort(_Ordered):
+class ArgSort(_Ordered, no_gradient=True):
     """The positions along an axis in the order of their elements."""
 
     input_docs = described(data="any shape, any dtype")
     output_doc = "The shape of data, or flat where axis is None; dtype `dtype`"
-    no_gradient = True
     is_ascend: bool = option(True, "From the smallest to the largest.")
     dtype: DType = option(FLOAT32, "The output's dtype.")
 

@@ -17,8 +17,7 @@ from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNo
 
 
 @family
-class _Strided(Operator):
-    hidden = True
+class _Strided(Operator, hidden=True):
     whole: Shape = required("The shape of the whole array.")
     shape: Shape = required("The shape of the part.")
     offset: int = required("The first element of the part.")
@@ -79,8 +78,7 @@ class WithoutPart(_Strided):
 
 
 @family
-class _Chosen(Operator):
-    hidden = True
+class _Chosen(Operator, hidden=True):
     variadic = "num_args"
     num_args: int = required("Number of inputs.", low=1)
     key: str = required("The key, with @ for each index array.")

@@ -38,7 +38,7 @@ class View(Operator):
 
 
 @operator("Reshape", "reshape")
-class Reshape(View):
+class Reshape(View, in_place=((0, 0),)):
     """The same elements with another shape.
 
     In ``shape`` 0 keeps the input's axis, -1 infers one axis, -2 copies all the rest, -3 merges two axes, and
@@ -47,7 +47,6 @@ class Reshape(View):
 
     input_docs = described(data="any shape, any dtype")
     output_doc = "The new shape, the dtype of data"
-    in_place = ((0, 0),)
     shape: Shape = option((), "The wanted shape, with the codes above.")
     reverse: bool = option(False, "Match the codes from the right.")
     target_shape: Shape = option((), "MXNet's older form: the wanted shape, 0 infers one axis.")
@@ -78,12 +77,11 @@ class Reshape(View):
 
 
 @operator("Flatten", "flatten")
-class Flatten(View):
+class Flatten(View, in_place=((0, 0),)):
     """All axes but the first made one: (n, a, b, ...) becomes (n, a·b·...)."""
 
     input_docs = described(data="(n, ...), any dtype")
     output_doc = "(n, product of the other lengths), the dtype of data"
-    in_place = ((0, 0),)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
@@ -95,7 +93,7 @@ class Flatten(View):
 
 
 @operator("reshape_like")
-class ReshapeLike(View):
+class ReshapeLike(View, in_place=((0, 0),)):
     """The elements of ``lhs`` with the shape of ``rhs``, or some of its axes replaced by some of rhs."""
 
     arguments = ("lhs", "rhs")
@@ -104,7 +102,6 @@ class ReshapeLike(View):
         rhs="any shape, any dtype; only its shape is used",
     )
     output_doc = "The shape of rhs, or of lhs with some axes of rhs; the dtype of lhs"
-    in_place = ((0, 0),)
     lhs_begin: int | None = option(None, "First axis of lhs to replace.")
     lhs_end: int | None = option(None, "The axis of lhs after the last to replace.")
     rhs_begin: int | None = option(None, "First axis of rhs to take.")
@@ -131,12 +128,11 @@ class ReshapeLike(View):
 
 
 @operator("expand_dims")
-class ExpandDims(View):
+class ExpandDims(View, in_place=((0, 0),)):
     """A new axis of length 1 at position ``axis`` of the output."""
 
     input_docs = described(data="any shape, any dtype")
     output_doc = "The shape of data with a new axis of length 1, the dtype of data"
-    in_place = ((0, 0),)
     axis: int = required("Position of the new axis.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -155,12 +151,11 @@ class ExpandDims(View):
 
 
 @operator("squeeze")
-class Squeeze(View):
+class Squeeze(View, in_place=((0, 0),)):
     """The input without its axes of length 1, or without the given ones."""
 
     input_docs = described(data="any shape, any dtype")
     output_doc = "The shape of data without the axes of length 1; (1,) where none is left; the dtype of data"
-    in_place = ((0, 0),)
     axis: Shape | None = option(None, "The axes to drop; None for all of length 1.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

@@ -24,12 +24,10 @@ class Link(NamedTuple):
 
 
 @operator("_chain")
-class Chain(Operator):
+class Chain(Operator, hidden=True, keeps_layout=True):
     """Elementwise operators one after the other, each with one output; all outputs have one shape and dtype."""
 
     arguments = ()
-    hidden = True
-    keeps_layout = True
     count: ClassVar[int] = 0
     """The number of inputs."""
     links: ClassVar[tuple[Link, ...]] = ()
@@ -59,12 +57,14 @@ class Chain(Operator):
             "links": tuple(links),
             "results": tuple(results),
             "done": tuple(map(tuple, done)),
-            # A loop reads an element of every input before it writes that of any output.
-            "in_place": tuple([(source, target) for target in range(len(results)) for source in range(count)]),
             "_specs": {},
         }
         for name, value in own.items():
             object.__setattr__(made, name, value)
+        # A loop reads an element of every input before it writes that of any output.
+        made.with_traits(
+            in_place=tuple([(source, target) for target in range(len(results)) for source in range(count)])
+        )
         return made
 
     def inputs(self) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, ope
 
 
 @operator("_constant")
-class Constant(Operator):
+class Constant(Operator, hidden=True, no_gradient=True, once=True):
     """An array that was computed when the graph was compiled.
 
     Args:
@@ -19,9 +19,6 @@ class Constant(Operator):
     """
 
     arguments = ()
-    hidden = True
-    no_gradient = True
-    once = True
 
     def __init__(self, value: Array) -> None:
         value.flags.writeable = False

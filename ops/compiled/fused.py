@@ -30,24 +30,23 @@ class Given(NamedTuple):
 
 
 @family
-class Fused(Operator):
+class Fused(Operator, hidden=True):
     """A layer and what follows it: then(scale · (data * weight) + bias + addend).
 
     It stands before the layer among the bases. The scale is a number for each output channel; the addend has the
     output's shape, and may be in the output's memory. A packed weight is a copy in the order that a kernel wants.
     """
 
-    hidden = True
     scaled: bool = option(False, "Multiply by the scale.")
     added: bool = option(False, "Add the addend.")
     packed: bool = option(False, "The weight is such a copy.")
     then: Then = option("", "The activation in the end.")
     slope: float = option(0.25, "Slope below 0, of leaky.")
 
-    @property
-    def in_place(self) -> tuple[tuple[int, int], ...]:  # type: ignore[override]
-        """The output may take the addend's place."""
-        return ((len(self.inputs()) - 1, 0),) if self.added else ()
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.added and not self.traits.once:  # the output may take the addend's place
+            self.with_traits(in_place=((len(self.inputs()) - 1, 0),))
 
     def inputs(self) -> tuple[str, ...]:
         return (*super().inputs(), *(["scale"] if self.scaled else []), *(["addend"] if self.added else []))
@@ -118,10 +117,8 @@ class FusedFullyConnected(Fused, FullyConnected):
 
 
 @operator("_relu_BatchNorm")
-class BatchNormRelu(BatchNorm):
+class BatchNormRelu(BatchNorm, hidden=True):
     """BatchNorm, then a ReLU."""
-
-    hidden = True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         super().forward(run, inputs, outputs)
@@ -129,15 +126,13 @@ class BatchNormRelu(BatchNorm):
 
 
 @operator("_scale_and_shift")
-class ScaleAndShift(Operator):
+class ScaleAndShift(Operator, hidden=True, once=True):
     """BatchNorm in prediction as two vectors (channels,): a factor and an addend for each channel.
 
     A bias is what was added before it.
     """
 
     arguments = ("gamma", "beta", "mean", "var", "bias")
-    hidden = True
-    once = True
     eps: float = option(1e-3, "Added to the variance.", low=0)
     fix_gamma: bool = option(True, "Take gamma as 1.")
     biased: bool = option(False, "There is a bias.")
@@ -174,10 +169,8 @@ class ConvolutionWeightBias(ConvolutionWeight):
 
 
 @operator("_copy_to_device")
-class CopyToDevice(Operator):
+class CopyToDevice(Operator, hidden=True):
     """A copy of an array of another device."""
-
-    hidden = True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.device.copy(inputs[0], outputs[0])

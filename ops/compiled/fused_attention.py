@@ -28,16 +28,13 @@ _FACING = {"NTC": (0, 2, 1, 3), "TNC": (1, 2, 0, 3)}
 
 
 @family
-class _Attention(Operator):
+class _Attention(Operator, hidden=True, heavy=True, skips=True):
     """The base of attention and its gradient.
 
     Inputs are (batch, length, heads, parts, size), or (length, batch, ...) of ``layout`` TNC. A bias is (batch or 1,
     heads or 1, query length, key length).
     """
 
-    hidden = True
-    heavy = True
-    skips = True
     arguments: ClassVar[tuple[str, ...]] = ("queries", "keys", "values", "bias")
     layout: Literal["NTC", "TNC"] = option("NTC", "The order of the batch (N), the length (T) and the channels (C).")
     parts: Shape = option((1, 1, 1), "The numbers of queries, keys and values in each input.")

@@ -12,15 +12,12 @@ from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNo
 
 
 @family
-class Pack(Fused):
+class Pack(Fused, once=True, makes_channels_last=False, in_place=()):
     """The weight of a layer, multiplied by the scale where there is one, in the layout of the layer's kernel.
 
     It stands before the layer among the bases, whose other parameters are those of the layer that reads the copy.
     """
 
-    once = True
-    makes_channels_last = False
-    in_place = ()
     # Its first input is the weight, for which the layer's facts about its data do not hold.
     cost = Operator.cost
     infer_back = Operator.infer_back

@@ -27,10 +27,8 @@ class _Noted(Operator):
 
 
 @operator("_noted_Pooling")
-class NotedPooling(_Noted, Pooling):
+class NotedPooling(_Noted, Pooling, hidden=True):
     """Max pooling, and a note of where the maxima were."""
-
-    hidden = True
 
     def outputs(self) -> tuple[str, ...]:
         return ("output", "note")
@@ -45,11 +43,10 @@ class NotedPooling(_Noted, Pooling):
 
 
 @operator("_backward_noted_Pooling")
-class BackwardNotedPooling(_Noted, BackwardPooling):
+class BackwardNotedPooling(_Noted, BackwardPooling, hidden=True):
     """The gradient of max pooling, with the help of a note."""
 
     arguments: ClassVar[tuple[str, ...]] = ("head", "data", "output", "note")  # type: ignore[assignment]
-    hidden = True
 
     def infer_type(self, dtypes: list[DType | None]) -> tuple[list[DType | None], list[DType | None]]:
         inputs, outputs = super().infer_type(dtypes[:3])

@@ -32,10 +32,9 @@ PREFIX = "_again_"
 
 
 @family
-class _Again(Operator):
+class _Again(Operator, hidden=True):
     """The first output of the operator that it stands before among the bases; the states are plain inputs."""
 
-    hidden = True
     outputs_read: ClassVar[tuple[int, ...]] = ()
     """Further inputs: these outputs of the first run."""
     stateless: bool = option(False, "The states do not matter: the batch has its own statistics.")
@@ -85,12 +84,10 @@ class _Again(Operator):
 
 
 @operator(f"{PREFIX}Dropout")
-class DropoutAgain(_Again, Dropout):
+class DropoutAgain(_Again, Dropout, uses_random=False, mode_matters=False):
     """The output of Dropout once more, with the mask that it drew."""
 
     arguments = ("data", "mask")
-    uses_random = False
-    mode_matters = False
     outputs_read = (1,)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:

@@ -43,16 +43,13 @@ class _Replay(Run):
         return generator
 
 
-class Flow(Operator):
+class Flow(Operator, heavy=True, hidden=True, mode_matters=True):
     """The base of loops and branches; a subclass runs its bodies.
 
     Its ``subgraphs`` are the bodies.
     """
 
     arguments = ()
-    heavy = True
-    hidden = True
-    mode_matters = True
     count: ClassVar[int]
     """The number of bodies."""
     num_args: int
@@ -72,11 +69,12 @@ class Flow(Operator):
         own: dict[str, Any] = {
             "subgraphs": bodies,
             "_specs": {},
-            "uses_random": any(body.random for body in bodies),
-            "detached": any(body.detached for body in bodies),
         }
         for name, value in own.items():
             object.__setattr__(made, name, value)
+        made.with_traits(
+            uses_random=any(body.random for body in bodies), detached=any(body.detached for body in bodies)
+        )
         states = {locs[i] for body, locs in zip(bodies, made.locations(), strict=True) for i in body.auxiliary}
         object.__setattr__(made, "updates", tuple(sorted(states)))
         object.__setattr__(made, "_backward", _Backward.of(made))
@@ -95,7 +93,7 @@ class Flow(Operator):
         return self.num_outputs
 
     def outputs(self) -> tuple[str, ...]:
-        seed = ("seed",) if self.uses_random else ()
+        seed = ("seed",) if self.traits.uses_random else ()
         return (*(f"output{index}" for index in range(self.num_outputs)), *self.kept(), *seed)
 
     # -- for subclasses to define ----------------------------------------------------------------------
@@ -119,22 +117,22 @@ class Flow(Operator):
 
     def seeded(self, run: Run, outputs: Sequence[Array]) -> int:
         """The seed of this call's random numbers, kept in the last output."""
-        if not self.uses_random:
+        if not self.traits.uses_random:
             return 0
         outputs[-1][0] = run.random.integers(0, 1 << 62)
         return int(outputs[-1][0])
 
     def iteration(self, run: Run, seed: int, step: int, body: int) -> Run:
         """The run of one of the bodies in one iteration."""
-        return _Replay(run, seed, step, body) if self.uses_random else run
+        return _Replay(run, seed, step, body) if self.traits.uses_random else run
 
     def seed_shape(self) -> list[ShapeOrNone]:
         """The shape of the seed, where there is one."""
-        return [(1,)] if self.uses_random else []
+        return [(1,)] if self.traits.uses_random else []
 
     def seed_type(self) -> list[DType | None]:
         """The dtype of the seed, where there is one."""
-        return [_INT64] if self.uses_random else []
+        return [_INT64] if self.traits.uses_random else []
 
     def feed(self, body: int, inputs: Sequence[Array]) -> list[Array]:
         """The inputs of a body, from the operator's."""
@@ -214,20 +212,19 @@ def _is_float(dtype: DType | None) -> bool:
 
 
 @operator("_backward_flow")
-class _Backward(Operator):
+class _Backward(Operator, hidden=True, heavy=True):
     """The gradient of a loop or branch, of (heads, inputs, hidden outputs)."""
 
     arguments = ()
-    hidden = True
-    heavy = True
     flow: ClassVar[Flow]
 
     @classmethod
     def of(cls, flow: Flow) -> Operator:
         """The gradient of this operator."""
         made = cls()
-        for name, value in (("flow", flow), ("_specs", {}), ("detached", flow.detached)):
+        for name, value in (("flow", flow), ("_specs", {})):
             object.__setattr__(made, name, value)
+        made.with_traits(detached=flow.traits.detached)
         return made
 
     def detach(self, work: Operation, inputs: Sequence[Any]) -> None:
@@ -402,7 +399,7 @@ class Foreach(_Loop):
         self, run: Run, heads: Sequence[Array], inputs: Sequence[Array], hidden: Sequence[Array],
         gradients: Sequence[Array | None],
     ) -> None:  # fmt: skip
-        seed = int(hidden[-1][0]) if self.uses_random else 0
+        seed = int(hidden[-1][0]) if self.traits.uses_random else 0
         history = hidden[: len(self.in_state_locs)]
         self.sweep(run, seed, len(inputs[0]), heads, inputs, history, gradients)
 
@@ -485,7 +482,7 @@ class WhileLoop(_Loop):
         self, run: Run, heads: Sequence[Array], inputs: Sequence[Array], hidden: Sequence[Array],
         gradients: Sequence[Array | None],
     ) -> None:  # fmt: skip
-        seed = int(hidden[-1][0]) if self.uses_random else 0
+        seed = int(hidden[-1][0]) if self.traits.uses_random else 0
         count = len(self.func_var_locs)
         self.sweep(run, seed, int(hidden[count][0]), heads, inputs, hidden[:count], gradients)
 
@@ -540,7 +537,7 @@ class Cond(Flow):
         self, run: Run, heads: Sequence[Array], inputs: Sequence[Array], hidden: Sequence[Array],
         gradients: Sequence[Array | None],
     ) -> None:  # fmt: skip
-        seed = int(hidden[-1][0]) if self.uses_random else 0
+        seed = int(hidden[-1][0]) if self.traits.uses_random else 0
         branch = int(hidden[0][0])
         wanted = self.differentiable(branch, gradients)
         if not wanted:

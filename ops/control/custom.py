@@ -85,11 +85,8 @@ class _Calls:
             return self._made
 
 
-class _UserOperator(Operator):
+class _UserOperator(Operator, detached=True, heavy=True):
     """The base of forward and backward pass: run one of the user's methods."""
-
-    detached = True
-    heavy = True
 
     @property
     def called(self) -> str:
@@ -146,7 +143,7 @@ def _await_on_loop(name: str, pending: Awaitable[None]) -> None:
 
 
 @operator("Custom")
-class Custom(_UserOperator):
+class Custom(_UserOperator, open_ended=True):
     """An operator of the user's own, registered with :func:`flowmx.operator.register`.
 
     The inputs, in the order of the property's ``list_arguments`` and then ``list_auxiliary_states``, are given by
@@ -156,7 +153,6 @@ class Custom(_UserOperator):
     arguments = ()
     input_docs = described(data="shapes and dtypes as the property's infer_shape and infer_type accept them")
     output_doc = "Shapes and dtypes that the property's infer_shape and infer_type return"
-    open_ended = True
     op_type: str = required("The name that the operator's property is registered under.")
 
     @property
@@ -297,11 +293,10 @@ class Custom(_UserOperator):
 
 
 @operator("_backward_Custom")
-class BackwardCustom(_UserOperator):
+class BackwardCustom(_UserOperator, hidden=True):
     """The gradient of Custom: its ``backward``, of those arrays that it declared to need."""
 
     arguments = ()
-    hidden = True
     primal: ClassVar[Custom]
     needed: ClassVar[list[int]]
     made: ClassVar[tuple[list[Shape], list[DType]]]

@@ -32,11 +32,10 @@ def _turned(F: Any, x: Any) -> Any:
     return F.SwapAxis(x, dim1=-1, dim2=-2)
 
 
-class _OfSquare(Operator):
+class _OfSquare(Operator, heavy=True):
     arguments = ("A",)
     input_docs = described(A="(..., n, n), float")
     output_doc = "The shape and dtype of A"
-    heavy = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a = square(self, shapes[0])
@@ -172,10 +171,8 @@ class Inverse(_OfSquare):
 
 
 @operator("_linalg_inverse_or_zero")
-class InverseOrZero(Inverse):
+class InverseOrZero(Inverse, hidden=True):
     """The inverses of square matrices, and zeros for those that have none."""
-
-    hidden = True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, a = run.xp, wide(inputs[0])

@@ -45,11 +45,10 @@ def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
 
 
 @family
-class Product(Operator):
+class Product(Operator, heavy=True):
     """Base of products of two inputs, either of them transposed or not."""
 
     arguments: ClassVar[tuple[str, ...]] = ("lhs", "rhs")
-    heavy = True
     transpose_a: bool = option(False, "Transpose lhs.")
     transpose_b: bool = option(False, "Transpose rhs.")
 
@@ -113,10 +112,9 @@ def _as_matrix(x: Array, first: bool) -> Array:
 
 
 @operator("_backward_dot")
-class BackwardDot(Product):
+class BackwardDot(Product, hidden=True):
     """The gradient of dot: of the side named, from the head and the other side."""
 
-    hidden = True
     arguments = ("head", "other", "like")
     side: Literal["lhs", "rhs"] = required("Whose gradient.")
 

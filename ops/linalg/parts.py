@@ -178,10 +178,9 @@ class MakeTrian(_Trian, _Make):
 
 
 @operator("_linalg_triangle")
-class Triangle(Operator):
+class Triangle(Operator, hidden=True):
     """The matrices with zeros on the other side of the diagonal."""
 
-    hidden = True
     lower: bool = option(True, "Keep the lower triangle, not the upper one.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -192,10 +191,8 @@ class Triangle(Operator):
 
 
 @operator("_linalg_mirror")
-class Mirror(Operator):
+class Mirror(Operator, hidden=True):
     """The symmetric matrices that have the lower triangles of the given ones."""
-
-    hidden = True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x, xp = inputs[0], run.xp
@@ -209,13 +206,11 @@ class Mirror(Operator):
 
 
 @operator("_linalg_gaps")
-class Gaps(Operator):
+class Gaps(Operator, hidden=True):
     """Halves of the reciprocals of all differences of eigenvalues: 1/(2(λᵢ - λⱼ)), and 0 on the diagonal.
 
     Shapes: data (…, n), ascending, output (…, n, n). Equal ones count as apart by a tiny number.
     """
-
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]

@@ -154,13 +154,12 @@ class Gemm(_Gemm):
 
 
 @operator("_linalg_syrk", "linalg_syrk")
-class Syrk(Operator):
+class Syrk(Operator, heavy=True):
     """alpha A Aᵀ, or alpha Aᵀ A with ``transpose``, for matrices, or batches of them."""
 
     arguments = ("A",)
     input_docs = described(A="(..., m, k), float")
     output_doc = "(..., m, m), or (..., k, k) with transpose, the dtype of A"
-    heavy = True
     transpose: bool = option(False, "Compute Aᵀ A.")
     alpha: float = option(1.0, _ALPHA)
 
@@ -186,14 +185,13 @@ class Syrk(Operator):
 
 
 @family
-class _Triangular(Operator):
+class _Triangular(Operator, heavy=True):
     arguments = ("A", "B")
     input_docs = described(
         A="(..., m, m), or (..., n, n) with rightside, float; one triangle of it is read",
         B="(..., m, n), the dtype of A",
     )
     output_doc = "The shape and dtype of B"
-    heavy = True
     transpose: bool = option(False, "Use the transpose of A.")
     rightside: bool = option(False, "A stands on the right of B.")
     lower: bool = option(True, "A is the lower triangle, not the upper one.")

@@ -174,12 +174,10 @@ def sum_to(F: Any, gradient: Any, inputs: Any, position: int) -> Any:
     return F.op("_sum_like", gradient, like)
 
 
-class Pair(Operator):
+class Pair(Operator, keeps_layout=True, in_place=((0, 0), (1, 0))):
     """Base of operators of two arrays."""
 
     arguments = ("lhs", "rhs")
-    keeps_layout = True
-    in_place = ((0, 0), (1, 0))
 
 
 class _Broadcast(Pair):
@@ -193,13 +191,11 @@ class _Broadcast(Pair):
         return shapes, [broadcast_shapes(self, shapes[0], shapes[1])]
 
 
-class Scalar(Operator):
+class Scalar(Operator, keeps_layout=True, in_place=((0, 0),)):
     """Base of operators of an array and a number."""
 
     input_docs = described(data="any shape, any dtype")
     output_doc = "The shape and dtype of data; int64 for bool, and float64 for integers with is_int=False"
-    keeps_layout = True
-    in_place = ((0, 0),)
     scalar: float
     is_int: bool
     number_first = False
@@ -265,13 +261,11 @@ def _register(row: Row) -> None:
         straight, number = direct
         return lambda x, n, out: straight(n, x, out=out), number
 
-    def make(names: tuple[str, ...], base: type[Operator], doc: str, compute: Any, derive: Any) -> None:
+    def make(names: tuple[str, ...], base: type[Operator], doc: str, compute: Any, derive: Any, **traits: Any) -> None:
         if not names:
             return
         body: dict[str, Any] = {"__doc__": doc, "__module__": __name__, "forward": compute, "onnx": row.onnx}
-        if row.left is None:
-            body["no_gradient"] = True
-        else:
+        if row.left is not None:
             body["gradient"] = derive
         if compute is reversed_forward:
             body |= {"as_ufunc": reversed_direct, "number_first": True}
@@ -281,7 +275,7 @@ def _register(row: Row) -> None:
             body["__annotations__"] = {"scalar": float, "is_int": bool}
             body["scalar"] = option(1.0, "The number.")
             body["is_int"] = option(True, "Keep integer dtypes; otherwise integers become float64.")
-        operator(names[0], *names[1:])(type(names[0], (base,), body))
+        operator(names[0], *names[1:])(type(names[0], (base,), body, no_gradient=row.left is None, **traits))
 
     make(row.broadcast, _Broadcast, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient)
     make(row.elementwise, Pair, f"Elementwise {row.doc}, for arrays of one shape.", forward, plain_gradient)

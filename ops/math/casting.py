@@ -34,9 +34,7 @@ class OnesLike(_Fill):
     value = 1
 
 
-class _Shape(Operator):
-    no_gradient = True
-
+class _Shape(Operator, no_gradient=True):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [np.dtype(np.int64)]
 
@@ -89,10 +87,9 @@ class Cast(Operator):
 
 
 @operator("_cast_like")
-class CastLike(Operator):
+class CastLike(Operator, hidden=True):
     """The first input as the element type of the second."""
 
-    hidden = True
     arguments = ("data", "like")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

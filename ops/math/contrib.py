@@ -25,7 +25,7 @@ from flowmx.ops.registry.operators import (
 
 
 @operator("_contrib_allclose")
-class AllClose(Operator):
+class AllClose(Operator, no_gradient=True):
     """1 where |a - b| ≤ atol + rtol·|b| for all elements, else 0: uint8, of shape ()."""
 
     arguments = ("a", "b")
@@ -34,7 +34,6 @@ class AllClose(Operator):
         b="the shape and dtype of a",
     )
     output_doc = "(), uint8"
-    no_gradient = True
     rtol: float = option(1e-5, "Relative tolerance.")
     atol: float = option(1e-8, "Absolute tolerance.")
     equal_nan: bool = option(True, "NaN is close to NaN.")
@@ -50,12 +49,11 @@ class AllClose(Operator):
 
 
 @operator("_contrib_index_array")
-class IndexArray(Operator):
+class IndexArray(Operator, no_gradient=True):
     """The coordinates of each element, on a new last axis: int64 (*shape, axes)."""
 
     input_docs = described(data="any shape, any dtype; only its shape is used")
     output_doc = "(*shape, number of chosen axes), int64"
-    no_gradient = True
     axes: Shape | None = option(None, "The axes whose coordinates to give; None for all.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -79,12 +77,11 @@ class IndexArray(Operator):
 
 
 @operator("_contrib_div_sqrt_dim")
-class DivSqrtDim(Operator):
+class DivSqrtDim(Operator, in_place=((0, 0),)):
     """The input divided by the root of the length of its last axis."""
 
     input_docs = described(data="(..., size), float")
     output_doc = "The shape and dtype of data"
-    in_place = ((0, 0),)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         expect_rank(self, "data", shapes[0], 1)
@@ -103,8 +100,7 @@ class DivSqrtDim(Operator):
 
 
 @family
-class _Multiplier(Operator):
-    in_place = ((0, 0),)
+class _Multiplier(Operator, in_place=((0, 0),)):
     scalar: float = option(1.0, "The number.")
     is_int: bool = option(True, "Kept for MXNet's files.")
 
@@ -123,10 +119,8 @@ class GradientMultiplier(_Multiplier):
 
 
 @operator("_contrib_backward_gradientmultiplier")
-class BackwardGradientMultiplier(_Multiplier):
+class BackwardGradientMultiplier(_Multiplier, hidden=True):
     """The input times a number."""
-
-    hidden = True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.multiply(inputs[0], inputs[0].dtype.type(self.scalar), out=outputs[0])
@@ -146,10 +140,8 @@ class _Quadratic(Operator):
 
 
 @operator("_contrib_quadratic")
-class Quadratic(_Quadratic):
+class Quadratic(_Quadratic, in_place=((0, 0),)):
     """Elementwise a x² + b x + c."""
-
-    in_place = ((0, 0),)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         x = inputs[0]
@@ -160,10 +152,9 @@ class Quadratic(_Quadratic):
 
 
 @operator("_contrib_backward_quadratic")
-class BackwardQuadratic(_Quadratic):
+class BackwardQuadratic(_Quadratic, hidden=True):
     """The gradient of quadratic."""
 
-    hidden = True
     arguments = ("head", "data")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

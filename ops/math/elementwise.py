@@ -149,14 +149,12 @@ def _register(row: Row) -> None:
         "forward": forward,
         "as_ufunc": as_ufunc,
         "onnx": row.onnx,
-        "in_place": ((0, 0),),
-        "keeps_layout": True,
     }
-    if row.derivative is None:
-        body["no_gradient"] = True
-    else:
+    if row.derivative is not None:
         body["gradient"] = gradient_of(row.derivative)
-    operator(row.name, *row.aliases)(type(row.name, (Operator,), body))
+    operator(row.name, *row.aliases)(
+        type(row.name, (Operator,), body, in_place=((0, 0),), keeps_layout=True, no_gradient=row.derivative is None)
+    )
 
 
 for _row in TABLE:
@@ -164,10 +162,9 @@ for _row in TABLE:
 
 
 @operator("_polygamma")
-class Polygamma(Operator):
+class Polygamma(Operator, hidden=True):
     """The derivatives of gammaln: the digamma function (order 0) and its own, order by order."""
 
-    hidden = True
     order: int = option(0, "The order of the derivative of digamma.", low=0)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -199,14 +199,13 @@ class Norm(Operator):
 
 
 @family
-class Position(Operator):
+class Position(Operator, no_gradient=True):
     """Base of searches along an axis."""
 
     input_docs = described(data="any shape, any dtype")
     output_doc = (
         "The shape of data without the axis, or with length 1 there (keepdims); (1,) without any; the dtype of data"
     )
-    no_gradient = True
     function = ""
     axis: int | None = option(None, "The axis to search; None for the flattened array.")
     keepdims: bool = option(False, "Keep the searched axis, with length 1.")
@@ -244,12 +243,11 @@ class ArgMin(Position):
 
 
 @operator("argmax_channel")
-class ArgMaxChannel(Operator):
+class ArgMaxChannel(Operator, no_gradient=True):
     """The position of the maximum along axis 1, in the input's dtype."""
 
     input_docs = described(data="(batch, channels, ...), any dtype")
     output_doc = "(batch, ...), the dtype of data"
-    no_gradient = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
@@ -268,11 +266,10 @@ class ArgMaxChannel(Operator):
 
 
 @operator("_sum_like")
-class SumLike(Operator):
+class SumLike(Operator, hidden=True):
     """Undo broadcasting: sum over the axes along which ``like`` was broadcast to the shape of ``data``."""
 
     arguments = ("data", "like")
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, like = shapes

@@ -60,11 +60,9 @@ class Where(Operator):
 
 
 @operator("clip")
-class Clip(Operator):
+class Clip(Operator, in_place=((0, 0),), keeps_layout=True):
     """Each element taken to the nearest number from ``a_min`` to ``a_max``."""
 
-    in_place = ((0, 0),)
-    keeps_layout = True
     a_min: float = required("The smallest number.")
     a_max: float = required("The largest number.")
 
@@ -87,12 +85,10 @@ class Clip(Operator):
 
 
 @operator("add_n", "ElementWiseSum")
-class AddN(Operator):
+class AddN(Operator, in_place=((0, 0),), keeps_layout=True):
     """The sum of the inputs, which have one shape."""
 
     variadic = "num_args"
-    in_place = ((0, 0),)
-    keeps_layout = True
     onnx = "Sum"
     num_args: int = required("Number of inputs.", low=1)
 

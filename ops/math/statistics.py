@@ -144,7 +144,7 @@ class MultiSumSq(Operator):
 
 
 @operator("_histogram")
-class Histogram(Operator):
+class Histogram(Operator, no_gradient=True):
     """The histogram of all elements: the counts of elements between neighbouring edges, and the edges.
 
     The edges are the second input, ascending; or ``bin_cnt`` bins of one width cover ``range``. Numbers outside
@@ -157,7 +157,6 @@ class Histogram(Operator):
         bins="(edges,), the dtype of data, ascending; not with bin_cnt",
     )
     output_doc = "Counts (bins,), int64, and edges (bins + 1,), the dtype of data"
-    no_gradient = True
     bin_cnt: int | None = option(None, "Number of bins of one width; without it the edges are an input.", low=1)
     range: tuple[float, ...] | None = option(None, "Lowest and highest edge of those.")
 

@@ -31,8 +31,7 @@ from flowmx.ops.registry.operators import (
 
 
 @family
-class _Fourier(Operator):
-    heavy = True
+class _Fourier(Operator, heavy=True):
     compute_size: int = option(128, "Ignored.", low=1)
 
 
@@ -161,10 +160,9 @@ class KhatriRao(Operator):
 
 
 @operator("_backward_khatri_rao")
-class BackwardKhatriRao(Operator):
+class BackwardKhatriRao(Operator, hidden=True):
     """The gradient of khatri_rao for one of its inputs, from the head and all inputs."""
 
-    hidden = True
     variadic = "num_args"
     num_args: int = required("Number of inputs, the head first.", low=2)
     position: int = required("The index of the input.", low=0)

@@ -38,13 +38,11 @@ _BEND = {kind: OnFrontend(lambda p, y, of=row: of.bend(y), ("y",)) for kind, row
 
 
 @operator("Activation")
-class Activation(Operator):
+class Activation(Operator, in_place=((0, 0),), keeps_layout=True):
     """Apply an activation to each element: relu max(x, 0), sigmoid 1/(1 + e⁻ˣ), tanh, softrelu log(1 + eˣ),
     softsign x/(1 + |x|).
     """  # noqa: D205
 
-    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
-    keeps_layout = True
     act_type: Literal["relu", "sigmoid", "softrelu", "softsign", "tanh"] = required("The activation.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -55,12 +53,10 @@ class Activation(Operator):
 
 
 @operator("_backward_Activation")
-class BackwardActivation(Activation):
+class BackwardActivation(Activation, hidden=True, in_place=((0, 0), (1, 0))):
     """The head times the activation's derivative, of the activation's output."""
 
     arguments = ("head", "output")
-    hidden = True
-    in_place = ((0, 0), (1, 0))
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         for head, output, out in blocks(inputs[0], inputs[1], outputs[0]):
@@ -80,10 +76,9 @@ _HARD_SIGMOID = OnArrays(hard_sigmoid)
 
 
 @operator("hard_sigmoid")
-class HardSigmoid(Operator):
+class HardSigmoid(Operator, in_place=((0, 0),)):
     """Clip alpha·x + beta to 0 ... 1, elementwise."""
 
-    in_place = ((0, 0),)
     onnx = "HardSigmoid"
     onnx_attributes: ClassVar[dict[str, str]] = {"alpha": "alpha", "beta": "beta"}
     alpha: float = option(0.2, "Slope.")
@@ -103,7 +98,7 @@ _SECOND = {kind: OnFrontend(row.bend, ("x",)) for kind, row in RECTIFIERS.items(
 
 
 @operator("LeakyReLU")
-class LeakyReLU(Operator):
+class LeakyReLU(Operator, in_place=((0, 0),), uses_random=True, mode_matters=True):
     """Rectifiers with a slope below zero, chosen by ``act_type``.
 
     ``leaky`` y = slope·x below 0; ``prelu`` with a learned slope gamma, one for all or one for each channel
@@ -118,24 +113,17 @@ class LeakyReLU(Operator):
         gamma="(channels,) or (1,), the dtype of data; only for act_type 'prelu'",
     )
     output_doc = "The shape and dtype of data"
-    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
     act_type: Literal["elu", "gelu", "leaky", "prelu", "rrelu", "selu"] = option("leaky", "The rectifier.")
     slope: float = option(0.25, "Slope below 0, of leaky and elu.")
     lower_bound: float = option(0.125, "Lowest slope of rrelu.")
     upper_bound: float = option(0.334, "Highest slope of rrelu.")
 
-    @property
-    def uses_random(self) -> bool:  # type: ignore[override]
-        """Only rrelu draws."""
-        return self.act_type == "rrelu"
-
-    @property
-    def mode_matters(self) -> bool:  # type: ignore[override]
-        """True for rrelu alone."""
-        return self.act_type == "rrelu"
+    def __post_init__(self) -> None:
+        if self.act_type != "rrelu":
+            self.with_traits(uses_random=False, mode_matters=False)
 
     def draws(self, train: bool) -> bool:
-        return self.uses_random and train
+        return self.traits.uses_random and train
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments[: 2 if self.act_type == "prelu" else 1]
@@ -187,12 +175,10 @@ class LeakyReLU(Operator):
 
 
 @operator("_backward_LeakyReLU")
-class BackwardLeakyReLU(LeakyReLU):
+class BackwardLeakyReLU(LeakyReLU, hidden=True, in_place=((0, 0), (1, 0)), uses_random=False, mode_matters=False):
     """The head times the derivative of leaky, elu, selu or gelu, of the data."""
 
     arguments = ("head", "data")
-    hidden = True
-    in_place = ((0, 0), (1, 0))
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments
@@ -240,11 +226,10 @@ def per_channel(slopes: Array, data: Array) -> Array:
 
 
 @operator("_spread_channel")
-class SpreadChannel(Operator):
+class SpreadChannel(Operator, hidden=True):
     """One number, or one for each channel (and example), repeated to the shape of ``like``."""
 
     arguments = ("vector", "like")
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [shapes[1]]
@@ -257,11 +242,10 @@ class SpreadChannel(Operator):
 
 
 @operator("_gather_channel")
-class GatherChannel(Operator):
+class GatherChannel(Operator, hidden=True):
     """The sum over what shares a number of ``like``: a channel (and example), or everything."""
 
     arguments = ("data", "like")
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [shapes[1]]
@@ -344,10 +328,9 @@ class _Softmax(Operator):
 
 
 @operator("softmax")
-class Softmax(_Softmax):
+class Softmax(_Softmax, in_place=((0, 0),)):
     """Softmax along an axis: e^(x/T)/Σe^(x/T); positions from ``length`` on are 0 with ``use_length``."""
 
-    in_place = ((0, 0),)
     axis: int = option(-1, "The axis that sums to 1.")
     temperature: float | None = option(None, "T.")
     dtype: DType | None = option(None, "The output's dtype, by default the data's.")
@@ -364,11 +347,10 @@ class Softmax(_Softmax):
 
 
 @operator("softmin")
-class Softmin(Softmax):
+class Softmin(Softmax, in_place=((0, 0),)):
     """Softmax of the negated data along an axis."""
 
     arguments = ("data",)
-    in_place = ((0, 0),)
 
     def __post_init__(self) -> None:
         refuse_length(self)
@@ -378,11 +360,10 @@ class Softmin(Softmax):
 
 
 @operator("log_softmax")
-class LogSoftmax(_Softmax):
+class LogSoftmax(_Softmax, in_place=((0, 0),)):
     """The logarithm of softmax along an axis."""
 
     arguments = ("data",)
-    in_place = ((0, 0),)
     axis: int = option(-1, "The axis along which softmax sums to 1.")
     temperature: float | None = option(None, "T.")
     dtype: DType | None = option(None, "The output's dtype, by default the data's.")
@@ -403,11 +384,10 @@ class LogSoftmax(_Softmax):
         return self.grads(_cast_back(F, self, step, inputs))
 
 
-class _BackwardSoftmax(Operator):
+class _BackwardSoftmax(Operator, hidden=True):
     """A gradient of the head and of the output; ``scaling`` is what the data was multiplied by."""
 
     arguments = ("head", "output")
-    hidden = True
     axis: int
     scaling: float
 

@@ -30,8 +30,7 @@ from flowmx.ops.registry.operators import (
 
 
 @family
-class _Interleaved(Operator):
-    heavy = True
+class _Interleaved(Operator, heavy=True):
     heads: int = required("Number of heads.", low=1)
 
     def size(self, name: str, shape: Shape, parts: int) -> int:

@@ -118,7 +118,7 @@ def positive_axis(op: Operator, axis: int, shape: ShapeOrNone) -> int:
     return axis % len(shape)
 
 
-class Linear(Operator):
+class Linear(Operator, heavy=True):
     """A product of data and weight, plus a bias: linear in each. Its gradients are two more such products.
 
     The three operators ``name``, ``_backward_name_data`` and ``_backward_name_weight`` are each other's
@@ -126,7 +126,6 @@ class Linear(Operator):
     """
 
     arguments: ClassVar[tuple[str, ...]] = ("data", "weight", "bias")
-    heavy = True
     no_bias: bool
 
     def inputs(self) -> tuple[str, ...]:
@@ -149,11 +148,10 @@ class Linear(Operator):
         return grads
 
 
-class LinearData(Operator):
+class LinearData(Operator, hidden=True):
     """Gradient of a :class:`Linear` operator for its data, in the shape of ``like``."""
 
     arguments: ClassVar[tuple[str, ...]] = ("head", "weight", "like")
-    hidden = True
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments
@@ -175,11 +173,10 @@ class LinearData(Operator):
         ]
 
 
-class LinearWeight(Operator):
+class LinearWeight(Operator, hidden=True):
     """Gradient of a :class:`Linear` operator for its weight."""
 
     arguments: ClassVar[tuple[str, ...]] = ("head", "data")
-    hidden = True
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments

@@ -86,7 +86,7 @@ def _channels(op: Convolution | Deconvolution, data: ShapeOrNone) -> int:
 
 
 @operator("Convolution", "Convolution_v1")
-class Convolution(Linear):
+class Convolution(Linear, makes_channels_last=True):
     """Convolve data with filters (as a correlation: the kernel is not flipped).
 
     Shapes: data (batch, channels, *size), weight (num_filter, channels/num_group, *kernel), bias
@@ -100,7 +100,6 @@ class Convolution(Linear):
         bias="(num_filter,), the dtype of data; not with no_bias",
     )
     output_doc = "(batch, num_filter, *out), the dtype of data"
-    makes_channels_last = True
     kernel: Shape = required("Lengths of the window.", low=1)
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
     dilate: Shape = option((), "Distances between the window's taps; 1 each by default.", low=1)
@@ -192,7 +191,7 @@ class ConvolutionWeight(LinearWeight, Convolution):
 
 
 @operator("Deconvolution")
-class Deconvolution(Linear):
+class Deconvolution(Linear, makes_channels_last=True):
     """Transposed convolution: what Convolution's gradient does to its data, as a forward.
 
     Shapes: data (batch, channels, *size), weight (channels, num_filter/num_group, *kernel), bias
@@ -207,7 +206,6 @@ class Deconvolution(Linear):
         bias="(num_filter,), the dtype of data; not with no_bias",
     )
     output_doc = "(batch, num_filter, *out), the dtype of data"
-    makes_channels_last = True
     kernel: Shape = required("Lengths of the window.", low=1)
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
     dilate: Shape = option((), "Distances between the window's taps; 1 each by default.", low=1)

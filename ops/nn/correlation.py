@@ -22,7 +22,7 @@ from flowmx.ops.registry.operators import (
 
 
 @operator("Correlation")
-class Correlation(Operator):
+class Correlation(Operator, heavy=True):
     """The mean product of patches of two feature maps, for every displacement up to a greatest one.
 
     From Dosovitskiy et al., "FlowNet", 2015. Shapes: data1 and data2 (batch, channels, height, width), output
@@ -36,7 +36,6 @@ class Correlation(Operator):
         data2="the shape and dtype of data1",
     )
     output_doc = "(batch, displacements, out height, out width), the dtype of data1"
-    heavy = True
     kernel_size: int = option(1, "Length of a patch; odd.", low=1)
     max_displacement: int = option(1, "The greatest displacement along either axis.", low=0)
     stride1: int = option(1, "Steps between the patches of data1.", low=1)
@@ -120,11 +119,10 @@ class Correlation(Operator):
 
 
 @operator("_backward_Correlation")
-class BackwardCorrelation(Correlation):
+class BackwardCorrelation(Correlation, hidden=True):
     """Gradients of Correlation for both maps."""
 
     arguments = ("head", "data1", "data2")
-    hidden = True
 
     def outputs(self) -> tuple[str, ...]:
         return ("data1_grad", "data2_grad")

@@ -49,7 +49,7 @@ class _Paths(NamedTuple):
 
 
 @operator("CTCLoss", "ctc_loss", "_contrib_CTCLoss", "_contrib_ctc_loss")
-class CTCLoss(Operator):
+class CTCLoss(Operator, skips=True):
     """Connectionist temporal classification (Graves et al., 2006): -log of the labelling's probability.
 
     Shapes: data (time, batch, classes) before softmax, label (batch, labels), output (batch,). One class is the
@@ -66,7 +66,6 @@ class CTCLoss(Operator):
         label_lengths="(batch,), int or float; only with use_label_lengths",
     )
     output_doc = "(batch,), the dtype of data"
-    skips = True
     use_data_lengths: bool = option(False, "Take the data's lengths from the input data_lengths (batch,).")
     use_label_lengths: bool = option(False, "Take the labels' lengths from the input label_lengths (batch,).")
     blank_label: Literal["first", "last"] = option("first", "The class of the blank: the first or the last.")
@@ -166,12 +165,10 @@ class CTCLoss(Operator):
 
 
 @operator("_backward_CTCLoss")
-class BackwardCTCLoss(CTCLoss):
+class BackwardCTCLoss(CTCLoss, hidden=True, skips=False):
     """Gradient of CTCLoss for its data: softmax minus the probability of each class on the paths."""
 
     arguments = ("head", *CTCLoss.arguments, "alpha")
-    hidden = True
-    skips = False
 
     def inputs(self) -> tuple[str, ...]:
         return ("head", *super().inputs(), "alpha")

@@ -47,7 +47,7 @@ class _Taps(NamedTuple):
 
 
 @family
-class _Deformable(Operator):
+class _Deformable(Operator, heavy=True):
     input_docs = described(
         data="(batch, channels, height, width), float",
         offset="(batch, 2·groups·prod(kernel), out height, out width), the dtype of data",
@@ -56,7 +56,6 @@ class _Deformable(Operator):
         bias="(num_filter,), the dtype of data; not with no_bias",
     )
     output_doc = "(batch, num_filter, out height, out width), the dtype of data"
-    heavy = True
     modulated: ClassVar[bool] = False
     kernel: Shape = required("Lengths of the window.", low=1)
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
@@ -177,10 +176,8 @@ class _Deformable(Operator):
         return list(found) if self.no_bias else [*found, F.op("_backward_bias", heads[0], axis=1)]
 
 
-class _BackwardDeformable(_Deformable):
+class _BackwardDeformable(_Deformable, hidden=True):
     """Gradients for data, offset, mask and weight."""
-
-    hidden = True
 
     def inputs(self) -> tuple[str, ...]:
         return ("head", *self.operands())

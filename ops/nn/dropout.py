@@ -10,7 +10,7 @@ from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNo
 
 
 @operator("Dropout")
-class Dropout(Operator):
+class Dropout(Operator, uses_random=True, mode_matters=True, keeps_layout=True):
     """In training, set each element to 0 with probability p and divide the others by 1 - p.
 
     From Srivastava et al., "Dropout", 2014. With ``axes`` the decision is one for all along those axes;
@@ -19,9 +19,6 @@ class Dropout(Operator):
 
     input_docs = described(data="any shape, float")
     output_doc = "The shape and dtype of data"
-    uses_random = True
-    mode_matters = True
-    keeps_layout = True
     p: float = option(0.5, "Probability of dropping.", low=0, high=1)
     mode: Literal["always", "training"] = option("training", "Drop in training alone, or always.")
     axes: Shape = option((), "Axes that share one decision.")

@@ -133,11 +133,10 @@ class FullyConnectedWeight(LinearWeight, FullyConnected):
 
 
 @operator("_backward_bias")
-class BackwardBias(Operator):
+class BackwardBias(Operator, hidden=True):
     """The sum over all axes but one: the gradient of a bias along that axis."""
 
     arguments = ("head",)
-    hidden = True
     axis: int = 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
@@ -157,11 +156,10 @@ class BackwardBias(Operator):
 
 
 @operator("_spread_bias")
-class SpreadBias(Operator):
+class SpreadBias(Operator, hidden=True):
     """A vector along one axis, repeated along the others to the shape of ``like``."""
 
     arguments = ("bias", "like")
-    hidden = True
     axis: int = 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:

@@ -129,12 +129,11 @@ class _Normalization(Operator):
         return list(F.op(f"_backward_{self.name}", heads[0], data, gamma, *list(outputs)[1:], **bound(self)))
 
 
-class _BackwardNormalization(_Normalization):
+class _BackwardNormalization(_Normalization, hidden=True):
     """Gradients for data, gamma and beta."""
 
     arguments: ClassVar[tuple[str, ...]] = ("head", "data", "gamma", "mean", "var")
     auxiliary: ClassVar[tuple[str, ...]] = ()
-    hidden = True
 
     def outputs(self) -> tuple[str, ...]:
         return ("data_grad", "gamma_grad", "beta_grad")
@@ -231,7 +230,7 @@ def _around(shape: Shape, axis: int) -> Shape:
     return (math.prod(shape[:axis]), shape[axis], math.prod(shape[axis + 1 :]))
 
 
-class BatchStatistics(_Normalization):
+class BatchStatistics(_Normalization, in_place=((0, 0),), mode_matters=True, keeps_layout=True):
     """Base of BatchNorm and what differs from it in its parameters alone."""
 
     auxiliary: ClassVar[tuple[str, ...]] = ("moving_mean", "moving_var")
@@ -240,9 +239,6 @@ class BatchStatistics(_Normalization):
         moving_var="(channels,), the dtype of gamma; a state, updated in training",
     )
     output_doc = "The shape and dtype of data; with output_mean_var also the mean and the second statistic, (channels,)"
-    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
-    mode_matters = True
-    keeps_layout = True
     inverse_std = True
     axis: int
     momentum: float
@@ -319,12 +315,10 @@ class BatchNorm(BatchStatistics):
 
 
 @operator("_backward_BatchNorm")
-class BackwardBatchNorm(_BackwardNormalization, BatchNorm):
+class BackwardBatchNorm(_BackwardNormalization, BatchNorm, in_place=((0, 0),), mode_matters=False):
     """Gradients of BatchNorm; gamma's is 0 where it is fixed."""
 
     arguments = ("head", "data", "gamma", "mean", "var", "batch")
-    in_place = ((0, 0),)
-    mode_matters = False
 
     def over_batch(self, inputs: Sequence[Array]) -> Any:
         flag = inputs[5][0]
@@ -481,7 +475,7 @@ class L2Normalization(Operator):
 
 
 @operator("LRN")
-class LRN(Operator):
+class LRN(Operator, keeps_layout=True):
     """Local response normalisation across channels (Krizhevsky et al., 2012).
 
     y = x/(knorm + alpha/nsize · Σx²)^beta, the sum over the ``nsize`` channels around each.
@@ -489,7 +483,6 @@ class LRN(Operator):
 
     input_docs = described(data="(batch, channels, height, width), float")
     output_doc = "The shape and dtype of data"
-    keeps_layout = True
     onnx = "LRN"
     onnx_attributes: ClassVar[dict[str, str]] = {"alpha": "alpha", "beta": "beta", "bias": "knorm", "size": "nsize"}
     alpha: float = option(1e-4, "Weight of the sum of squares.")
@@ -526,11 +519,10 @@ class LRN(Operator):
 
 
 @operator("_backward_LRN")
-class BackwardLRN(LRN):
+class BackwardLRN(LRN, hidden=True):
     """Gradient of LRN: g = h·n^-β - c·x·W(h·x·n^(-β-1)), with W the sum over a window and c = 2·β·alpha/nsize."""
 
     arguments = ("head", "data")
-    hidden = True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         xp, (head, x) = run.xp, inputs
@@ -565,10 +557,9 @@ def _window_sum(xp: Any, x: Array, size: int, out: Array) -> None:
 
 
 @operator("_channel_window_sum")
-class ChannelWindowSum(Operator):
+class ChannelWindowSum(Operator, hidden=True):
     """The sum of the ``nsize`` channels around each; its own adjoint."""
 
-    hidden = True
     nsize: int = 5
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -81,7 +81,7 @@ class Crop(Linear):
 
 
 @operator("IdentityAttachKLSparseReg")
-class IdentityAttachKLSparseReg(Operator):
+class IdentityAttachKLSparseReg(Operator, mode_matters=True, in_place=((0, 0),)):
     """A copy of activations from 0 to 1, whose gradient also makes them sparse.
 
     The gradient of the divergence between each unit's mean activation and the target is added to the head's. The
@@ -94,8 +94,6 @@ class IdentityAttachKLSparseReg(Operator):
         moving_avg="(units,), the dtype of data; a state, updated in training",
     )
     output_doc = "The shape and dtype of data"
-    mode_matters = True
-    in_place = ((0, 0),)
     onnx = "Identity"
     sparseness_target: float = option(0.1, "The wanted mean activation.", 0, 1)
     penalty: float = option(0.001, "Factor of the penalty's gradient.")

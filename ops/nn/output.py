@@ -27,12 +27,10 @@ class _Labelled(Operator):
         return [data, data if dtypes[1] is None else dtypes[1]], [data] * len(self.outputs())
 
 
-class _Backward(Operator):
+class _Backward(Operator, hidden=True, is_loss=False):
     """The gradient of an output layer, of its output, its label and (where it is used) the head."""
 
     arguments: ClassVar[tuple[str, ...]] = ("output", "label")
-    hidden = True
-    is_loss = False
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, shapes[:1]
@@ -48,7 +46,7 @@ class _Backward(Operator):
 
 
 @operator("SoftmaxOutput", "Softmax")
-class SoftmaxOutput(_Labelled):
+class SoftmaxOutput(_Labelled, is_loss=True):
     """Softmax, whose gradient is that of the cross-entropy with the label: output - one_hot(label).
 
     Shapes: data (batch, classes) and label (batch,) of class numbers; with ``multi_output`` data
@@ -62,7 +60,6 @@ class SoftmaxOutput(_Labelled):
         label="the shape of data without the classes, int or float; or the shape of data, of probabilities",
     )
     output_doc = "The shape and dtype of data"
-    is_loss = True
     grad_scale: float = option(1.0, "The gradient's factor.")
     ignore_label: float = option(-1.0, "With use_ignore: the label that gives no gradient.")
     multi_output: bool = option(False, "Softmax along axis 1 at each position.")
@@ -243,7 +240,7 @@ def _register(row: _Regression) -> None:
     notes = "\n\nThe gradient is multiplied by grad_scale and divided by the outputs of one example."
 
     @operator(row.name)
-    class Output(_Labelled):
+    class Output(_Labelled, is_loss=True):
         __doc__ = row.doc + notes
 
         input_docs = described(
@@ -251,7 +248,6 @@ def _register(row: _Regression) -> None:
             label="the shape of data, or as many elements for each example, float",
         )
         output_doc = "The shape and dtype of data"
-        is_loss = True
         onnx = row.onnx
         grad_scale: float = option(1.0, "The gradient's factor.")
 
@@ -275,10 +271,9 @@ def _register(row: _Regression) -> None:
             return [step, F.zeros_like(unchecked(inputs, 1))]
 
     @operator(f"_backward_{row.name}")
-    class Backward(_Backward):
+    class Backward(_Backward, no_gradient=row.derive is _sign):
         __doc__ = f"Gradient of {row.name} for its data."
 
-        no_gradient = row.derive is _sign
         grad_scale: float = option(1.0, "The gradient's factor.")
 
         def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -297,7 +292,7 @@ for _row in _REGRESSIONS:
 
 
 @operator("SVMOutput")
-class SVMOutput(_Labelled):
+class SVMOutput(_Labelled, is_loss=True):
     """The data, whose gradient is that of a support vector machine's hinge loss, squared by default.
 
     Shapes: data (batch, classes), label (batch,) of class numbers.
@@ -308,7 +303,6 @@ class SVMOutput(_Labelled):
         label="(batch,), int or float; class indices",
     )
     output_doc = "The shape and dtype of data"
-    is_loss = True
     onnx = "Identity"
     margin: float = option(1.0, "The margin.")
     regularization_coefficient: float = option(1.0, "The gradient's factor.")
@@ -345,13 +339,12 @@ class BackwardSVMOutput(_Backward, SVMOutput):
 
 
 @operator("MakeLoss")
-class MakeLoss(Operator):
+class MakeLoss(Operator, is_loss=True):
     """The data as a loss: its gradient is ``grad_scale``, whatever the head gradient.
 
     ``normalization`` divides it by the batch, or by how many elements are above ``valid_thresh``.
     """
 
-    is_loss = True
     onnx = "Identity"
     grad_scale: float = option(1.0, "The gradient.")
     valid_thresh: float = option(0.0, "Elements above it are valid.")
@@ -365,11 +358,10 @@ class MakeLoss(Operator):
 
 
 @operator("_backward_MakeLoss")
-class BackwardMakeLoss(_Backward, MakeLoss):
+class BackwardMakeLoss(_Backward, MakeLoss, no_gradient=True):
     """Gradient of MakeLoss."""
 
     arguments = ("output",)
-    no_gradient = True
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         scale = self.grad_scale
@@ -381,10 +373,9 @@ class BackwardMakeLoss(_Backward, MakeLoss):
 
 
 @operator("make_loss")
-class PlainLoss(Operator):
+class PlainLoss(Operator, is_loss=True):
     """The data as a loss: its gradient is 1, whatever the head gradient."""
 
-    is_loss = True
     onnx = "Identity"
 
     def outputs(self) -> tuple[str, ...]:

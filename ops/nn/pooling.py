@@ -102,7 +102,7 @@ def _spread_max(run: Run, head: Array, data: Array, output: Array, line: _Axis, 
 
 
 @operator("Pooling", "Pooling_v1")
-class Pooling(Operator):
+class Pooling(Operator, keeps_layout=True):
     """Reduce each window of the spatial axes to its maximum, mean, sum, or (Σx^p)^(1/p) for lp.
 
     Shapes: data (batch, channels, *size), output (batch, channels, *out), or with the channels last as ``layout``
@@ -114,7 +114,6 @@ class Pooling(Operator):
         data="(batch, channels, *size), or with the channels last as `layout` says; 1 to 3 spatial axes, any dtype",
     )
     output_doc = "(batch, channels, *out), or with the channels last, the dtype of data"
-    keeps_layout = True
     kernel: Shape = option((), "Lengths of the window; not needed with global_pool.", low=1)
     pool_type: Literal["max", "avg", "sum", "lp"] = option("max", "The reduction of a window.")
     global_pool: bool = option(False, "One window over all of each spatial axis.")
@@ -129,7 +128,7 @@ class Pooling(Operator):
     def __post_init__(self) -> None:
         if self.channels_last:
             # What lies channels-first in memory is no better for it.
-            object.__setattr__(self, "makes_channels_last", False)
+            self.with_traits(makes_channels_last=False)
         if not self.kernel and not self.global_pool:
             raise ParameterError(f"{self.name}: kernel is missing, expected lengths (or global_pool=True)")
         if self.kernel and not self.global_pool:
@@ -241,11 +240,10 @@ class Pooling(Operator):
 
 
 @operator("_backward_Pooling")
-class BackwardPooling(Pooling):
+class BackwardPooling(Pooling, hidden=True):
     """Gradient of Pooling; of several equal maxima in a window the first has it."""
 
     arguments = ("head", "data", "output")
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [shapes[1]]
@@ -299,11 +297,10 @@ class BackwardPooling(Pooling):
 
 
 @operator("_Pooling_at_maxima")
-class PoolingAtMaxima(Pooling):
+class PoolingAtMaxima(Pooling, hidden=True):
     """Other values where each window of the data has its first maximum; 0 for windows of padding alone."""
 
     arguments = ("values", "data")
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         (data,), outputs = super().infer_shape(shapes[1:])

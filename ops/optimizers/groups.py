@@ -71,7 +71,7 @@ class Group(Operator):
         starts = range(0, times * count, times)
         updated = tuple(start + offset for start in starts for offset in range(2, times))
         object.__setattr__(self, "updates", updated)
-        object.__setattr__(self, "in_place", tuple((start, index) for index, start in enumerate(starts)))
+        self.with_traits(in_place=tuple((start, index) for index, start in enumerate(starts)))
 
     @property
     def count(self) -> int:
@@ -192,7 +192,7 @@ for _rule in RULES:
 
 
 @operator("multi_lars")
-class MultiLARS(Operator):
+class MultiLARS(Operator, in_place=((0, 0),)):
     """Learning rates of LARS (You et al., 2017): lr · eta · |w|/(|g| + wd · |w| + eps), or lr where a norm is 0.
 
     Inputs, each with an element for each weight: learning rates, sums of squares of weights and of gradients,
@@ -206,7 +206,6 @@ class MultiLARS(Operator):
         grads_sum_sq="the shape and dtype of lrs; sums of squares of the gradients",
         wds="the shape and dtype of lrs; weight decays",
     )
-    in_place = ((0, 0),)
     eta: float = required("The trust coefficient.")
     eps: float = required("Added to the denominator.")
     rescale_grad: float = RESCALE
@@ -221,7 +220,7 @@ class MultiLARS(Operator):
 
 
 @operator("_contrib_group_adagrad_update")
-class GroupAdaGrad(Operator):
+class GroupAdaGrad(Operator, in_place=((0, 0),)):
     """AdaGrad with one rate for each row: history += mean(g²) of the row; w -= lr · g/√(history + epsilon).
 
     Shapes: weight and grad (rows, ...), history (rows, 1).
@@ -235,7 +234,6 @@ class GroupAdaGrad(Operator):
     )
     output_doc = "The shape and dtype of weight"
     updates = (2,)
-    in_place = ((0, 0),)
     lr: float = required("Learning rate.")
     rescale_grad: float = RESCALE
     clip_gradient: float = CLIP

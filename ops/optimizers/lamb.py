@@ -102,7 +102,7 @@ class _Phase1(Operator):
         direction(run, self, (w, grad, mean, var), outputs[0])
 
 
-class _Phase2(Operator):
+class _Phase2(Operator, in_place=((0, 0),)):
     input_docs: ClassVar[dict[str, str]] = {
         **Update.input_docs,
         "g": "the shape of weight, its dtype, or float32 in mixed precision; the direction",
@@ -110,7 +110,6 @@ class _Phase2(Operator):
         "r2": "(1,), the dtype of g; the norm of the direction",
     }
     output_doc = "The new weight: the shape and dtype of weight"
-    in_place = ((0, 0),)
     mixed: ClassVar[bool] = False
     lr: float
 

@@ -72,9 +72,7 @@ class AmpMulticast(Operator):
 
 
 @family
-class _Finite(Operator):
-    no_gradient = True
-
+class _Finite(Operator, no_gradient=True):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [(1,)]
 
@@ -122,13 +120,12 @@ class MultiAllFinite(_Finite):
 
 
 @operator("reset_arrays")
-class ResetArrays(Operator):
+class ResetArrays(Operator, no_gradient=True):
     """Set all elements of the arrays to 0, in place; there is no output."""
 
     variadic = "num_arrays"
     input_docs = described(data="arrays of any shapes and dtypes, which are overwritten")
     output_doc = "Nothing"
-    no_gradient = True
     num_arrays: int = required("Number of inputs.", low=1)
 
     def __post_init__(self) -> None:

@@ -195,11 +195,9 @@ def register_rule(rule: Rule, mixed: bool = False, hidden: bool = False, base: t
         "__module__": __name__,
         "rule": rule,
         "mixed": mixed,
-        "hidden": hidden,
         "arguments": ("weight", "grad", *(f"{name}_state" if name == "grad" else name for name in states)),
         "input_docs": state_docs(rule.states, mixed),
         "updates": tuple(range(2, 2 + len(states))),
-        "in_place": ((0, 0),),
         "__annotations__": {"lr": float},
         "lr": required("Learning rate."),
     }
@@ -218,7 +216,7 @@ def register_rule(rule: Rule, mixed: bool = False, hidden: bool = False, base: t
         body["__annotations__"]["lazy_update"] = bool
         body["lazy_update"] = option(True, "Ignored: it concerns sparse gradients.")
     name = rule.master if mixed else rule.name
-    operator(name)(type(name, (base,), body))
+    operator(name)(type(name, (base,), body, hidden=hidden, in_place=((0, 0),)))
     if base is Update and not mixed:
         REGISTERED[name] = rule
 

@@ -152,12 +152,11 @@ def _aligned(parameter: Array, rank: int, vectors: bool) -> Array:
 
 
 @linear("_spread_parameter")
-class SpreadParameter(Linear):
+class SpreadParameter(Linear, hidden=True):
     """Repeat each element of a parameter for all the samples that it goes with."""
 
     arguments = ("parameter", "sample")
     shape_only = True
-    hidden = True
     vectors: bool = option(False, "The last axis of both is that of vectors.")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

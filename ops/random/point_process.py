@@ -115,10 +115,9 @@ class HawkesLL(_Hawkes):
 
 
 @operator("_contrib_backward_hawkesll")
-class BackwardHawkesLL(_Hawkes):
+class BackwardHawkesLL(_Hawkes, hidden=True):
     """The gradient of hawkesll's likelihood by lda, alpha and beta."""
 
-    hidden = True
     arguments = ("head", *_NAMES)
 
     def outputs(self) -> tuple[str, ...]:

@@ -104,9 +104,7 @@ _DISTRIBUTIONS = [
 ]  # fmt: skip
 
 
-class _Sampler(Operator):
-    uses_random = True
-    no_gradient = True
+class _Sampler(Operator, uses_random=True, no_gradient=True):
     distribution: _Distribution
     shape: Shape
     dtype: DType | None
@@ -205,13 +203,11 @@ for _row in _DISTRIBUTIONS:
 
 
 @operator("_random_randint", "random_randint")
-class RandInt(Operator):
+class RandInt(Operator, uses_random=True, no_gradient=True):
     """Draw integers uniformly from low to high - 1."""
 
     arguments = ()
     output_doc = "`shape`, dtype `dtype`, int32 by default"
-    uses_random = True
-    no_gradient = True
     low: int = required("The least.")
     high: int = required("One more than the greatest.")
     shape: Shape = option((), "The shape of the samples.", low=0)
@@ -236,7 +232,7 @@ class RandInt(Operator):
 
 
 @operator("_sample_multinomial", "sample_multinomial")
-class SampleMultinomial(Operator):
+class SampleMultinomial(Operator, uses_random=True):
     """Class numbers drawn with the probabilities along the last axis of the data.
 
     Shapes: data (..., classes), output (...) followed by ``shape``. With ``get_prob`` a second output holds
@@ -245,7 +241,6 @@ class SampleMultinomial(Operator):
 
     input_docs = described(data="(..., classes), float; probabilities")
     output_doc = "(..., *shape), dtype `dtype`; with get_prob also the logarithms, in the dtype of data"
-    uses_random = True
     shape: Shape = option((), "The shape of the samples of each distribution.", low=0)
     get_prob: bool = option(False, "Give the samples' log-probabilities too.")
     dtype: DType = option(_INT32, "The dtype of the samples.")
@@ -281,11 +276,10 @@ class SampleMultinomial(Operator):
 
 
 @operator("_backward_sample_multinomial")
-class BackwardSampleMultinomial(Operator):
+class BackwardSampleMultinomial(Operator, hidden=True):
     """Gradient of the log-probabilities for the probabilities: head/p at each sample."""
 
     arguments = ("head", "data", "samples")
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [shapes[1]]
@@ -302,12 +296,11 @@ class BackwardSampleMultinomial(Operator):
 
 
 @operator("_shuffle", "shuffle")
-class Shuffle(Operator):
+class Shuffle(Operator, uses_random=True):
     """The data in random order along the first axis; its gradient is not known."""
 
     input_docs = described(data="(n, ...), any dtype")
     output_doc = "The shape and dtype of data"
-    uses_random = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         if shapes[0] == ():

@@ -37,7 +37,7 @@ def candidates(F: Any, true_classes: Any, count: int, range_max: int, **where: A
 
 
 @operator("_sample_unique_zipfian")
-class SampleUniqueZipfian(Operator):
+class SampleUniqueZipfian(Operator, uses_random=True, no_gradient=True):
     """Draw classes as ``rand_zipfian`` does, but each at most once in a row, and say how many draws a row took.
 
     Shapes: samples (rows, count) as given by ``shape``, trials (rows,); both are int64.
@@ -45,8 +45,6 @@ class SampleUniqueZipfian(Operator):
 
     arguments = ()
     output_doc = "Samples `shape` and numbers of draws (rows,), int64"
-    uses_random = True
-    no_gradient = True
     range_max: int = required("The number of classes.", low=1)
     shape: Shape = option((), "The number of rows, and of samples in each.", low=0)
 

@@ -16,14 +16,10 @@ from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, operat
 
 
 @operator("_backward_RNN")
-class BackwardRNN(RNN):
+class BackwardRNN(RNN, hidden=True, skips=False, uses_random=False, mode_matters=False):
     """Gradients of RNN for data, parameters and states."""
 
     arguments = ("output_head", "state_output_head", "statecell_output_head", *RNN.arguments, "reserve")
-    hidden = True
-    skips = False
-    uses_random = False
-    mode_matters = False
 
     def inputs(self) -> tuple[str, ...]:
         return (*(f"{name}_head" for name in RNN.outputs(self)[:-1]), *super().inputs(), "reserve")

@@ -47,7 +47,7 @@ class _Inputs(NamedTuple):
 
 
 @operator("RNN")
-class RNN(Operator):
+class RNN(Operator, skips=True, uses_random=True, mode_matters=True, heavy=True):
     """Recurrent layers over a batch of sequences: Elman's with ReLU or tanh, LSTM or GRU.
 
     Shapes: data (time, batch, features), parameters (all weights, then all biases, in one vector; see
@@ -75,10 +75,6 @@ class RNN(Operator):
         "(time, batch, directions·outputs); with state_outputs also the last state, and an LSTM's last cell; the "
         "dtype of data"
     )
-    skips = True
-    uses_random = True
-    mode_matters = True
-    heavy = True
     state_size: int = required("Units of each layer.", low=1)
     num_layers: int = required("Number of layers.", low=1)
     bidirectional: bool = option(False, "Run each layer in both directions of time.")
@@ -119,7 +115,7 @@ class RNN(Operator):
         return (*names, "sequence_length") if self.use_sequence_length else names
 
     def draws(self, train: bool) -> bool:
-        return self.uses_random and train and self.p > 0
+        return self.traits.uses_random and train and self.p > 0
 
     def outputs(self) -> tuple[str, ...]:
         states = ("state_output", "statecell_output") if self.mode == "lstm" else ("state_output",)

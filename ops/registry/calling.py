@@ -43,7 +43,7 @@ def split(
         TypeError: too many arguments, one given twice, or something that is no input in an input's place.
     """
     parameters = {name: value for name, value in kwargs.items() if value is not None or _takes_none(cls, name)}
-    if cls.open_ended:
+    if cls.traits.open_ended:
         return _split_open(cls, args, dict(kwargs), is_input)
     if cls.variadic:
         return _split_variadic(cls, args, parameters, is_input)
@@ -70,7 +70,7 @@ def drop_unknown(cls: type[Operator], parameters: dict[str, Any]) -> dict[str, A
 
     MXNet keeps such keywords as attributes of a node, and reads them nowhere.
     """
-    if not parameters or cls.parameters or cls.open_ended:
+    if not parameters or cls.parameters or cls.traits.open_ended:
         return {}
     unknown = dict(parameters)
     parameters.clear()
@@ -106,7 +106,7 @@ def _split_variadic(
             raise ArgumentTypeError(f"{cls.name}: input is {_short(value)}, expected {is_input.__name__}")
     times, more = cls.inputs_counted
     parameters.setdefault(cls.variadic, max(0, len(given) - more) // times)
-    if int(parameters[cls.variadic]) * times + more != len(given) and not cls.skips:
+    if int(parameters[cls.variadic]) * times + more != len(given) and not cls.traits.skips:
         raise TypeError(f"{cls.name}: {cls.variadic} is {parameters[cls.variadic]}, but {len(given)} inputs were given")
     return {f"arg{index}": value for index, value in enumerate(given)}, parameters
 
@@ -137,7 +137,7 @@ def settle(op: Operator, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
 
     So MXNet reads ``RNN(data, parameters, state, lengths, mode="gru", use_sequence_length=True)``.
     """
-    if not op.skips:
+    if not op.traits.skips:
         return inputs
     names = op.inputs()
     extra = [name for name in inputs if name not in names]
@@ -171,8 +171,8 @@ def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
     """
     kind = inspect.Parameter
     made = []
-    style: Any = kind.KEYWORD_ONLY if cls.variadic or cls.open_ended else kind.POSITIONAL_OR_KEYWORD
-    if cls.variadic or cls.open_ended:
+    style: Any = kind.KEYWORD_ONLY if cls.variadic or cls.traits.open_ended else kind.POSITIONAL_OR_KEYWORD
+    if cls.variadic or cls.traits.open_ended:
         made.append(kind("data", kind.VAR_POSITIONAL, annotation=Any))
     else:
         made += [kind(name, style, default=None, annotation=Any) for name in (*cls.arguments, *cls.auxiliary)]
@@ -185,7 +185,7 @@ def signature(cls: type[Operator], extra: Sequence[str]) -> inspect.Signature:
         made.append(kind(parameter.name, style, default=default, annotation=annotation))
     own = {each.name for each in made}
     made += [kind(name, kind.KEYWORD_ONLY, default=None, annotation=Any) for name in extra if name not in own]
-    if cls.open_ended:
+    if cls.traits.open_ended:
         made.append(kind("kwargs", kind.VAR_KEYWORD, annotation=Any))
     return inspect.Signature(made)
 

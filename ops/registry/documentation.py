@@ -35,7 +35,7 @@ def inputs_of(cls: type[Operator]) -> dict[str, str]:
     described: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         described |= base.__dict__.get("input_docs", {})
-    if cls.variadic or cls.open_ended:
+    if cls.variadic or cls.traits.open_ended:
         return {"*data": described.get("data", "arrays of one shape and one dtype")}
     names = (*cls.arguments, *cls.auxiliary)
     default = ["an array"] * len(names)

@@ -25,7 +25,7 @@ def derived(make: Callable[[str], Any]) -> Finders:
             raise AttributeError(name)
         return make(name)
 
-    return find, lambda: sorted(name for name, cls in registered().items() if not cls.hidden)
+    return find, lambda: sorted(name for name, cls in registered().items() if not cls.traits.hidden)
 
 
 def prefixed(functions: ModuleType, prefix: str, own: Iterable[str] = ()) -> Finders:

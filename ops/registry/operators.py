@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
 
 import numpy as np
@@ -40,6 +41,7 @@ from flowmx.errors import ParameterError, ShapeError, TypeInferenceError
 from flowmx.ops.random.drawing import drawing
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.parameters import MISSING, Parameter, Shape, declare, option, required
+from flowmx.ops.registry.traits import Traits
 
 if TYPE_CHECKING:
     from flowmx.engine import Operation
@@ -135,12 +137,13 @@ class Spec:
         dtypes: likewise.
         nbytes: of the outputs.
         light: whether it takes microseconds.
+        no_gradient: the trait, where recording finds it at once.
         weight: about how much there is to do, in bytes moved.
         single: whether there is one output.
         rules: the gradient as it was learned (the tape's).
     """
 
-    __slots__ = ("dtypes", "light", "nbytes", "rules", "shapes", "single", "weight")
+    __slots__ = ("dtypes", "light", "nbytes", "no_gradient", "rules", "shapes", "single", "weight")
 
     def __init__(self, shapes: list[Shape], dtypes: list[DType], light: bool, weight: int = 0) -> None:
         self.shapes = shapes
@@ -149,6 +152,7 @@ class Spec:
         self.light = light
         self.weight = weight
         self.single = len(shapes) == 1
+        self.no_gradient = False
         self.rules: dict[Any, Any] = {}
 
 
@@ -159,8 +163,6 @@ class Operator:
     aliases: ClassVar[tuple[str, ...]] = ()
     arguments: ClassVar[tuple[str, ...]] = ("data",)
     """Names of the inputs, without auxiliary states."""
-    skips: ClassVar[bool] = False
-    """True where positions count only the inputs that an instance takes, though others lie between them."""
     auxiliary: ClassVar[tuple[str, ...]] = ()
     """Names of the auxiliary states: further inputs that the forward updates in training mode."""
     input_docs: ClassVar[dict[str, str]] = {}
@@ -173,43 +175,35 @@ class Operator:
     """For a variadic operator: the number of inputs that count as one, and the number that come after those."""
     updates: ClassVar[tuple[int, ...]] = ()
     """Positions of inputs that the forward writes besides its outputs (an optimizer's states)."""
-    uses_random: ClassVar[bool] = False
-    """True when the forward draws from the device's generator, which is then a variable it writes."""
-    mode_matters: ClassVar[bool] = False
-    """True when training mode changes what the forward computes."""
-    in_place: ClassVar[tuple[tuple[int, int], ...]] = ()
-    """Pairs (input, output) that may share memory."""
-    no_gradient: ClassVar[bool] = False
-    """True for operators through which no gradient flows (comparisons, argmax, samplers)."""
-    is_loss: ClassVar[bool] = False
-    """True for output layers whose gradient ignores the head gradient (SoftmaxOutput)."""
-    heavy: ClassVar[bool] = False
-    """True when the work is more than proportional to the bytes touched (convolutions, products)."""
-    makes_channels_last: ClassVar[bool] = False
-    """True when kernels are faster with the channels (axis 1) of inputs and outputs contiguous in memory."""
-    keeps_layout: ClassVar[bool] = False
-    """True when the forward may write outputs that lie in memory as its inputs do, in whatever order of axes."""
-    detached: ClassVar[bool] = False
-    """True when it runs the user's own code, which may push and wait, so that it gets threads of its own."""
-    once: ClassVar[bool] = False
-    """True when a bound graph is to keep the result from run to run, for as long as what it reads stays as it is."""
-    open_ended: ClassVar[bool] = False
-    """True when the names of inputs and parameters depend on the instance (Custom)."""
-    dynamic: ClassVar[bool] = False
-    """True where the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned."""
     onnx: ClassVar[str] = ""
     """The operator of ONNX that computes the same, of as many of the first inputs as it takes. Models are written and
     read with it (:mod:`flowmx.contrib.onnx`); what is more than a name there, or has no name, is converted there."""
     onnx_attributes: ClassVar[dict[str, str]] = {}
     """For :attr:`onnx`: its attributes that are parameters here, by its names."""
-    hidden: ClassVar[bool] = False
-    """True for operators that only other operators' gradients use; they get no public function."""
+    traits: Traits = Traits()
+    """What others must know of it; given as keywords of the class."""
     subgraphs: tuple[Any, ...] = ()
     """The bodies of loops and branches (:class:`flowmx.graph.subgraph.Body`)."""
     parameters: ClassVar[dict[str, Parameter]] = {}
     _defaults: ClassVar[dict[str, Any]] = {}
     _interned: ClassVar[dict[Any, Operator]]
     _specs: dict[Any, Spec]
+    _given_traits: ClassVar[dict[str, Any]] = {}
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        """Take the traits that differ from those of the bases.
+
+        Raises:
+            TypeError: there is no such trait.
+        """
+        super().__init_subclass__()
+        cls._given_traits = traits
+        bases = [each.__dict__.get("_given_traits", {}) for each in reversed(cls.__mro__)]
+        cls.traits = Traits(**{name: value for given in bases for name, value in given.items()})
+
+    def with_traits(self, **traits: Any) -> None:
+        """Let an instance that is being made have other traits than its class."""
+        object.__setattr__(self, "traits", replace(self.traits, **traits))
 
     # -- making ----------------------------------------------------------------------------------------
 
@@ -273,7 +267,7 @@ class Operator:
     @classmethod
     def takes(cls, name: str) -> bool:
         """Tell whether it has a parameter of that name; True for any name if the operator is open-ended."""
-        return cls.open_ended or name in cls.parameters
+        return cls.traits.open_ended or name in cls.parameters
 
     def attributes(self) -> dict[str, str]:
         """The parameters that differ from their defaults, as strings for MXNet's JSON."""
@@ -294,8 +288,9 @@ class Operator:
         return self.arguments
 
     def only_shapes(self) -> tuple[int, ...]:
-        """Positions of inputs of which the forward looks at shape and dtype alone: those called ``like``."""
-        return tuple(position for position, name in enumerate(self.inputs()) if name == "like")
+        """Positions of inputs of which the forward looks at shape and dtype alone (all, or those called ``like``)."""
+        every = self.traits.shapes_only
+        return tuple(position for position, name in enumerate(self.inputs()) if every or name == "like")
 
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs."""
@@ -315,7 +310,7 @@ class Operator:
 
     def draws(self, train: bool) -> bool:
         """True where the forward really draws random numbers in this mode; ``uses_random`` is that it may."""
-        return self.uses_random
+        return self.traits.uses_random
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         """Complete the shapes: from what is known of the inputs, all that follows of inputs and outputs.
@@ -426,9 +421,10 @@ class Operator:
         final_dtypes = [FLOAT32 if dtype is None else dtype for dtype in out_dtypes]
         moved = sum(_size(s) * d.itemsize for s, d in zip(shapes, dtypes, strict=True))
         made = Spec(final_shapes, final_dtypes, light=False)
+        made.no_gradient = self.traits.no_gradient
         made.light = moved + made.nbytes <= LIGHT_BYTES and self._is_quick(shapes, final_shapes)
         made.weight = moved + made.nbytes
-        if self.heavy and type(self).cost is not Operator.cost:
+        if self.traits.heavy and type(self).cost is not Operator.cost:
             made.weight += self.cost(shapes, final_shapes)[0] // _FLOPS_A_BYTE
         if len(self._specs) >= _SPEC_LIMIT:
             self._specs.clear()
@@ -437,7 +433,7 @@ class Operator:
 
     def _is_quick(self, inputs: Sequence[Shape], outputs: Sequence[Shape]) -> bool:
         """True where the arithmetic on these shapes takes microseconds, by the operator's cost."""
-        if not self.heavy:
+        if not self.traits.heavy:
             return True
         return type(self).cost is not Operator.cost and self.cost(inputs, outputs)[0] <= _LIGHT_FLOPS
 

@@ -195,11 +195,10 @@ class BoxNMS(Operator):
 
 
 @operator("_backward_contrib_box_nms")
-class BackwardBoxNMS(Operator):
+class BackwardBoxNMS(Operator, hidden=True):
     """Gradient of box_nms: each row goes back to where it came from."""
 
     arguments = ("head", "origin")
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[0]]

@@ -80,12 +80,11 @@ class ToTensor(Linear):
 
 
 @operator("_image_normalize")
-class Normalize(Operator):
+class Normalize(Operator, in_place=((0, 0),)):
     """(data - mean)/std for each channel of tensors of shape (..., channels, height, width)."""
 
     input_docs = described(data="(channels, height, width) or (batch, channels, height, width), float")
     output_doc = "The shape and dtype of data"
-    in_place = ((0, 0),)
     mean: tuple[float, ...] = option((0.0,), "The mean of each channel, or of all.")
     std: tuple[float, ...] = option((1.0,), "The standard deviation of each channel, or of all.")
 
@@ -187,12 +186,11 @@ class Resize(Operator):
 # -- mirrored ----------------------------------------------------------------------------------------------
 
 
-class _Augmentation(Operator):
+class _Augmentation(Operator, in_place=((0, 0),)):
     """Base of what changes one image into another of the same shape."""
 
     input_docs = described(data="(height, width, channels) with 1 or 3 channels, any dtype")
     output_doc = "The shape and dtype of data"
-    in_place: ClassVar[tuple[tuple[int, int], ...]] = ((0, 0),)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         shape = shapes[0]
@@ -205,17 +203,14 @@ class _Augmentation(Operator):
         return [F.identity(heads[0])]
 
 
-class _Flip(_Augmentation):
-    in_place: ClassVar[tuple[tuple[int, int], ...]] = ()
+class _Flip(_Augmentation, in_place=()):
     axis: ClassVar[int]
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = run.xp.flip(inputs[0], self.axis)
 
 
-class _RandomFlip(_Flip):
-    uses_random = True
-
+class _RandomFlip(_Flip, uses_random=True):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         if run.random.random() < 0.5:
             super().forward(run, inputs, outputs)
@@ -248,8 +243,7 @@ def _working(xp: Any, image: Array) -> Array:
     return image.astype(xp.float64 if image.dtype == np.float64 else xp.float32, copy=False)
 
 
-class _RandomFactor(_Augmentation):
-    uses_random = True
+class _RandomFactor(_Augmentation, uses_random=True):
     adjust: ClassVar[Callable[[Any, Array, float], Array]]
     min_factor: float
     max_factor: float
@@ -284,10 +278,9 @@ for _name, _adjust in ADJUSTMENTS.items():
 
 
 @operator("_image_random_color_jitter")
-class RandomColorJitter(_Augmentation):
+class RandomColorJitter(_Augmentation, uses_random=True):
     """The image with brightness, contrast, saturation and hue changed at random, in random order."""
 
-    uses_random = True
     brightness: float = required("The most by which the factor of the brightness differs from 1.")
     contrast: float = required("The same of the contrast.")
     saturation: float = required("The same of the saturation.")
@@ -324,10 +317,9 @@ class AdjustLighting(_Augmentation):
 
 
 @operator("_image_random_lighting")
-class RandomLighting(_Augmentation):
+class RandomLighting(_Augmentation, uses_random=True):
     """The image with the principal components of its colours shifted at random (Krizhevsky et al., 2012)."""
 
-    uses_random = True
     alpha_std: float = option(0.05, "The standard deviation of the shifts.")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

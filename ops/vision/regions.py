@@ -145,11 +145,10 @@ def _slices(first: list[int], behind: list[int]) -> list[slice]:
 
 
 @operator("_backward_ROIPooling")
-class BackwardROIPooling(ROIPooling):
+class BackwardROIPooling(ROIPooling, hidden=True):
     """Gradient of ROIPooling for its data; of several equal maxima in a cell the first has it."""
 
     arguments = ("head", "data", "rois")
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[1]]
@@ -218,7 +217,7 @@ class ROIPoolingAtMaxima(BackwardROIPooling):
 
 
 @operator("_contrib_ROIAlign")
-class ROIAlign(_Regions):
+class ROIAlign(_Regions, heavy=True):
     """The averages of a grid of cells over each region, of samples interpolated bilinearly.
 
     From He et al., "Mask R-CNN", 2017. Shapes: data (batch, channels, height, width), rois (regions, 5), output
@@ -226,7 +225,6 @@ class ROIAlign(_Regions):
     Regions of a negative image are 0.
     """
 
-    heavy = True
     pooled_size: Shape = required("Height and width of the grid.", low=1)
     spatial_scale: float = required("Size of the data as a multiple of the picture's.")
     sample_ratio: int = option(-1, "Samples along each axis of a cell; one for each pixel where it is not above 0.")
@@ -317,11 +315,10 @@ class ROIAlign(_Regions):
 
 
 @operator("_backward_ROIAlign")
-class BackwardROIAlign(ROIAlign):
+class BackwardROIAlign(ROIAlign, hidden=True):
     """Gradient of ROIAlign for its data: the transposed weights."""
 
     arguments = ("head", "like", "rois")
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [shapes[1]]

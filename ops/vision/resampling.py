@@ -185,11 +185,10 @@ class BilinearResize2D(Operator):
 
 
 @operator("_backward_contrib_BilinearResize2D")
-class BackwardBilinearResize2D(Operator):
+class BackwardBilinearResize2D(Operator, hidden=True):
     """Gradient of BilinearResize2D: the transposed matrices, back to the shape of ``like``."""
 
     arguments = ("head", "like")
-    hidden = True
     align_corners: bool = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:

@@ -90,11 +90,10 @@ class GridGenerator(Operator):
 
 
 @operator("_backward_GridGenerator")
-class BackwardGridGenerator(GridGenerator):
+class BackwardGridGenerator(GridGenerator, hidden=True):
     """Gradient of GridGenerator."""
 
     arguments = ("head",)
-    hidden = True
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         head = shapes[0]
@@ -168,11 +167,10 @@ class BilinearSampler(Operator):
 
 
 @operator("_backward_BilinearSampler")
-class BackwardBilinearSampler(Operator):
+class BackwardBilinearSampler(Operator, hidden=True):
     """Gradients of BilinearSampler for data and grid."""
 
     arguments = ("head", "data", "grid")
-    hidden = True
 
     def outputs(self) -> tuple[str, ...]:
         return ("data_grad", "grid_grad")

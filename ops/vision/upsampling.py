@@ -14,10 +14,9 @@ from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, des
 
 
 @linear("_repeat_pixels")
-class RepeatPixels(Linear):
+class RepeatPixels(Linear, hidden=True):
     """Each pixel ``scale`` times along both of the last two axes."""
 
-    hidden = True
     scale: int = option(1, "The number of copies of each pixel on either axis.", low=1)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
@@ -51,7 +50,7 @@ def _enlarge(data: Array, blocks: Array) -> None:
 
 
 @operator("UpSampling")
-class UpSampling(Operator):
+class UpSampling(Operator, skips=True, heavy=True):
     """Enlarge images ``scale`` times, by repeating pixels or by a transposed convolution.
 
     Shapes: data (batch, channels, height, width). ``nearest`` takes any number of inputs, each enlarged to the
@@ -61,13 +60,11 @@ class UpSampling(Operator):
     """
 
     variadic = "num_args"
-    skips = True
     arguments = ("data", "weight")
     input_docs = described(
         data="images (batch, channels, height, width) of one dtype; for 'bilinear' one, then the weight"
     )
     output_doc = "(batch, channels, height·scale, width·scale), the dtype of the inputs"
-    heavy = True
     scale: int = required("The factor by which to enlarge.", low=1)
     num_filter: int = option(0, "Channels of the input, for bilinear.", low=0)
     sample_type: Literal["nearest", "bilinear"] = required("The way to enlarge.")

@@ -176,7 +176,7 @@ def unbound(symbol: Symbol, params: Params) -> list[Node]:
     read: dict[Node, bool] = {}
     for node in topological(symbol._entries):
         for at, entry in enumerate(node.inputs):
-            label = node.op is not None and node.op.is_loss and at > 0
+            label = node.op is not None and node.op.traits.is_loss and at > 0
             read[entry.node] = read.get(entry.node, False) or not label
     found = [node for node in topological(symbol._entries) if node.is_variable and node.name not in params]
     return [node for node in found if read.get(node, True)]

@@ -68,7 +68,7 @@ def imports(*kinds: str | type[Operator]) -> Callable[[Importer], Importer]:
 def exporters() -> dict[str, Exporter]:
     """Every operator that can be written, by its registered name."""
     _load()
-    return _completed(_exporters, {cls.name: cls for cls in registered().values() if cls.onnx and not cls.hidden})
+    return _completed(_exporters, {cls.name: cls for cls in registered().values() if cls.onnx and not cls.traits.hidden})
 
 
 @cache
@@ -87,7 +87,7 @@ def counterparts() -> dict[str, type[Operator]]:
     """
     found: dict[str, type[Operator]] = {}
     for cls in registered().values():
-        if cls.onnx and not cls.hidden and not cls.is_loss and cls.onnx == vars(cls).get("onnx"):
+        if cls.onnx and not cls.traits.hidden and not cls.traits.is_loss and cls.onnx == vars(cls).get("onnx"):
             first = found.setdefault(cls.onnx, cls)
             if cls.__module__ != first.__module__ and cls.onnx not in _importers:
                 raise ValueError(f"{first.name} and {cls.name} both are ONNX's {cls.onnx}, expected a converter for it")

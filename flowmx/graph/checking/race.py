@@ -95,7 +95,7 @@ def check(
 
 def _refuse(nodes: Sequence[Node], given: Collection[str], known: Collection[str]) -> None:
     for node in nodes:
-        if node.op is not None and node.op.detached:
+        if node.op is not None and node.op.traits.detached:
             raise ValueError(f"race check: {node.name} ({node.op!r}) is user code, which need not give the same twice")
     for name in given:
         if name not in known:

@@ -222,7 +222,7 @@ class Search:
         """Tell whether a gradient would flow into a bias."""
         learning = set(self._wanted)
         for node in topological([bias]):
-            if node.op is not None and not node.op.no_gradient and any(e.node in learning for e in node.inputs):
+            if node.op is not None and not node.op.traits.no_gradient and any(e.node in learning for e in node.inputs):
                 learning.add(node)
         return bias.node in learning
 

@@ -149,7 +149,13 @@ class _Search:
         """The weight of a node as a member of a group; None if it can not be in any."""
         op, out, graph = node.op, Entry(node, 0), self._graph
         assert op is not None
-        if node.outputs() != 1 or not is_pure(op) or op.mode_matters or op.once or len(node.inputs) >= MOST_ARRAYS:
+        if (
+            node.outputs() != 1
+            or not is_pure(op)
+            or op.traits.mode_matters
+            or op.traits.once
+            or len(node.inputs) >= MOST_ARRAYS
+        ):
             return None
         shape, dtype = graph.shapes[out], graph.dtypes[out]
         for entry in node.inputs:

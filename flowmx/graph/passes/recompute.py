@@ -115,7 +115,7 @@ def is_forced(node: Node) -> bool:
 
 def is_cheap(node: Node) -> bool:
     """True if ``mirror`` computes this node again."""
-    return node.op is not None and not node.op.heavy and node.op.name not in DEAR
+    return node.op is not None and not node.op.traits.heavy and node.op.name not in DEAR
 
 
 def compute_again(graph: Graph, nodes: Collection[Node]) -> Graph:

@@ -159,7 +159,7 @@ def _may_repeat(node: Node, train: bool, changed: Collection[Node]) -> bool:
         return True
     return (
         is_pure(node.op, train)
-        and not node.op.once
+        and not node.op.traits.once
         and node.op.name != COPY
         and not any(entry.node in changed for entry in node.inputs)
     )

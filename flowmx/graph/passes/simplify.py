@@ -74,7 +74,12 @@ class _Folding:
 
     def _computed(self, node: Node, op: Operator, outputs: list[Entry]) -> list[Array] | None:
         """The outputs of a node that is constant and light; None for others."""
-        if op.heavy or op.once or not is_pure(op, self._graph.train) or not self._wanted.isdisjoint(outputs):
+        if (
+            op.traits.heavy
+            or op.traits.once
+            or not is_pure(op, self._graph.train)
+            or not self._wanted.isdisjoint(outputs)
+        ):
             return None
         if not 0 < sum(_nbytes(self.rewriter, entry) for entry in outputs) <= _WORK:
             return None

@@ -35,8 +35,8 @@ def channels_last(
         op = node.op
         if op is None:
             continue
-        keeps = op.keeps_layout and any(entry in found for entry in node.inputs)
-        if not (op.makes_channels_last or keeps):
+        keeps = op.traits.keeps_layout and any(entry in found for entry in node.inputs)
+        if not (op.traits.makes_channels_last or keeps):
             continue
         for index in range(node.outputs()):
             entry = Entry(node, index)

@@ -49,7 +49,7 @@ class Values:
         self._workspaces = workspaces or {}
         self.sizes: list[int] = []
         self.numbers: dict[Entry, int] = {}
-        once = [node for node in nodes if node.op is not None and node.op.once]
+        once = [node for node in nodes if node.op is not None and node.op.traits.once]
         elsewhere = external(graph) | {Entry(node, index) for node in once for index in range(node.outputs())}
         self.steps = [self._step(graph, node, elsewhere) for node in nodes]
         self.wanted = {self.numbers[entry] for entry in graph.wanted() if entry in self.numbers}
@@ -72,7 +72,7 @@ class Values:
             sizes.append(0 if entry in elsewhere else nbytes(graph, entry))
         takes = [
             (read[source], writes[target])
-            for source, target in node.op.in_place
+            for source, target in node.op.traits.in_place
             if source < len(read) and read[source] in reads and read.count(read[source]) == 1
             and sizes[read[source]] == sizes[writes[target]] > 0
         ]  # fmt: skip

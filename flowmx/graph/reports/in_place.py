@@ -97,7 +97,7 @@ class InPlace:
         assert node.op is not None
         return [
             self._case(step, node, Entry(node, output), self._root(node.inputs[position]))
-            for position, output in node.op.in_place
+            for position, output in node.op.traits.in_place
             if position < len(node.inputs) and output < node.outputs()
         ]
 

@@ -89,7 +89,7 @@ class Runner:
             self._tied[node] = tied
         device = self.device(node)
         forward = forward_of(node.op, device) if tied is None else device.timed(node.op, tied)
-        if self._poisoned is not None and not node.op.once:
+        if self._poisoned is not None and not node.op.traits.once:
             forward = self._poisoned.wrap(forward, node)
         return self._step(forward, node.inputs, outputs, node)
 

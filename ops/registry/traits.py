@@ -1,0 +1,108 @@
+"""The traits of an operator: what passes, plans, mixed precision and the tape must know of it beyond its signature.
+
+A class gives those that differ from its bases' as keywords, ``class Dropout(Operator, uses_random=True)``; of several
+bases the first that gives one wins. An instance may have others, as its parameters say (``Operator.with_traits``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NamedTuple
+
+__all__ = ["Neutral", "Passing", "Precision", "Traits"]
+
+
+class Precision(Enum):
+    """The precision that mixed precision gives an operator."""
+
+    LOW = "the 16-bit type"
+    """Most of the work, sums of many products, which kernels accumulate in float32."""
+    FLOAT32 = "float32"
+    """Operators that easily overflow float16, or that sum many numbers."""
+    WIDEST = "the widest of the inputs"
+    GIVEN = "as given"
+
+
+class Passing(Enum):
+    """The cases in which the first output is the first input, to the bit."""
+
+    NEVER = "never"
+    ALWAYS = "always"
+    ALIKE = "where shape and dtype are the same"
+    ALONE = "where there is one input"
+
+
+class Neutral(NamedTuple):
+    """The number that changes nothing as an operand of arithmetic. Of the zeros only -0.0 is neutral in a sum.
+
+    Attributes:
+        number: the number.
+        sides: the operands that may be it, 0 or 1.
+        kinds: the kinds of dtypes (as NumPy abbreviates them) in which that holds.
+        itemsize: the bytes of an element from which on it holds.
+    """
+
+    number: float
+    sides: tuple[int, ...] = (1,)
+    kinds: str = "fiu"
+    itemsize: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """The traits of an operator.
+
+    Attributes:
+        skips: positions count only the inputs that an instance takes, though others lie between them.
+        open_ended: the names of inputs and parameters depend on the instance (Custom).
+        hidden: only other operators' gradients or passes use it; it gets no public function.
+        dynamic: the outputs' shapes follow from the content of inputs, so that graphs of it can not be planned.
+        detached: it runs the user's own code, which may push and wait, so that it gets threads of its own.
+        uses_random: the forward may draw from the device's generator, which is then a variable that it writes.
+        mode_matters: training mode changes what the forward computes.
+        no_gradient: no gradient flows through it (comparisons, argmax, samplers).
+        is_loss: an output layer whose gradient ignores the head gradient (SoftmaxOutput).
+        heavy: the work is more than proportional to the bytes touched (convolutions, products).
+        mirrored: MXNet's mirroring computes it again in the backward pass, unless it is heavy.
+        once: a bound graph keeps the result from run to run, for as long as what it reads stays as it is.
+        in_place: pairs (input, output) that may share memory.
+        makes_channels_last: kernels are faster with the channels (axis 1) of inputs and outputs contiguous in memory.
+        keeps_layout: the forward may write outputs that lie in memory as its inputs do, in whatever order of axes.
+        view: the output is the first input's bytes with another shape, so that a plan needs no step for it.
+        casts: the output is the first input in another dtype.
+        repeats: every element of the output is one of the first input's, with the axes broadcast.
+        shapes_only: the forward looks at nothing of its inputs but shape and dtype.
+        passing: when the first output is the first input, to the bit.
+        neutral: for arithmetic with two operands, the number that changes nothing.
+        activation: its name as layers' kernels know it, for an activation that these can apply.
+        precision: what it computes in under mixed precision; None is as given, and not for public heavy operators.
+        float32_where: a parameter, and the values of it for which mixed precision leaves the operator in float32.
+        input_named: MXNet's monitors call its only input data, not input0.
+    """
+
+    skips: bool = False
+    open_ended: bool = False
+    hidden: bool = False
+    dynamic: bool = False
+    detached: bool = False
+    uses_random: bool = False
+    mode_matters: bool = False
+    no_gradient: bool = False
+    is_loss: bool = False
+    heavy: bool = False
+    mirrored: bool = True
+    once: bool = False
+    in_place: tuple[tuple[int, int], ...] = ()
+    makes_channels_last: bool = False
+    keeps_layout: bool = False
+    view: bool = False
+    casts: bool = False
+    repeats: bool = False
+    shapes_only: bool = False
+    passing: Passing = Passing.NEVER
+    neutral: Neutral | None = None
+    activation: str = ""
+    precision: Precision | None = None
+    float32_where: tuple[str, tuple[str, ...]] | None = None
+    input_named: bool = False
