@@ -9,6 +9,7 @@ from flowmx.errors import ParameterError
 from flowmx.ops.arrays.indexing import Embedding
 from flowmx.ops.arrays.joining import Concat
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, lookup, operator, required
+from flowmx.ops.registry.traits import Precision
 
 _SCATTER = "For MXNet's sparse arrays, on their stored elements; for dense arrays "
 
@@ -44,7 +45,7 @@ class SparseEmbedding(Embedding):
 
 
 @operator("_rnn_param_concat")
-class RNNParamConcat(Concat):
+class RNNParamConcat(Concat, precision=Precision.GIVEN):
     """The parameters of a recurrent layer, joined along an axis."""
 
     def infer_back(self, shapes: list[ShapeOrNone], outputs: list[ShapeOrNone]) -> list[ShapeOrNone]:

@@ -12,7 +12,6 @@ import pytest
 
 import flowmx as mx
 from flowmx import amp, autograd, gluon
-from flowmx.amp import lists
 from flowmx.contrib import amp as contrib_amp
 from flowmx.engine.runtime import engine
 from flowmx.gluon import nn
@@ -67,8 +66,9 @@ def test_every_operator_is_on_one_list(dtype):
 def test_lists_agree_with_mxnet():
     """Operators that both have are on the same list, under any of their names."""
     for ours, theirs in (
-        (lists.LP16, "FP16_FUNCS"), (lists.FP32, "FP32_FUNCS"), (lists.WIDEST, "WIDEST_TYPE_CASTS"),
-        (lists.lp16_fp32(), "FP16_FP32_FUNCS"),
+        (amp.list_lp16_ops("float16"), "FP16_FUNCS"), (amp.list_fp32_ops("float16"), "FP32_FUNCS"),
+        (amp.list_widest_type_cast("float16"), "WIDEST_TYPE_CASTS"),
+        (amp.list_lp16_fp32_ops("float16"), "FP16_FP32_FUNCS"),
     ):  # fmt: skip
         both = [lookup(name) for name in FIXTURES["lists"][theirs] if name in registered()]
         missing = {cls.name for cls in both if not cls.traits.hidden} - set(ours)

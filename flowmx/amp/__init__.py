@@ -22,6 +22,7 @@ from flowmx.amp.guard import AmpWarning, Overflow, OverflowWarning, UnscaledLoss
 from flowmx.amp.policy import Policy, checked_dtype
 from flowmx.amp.scaler import LossScaler
 from flowmx.amp.training import deinit, init, init_trainer, scale_loss, unscale
+from flowmx.ops.registry.traits import Precision
 
 __all__ = [
     "AmpWarning", "LossScaler", "Overflow", "OverflowWarning", "Policy", "UnscaledLossError",
@@ -34,12 +35,12 @@ __all__ = [
 
 def list_lp16_ops(target_dtype: Any) -> list[str]:
     """The operators that compute in 16 bits."""
-    return _list(target_dtype, lists.LP16)
+    return _list(target_dtype, Precision.LOW)
 
 
 def list_fp32_ops(target_dtype: Any) -> list[str]:
     """The operators that stay float32."""
-    return _list(target_dtype, lists.FP32)
+    return _list(target_dtype, Precision.FLOAT32)
 
 
 def list_lp16_fp32_ops(target_dtype: Any) -> list[str]:
@@ -51,17 +52,18 @@ def list_lp16_fp32_ops(target_dtype: Any) -> list[str]:
 def list_conditional_fp32_ops(target_dtype: Any) -> list[tuple[str, str, list[str]]]:
     """Operator, parameter, and its values for which the operator stays float32."""
     checked_dtype(target_dtype)
-    return [(op, name, list(values)) for op, name, values in lists.CONDITIONAL_FP32]
+    return lists.conditional_fp32()
 
 
 def list_widest_type_cast(target_dtype: Any) -> list[str]:
     """The operators that compute in the widest type among their inputs."""
-    return _list(target_dtype, lists.WIDEST)
+    return _list(target_dtype, Precision.WIDEST)
 
 
 def list_loss_output_functions(target_dtype: Any) -> list[str]:
     """The output layers that make their gradient themselves, which no scaled loss changes."""
-    return _list(target_dtype, lists.LOSS_OUTPUTS)
+    checked_dtype(target_dtype)
+    return list(lists.LOSS_OUTPUTS)
 
 
 def list_lp16_use_fp32_params(target_dtype: Any) -> dict[str, list[str]] | None:
@@ -72,6 +74,6 @@ def list_lp16_use_fp32_params(target_dtype: Any) -> dict[str, list[str]] | None:
     return {"BatchNorm": names, "BatchNormWithReLU": list(names)}
 
 
-def _list(target_dtype: Any, names: tuple[str, ...]) -> list[str]:
+def _list(target_dtype: Any, precision: Precision) -> list[str]:
     checked_dtype(target_dtype)
-    return lists.known(names)
+    return lists.computing_in(precision)

@@ -11,6 +11,7 @@ from flowmx.amp import lists
 from flowmx.errors import TypeInferenceError
 from flowmx.ops.registry.dtypes import FLOAT32, DType, as_dtype, is_floating, name_of
 from flowmx.ops.registry.operators import Operator, lookup
+from flowmx.ops.registry.traits import Precision
 
 Conditions = Sequence[tuple[str, str, Sequence[Any]]]
 
@@ -63,19 +64,19 @@ class Policy:
         conditional_fp32: Conditions | None = None, excluded: Iterable[str] = (),
     ) -> None:  # fmt: skip
         self.dtype = checked_dtype(target_dtype)
-        given = lists.CONDITIONAL_FP32 if conditional_fp32 is None else conditional_fp32
+        given = lists.conditional_fp32() if conditional_fp32 is None else conditional_fp32
         self._conditions = {lookup(op).name: Condition(name, frozenset(map(str, values))) for op, name, values in given}
         chosen = {"lp16": lp16, "fp32": fp32}
         named = {kind: {lookup(op).name for op in ops} for kind, ops in chosen.items() if ops is not None}
         named["conditional_fp32"] = set(self._conditions) if conditional_fp32 is not None else set()
         _refuse_double(named)
         taken = set().union(*named.values())
-        named.setdefault("lp16", set(lists.LP16) - taken)
-        named.setdefault("fp32", set(lists.FP32) - taken)
+        named.setdefault("lp16", set(lists.computing_in(Precision.LOW)) - taken)
+        named.setdefault("fp32", set(lists.computing_in(Precision.FLOAT32)) - taken)
         chosen_ops = named["lp16"] | named["fp32"]
         self._conditions = {op: each for op, each in self._conditions.items() if op not in chosen_ops}
         self._rules = {
-            **dict.fromkeys(lists.WIDEST, self._widest),
+            **dict.fromkeys(lists.computing_in(Precision.WIDEST), self._widest),
             **dict.fromkeys(named["lp16"], self._narrow),
             **dict.fromkeys(named["fp32"], self._wide),
         }

@@ -21,10 +21,11 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 
 @operator("Concat", "concat")
-class Concat(Operator, keeps_layout=True):
+class Concat(Operator, keeps_layout=True, precision=Precision.WIDEST):
     """The inputs joined along an axis; their other axes must be equal."""
 
     variadic = "num_args"
@@ -106,7 +107,7 @@ class BackwardConcat(Operator, hidden=True, keeps_layout=True):
 
 
 @operator("stack")
-class Stack(Operator):
+class Stack(Operator, precision=Precision.WIDEST):
     """Inputs of one shape joined along a new axis."""
 
     variadic = "num_args"

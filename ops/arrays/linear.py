@@ -117,7 +117,7 @@ def linear(name: str, *aliases: str) -> Callable[[C], C]:
                 repeats=False,
                 passing=Passing.NEVER,
                 precision=None,
-            )  # fmt: skip
+            )
         )
         return made
 

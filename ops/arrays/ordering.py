@@ -11,6 +11,7 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear, sh
 from flowmx.ops.arrays.reshaping import axis_of, times
 from flowmx.ops.registry.dtypes import FLOAT32, DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, family, operator, option
+from flowmx.ops.registry.traits import Precision
 
 
 def order_of(xp: Any, x: Array, axis: int, ascending: bool) -> Array:
@@ -64,7 +65,7 @@ class _Ordered(Operator, heavy=True):
 
 
 @operator("sort")
-class Sort(_Ordered):
+class Sort(_Ordered, precision=Precision.GIVEN):
     """The elements sorted along an axis."""
 
     input_docs = described(data="any shape, any dtype")
@@ -92,7 +93,7 @@ class Sort(_Ordered):
 
 
 @operator("argsort")
-class ArgSort(_Ordered, no_gradient=True):
+class ArgSort(_Ordered, no_gradient=True, precision=Precision.FLOAT32):
     """The positions along an axis in the order of their elements."""
 
     input_docs = described(data="any shape, any dtype")
@@ -112,7 +113,7 @@ class ArgSort(_Ordered, no_gradient=True):
 
 
 @operator("topk")
-class TopK(_Ordered):
+class TopK(_Ordered, precision=Precision.FLOAT32):
     """The k largest (or smallest) elements along an axis, in order: values, positions, or a mask of them."""
 
     input_docs = described(data="any shape, any dtype")

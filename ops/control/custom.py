@@ -28,6 +28,7 @@ from flowmx.errors import ParameterError, ShapeError, TypeInferenceError, also_m
 from flowmx.ops.arrays.linear import shape_of
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, merge, operator, required
+from flowmx.ops.registry.traits import Precision
 
 Groups = Mapping[str, Sequence[Array | None]]
 Runner = Callable[[Callable[..., Any], Run, Groups, Mapping[str, Any]], Awaitable[None] | None]
@@ -143,7 +144,7 @@ def _await_on_loop(name: str, pending: Awaitable[None]) -> None:
 
 
 @operator("Custom")
-class Custom(_UserOperator, open_ended=True):
+class Custom(_UserOperator, open_ended=True, precision=Precision.FLOAT32):
     """An operator of the user's own, registered with :func:`flowmx.operator.register`.
 
     The inputs, in the order of the property's ``list_arguments`` and then ``list_auxiliary_states``, are given by

@@ -18,6 +18,7 @@ from flowmx.ops.linalg.parts import batch_of
 from flowmx.ops.linalg.products import MatrixError, solve_triangular, square
 from flowmx.ops.math.reduce import wide
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.traits import Precision
 
 
 @contextmanager
@@ -47,7 +48,7 @@ class _OfSquare(Operator, heavy=True):
 
 
 @operator("_linalg_potrf", "linalg_potrf")
-class Potrf(_OfSquare):
+class Potrf(_OfSquare, precision=Precision.FLOAT32):
     """The Cholesky factor of symmetric positive definite matrices: L with A = L Lᵀ, or U = Lᵀ where not ``lower``.
 
     Only the triangles of A on the factor's side are looked at; the gradient is that of symmetric changes.
@@ -68,7 +69,7 @@ class Potrf(_OfSquare):
 
 
 @operator("_linalg_potri", "linalg_potri")
-class Potri(_OfSquare):
+class Potri(_OfSquare, precision=Precision.FLOAT32):
     """The inverse of a matrix from its Cholesky factor A: (A Aᵀ)⁻¹, or (Aᵀ A)⁻¹ of an upper one."""
 
     lower: bool = option(True, "A is the lower triangle, not the upper one.")
@@ -89,7 +90,7 @@ class Potri(_OfSquare):
 
 
 @operator("_linalg_gelqf", "linalg_gelqf")
-class Gelqf(_OfSquare):
+class Gelqf(_OfSquare, precision=Precision.FLOAT32):
     """The LQ factorization A = L Q of matrices (m, n) of full rank, m ≤ n: Q (m, n) with Q Qᵀ = 1, L lower triangle."""
 
     input_docs = described(A="(..., m, n) with m ≤ n, float")
@@ -121,7 +122,7 @@ class Gelqf(_OfSquare):
 
 
 @operator("_linalg_syevd")
-class Syevd(_OfSquare):
+class Syevd(_OfSquare, precision=Precision.FLOAT32):
     """The eigenvalues λ (…, n), ascending, and eigenvectors of symmetric matrices: A = Uᵀ diag(λ) U.
 
     The outputs are U, with an eigenvector in each row whose largest element is positive, and λ. Only the lower
@@ -158,7 +159,7 @@ class Syevd(_OfSquare):
 
 
 @operator("_linalg_inverse", "linalg_inverse")
-class Inverse(_OfSquare):
+class Inverse(_OfSquare, precision=Precision.FLOAT32):
     """The inverses of square matrices."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -198,7 +199,7 @@ class _Determinant(_OfSquare):
 
 
 @operator("_linalg_det", "linalg_det")
-class Det(_Determinant):
+class Det(_Determinant, precision=Precision.FLOAT32):
     """The determinants of square matrices; (1,) for a single one. The gradient is 0 where the determinant is."""
 
     output_doc = "(...), or (1,) for a single matrix, the dtype of A"
@@ -214,7 +215,7 @@ class Det(_Determinant):
 
 
 @operator("_linalg_slogdet", "linalg_slogdet")
-class SlogDet(_Determinant):
+class SlogDet(_Determinant, precision=Precision.FLOAT32):
     """Signs and logarithms of the absolute values of the determinants of square matrices; (1,) for a single one.
 
     No gradient comes through the sign, and none where the determinant is 0.

@@ -23,6 +23,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 
 def _same(op: Operator, one: int, other: int, shapes: Sequence[ShapeOrNone]) -> None:
@@ -54,7 +55,7 @@ class Product(Operator, heavy=True):
 
 
 @operator("dot")
-class Dot(Product):
+class Dot(Product, precision=Precision.WIDEST):
     """The sum of products over the last axis of lhs and the first axis of rhs.
 
     Matrices multiply; two vectors give the shape (1,). With more axes the others of lhs come first in the
@@ -183,7 +184,7 @@ def flipped(x: Array, flip: bool) -> Array:
 
 
 @operator("batch_dot")
-class BatchDot(Product):
+class BatchDot(Product, precision=Precision.WIDEST):
     """The products of the matrices in two batches: (b, m, k) and (b, k, n) give (b, m, n)."""
 
     input_docs = described(

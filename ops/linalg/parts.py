@@ -14,10 +14,11 @@ from flowmx.ops.linalg.matrix import at_least
 from flowmx.ops.linalg.products import square, triangle
 from flowmx.ops.math.reduce import wide
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option
+from flowmx.ops.registry.traits import Precision
 
 
 @operator("_linalg_sumlogdiag", "linalg_sumlogdiag")
-class SumLogDiag(Operator):
+class SumLogDiag(Operator, precision=Precision.FLOAT32):
     """The sum of the logarithms of the diagonal, for each matrix of a batch; (1,) for a single one."""
 
     arguments = ("A",)
@@ -123,14 +124,14 @@ class _Diagonal(_Packed):
 
 
 @operator("_linalg_extractdiag", "linalg_extractdiag")
-class ExtractDiag(_Diagonal, _Extract):
+class ExtractDiag(_Diagonal, _Extract, precision=Precision.FLOAT32):
     """A diagonal of each square matrix: (…, n, n) gives (…, n - |offset|)."""
 
     reverse = "_linalg_makediag"
 
 
 @operator("_linalg_makediag", "linalg_makediag")
-class MakeDiag(_Diagonal, _Make):
+class MakeDiag(_Diagonal, _Make, precision=Precision.FLOAT32):
     """Square matrices with the given diagonals, and zeros elsewhere: (…, m) gives (…, n, n), n = m + |offset|."""
 
     reverse = "_linalg_extractdiag"
@@ -157,7 +158,7 @@ class _Trian(_Packed):
 
 
 @operator("_linalg_extracttrian", "linalg_extracttrian")
-class ExtractTrian(_Trian, _Extract):
+class ExtractTrian(_Trian, _Extract, precision=Precision.FLOAT32):
     """A triangle of each square matrix, packed: (…, n, n) gives (…, k·(k+1)/2), k = n - |offset|.
 
     A lower triangle comes row by row, an upper one column by column. From offset 1 it is the upper one, from
@@ -168,7 +169,7 @@ class ExtractTrian(_Trian, _Extract):
 
 
 @operator("_linalg_maketrian", "linalg_maketrian")
-class MakeTrian(_Trian, _Make):
+class MakeTrian(_Trian, _Make, precision=Precision.FLOAT32):
     """Square matrices with the given packed triangles, and zeros elsewhere: the reverse of extracttrian."""
 
     reverse = "_linalg_extracttrian"

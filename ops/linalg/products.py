@@ -28,6 +28,7 @@ from flowmx.ops.registry.operators import (
     operator,
     option,
 )
+from flowmx.ops.registry.traits import Precision
 
 
 class MatrixError(MXNetError, np.linalg.LinAlgError):
@@ -107,7 +108,7 @@ class _Gemm(Product):
 
 
 @operator("_linalg_gemm2", "linalg_gemm2")
-class Gemm2(_Gemm):
+class Gemm2(_Gemm, precision=Precision.FLOAT32):
     """alpha op(A) op(B) for matrices, or batches of them; op transposes or not."""
 
     input_docs = described(
@@ -123,7 +124,7 @@ class Gemm2(_Gemm):
 
 
 @operator("_linalg_gemm", "linalg_gemm")
-class Gemm(_Gemm):
+class Gemm(_Gemm, precision=Precision.FLOAT32):
     """alpha op(A) op(B) + beta C for matrices, or batches of them; op transposes or not."""
 
     arguments = ("A", "B", "C")
@@ -154,7 +155,7 @@ class Gemm(_Gemm):
 
 
 @operator("_linalg_syrk", "linalg_syrk")
-class Syrk(Operator, heavy=True):
+class Syrk(Operator, heavy=True, precision=Precision.FLOAT32):
     """alpha A Aᵀ, or alpha Aᵀ A with ``transpose``, for matrices, or batches of them."""
 
     arguments = ("A",)
@@ -232,7 +233,7 @@ class _Triangular(Operator, heavy=True):
 
 
 @operator("_linalg_trmm", "linalg_trmm")
-class Trmm(_Triangular):
+class Trmm(_Triangular, precision=Precision.FLOAT32):
     """alpha op(A) B, or alpha B op(A) with ``rightside``, for triangular A; in batches; op transposes or not."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -243,7 +244,7 @@ class Trmm(_Triangular):
 
 
 @operator("_linalg_trsm", "linalg_trsm")
-class Trsm(_Triangular):
+class Trsm(_Triangular, precision=Precision.FLOAT32):
     """The solution X of op(A) X = alpha B, or X op(A) = alpha B with ``rightside``, for triangular A; in batches."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

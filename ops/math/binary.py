@@ -19,6 +19,7 @@ from flowmx.ops.formulas.activations import smooth_l1
 from flowmx.ops.formulas.arrays import OnArrays
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.traits import Precision
 
 _INT64: DType = np.dtype(np.int64)
 _FLOAT64: DType = np.dtype(np.float64)
@@ -45,6 +46,9 @@ class Row(NamedTuple):
     reversed_scalar: tuple[str, ...] = ()
     onnx: str = ""
     """The operator of ONNX, as in :class:`Operator`."""
+    precision: Precision = Precision.WIDEST
+    """Of two arrays; an array and a number are as given where this is the widest."""
+    reversed_precision: Precision | None = None
 
 
 def ufunc(name: str) -> Callable[..., Any]:
@@ -106,14 +110,14 @@ TABLE = [
         ("broadcast_mul",), ("elemwise_mul", "_mul", "_Mul"), ("_mul_scalar", "_MulScalar"), onnx="Mul"),
     Row("div", _divide, lambda F, a, b, y, g: g / b, lambda F, a, b, y, g: -(g * y) / b, "by", "a / b",
         ("broadcast_div",), ("elemwise_div", "_div", "_Div"), ("_div_scalar", "_DivScalar"),
-        ("_rdiv_scalar", "_RDivScalar"), onnx="Div"),
+        ("_rdiv_scalar", "_RDivScalar"), onnx="Div", reversed_precision=Precision.FLOAT32),
     Row("mod", _mod, lambda F, a, b, y, g: g, lambda F, a, b, y, g: -(g * F.floor(a / b)), "ab",
         "a mod b, with the sign of b",
         ("broadcast_mod",), ("_mod", "_Mod"), ("_mod_scalar", "_ModScalar"), ("_rmod_scalar", "_RModScalar"),
         onnx="Mod"),
     Row("power", ufunc("power"), lambda F, a, b, y, g: g * b * a ** (b - 1.0), lambda F, a, b, y, g: g * y * _log(F, a),
         "aby", "a to the power b", ("broadcast_power",), ("_power", "_Power"), ("_power_scalar", "_PowerScalar"),
-        ("_rpower_scalar", "_RPowerScalar"), onnx="Pow"),
+        ("_rpower_scalar", "_RPowerScalar"), "Pow", Precision.FLOAT32, Precision.FLOAT32),
     Row("maximum", ufunc("maximum"), lambda F, a, b, y, g: g * (a >= b), lambda F, a, b, y, g: g * (a < b), "ab",
         "the larger of a and b", ("broadcast_maximum",), ("_maximum", "_Maximum"),
         ("_maximum_scalar", "_MaximumScalar"), onnx="Max"),
@@ -121,7 +125,8 @@ TABLE = [
         "the smaller of a and b", ("broadcast_minimum",), ("_minimum", "_Minimum"),
         ("_minimum_scalar", "_MinimumScalar"), onnx="Min"),
     Row("hypot", ufunc("hypot"), lambda F, a, b, y, g: g * a / y, lambda F, a, b, y, g: g * b / y, "aby",
-        "√(a² + b²)", ("broadcast_hypot",), ("_hypot", "_Hypot"), ("_hypot_scalar", "_HypotScalar")),
+        "√(a² + b²)", ("broadcast_hypot",), ("_hypot", "_Hypot"), ("_hypot_scalar", "_HypotScalar"),
+        precision=Precision.FLOAT32),
     Row("equal", ufunc("equal"), None, None, "", "1 where a = b", ("broadcast_equal",), ("_equal", "_Equal"),
         ("_equal_scalar", "_EqualScalar"), onnx="Equal"),
     Row("not_equal", ufunc("not_equal"), None, None, "", "1 where a ≠ b", ("broadcast_not_equal",),
@@ -277,13 +282,15 @@ def _register(row: Row) -> None:
             body["is_int"] = option(True, "Keep integer dtypes; otherwise integers become float64.")
         operator(names[0], *names[1:])(type(names[0], (base,), body, no_gradient=row.left is None, **traits))
 
-    make(row.broadcast, _Broadcast, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient)
-    make(row.elementwise, Pair, f"Elementwise {row.doc}, for arrays of one shape.", forward, plain_gradient)
-    make(row.scalar, Scalar, f"Elementwise {row.doc}, where b is a number.", scalar_forward, scalar_gradient)
-    make(
-        row.reversed_scalar, Scalar, f"Elementwise {row.doc}, where a is a number.", reversed_forward,
-        reversed_gradient,
-    )  # fmt: skip
+    arrays, scalar = row.precision, None if row.precision is Precision.WIDEST else row.precision
+    make(row.broadcast, _Broadcast, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient,
+         precision=arrays)  # fmt: skip
+    make(row.elementwise, Pair, f"Elementwise {row.doc}, for arrays of one shape.", forward, plain_gradient,
+         precision=arrays)  # fmt: skip
+    make(row.scalar, Scalar, f"Elementwise {row.doc}, where b is a number.", scalar_forward, scalar_gradient,
+         precision=scalar)  # fmt: skip
+    make(row.reversed_scalar, Scalar, f"Elementwise {row.doc}, where a is a number.", reversed_forward,
+         reversed_gradient, precision=row.reversed_precision)  # fmt: skip
 
 
 for _row in TABLE:
@@ -294,7 +301,7 @@ _SMOOTH_L1 = OnArrays(smooth_l1)
 
 
 @operator("smooth_l1")
-class SmoothL1(Operator):
+class SmoothL1(Operator, precision=Precision.FLOAT32):
     """Elementwise smooth L1: (σx)²/2 where |x| < 1/σ², |x| - 1/(2σ²) elsewhere."""
 
     scalar: float = option(1.0, "σ.")

@@ -22,10 +22,11 @@ from flowmx.ops.registry.operators import (
     option,
     same_shape,
 )
+from flowmx.ops.registry.traits import Precision
 
 
 @operator("_contrib_allclose")
-class AllClose(Operator, no_gradient=True):
+class AllClose(Operator, no_gradient=True, precision=Precision.WIDEST):
     """1 where |a - b| ≤ atol + rtol·|b| for all elements, else 0: uint8, of shape ()."""
 
     arguments = ("a", "b")

@@ -26,6 +26,7 @@ from flowmx.ops.formulas.frontend import gradient_of
 from flowmx.ops.math.special_gamma import polygamma
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, operator, option
+from flowmx.ops.registry.traits import Precision
 
 
 class Row(NamedTuple):
@@ -40,6 +41,7 @@ class Row(NamedTuple):
     aliases: tuple[str, ...] = ()
     onnx: str = ""
     """The operator of ONNX, as in :class:`Operator`."""
+    precision: Precision | None = None
 
 
 def _round(x: Expr) -> Expr:
@@ -58,6 +60,7 @@ def _logical_not(x: Expr) -> Expr:
     return one_if(equal(x, 0.0))
 
 
+_FULL = Precision.FLOAT32
 _HALF_ROOT_PI = 0.886226925452758
 _TWO_OVER_ROOT_PI = 1.1283791670955126
 
@@ -71,33 +74,37 @@ TABLE = [
     Row("floor", floor, lambda x, y, g: number(0.0), "The largest integer not above x.", onnx="Floor"),
     Row("trunc", trunc, lambda x, y, g: number(0.0), "x without its fractional part."),
     Row("fix", trunc, lambda x, y, g: number(0.0), "x rounded towards zero."),
-    Row("square", f.square, lambda x, y, g: g * x * 2.0, "Elementwise x²."),
+    Row("square", f.square, lambda x, y, g: g * x * 2.0, "Elementwise x².", precision=_FULL),
     Row("sqrt", sqrt, lambda x, y, g: g * 0.5 / y, "Elementwise square root.", onnx="Sqrt"),
-    Row("rsqrt", f.rsqrt, lambda x, y, g: g * -0.5 * y / x, "Elementwise 1/√x."),
+    Row("rsqrt", f.rsqrt, lambda x, y, g: g * -0.5 * y / x, "Elementwise 1/√x.", precision=_FULL),
     Row("cbrt", f.cbrt, lambda x, y, g: g / (y * y * 3.0), "Elementwise cube root."),
     Row("rcbrt", lambda x: 1.0 / f.cbrt(x), lambda x, y, g: g * y / (x * -3.0),
-        "Elementwise 1/∛x."),
-    Row("exp", f.exp, lambda x, y, g: g * y, "Elementwise eˣ.", onnx="Exp"),
-    Row("expm1", f.expm1, lambda x, y, g: g * (y + 1.0), "Elementwise eˣ - 1."),
-    Row("log", f.log, lambda x, y, g: g / x, "Elementwise natural logarithm.", onnx="Log"),
-    Row("log10", f.log10, lambda x, y, g: g / (x * 2.302585092994046), "Elementwise log₁₀ x."),
-    Row("log2", f.log2, lambda x, y, g: g / (x * 0.6931471805599453), "Elementwise log₂ x."),
-    Row("log1p", f.log1p, lambda x, y, g: g / (x + 1.0), "Elementwise log(1 + x)."),
+        "Elementwise 1/∛x.", precision=_FULL),
+    Row("exp", f.exp, lambda x, y, g: g * y, "Elementwise eˣ.", onnx="Exp", precision=_FULL),
+    Row("expm1", f.expm1, lambda x, y, g: g * (y + 1.0), "Elementwise eˣ - 1.", precision=_FULL),
+    Row("log", f.log, lambda x, y, g: g / x, "Elementwise natural logarithm.", onnx="Log", precision=_FULL),
+    Row("log10", f.log10, lambda x, y, g: g / (x * 2.302585092994046), "Elementwise log₁₀ x.", precision=_FULL),
+    Row("log2", f.log2, lambda x, y, g: g / (x * 0.6931471805599453), "Elementwise log₂ x.", precision=_FULL),
+    Row("log1p", f.log1p, lambda x, y, g: g / (x + 1.0), "Elementwise log(1 + x).", precision=_FULL),
     Row("sin", f.sin, lambda x, y, g: g * f.cos(x), "Elementwise sine.", onnx="Sin"),
     Row("cos", f.cos, lambda x, y, g: -(g * f.sin(x)), "Elementwise cosine.", onnx="Cos"),
-    Row("tan", f.tan, lambda x, y, g: g * (y * y + 1.0), "Elementwise tangent.", onnx="Tan"),
-    Row("arcsin", f.arcsin, lambda x, y, g: g * f.rsqrt(1.0 - x * x), "Elementwise inverse sine.", onnx="Asin"),
-    Row("arccos", f.arccos, lambda x, y, g: -(g * f.rsqrt(1.0 - x * x)), "Elementwise inverse cosine.", onnx="Acos"),
+    Row("tan", f.tan, lambda x, y, g: g * (y * y + 1.0), "Elementwise tangent.", onnx="Tan", precision=_FULL),
+    Row("arcsin", f.arcsin, lambda x, y, g: g * f.rsqrt(1.0 - x * x), "Elementwise inverse sine.", onnx="Asin",
+        precision=_FULL),
+    Row("arccos", f.arccos, lambda x, y, g: -(g * f.rsqrt(1.0 - x * x)), "Elementwise inverse cosine.", onnx="Acos",
+        precision=_FULL),
     Row("arctan", f.arctan, lambda x, y, g: g / (x * x + 1.0), "Elementwise inverse tangent.", onnx="Atan"),
-    Row("sinh", f.sinh, lambda x, y, g: g * f.cosh(x), "Elementwise hyperbolic sine.", onnx="Sinh"),
-    Row("cosh", f.cosh, lambda x, y, g: g * f.sinh(x), "Elementwise hyperbolic cosine.", onnx="Cosh"),
+    Row("sinh", f.sinh, lambda x, y, g: g * f.cosh(x), "Elementwise hyperbolic sine.", onnx="Sinh", precision=_FULL),
+    Row("cosh", f.cosh, lambda x, y, g: g * f.sinh(x), "Elementwise hyperbolic cosine.", onnx="Cosh", precision=_FULL),
     Row("tanh", f.tanh, lambda x, y, g: g * (1.0 - y * y), "Elementwise hyperbolic tangent.", onnx="Tanh"),
     Row("arcsinh", f.arcsinh, lambda x, y, g: g * f.rsqrt(x * x + 1.0), "Inverse hyperbolic sine.", onnx="Asinh"),
     Row("arccosh", f.arccosh, lambda x, y, g: g * f.rsqrt(x * x - 1.0), "Inverse hyperbolic cosine.", onnx="Acosh"),
-    Row("arctanh", f.arctanh, lambda x, y, g: g / (1.0 - x * x), "Inverse hyperbolic tangent.", onnx="Atanh"),
+    Row("arctanh", f.arctanh, lambda x, y, g: g / (1.0 - x * x), "Inverse hyperbolic tangent.", onnx="Atanh",
+        precision=_FULL),
     Row("degrees", f.degrees, lambda x, y, g: g * 57.29577951308232, "Radians to degrees."),
     Row("radians", f.radians, lambda x, y, g: g * 0.017453292519943295, "Degrees to radians."),
-    Row("reciprocal", f.reciprocal, lambda x, y, g: -(g * y * y), "Elementwise 1/x.", onnx="Reciprocal"),
+    Row("reciprocal", f.reciprocal, lambda x, y, g: -(g * y * y), "Elementwise 1/x.", onnx="Reciprocal",
+        precision=_FULL),
     Row("relu", f.relu, lambda x, y, g: g * f.slope_of_relu(y), "Elementwise max(x, 0).", onnx="Relu"),
     Row("_slope_of_relu", f.slope_of_relu, None, "The slope of relu by its output: 1 above 0, else 0; NaN stays."),
     Row("sigmoid", f.sigmoid, lambda x, y, g: g * y * (1.0 - y), "Elementwise 1/(1 + e⁻ˣ).", onnx="Sigmoid"),
@@ -105,10 +112,10 @@ TABLE = [
         onnx="Softsign"),
     Row("_softrelu", f.softplus, lambda x, y, g: g * f.sigmoid(x), "Elementwise log(1 + eˣ).", onnx="Softplus"),
     Row("erf", f.erf, lambda x, y, g: g * _TWO_OVER_ROOT_PI * f.exp(-(x * x)), "The error function.", onnx="Erf"),
-    Row("erfinv", f.erfinv, lambda x, y, g: g * _HALF_ROOT_PI * f.exp(y * y), "The inverse of erf."),
-    Row("gamma", f.gamma, lambda x, y, g: g * y * f.digamma(x), "The gamma function."),
+    Row("erfinv", f.erfinv, lambda x, y, g: g * _HALF_ROOT_PI * f.exp(y * y), "The inverse of erf.", precision=_FULL),
+    Row("gamma", f.gamma, lambda x, y, g: g * y * f.digamma(x), "The gamma function.", precision=_FULL),
     Row("gammaln", f.gammaln, lambda x, y, g: g * f.digamma(x),
-        "The logarithm of the absolute gamma function."),
+        "The logarithm of the absolute gamma function.", precision=_FULL),
     Row("_contrib_round_ste", _round, lambda x, y, g: g,
         "The nearest integer, halves away from zero; the gradient passes through."),
     Row("_contrib_sign_ste", f.sign, lambda x, y, g: g,
@@ -153,7 +160,8 @@ def _register(row: Row) -> None:
     if row.derivative is not None:
         body["gradient"] = gradient_of(row.derivative)
     operator(row.name, *row.aliases)(
-        type(row.name, (Operator,), body, in_place=((0, 0),), keeps_layout=True, no_gradient=row.derivative is None)
+        type(row.name, (Operator,), body, in_place=((0, 0),), keeps_layout=True, no_gradient=row.derivative is None,
+             precision=row.precision)
     )
 
 

@@ -16,6 +16,7 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, bound, lin
 from flowmx.ops.arrays.reshaping import axes_of, axis_of, expect_elements
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option
+from flowmx.ops.registry.traits import Precision
 
 
 def wide(x: Array) -> Array:
@@ -68,7 +69,7 @@ class Reduction(Operator):
 
 
 @linear("sum", "sum_axis")
-class Sum(Reduction, Linear):
+class Sum(Reduction, Linear, precision=Precision.FLOAT32):
     """The sum over the given axes."""
 
     onnx = "ReduceSum"
@@ -81,7 +82,7 @@ class Sum(Reduction, Linear):
 
 
 @linear("mean")
-class Mean(Reduction, Linear):
+class Mean(Reduction, Linear, precision=Precision.FLOAT32):
     """The mean over the given axes."""
 
     onnx = "ReduceMean"
@@ -146,7 +147,9 @@ def _register(row: Row) -> None:
         "forward": forward,
         "gradient": gradient,
     }
-    operator(row.name, *row.aliases)(type(row.name, (Reduction,), body))
+    operator(row.name, *row.aliases)(
+        type(row.name, (Reduction,), body, precision=None if row.searches else Precision.FLOAT32)
+    )
 
 
 for _row in TABLE:
@@ -154,7 +157,7 @@ for _row in TABLE:
 
 
 @operator("norm")
-class Norm(Operator):
+class Norm(Operator, precision=Precision.FLOAT32):
     """The L1 or L2 norm over the given axes."""
 
     input_docs = described(data="any shape, float")

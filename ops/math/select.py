@@ -12,10 +12,11 @@ from flowmx.errors import ShapeError, TypeInferenceError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
 from flowmx.ops.registry.dtypes import DType, is_floating, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, merge, operator, required
+from flowmx.ops.registry.traits import Precision
 
 
 @operator("where")
-class Where(Operator):
+class Where(Operator, precision=Precision.WIDEST):
     """``x`` where the condition is not 0, else ``y``. A condition with one axis chooses whole rows."""
 
     arguments = ("condition", "x", "y")
@@ -85,7 +86,7 @@ class Clip(Operator, in_place=((0, 0),), keeps_layout=True):
 
 
 @operator("add_n", "ElementWiseSum")
-class AddN(Operator, in_place=((0, 0),), keeps_layout=True):
+class AddN(Operator, in_place=((0, 0),), keeps_layout=True, precision=Precision.WIDEST):
     """The sum of the inputs, which have one shape."""
 
     variadic = "num_args"

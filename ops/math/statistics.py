@@ -22,10 +22,11 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 
 @operator("_np_cumsum", "cumsum")
-class CumSum(Operator):
+class CumSum(Operator, precision=Precision.FLOAT32):
     """The sums of all elements up to each one, along an axis, or in the flattened array."""
 
     arguments = ("a",)
@@ -61,7 +62,7 @@ class CumSum(Operator):
 
 
 @operator("moments")
-class Moments(Operator):
+class Moments(Operator, precision=Precision.FLOAT32):
     """Mean and variance over the given axes."""
 
     input_docs = described(data="any shape, float")
@@ -102,7 +103,7 @@ class Moments(Operator):
 
 
 @operator("_square_sum")
-class SquareSum(Reduction):
+class SquareSum(Reduction, precision=Precision.FLOAT32):
     """The sum of squares over the given axes."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -115,7 +116,7 @@ class SquareSum(Reduction):
 
 
 @operator("multi_sum_sq")
-class MultiSumSq(Operator):
+class MultiSumSq(Operator, precision=Precision.FLOAT32):
     """The sum of the squares of each input, in one float32 array (num_arrays,)."""
 
     variadic = "num_arrays"

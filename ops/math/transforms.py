@@ -25,6 +25,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 # -- Fourier -----------------------------------------------------------------------------------------------
 # A complex vector lies in an array as (re, im, re, im, ...).
@@ -36,7 +37,7 @@ class _Fourier(Operator, heavy=True):
 
 
 @operator("_contrib_fft")
-class FFT(_Fourier):
+class FFT(_Fourier, precision=Precision.FLOAT32):
     """The discrete Fourier transform along the last axis: real (…, d) to complex (…, 2d), as (re, im) pairs."""
 
     input_docs = described(data="(..., d), float")
@@ -56,7 +57,7 @@ class FFT(_Fourier):
 
 
 @operator("_contrib_ifft")
-class IFFT(_Fourier):
+class IFFT(_Fourier, precision=Precision.GIVEN):
     """The real part of the inverse transform along the last axis, times d: complex (…, 2d) to real (…, d)."""
 
     input_docs = described(data="(..., 2·d), float")
@@ -84,7 +85,7 @@ class IFFT(_Fourier):
 
 
 @linear("_contrib_count_sketch")
-class CountSketch(Linear):
+class CountSketch(Linear, precision=Precision.FLOAT32):
     """Each element of the last axis, with the sign ``s``, added to the place ``h``: (…, d) gives (…, out_dim)."""
 
     arguments = ("data", "h", "s")
@@ -127,7 +128,7 @@ class CountSketch(Linear):
 
 
 @operator("khatri_rao")
-class KhatriRao(Operator):
+class KhatriRao(Operator, precision=Precision.FLOAT32):
     """Column by column the Kronecker product: matrices (mᵢ, n) give (Πmᵢ, n)."""
 
     variadic = "num_args"

@@ -31,6 +31,7 @@ from flowmx.ops.registry.operators import (
     required,
     same_shape,
 )
+from flowmx.ops.registry.traits import Precision
 
 _PLAIN = {kind: OnArrays(lambda p, x, of=row: of.compute(x)) for kind, row in ACTIVATIONS.items()}
 _BACKWARD = {kind: OnArrays(lambda p, head, y, of=row: head * of.slope(y), 2) for kind, row in ACTIVATIONS.items()}
@@ -38,7 +39,7 @@ _BEND = {kind: OnFrontend(lambda p, y, of=row: of.bend(y), ("y",)) for kind, row
 
 
 @operator("Activation")
-class Activation(Operator, in_place=((0, 0),), keeps_layout=True):
+class Activation(Operator, in_place=((0, 0),), keeps_layout=True, float32_where=("act_type", ("softrelu",))):
     """Apply an activation to each element: relu max(x, 0), sigmoid 1/(1 + e⁻ˣ), tanh, softrelu log(1 + eˣ),
     softsign x/(1 + |x|).
     """  # noqa: D205
@@ -98,7 +99,9 @@ _SECOND = {kind: OnFrontend(row.bend, ("x",)) for kind, row in RECTIFIERS.items(
 
 
 @operator("LeakyReLU")
-class LeakyReLU(Operator, in_place=((0, 0),), uses_random=True, mode_matters=True):
+class LeakyReLU(
+    Operator, in_place=((0, 0),), uses_random=True, mode_matters=True, float32_where=("act_type", ("elu", "selu"))
+):
     """Rectifiers with a slope below zero, chosen by ``act_type``.
 
     ``leaky`` y = slope·x below 0; ``prelu`` with a learned slope gamma, one for all or one for each channel
@@ -328,7 +331,7 @@ class _Softmax(Operator):
 
 
 @operator("softmax")
-class Softmax(_Softmax, in_place=((0, 0),)):
+class Softmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32):
     """Softmax along an axis: e^(x/T)/Σe^(x/T); positions from ``length`` on are 0 with ``use_length``."""
 
     axis: int = option(-1, "The axis that sums to 1.")
@@ -347,7 +350,7 @@ class Softmax(_Softmax, in_place=((0, 0),)):
 
 
 @operator("softmin")
-class Softmin(Softmax, in_place=((0, 0),)):
+class Softmin(Softmax, in_place=((0, 0),), precision=Precision.FLOAT32):
     """Softmax of the negated data along an axis."""
 
     arguments = ("data",)
@@ -360,7 +363,7 @@ class Softmin(Softmax, in_place=((0, 0),)):
 
 
 @operator("log_softmax")
-class LogSoftmax(_Softmax, in_place=((0, 0),)):
+class LogSoftmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32):
     """The logarithm of softmax along an axis."""
 
     arguments = ("data",)
@@ -443,7 +446,7 @@ def _cast_back(F: Any, op: _Softmax, gradient: Any, inputs: Sequence[Any]) -> An
 
 
 @operator("SoftmaxActivation")
-class SoftmaxActivation(Operator):
+class SoftmaxActivation(Operator, precision=Precision.FLOAT32):
     """Softmax along the last axis (``instance``), or over the channels, axis 1 (``channel``)."""
 
     input_docs = described(data="(batch, channels, ...), float")

@@ -27,6 +27,7 @@ from flowmx.ops.registry.operators import (
     operator,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 
 @family
@@ -114,7 +115,7 @@ class _Weighted(_Interleaved):
 
 
 @operator("_contrib_interleaved_matmul_selfatt_qk")
-class SelfAttentionScores(_Scores):
+class SelfAttentionScores(_Scores, precision=Precision.WIDEST):
     """Products of queries and keys of self-attention, divided by √size: (batch · heads, length, length)."""
 
     arguments = ("queries_keys_values",)
@@ -143,7 +144,7 @@ class SelfAttentionScores(_Scores):
 
 
 @operator("_contrib_interleaved_matmul_selfatt_valatt")
-class SelfAttentionSums(_Weighted):
+class SelfAttentionSums(_Weighted, precision=Precision.WIDEST):
     """Sums of the values of self-attention, weighted by attention: (length, batch, heads · size)."""
 
     arguments = ("queries_keys_values", "attention")
@@ -172,7 +173,7 @@ class SelfAttentionSums(_Weighted):
 
 
 @operator("_contrib_interleaved_matmul_encdec_qk")
-class EncoderDecoderScores(_Scores):
+class EncoderDecoderScores(_Scores, precision=Precision.WIDEST):
     """Products of a decoder's queries and an encoder's keys, divided by √size."""
 
     arguments = ("queries", "keys_values")
@@ -207,7 +208,7 @@ class EncoderDecoderScores(_Scores):
 
 
 @operator("_contrib_interleaved_matmul_encdec_valatt")
-class EncoderDecoderSums(_Weighted):
+class EncoderDecoderSums(_Weighted, precision=Precision.WIDEST):
     """Sums of an encoder's values, weighted by a decoder's attention: (query length, batch, heads · size)."""
 
     arguments = ("keys_values", "attention")

@@ -9,6 +9,7 @@ from flowmx.ops.compiled.fused import BatchNormRelu
 from flowmx.ops.nn.common import bound
 from flowmx.ops.nn.normalization import BatchNorm, BatchStatistics
 from flowmx.ops.registry.operators import Array, Operator, Run, kernel_for, operator, option, required
+from flowmx.ops.registry.traits import Precision
 
 
 def _run(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
@@ -36,7 +37,7 @@ class BatchNormWithReLU(BatchNorm):
 
 
 @operator("_contrib_SyncBatchNorm")
-class SyncBatchNorm(BatchStatistics):
+class SyncBatchNorm(BatchStatistics, precision=Precision.FLOAT32):
     """BatchNorm over the batches of several devices; here those of one process, whose batch is whole.
 
     Shapes: data (batch, channels, ...), the others (channels,). Further outputs with ``output_mean_var``: mean

@@ -24,10 +24,11 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 
 @family
-class _Windows(Operator, heavy=True):
+class _Windows(Operator, heavy=True, precision=Precision.GIVEN):
     kernel: Shape = required("Lengths of the window.", low=1)
     stride: Shape = option((), "Steps of the window; 1 each by default.", low=1)
     dilate: Shape = option((), "Distances between the window's elements; 1 each by default.", low=1)

@@ -20,6 +20,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 Tune = Literal["off", "limited_workspace", "fastest"]
 LAYOUTS = {1: "NCW", 2: "NCHW", 3: "NCDHW"}
@@ -86,7 +87,7 @@ def _channels(op: Convolution | Deconvolution, data: ShapeOrNone) -> int:
 
 
 @operator("Convolution", "Convolution_v1")
-class Convolution(Linear, makes_channels_last=True):
+class Convolution(Linear, makes_channels_last=True, precision=Precision.LOW):
     """Convolve data with filters (as a correlation: the kernel is not flipped).
 
     Shapes: data (batch, channels, *size), weight (num_filter, channels/num_group, *kernel), bias
@@ -191,7 +192,7 @@ class ConvolutionWeight(LinearWeight, Convolution):
 
 
 @operator("Deconvolution")
-class Deconvolution(Linear, makes_channels_last=True):
+class Deconvolution(Linear, makes_channels_last=True, precision=Precision.LOW):
     """Transposed convolution: what Convolution's gradient does to its data, as a forward.
 
     Shapes: data (batch, channels, *size), weight (channels, num_filter/num_group, *kernel), bias

@@ -19,10 +19,11 @@ from flowmx.ops.registry.operators import (
     option,
     same_shape,
 )
+from flowmx.ops.registry.traits import Precision
 
 
 @operator("Correlation")
-class Correlation(Operator, heavy=True):
+class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
     """The mean product of patches of two feature maps, for every displacement up to a greatest one.
 
     From Dosovitskiy et al., "FlowNet", 2015. Shapes: data1 and data2 (batch, channels, height, width), output

@@ -16,6 +16,7 @@ from flowmx.ops.arrays.indexing import whole
 from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, unchecked
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.traits import Precision
 
 _NEVER = -1e30
 """The logarithm of no probability: finite, so that differences of two are a number."""
@@ -49,7 +50,7 @@ class _Paths(NamedTuple):
 
 
 @operator("CTCLoss", "ctc_loss", "_contrib_CTCLoss", "_contrib_ctc_loss")
-class CTCLoss(Operator, skips=True):
+class CTCLoss(Operator, skips=True, precision=Precision.FLOAT32):
     """Connectionist temporal classification (Graves et al., 2006): -log of the labelling's probability.
 
     Shapes: data (time, batch, classes) before softmax, label (batch, labels), output (batch,). One class is the

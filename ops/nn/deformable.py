@@ -27,6 +27,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 from flowmx.ops.vision.bilinear import Corners, corners, images_of, pixels_of
 
 
@@ -230,7 +231,7 @@ class _Clamped(_Deformable):
 
 
 @operator("_contrib_DeformableConvolution")
-class DeformableConvolution(_Clamped):
+class DeformableConvolution(_Clamped, precision=Precision.FLOAT32):
     """Convolution whose taps are moved by offsets (Dai et al., "Deformable Convolutional Networks", 2017).
 
     Shapes: data (batch, channels, height, width); offset (batch, 2·groups·kernel, out height, out width), for
@@ -250,7 +251,7 @@ class BackwardDeformableConvolution(_BackwardDeformable, DeformableConvolution):
 
 
 @operator("_contrib_ModulatedDeformableConvolution")
-class ModulatedDeformableConvolution(_Deformable):
+class ModulatedDeformableConvolution(_Deformable, precision=Precision.FLOAT32):
     """Deformable convolution whose taps are also weighed by a mask (Zhu et al., "Deformable ConvNets v2", 2018).
 
     Shapes: as DeformableConvolution; mask (batch, groups·kernel, out height, out width).

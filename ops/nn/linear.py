@@ -35,6 +35,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 
 def as_matrix(array: Array, flatten: bool) -> Array:
@@ -58,7 +59,7 @@ def multiply(run: Run, a: Array, b: Array, out: Array) -> None:
 
 
 @operator("FullyConnected")
-class FullyConnected(Linear):
+class FullyConnected(Linear, precision=Precision.LOW):
     """Apply a linear transformation: Y = X Wᵀ + b.
 
     Shapes: data (batch, ...), weight (num_hidden, inputs), bias (num_hidden,), output (batch, num_hidden);

@@ -26,6 +26,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 _PART = 1 << 16
 """Elements to work on at a time."""
@@ -331,7 +332,7 @@ class BackwardBatchNorm(_BackwardNormalization, BatchNorm, in_place=((0, 0),), m
 
 
 @operator("LayerNorm")
-class LayerNorm(_Normalization):
+class LayerNorm(_Normalization, precision=Precision.FLOAT32):
     """Normalise along one axis, then scale by gamma and add beta (Ba et al., "Layer Normalization", 2016).
 
     Shapes: data of any shape; gamma and beta as long as the axis. Further outputs with
@@ -366,7 +367,7 @@ class BackwardLayerNorm(_BackwardNormalization, LayerNorm):
 
 
 @operator("InstanceNorm")
-class InstanceNorm(_Normalization):
+class InstanceNorm(_Normalization, precision=Precision.FLOAT32):
     """Normalise each channel of each example over its positions (Ulyanov et al., 2016).
 
     Shapes: data (batch, channels, *size), gamma and beta (channels,).
@@ -394,7 +395,7 @@ class BackwardInstanceNorm(_BackwardNormalization, InstanceNorm):
 
 
 @operator("GroupNorm")
-class GroupNorm(_Normalization):
+class GroupNorm(_Normalization, precision=Precision.FLOAT32):
     """Normalise each group of channels of each example (Wu and He, "Group Normalization", 2018).
 
     Shapes: data (batch, channels, ...), gamma and beta (num_groups,), as in MXNet 1.9. Further outputs with
@@ -436,7 +437,7 @@ class BackwardGroupNorm(_BackwardNormalization, GroupNorm):
 
 
 @operator("L2Normalization")
-class L2Normalization(Operator):
+class L2Normalization(Operator, precision=Precision.FLOAT32):
     """Divide by the Euclidean norm √(Σx² + eps).
 
     Over each whole example (``instance``), over the channels at each position (``channel``), or over the
@@ -475,7 +476,7 @@ class L2Normalization(Operator):
 
 
 @operator("LRN")
-class LRN(Operator, keeps_layout=True):
+class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32):
     """Local response normalisation across channels (Krizhevsky et al., 2012).
 
     y = x/(knorm + alpha/nsize · Σx²)^beta, the sum over the ``nsize`` channels around each.

@@ -20,6 +20,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 
 @linear("Crop")
@@ -81,7 +82,7 @@ class Crop(Linear):
 
 
 @operator("IdentityAttachKLSparseReg")
-class IdentityAttachKLSparseReg(Operator, mode_matters=True, in_place=((0, 0),)):
+class IdentityAttachKLSparseReg(Operator, mode_matters=True, in_place=((0, 0),), precision=Precision.FLOAT32):
     """A copy of activations from 0 to 1, whose gradient also makes them sparse.
 
     The gradient of the divergence between each unit's mean activation and the target is added to the head's. The

@@ -13,6 +13,7 @@ from flowmx.ops.nn.activation import softmax_into
 from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, unchecked
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.traits import Precision
 
 Normalization = Literal["null", "batch", "valid"]
 
@@ -46,7 +47,7 @@ class _Backward(Operator, hidden=True, is_loss=False):
 
 
 @operator("SoftmaxOutput", "Softmax")
-class SoftmaxOutput(_Labelled, is_loss=True):
+class SoftmaxOutput(_Labelled, is_loss=True, precision=Precision.FLOAT32):
     """Softmax, whose gradient is that of the cross-entropy with the label: output - one_hot(label).
 
     Shapes: data (batch, classes) and label (batch,) of class numbers; with ``multi_output`` data
@@ -157,7 +158,7 @@ class BackwardSoftmaxOutput(_Backward, SoftmaxOutput):
 
 
 @operator("softmax_cross_entropy")
-class SoftmaxCrossEntropy(_Labelled):
+class SoftmaxCrossEntropy(_Labelled, precision=Precision.FLOAT32):
     """The sum over the batch of the cross-entropy of softmax(data) and the label.
 
     Shapes: data (batch, classes), label (batch,) of class numbers, output (1,).
@@ -240,7 +241,7 @@ def _register(row: _Regression) -> None:
     notes = "\n\nThe gradient is multiplied by grad_scale and divided by the outputs of one example."
 
     @operator(row.name)
-    class Output(_Labelled, is_loss=True):
+    class Output(_Labelled, is_loss=True, precision=Precision.FLOAT32):
         __doc__ = row.doc + notes
 
         input_docs = described(
@@ -292,7 +293,7 @@ for _row in _REGRESSIONS:
 
 
 @operator("SVMOutput")
-class SVMOutput(_Labelled, is_loss=True):
+class SVMOutput(_Labelled, is_loss=True, precision=Precision.FLOAT32):
     """The data, whose gradient is that of a support vector machine's hinge loss, squared by default.
 
     Shapes: data (batch, classes), label (batch,) of class numbers.
@@ -339,7 +340,7 @@ class BackwardSVMOutput(_Backward, SVMOutput):
 
 
 @operator("MakeLoss")
-class MakeLoss(Operator, is_loss=True):
+class MakeLoss(Operator, is_loss=True, precision=Precision.FLOAT32):
     """The data as a loss: its gradient is ``grad_scale``, whatever the head gradient.
 
     ``normalization`` divides it by the batch, or by how many elements are above ``valid_thresh``.
@@ -373,7 +374,7 @@ class BackwardMakeLoss(_Backward, MakeLoss, no_gradient=True):
 
 
 @operator("make_loss")
-class PlainLoss(Operator, is_loss=True):
+class PlainLoss(Operator, is_loss=True, precision=Precision.FLOAT32):
     """The data as a loss: its gradient is 1, whatever the head gradient."""
 
     onnx = "Identity"

@@ -19,6 +19,7 @@ from flowmx.ops.math.special_gamma import gammaln
 from flowmx.ops.nn.common import computing_dtype, expect_rank, expect_shape, wanted
 from flowmx.ops.registry.dtypes import DType, is_floating, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator, option
+from flowmx.ops.registry.traits import Precision
 
 Slope = Callable[..., Any]
 
@@ -174,7 +175,7 @@ class SpreadParameter(Linear, hidden=True):
 # -- the operators -----------------------------------------------------------------------------------------
 
 
-class _DensityOperator(Operator):
+class _DensityOperator(Operator, precision=Precision.WIDEST):
     distribution: _Density
     is_log: bool
 

@@ -15,6 +15,7 @@ from flowmx.ops.math.reduce import wide
 from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.registry.dtypes import FLOAT32, DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator
+from flowmx.ops.registry.traits import Precision
 
 _NAMES = ("lda", "alpha", "beta", "state", "lags", "marks", "valid_length", "max_time")
 
@@ -67,7 +68,7 @@ class _Walk:
 
 
 @operator("_contrib_hawkesll")
-class HawkesLL(_Hawkes):
+class HawkesLL(_Hawkes, precision=Precision.FLOAT32):
     """The log likelihood (N,) of N samples of marked Hawkes processes up to ``max_time``, and the states (N, K) there.
 
     Shapes: lda (the background intensities μ) and state (N, K), alpha and beta (K,), lags (the times between

@@ -31,6 +31,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 ROWS = 512
 """Rows of a product to add the biases to while they are in the cache."""
@@ -47,7 +48,7 @@ class _Inputs(NamedTuple):
 
 
 @operator("RNN")
-class RNN(Operator, skips=True, uses_random=True, mode_matters=True, heavy=True):
+class RNN(Operator, skips=True, uses_random=True, mode_matters=True, heavy=True, precision=Precision.LOW):
     """Recurrent layers over a batch of sequences: Elman's with ReLU or tanh, LSTM or GRU.
 
     Shapes: data (time, batch, features), parameters (all weights, then all biases, in one vector; see

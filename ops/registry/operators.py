@@ -465,11 +465,14 @@ def operator(name: str, *aliases: str) -> Callable[[C], C]:
 
     Raises:
         ValueError: a name is taken.
+        TypeError: a trait is missing that such an operator must give.
     """
 
     def register(cls: C) -> C:
         made: Any = family(cls)
         made.name, made.aliases, made._interned = name, aliases, {}
+        if made.traits.heavy and not made.traits.hidden and made.traits.precision is None:
+            raise TypeError(f"operator {name!r} is heavy and public, so it must give precision=Precision... as well")
         for each in (name, *aliases):
             if each in _by_name:
                 raise ValueError(f"operator {each!r} is registered already, by {_by_name[each].__qualname__}")

@@ -15,6 +15,7 @@ from flowmx.errors import ParameterError, ShapeError
 from flowmx.ops.arrays.linear import Inferred, shape_of
 from flowmx.ops.nn.common import computing_dtype
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
+from flowmx.ops.registry.traits import Precision
 from flowmx.ops.vision.boxes import Format, overlap
 
 _VARIANCES = (0.1, 0.1, 0.2, 0.2)
@@ -68,7 +69,7 @@ def decoded(xp: Any, center: Array, sides: Array, offsets: Array) -> Array:
 
 
 @operator("_contrib_MultiBoxPrior")
-class MultiBoxPrior(_WithoutGradient):
+class MultiBoxPrior(_WithoutGradient, precision=Precision.FLOAT32):
     """Anchors around each place of a feature map: of each size with the first ratio, and of the first size with the
     other ratios.
 
@@ -124,7 +125,7 @@ class MultiBoxPrior(_WithoutGradient):
 
 
 @operator("_contrib_MultiBoxTarget")
-class MultiBoxTarget(_WithoutGradient):
+class MultiBoxTarget(_WithoutGradient, precision=Precision.FLOAT32):
     """The target of each anchor: its class and its offsets from the box that it is given.
 
     Shapes: anchor (1, anchors, 4); label (batch, boxes, 5 or more), each a class and a box, with -1 from the end of an
@@ -220,7 +221,7 @@ class MultiBoxTarget(_WithoutGradient):
 
 
 @operator("_contrib_MultiBoxDetection")
-class MultiBoxDetection(_WithoutGradient):
+class MultiBoxDetection(_WithoutGradient, precision=Precision.FLOAT32):
     """The boxes that predictions of classes and offsets mean, without those that a better one overlaps.
 
     Shapes: cls_prob (batch, classes, anchors), class 0 being the background; loc_pred (batch, anchors·4); anchor

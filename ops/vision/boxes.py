@@ -16,6 +16,7 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option, required
+from flowmx.ops.registry.traits import Precision
 
 Format = Literal["corner", "center"]
 _FORMAT = "The coordinates of boxes: corners, or centre and size."
@@ -52,7 +53,7 @@ def overlap(xp: Any, one: Array, other: Array, form: Format) -> Array:
 
 
 @operator("_contrib_box_iou")
-class BoxIoU(Operator):
+class BoxIoU(Operator, precision=Precision.WIDEST):
     """Intersection over union of all pairs of boxes. No gradient flows: it is 0, as in MXNet.
 
     Shapes: lhs (*left, 4), rhs (*right, 4), output (*left, *right).
@@ -89,7 +90,7 @@ class BoxIoU(Operator):
 
 
 @operator("_contrib_box_nms", "_contrib_box_non_maximum_suppression")
-class BoxNMS(Operator):
+class BoxNMS(Operator, precision=Precision.WIDEST):
     """Non-maximum suppression: of boxes that overlap by more than a threshold, keep the one with the best score.
 
     Shapes: data and output (..., boxes, numbers); a box has its score, 4 coordinates and possibly a class at the

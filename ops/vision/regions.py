@@ -24,6 +24,7 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
+from flowmx.ops.registry.traits import Precision
 
 _PART = 1 << 22
 """Numbers to hold at a time between the two axes of ROIAlign."""
@@ -217,7 +218,7 @@ class ROIPoolingAtMaxima(BackwardROIPooling):
 
 
 @operator("_contrib_ROIAlign")
-class ROIAlign(_Regions, heavy=True):
+class ROIAlign(_Regions, heavy=True, precision=Precision.WIDEST):
     """The averages of a grid of cells over each region, of samples interpolated bilinearly.
 
     From He et al., "Mask R-CNN", 2017. Shapes: data (batch, channels, height, width), rois (regions, 5), output

@@ -11,6 +11,7 @@ from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.nn.common import computing_dtype, expect_rank
 from flowmx.ops.nn.convolution import Deconvolution
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option, required
+from flowmx.ops.registry.traits import Precision
 
 
 @linear("_repeat_pixels")
@@ -50,7 +51,7 @@ def _enlarge(data: Array, blocks: Array) -> None:
 
 
 @operator("UpSampling")
-class UpSampling(Operator, skips=True, heavy=True):
+class UpSampling(Operator, skips=True, heavy=True, precision=Precision.GIVEN):
     """Enlarge images ``scale`` times, by repeating pixels or by a transposed convolution.
 
     Shapes: data (batch, channels, height, width). ``nearest`` takes any number of inputs, each enlarged to the
