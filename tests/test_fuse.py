@@ -231,5 +231,5 @@ def test_kernel_as_plain(kind, parameters, order):
 
 
 def test_every_fused_operator_exists():
-    for name, fused in fusion.FUSED.items():
-        assert issubclass(mx.ops.lookup(fused), mx.ops.lookup(name))
+    for layer, fused in fusion.FUSED.items():
+        assert issubclass(fused, layer)

@@ -14,7 +14,6 @@ import flowmx as mx
 from flowmx.graph import infer
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.node import Entry
-from flowmx.graph.plan import VIEWS
 from flowmx.graph.planning.workspace import workspaces
 
 sys.path.append(str(Path(benchmarks.__file__).parent / "workers"))  # where these find each other, as under the peers
@@ -59,7 +58,7 @@ def unshared(graph):
     outside = {*graph.outputs, *graph.gradients.values()}
     return sum(
         size(graph, entry)
-        for node in graph.nodes() if node.op is not None and node.op.name not in VIEWS
+        for node in graph.nodes() if node.op is not None and not node.op.traits.view
         for entry in entries(node) if entry not in outside
     )  # fmt: skip
 
@@ -90,7 +89,7 @@ class Alive:
     @staticmethod
     def is_view(plan, node):
         """A node without work: another shape for the same bytes."""
-        return node.op.name in VIEWS and Entry(node, 0) in plan.root
+        return node.op.traits.view and Entry(node, 0) in plan.root
 
     def whole(self, entry):
         """The entry whose bytes another one shows."""

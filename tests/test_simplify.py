@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 import flowmx as mx
 from flowmx.graph import compiler, infer
-from flowmx.graph.passes import identities
 from flowmx.graph.passes.identities import drop_identities
 from flowmx.graph.passes.place import place
-from flowmx.graph.passes.simplify import SHAPES_ALONE, WITHOUT_LIKE, fold_constants, merge_common
+from flowmx.graph.passes.simplify import fold_constants, merge_common
 from flowmx.ops.compiled.constant import Constant
 
 SIMPLIFYING = [place, fold_constants, drop_identities, merge_common]
@@ -490,11 +489,6 @@ def test_reads_of_a_state_stay_where_they_are(passes):
     x = x_and()
     net = s.Group([s.BatchNorm(x, name="norm", momentum=0.5), s.identity(x)])
     assert_same_without(passes, net, x=SHAPE)
-
-
-def test_every_operator_that_a_rule_names_exists():
-    for name in (*identities.RULES, *SHAPES_ALONE, *WITHOUT_LIKE, *(name for name, _, _ in WITHOUT_LIKE.values())):
-        assert mx.ops.lookup(name)
 
 
 # -- what nobody asked for ---------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 from flowmx.graph import infer
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray.core import Casting
+from flowmx.ops.optimizers.mixed_precision import AmpCast, AmpMulticast
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
-from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone, lookup
-
-CASTS = ("amp_cast", "amp_multicast")
+from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone
 
 
 def insert_casts(entries: Sequence[Entry], known: Mapping[Node, DType | None], casting: Casting) -> list[Entry]:
@@ -115,7 +114,7 @@ class Inserting:
         known = self._casts.get((entry, dtype))
         if known is None:
             node, word = entry.node, name_of(dtype)
-            op = lookup("amp_cast").create(dtype=word)
+            op = AmpCast.create(dtype=word)
             label = f"{node.output_name(entry.index)}_amp_cast_{word}"
             known = Entry(Node(op, label, (entry,), _group(node), {"dtype": word}, node.origin), 0)
             self._casts[entry, dtype], self.dtypes[known] = known, dtype
@@ -132,7 +131,7 @@ def remove_casts(entries: Sequence[Entry]) -> list[Entry]:
     made: dict[Node, Node] = {}
 
     def read(entry: Entry) -> Entry:
-        while entry.node.op is not None and entry.node.op.name in CASTS:
+        while isinstance(entry.node.op, AmpCast | AmpMulticast):
             entry = entry.node.inputs[entry.index]
         return new(entry)
 

@@ -18,12 +18,10 @@ from flowmx.graph.node import Entry, Node
 from flowmx.graph.planning import memory
 from flowmx.graph.planning.branches import branch
 from flowmx.graph.planning.layout import channels_last
-from flowmx.graph.planning.live import VIEWS as VIEWS
 from flowmx.graph.planning.memory import Life, Packing, pack
 from flowmx.graph.planning.order import order
 from flowmx.graph.planning.workspace import workspaces
-
-COPY = "_copy_to_device"
+from flowmx.ops.compiled.fused import CopyToDevice
 
 
 @dataclass
@@ -136,13 +134,13 @@ def make_plan(
             (*forward, *backward), graph.shapes, graph.dtypes, plan.external, options.channels_last
         )
     for node in (*forward, *backward):
-        source = node.inputs[0] if node.op is not None and node.op.name in VIEWS else None
+        source = node.inputs[0] if node.op is not None and node.op.traits.view else None
         if source is not None and source not in plan.channels_last and source.node not in strided:
             plan.root[Entry(node, 0)] = plan.root.get(source, source)
     plan.once = [node for node in (*forward, *backward) if node.op is not None and node.op.traits.once]
     plan.forward = [node for node in forward if node.op is not None and not node.op.traits.once]
     plan.backward = [node for node in backward if node.op is not None and not node.op.traits.once]
-    copies = [node for node in (*forward, *backward) if node.op is not None and node.op.name == COPY]
+    copies = [node for node in (*forward, *backward) if isinstance(node.op, CopyToDevice)]
     plan.travelling = frozenset(node for node in copies if _travels(graph, node))
     roots = [plan.root.get(node.inputs[0], node.inputs[0]) for node in copies]
     kept = [Entry(node, index) for node in plan.once for index in range(node.outputs())]

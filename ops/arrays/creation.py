@@ -36,7 +36,9 @@ class _Creation(Operator, no_gradient=True):
 
 
 @family
-class _Constant(_Creation):
+class Filled(_Creation):
+    """Base of arrays that are full of one number."""
+
     output_doc = "`shape`, dtype `dtype`"
     shape: Shape = option((), _SHAPE, low=-1)
     ctx: str = option("", _CTX)
@@ -54,12 +56,12 @@ class _Constant(_Creation):
 
 
 @operator("_zeros")
-class Zeros(_Constant):
+class Zeros(Filled):
     """Zeros."""
 
 
 @operator("_ones")
-class Ones(_Constant):
+class Ones(Filled):
     """Ones."""
 
     def constant(self) -> float:
@@ -67,7 +69,7 @@ class Ones(_Constant):
 
 
 @operator("_full")
-class Full(_Constant):
+class Full(Filled):
     """One number everywhere."""
 
     value: float = required("The number.")
@@ -153,7 +155,7 @@ class Linspace(_Creation):
 
 
 @operator("_contrib_arange_like", "arange_like")
-class ArangeLike(Operator, no_gradient=True):
+class ArangeLike(Operator, no_gradient=True, shapes_only=("data",)):
     """Numbers from ``start``, as many as the input has elements, or as its axis is long."""
 
     input_docs = described(data="any shape, any dtype; only its shape and dtype are used")

@@ -21,11 +21,11 @@ from flowmx.ops.registry.operators import (
     option,
     required,
 )
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import Passing, Precision
 
 
 @operator("Concat", "concat")
-class Concat(Operator, keeps_layout=True, precision=Precision.WIDEST):
+class Concat(Operator, keeps_layout=True, mirrored=False, passing=Passing.ALONE, precision=Precision.WIDEST):
     """The inputs joined along an axis; their other axes must be equal."""
 
     variadic = "num_args"
@@ -210,7 +210,7 @@ class _Split(Operator):
 
 
 @operator("SliceChannel", "split")
-class SliceChannel(_Split):
+class SliceChannel(_Split, passing=Passing.ALIKE):
     """The input split along an axis into equal parts."""
 
     num_outputs: int = required("Number of parts.", low=1)
@@ -229,7 +229,7 @@ class SliceChannel(_Split):
 
 
 @operator("_split_v2")
-class SplitV2(_Split):
+class SplitV2(_Split, passing=Passing.ALIKE):
     """The input split along an axis at the given indices, or into ``sections`` equal parts."""
 
     indices: Shape = option((), "The first index of each part (MXNet's JSON puts a 0 first).")

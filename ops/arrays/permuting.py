@@ -12,8 +12,16 @@ from flowmx.ops.arrays.shape import View
 from flowmx.ops.registry.operators import Array, Operator, Shape, ShapeOrNone, described, operator, option, required
 
 
+class Permuting(View):
+    """Base of operators that give the axes another order."""
+
+    def order(self, ndim: int) -> Shape:
+        """The axes of the input in the order of the output's."""
+        raise NotImplementedError
+
+
 @operator("transpose")
-class Transpose(View):
+class Transpose(Permuting):
     """The axes in another order; reversed where none is given."""
 
     input_docs = described(data="any shape, any dtype")
@@ -38,6 +46,9 @@ class Transpose(View):
         axes = axes_of(self, self.axes, len(made), "axes") if self.axes else tuple(range(len(made)))[::-1]
         return [tuple(made[axes.index(axis)] for axis in range(len(made)))]
 
+    def order(self, ndim: int) -> Shape:
+        return tuple([axis % ndim for axis in self.axes]) or tuple(reversed(range(ndim)))
+
     def view(self, x: Array, shape: Shape) -> Array:
         return x.transpose(self.axes or None)
 
@@ -47,7 +58,7 @@ class Transpose(View):
 
 
 @operator("SwapAxis", "swapaxes")
-class SwapAxis(View):
+class SwapAxis(Permuting):
     """Two axes exchanged."""
 
     input_docs = described(data="any shape, any dtype")
@@ -63,6 +74,11 @@ class SwapAxis(View):
         other = axis_of(self, self.dim2, len(shape), "dim2")
         shape[one], shape[other] = shape[other], shape[one]
         return shapes, [tuple(shape)]
+
+    def order(self, ndim: int) -> Shape:
+        axes = list(range(ndim))
+        axes[self.dim1], axes[self.dim2] = axes[self.dim2], axes[self.dim1]
+        return tuple(axes)
 
     def view(self, x: Array, shape: Shape) -> Array:
         return x.swapaxes(self.dim1, self.dim2)

@@ -11,10 +11,11 @@ from flowmx.errors import ShapeError
 from flowmx.ops.arrays.linear import Inferred, Linear, linear, shape_of
 from flowmx.ops.arrays.reshaping import axis_of, times
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, described, option, required
+from flowmx.ops.registry.traits import Passing
 
 
 @linear("tile")
-class Tile(Linear):
+class Tile(Linear, passing=Passing.ALIKE):
     """The whole input repeated ``reps`` times along each axis."""
 
     input_docs = described(data="any shape, any dtype")
@@ -41,7 +42,7 @@ class Tile(Linear):
 
 
 @linear("repeat")
-class Repeat(Linear):
+class Repeat(Linear, passing=Passing.ALIKE):
     """Each element repeated ``repeats`` times along an axis, or of the flattened input."""
 
     input_docs = described(data="any shape, any dtype")
@@ -70,7 +71,7 @@ class Repeat(Linear):
 
 
 @linear("Pad", "pad")
-class Pad(Linear):
+class Pad(Linear, passing=Passing.ALIKE):
     """The input with elements added around it: a constant, the edge's, or the reflected content."""
 
     input_docs = described(data="any shape, any dtype")

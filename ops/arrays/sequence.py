@@ -10,6 +10,7 @@ from flowmx.ops.arrays.indexing import whole
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, described, merge, option
+from flowmx.ops.registry.traits import Passing
 
 _LENGTHS = "Take the lengths from the second input; else all are full."
 _AXIS = "The axis of time, 0 or 1."
@@ -81,6 +82,10 @@ class SequenceMask(_Sequence):
     use_sequence_length: bool = option(False, _LENGTHS)
     value: float = option(0.0, "The value behind the end.")
     axis: int = option(0, _AXIS, low=0, high=1)
+
+    def __post_init__(self) -> None:
+        if not self.use_sequence_length:
+            self.with_traits(passing=Passing.ALWAYS)
 
     def checked(self, lengths: Array, longest: int) -> Array:
         return lengths  # what is longer is whole

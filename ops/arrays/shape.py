@@ -38,7 +38,7 @@ class View(Operator):
 
 
 @operator("Reshape", "reshape")
-class Reshape(View, in_place=((0, 0),)):
+class Reshape(View, in_place=((0, 0),), view=True):
     """The same elements with another shape.
 
     In ``shape`` 0 keeps the input's axis, -1 infers one axis, -2 copies all the rest, -3 merges two axes, and
@@ -77,7 +77,7 @@ class Reshape(View, in_place=((0, 0),)):
 
 
 @operator("Flatten", "flatten")
-class Flatten(View, in_place=((0, 0),)):
+class Flatten(View, in_place=((0, 0),), view=True):
     """All axes but the first made one: (n, a, b, ...) becomes (n, a·b·...)."""
 
     input_docs = described(data="(n, ...), any dtype")
@@ -93,7 +93,7 @@ class Flatten(View, in_place=((0, 0),)):
 
 
 @operator("reshape_like")
-class ReshapeLike(View, in_place=((0, 0),)):
+class ReshapeLike(View, in_place=((0, 0),), view=True, shapes_only=("rhs",)):
     """The elements of ``lhs`` with the shape of ``rhs``, or some of its axes replaced by some of rhs."""
 
     arguments = ("lhs", "rhs")
@@ -126,9 +126,12 @@ class ReshapeLike(View, in_place=((0, 0),)):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [dtypes[0]]
 
+    def without_like(self, shape: Shape, dtype: DType) -> Operator:
+        return Reshape.create(shape=shape)
+
 
 @operator("expand_dims")
-class ExpandDims(View, in_place=((0, 0),)):
+class ExpandDims(View, in_place=((0, 0),), view=True):
     """A new axis of length 1 at position ``axis`` of the output."""
 
     input_docs = described(data="any shape, any dtype")
@@ -151,7 +154,7 @@ class ExpandDims(View, in_place=((0, 0),)):
 
 
 @operator("squeeze")
-class Squeeze(View, in_place=((0, 0),)):
+class Squeeze(View, in_place=((0, 0),), view=True):
     """The input without its axes of length 1, or without the given ones."""
 
     input_docs = described(data="any shape, any dtype")

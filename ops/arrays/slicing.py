@@ -9,6 +9,7 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, linear
 from flowmx.ops.arrays.reshaping import axis_of
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Run, Shape, ShapeOrNone, described, option, required
+from flowmx.ops.registry.traits import Passing
 
 Slices = tuple[slice, ...]
 
@@ -34,7 +35,7 @@ def _count(part: slice, length: int) -> int:
 
 
 @linear("slice", "crop")
-class Slice(_Slicing):
+class Slice(_Slicing, passing=Passing.ALIKE):
     """A part of the input: on each axis from ``begin`` to before ``end``, in steps of ``step``."""
 
     input_docs = described(data="any shape, any dtype")
@@ -42,6 +43,10 @@ class Slice(_Slicing):
     begin: tuple[int | None, ...] = required("First index on each axis; None for the start.")
     end: tuple[int | None, ...] = required("The index after the last on each axis; None for the end.")
     step: tuple[int | None, ...] = option((), "The step on each axis; None for 1, negative for backwards.")
+
+    def __post_init__(self) -> None:
+        if any(step is not None and step <= 0 for step in self.step):
+            self.with_traits(passing=Passing.NEVER)
 
     def key(self, shape: Shape, others: Sequence[Shape] = ()) -> Slices:
         steps = self.step or (None,) * len(self.begin)
@@ -66,7 +71,7 @@ class Slice(_Slicing):
 
 
 @linear("slice_axis")
-class SliceAxis(_Slicing):
+class SliceAxis(_Slicing, passing=Passing.ALIKE):
     """A part of the input along one axis, from ``begin`` to before ``end``."""
 
     input_docs = described(data="any shape, any dtype")
@@ -89,7 +94,7 @@ class SliceAxis(_Slicing):
 
 
 @linear("slice_like")
-class SliceLike(_Slicing):
+class SliceLike(_Slicing, passing=Passing.ALIKE, shapes_only=("shape_like",)):
     """The first elements of ``data``, as many on the given axes as ``shape_like`` has (default: all axes)."""
 
     arguments = ("data", "shape_like")

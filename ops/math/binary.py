@@ -18,8 +18,8 @@ from flowmx.ops.arrays.linear import InferredTypes
 from flowmx.ops.formulas.activations import smooth_l1
 from flowmx.ops.formulas.arrays import OnArrays
 from flowmx.ops.registry.dtypes import DType, is_floating
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, lookup, operator, option
+from flowmx.ops.registry.traits import Neutral, Precision
 
 _INT64: DType = np.dtype(np.int64)
 _FLOAT64: DType = np.dtype(np.float64)
@@ -49,6 +49,9 @@ class Row(NamedTuple):
     precision: Precision = Precision.WIDEST
     """Of two arrays; an array and a number are as given where this is the widest."""
     reversed_precision: Precision | None = None
+    neutral: Neutral | None = None
+    factor: Callable[[float], float] | None = None
+    """For a number that b may be: what a is then multiplied by."""
 
 
 def ufunc(name: str) -> Callable[..., Any]:
@@ -102,22 +105,26 @@ def _log(F: Any, a: Any) -> Any:
 TABLE = [
     Row("add", ufunc("add"), lambda F, a, b, y, g: g, lambda F, a, b, y, g: g, "", "a + b",
         ("broadcast_add", "broadcast_plus"), ("elemwise_add", "_add", "_plus", "_Plus", "_grad_add"),
-        ("_plus_scalar", "_PlusScalar"), onnx="Add"),
+        ("_plus_scalar", "_PlusScalar"), onnx="Add", neutral=Neutral(-0.0, (0, 1))),
     Row("sub", ufunc("subtract"), lambda F, a, b, y, g: g, lambda F, a, b, y, g: -g, "", "a - b",
         ("broadcast_sub", "broadcast_minus"), ("elemwise_sub", "_sub", "_minus", "_Minus"),
-        ("_minus_scalar", "_MinusScalar"), ("_rminus_scalar", "_RMinusScalar"), onnx="Sub"),
+        ("_minus_scalar", "_MinusScalar"), ("_rminus_scalar", "_RMinusScalar"), onnx="Sub",
+        neutral=Neutral(0.0)),
     Row("mul", ufunc("multiply"), lambda F, a, b, y, g: g * b, lambda F, a, b, y, g: g * a, "ab", "a · b",
-        ("broadcast_mul",), ("elemwise_mul", "_mul", "_Mul"), ("_mul_scalar", "_MulScalar"), onnx="Mul"),
+        ("broadcast_mul",), ("elemwise_mul", "_mul", "_Mul"), ("_mul_scalar", "_MulScalar"), onnx="Mul",
+        neutral=Neutral(1.0, (0, 1)), factor=lambda b: b),
     Row("div", _divide, lambda F, a, b, y, g: g / b, lambda F, a, b, y, g: -(g * y) / b, "by", "a / b",
         ("broadcast_div",), ("elemwise_div", "_div", "_Div"), ("_div_scalar", "_DivScalar"),
-        ("_rdiv_scalar", "_RDivScalar"), onnx="Div", reversed_precision=Precision.FLOAT32),
+        ("_rdiv_scalar", "_RDivScalar"), onnx="Div", reversed_precision=Precision.FLOAT32,
+        neutral=Neutral(1.0, kinds="f"), factor=lambda b: 1 / b if b else 0.0),
     Row("mod", _mod, lambda F, a, b, y, g: g, lambda F, a, b, y, g: -(g * F.floor(a / b)), "ab",
         "a mod b, with the sign of b",
         ("broadcast_mod",), ("_mod", "_Mod"), ("_mod_scalar", "_ModScalar"), ("_rmod_scalar", "_RModScalar"),
         onnx="Mod"),
     Row("power", ufunc("power"), lambda F, a, b, y, g: g * b * a ** (b - 1.0), lambda F, a, b, y, g: g * y * _log(F, a),
         "aby", "a to the power b", ("broadcast_power",), ("_power", "_Power"), ("_power_scalar", "_PowerScalar"),
-        ("_rpower_scalar", "_RPowerScalar"), "Pow", Precision.FLOAT32, Precision.FLOAT32),
+        ("_rpower_scalar", "_RPowerScalar"), "Pow", Precision.FLOAT32, Precision.FLOAT32,
+        Neutral(1.0, kinds="f", itemsize=4)),
     Row("maximum", ufunc("maximum"), lambda F, a, b, y, g: g * (a >= b), lambda F, a, b, y, g: g * (a < b), "ab",
         "the larger of a and b", ("broadcast_maximum",), ("_maximum", "_Maximum"),
         ("_maximum_scalar", "_MaximumScalar"), onnx="Max"),
@@ -185,7 +192,9 @@ class Pair(Operator, keeps_layout=True, in_place=((0, 0), (1, 0))):
     arguments = ("lhs", "rhs")
 
 
-class _Broadcast(Pair):
+class Broadcasting(Pair):
+    """Base of operators on two arrays that are broadcast against each other."""
+
     input_docs = described(
         lhs="any shape, any dtype",
         rhs="a shape that broadcasts with that of lhs, the dtype of lhs",
@@ -280,21 +289,26 @@ def _register(row: Row) -> None:
             body["__annotations__"] = {"scalar": float, "is_int": bool}
             body["scalar"] = option(1.0, "The number.")
             body["is_int"] = option(True, "Keep integer dtypes; otherwise integers become float64.")
+            if compute is scalar_forward and (factor := row.factor) is not None:
+                body["factor"] = lambda self, shape: factor(self.scalar)
         operator(names[0], *names[1:])(type(names[0], (base,), body, no_gradient=row.left is None, **traits))
 
     arrays, scalar = row.precision, None if row.precision is Precision.WIDEST else row.precision
-    make(row.broadcast, _Broadcast, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient,
-         precision=arrays)  # fmt: skip
+    make(row.broadcast, Broadcasting, f"Elementwise {row.doc}, with broadcasting.", forward, broadcast_gradient,
+         precision=arrays, neutral=row.neutral)  # fmt: skip
     make(row.elementwise, Pair, f"Elementwise {row.doc}, for arrays of one shape.", forward, plain_gradient,
-         precision=arrays)  # fmt: skip
+         precision=arrays, neutral=row.neutral)  # fmt: skip
     make(row.scalar, Scalar, f"Elementwise {row.doc}, where b is a number.", scalar_forward, scalar_gradient,
-         precision=scalar)  # fmt: skip
+         precision=scalar, neutral=row.neutral)  # fmt: skip
     make(row.reversed_scalar, Scalar, f"Elementwise {row.doc}, where a is a number.", reversed_forward,
          reversed_gradient, precision=row.reversed_precision)  # fmt: skip
 
 
 for _row in TABLE:
     _register(_row)
+
+SUMS = (lookup("elemwise_add"), lookup("broadcast_add"))
+"""The sums of two arrays."""
 
 
 _SMOOTH_L1 = OnArrays(smooth_l1)

@@ -7,19 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from flowmx.ops.arrays.creation import Ones, Zeros
 from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.registry.dtypes import DType
-from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, required
+from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, required
 
 
-class _Fill(Operator):
+class _Fill(Operator, shapes_only=("data",)):
     value = 0
+    filled: type[Operator] = Zeros
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = self.value
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.zeros_like(heads[0])]
+
+    def without_like(self, shape: Shape, dtype: DType) -> Operator:
+        return self.filled.create(shape=shape, dtype=dtype)
 
 
 @operator("zeros_like")
@@ -32,9 +37,10 @@ class OnesLike(_Fill):
     """Ones of the input's shape and dtype."""
 
     value = 1
+    filled = Ones
 
 
-class _Shape(Operator, no_gradient=True):
+class _Shape(Operator, no_gradient=True, shapes_only=("data",)):
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [np.dtype(np.int64)]
 
@@ -69,7 +75,7 @@ class SizeArray(_Shape):
 
 
 @operator("Cast", "cast")
-class Cast(Operator):
+class Cast(Operator, casts=True):
     """The input as another element type."""
 
     input_docs = described(data="any shape, any dtype")
@@ -87,7 +93,7 @@ class Cast(Operator):
 
 
 @operator("_cast_like")
-class CastLike(Operator, hidden=True):
+class CastLike(Operator, hidden=True, casts=True):
     """The first input as the element type of the second."""
 
     arguments = ("data", "like")
@@ -103,3 +109,6 @@ class CastLike(Operator, hidden=True):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_cast_like", heads[0], shape_of(inputs, 0)), None]
+
+    def without_like(self, shape: Shape, dtype: DType) -> Operator:
+        return Cast.create(dtype=dtype)

@@ -93,6 +93,9 @@ class DivSqrtDim(Operator, in_place=((0, 0),)):
         root = x.dtype.type(math.sqrt(max(1, x.shape[-1])))
         run.xp.divide(x, root, out=outputs[0], casting="unsafe")
 
+    def factor(self, shape: Shape) -> float:
+        return 1 / math.sqrt(max(1, shape[-1]))
+
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_contrib_div_sqrt_dim", heads[0])]
 

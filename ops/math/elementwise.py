@@ -26,7 +26,7 @@ from flowmx.ops.formulas.frontend import gradient_of
 from flowmx.ops.math.special_gamma import polygamma
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, operator, option
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import Passing, Precision
 
 
 class Row(NamedTuple):
@@ -42,6 +42,8 @@ class Row(NamedTuple):
     onnx: str = ""
     """The operator of ONNX, as in :class:`Operator`."""
     precision: Precision | None = None
+    activation: str = ""
+    passing: Passing = Passing.NEVER
 
 
 def _round(x: Expr) -> Expr:
@@ -96,7 +98,8 @@ TABLE = [
     Row("arctan", f.arctan, lambda x, y, g: g / (x * x + 1.0), "Elementwise inverse tangent.", onnx="Atan"),
     Row("sinh", f.sinh, lambda x, y, g: g * f.cosh(x), "Elementwise hyperbolic sine.", onnx="Sinh", precision=_FULL),
     Row("cosh", f.cosh, lambda x, y, g: g * f.sinh(x), "Elementwise hyperbolic cosine.", onnx="Cosh", precision=_FULL),
-    Row("tanh", f.tanh, lambda x, y, g: g * (1.0 - y * y), "Elementwise hyperbolic tangent.", onnx="Tanh"),
+    Row("tanh", f.tanh, lambda x, y, g: g * (1.0 - y * y), "Elementwise hyperbolic tangent.", onnx="Tanh",
+        activation="tanh"),
     Row("arcsinh", f.arcsinh, lambda x, y, g: g * f.rsqrt(x * x + 1.0), "Inverse hyperbolic sine.", onnx="Asinh"),
     Row("arccosh", f.arccosh, lambda x, y, g: g * f.rsqrt(x * x - 1.0), "Inverse hyperbolic cosine.", onnx="Acosh"),
     Row("arctanh", f.arctanh, lambda x, y, g: g / (1.0 - x * x), "Inverse hyperbolic tangent.", onnx="Atanh",
@@ -105,9 +108,10 @@ TABLE = [
     Row("radians", f.radians, lambda x, y, g: g * 0.017453292519943295, "Degrees to radians."),
     Row("reciprocal", f.reciprocal, lambda x, y, g: -(g * y * y), "Elementwise 1/x.", onnx="Reciprocal",
         precision=_FULL),
-    Row("relu", f.relu, lambda x, y, g: g * f.slope_of_relu(y), "Elementwise max(x, 0).", onnx="Relu"),
+    Row("relu", f.relu, lambda x, y, g: g * f.slope_of_relu(y), "Elementwise max(x, 0).", onnx="Relu", activation="relu"),
     Row("_slope_of_relu", f.slope_of_relu, None, "The slope of relu by its output: 1 above 0, else 0; NaN stays."),
-    Row("sigmoid", f.sigmoid, lambda x, y, g: g * y * (1.0 - y), "Elementwise 1/(1 + e⁻ˣ).", onnx="Sigmoid"),
+    Row("sigmoid", f.sigmoid, lambda x, y, g: g * y * (1.0 - y), "Elementwise 1/(1 + e⁻ˣ).", onnx="Sigmoid",
+        activation="sigmoid"),
     Row("softsign", softsign, lambda x, y, g: g / f.square(absolute(x) + 1.0), "Elementwise x/(1 + |x|).",
         onnx="Softsign"),
     Row("_softrelu", f.softplus, lambda x, y, g: g * f.sigmoid(x), "Elementwise log(1 + eˣ).", onnx="Softplus"),
@@ -121,9 +125,9 @@ TABLE = [
     Row("_contrib_sign_ste", f.sign, lambda x, y, g: g,
         "Elementwise sign: -1, 0 or 1; the gradient passes through.", onnx="Sign"),
     Row("logical_not", _logical_not, lambda x, y, g: number(0.0), "1 where x is 0, else 0.", onnx="Not"),
-    Row("_copy", f.copy, lambda x, y, g: g, "A copy of x.", ("identity",), onnx="Identity"),
+    Row("_copy", f.copy, lambda x, y, g: g, "A copy of x.", ("identity",), onnx="Identity", passing=Passing.ALWAYS),
     Row("BlockGrad", f.copy, None, "x, through which no gradient flows.",
-        ("stop_gradient",), onnx="Identity"),
+        ("stop_gradient",), onnx="Identity", passing=Passing.ALWAYS),
 ]  # fmt: skip
 
 
@@ -160,8 +164,15 @@ def _register(row: Row) -> None:
     if row.derivative is not None:
         body["gradient"] = gradient_of(row.derivative)
     operator(row.name, *row.aliases)(
-        type(row.name, (Operator,), body, in_place=((0, 0),), keeps_layout=True, no_gradient=row.derivative is None,
-             precision=row.precision)
+        type(
+            row.name,
+            (Operator,),
+            body,
+            in_place=((0, 0),),
+            keeps_layout=True,
+            no_gradient=row.derivative is None,
+            precision=row.precision,
+        )
     )
 
 

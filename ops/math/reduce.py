@@ -16,7 +16,7 @@ from flowmx.ops.arrays.linear import Inferred, InferredTypes, Linear, bound, lin
 from flowmx.ops.arrays.reshaping import axes_of, axis_of, expect_elements
 from flowmx.ops.registry.dtypes import DType, is_floating
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, family, operator, option
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import Passing, Precision
 
 
 def wide(x: Array) -> Array:
@@ -269,7 +269,7 @@ class ArgMaxChannel(Operator, no_gradient=True):
 
 
 @operator("_sum_like")
-class SumLike(Operator, hidden=True):
+class SumLike(Operator, hidden=True, passing=Passing.ALIKE):
     """Undo broadcasting: sum over the axes along which ``like`` was broadcast to the shape of ``data``."""
 
     arguments = ("data", "like")
@@ -302,7 +302,7 @@ class SumLike(Operator, hidden=True):
         return [F.broadcast_like(heads[0], shape_of(inputs, 0)), None]
 
 
-class _Broadcast(Operator):
+class _Broadcast(Operator, repeats=True, passing=Passing.ALIKE):
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])
 
@@ -360,7 +360,7 @@ class BroadcastAxis(_Broadcast):
 
 
 @operator("broadcast_like")
-class BroadcastLike(_Broadcast):
+class BroadcastLike(_Broadcast, shapes_only=("rhs",)):
     """Repeat axes of length 1 until the shape is that of ``rhs``, or only the given axes to given axes."""
 
     arguments = ("lhs", "rhs")
@@ -402,3 +402,6 @@ class BroadcastLike(_Broadcast):
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, [dtypes[0]]
+
+    def without_like(self, shape: Shape, dtype: DType) -> Operator:
+        return BroadcastTo.create(shape=shape)

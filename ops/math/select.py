@@ -12,7 +12,7 @@ from flowmx.errors import ShapeError, TypeInferenceError
 from flowmx.ops.arrays.linear import Inferred, InferredTypes
 from flowmx.ops.registry.dtypes import DType, is_floating, name_of
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, merge, operator, required
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import Passing, Precision
 
 
 @operator("where")
@@ -86,7 +86,7 @@ class Clip(Operator, in_place=((0, 0),), keeps_layout=True):
 
 
 @operator("add_n", "ElementWiseSum")
-class AddN(Operator, in_place=((0, 0),), keeps_layout=True, precision=Precision.WIDEST):
+class AddN(Operator, in_place=((0, 0),), keeps_layout=True, passing=Passing.ALONE, precision=Precision.WIDEST):
     """The sum of the inputs, which have one shape."""
 
     variadic = "num_args"

@@ -50,7 +50,7 @@ class _Paths(NamedTuple):
 
 
 @operator("CTCLoss", "ctc_loss", "_contrib_CTCLoss", "_contrib_ctc_loss")
-class CTCLoss(Operator, skips=True, precision=Precision.FLOAT32):
+class CTCLoss(Operator, skips=True, mirrored=False, precision=Precision.FLOAT32):
     """Connectionist temporal classification (Graves et al., 2006): -log of the labelling's probability.
 
     Shapes: data (time, batch, classes) before softmax, label (batch, labels), output (batch,). One class is the

@@ -13,7 +13,7 @@ from flowmx.ops.nn.activation import softmax_into
 from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape, unchecked
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import Passing, Precision
 
 Normalization = Literal["null", "batch", "valid"]
 
@@ -47,7 +47,7 @@ class _Backward(Operator, hidden=True, is_loss=False):
 
 
 @operator("SoftmaxOutput", "Softmax")
-class SoftmaxOutput(_Labelled, is_loss=True, precision=Precision.FLOAT32):
+class SoftmaxOutput(_Labelled, is_loss=True, mirrored=False, precision=Precision.FLOAT32):
     """Softmax, whose gradient is that of the cross-entropy with the label: output - one_hot(label).
 
     Shapes: data (batch, classes) and label (batch,) of class numbers; with ``multi_output`` data
@@ -340,7 +340,7 @@ class BackwardSVMOutput(_Backward, SVMOutput):
 
 
 @operator("MakeLoss")
-class MakeLoss(Operator, is_loss=True, precision=Precision.FLOAT32):
+class MakeLoss(Operator, is_loss=True, passing=Passing.ALWAYS, precision=Precision.FLOAT32):
     """The data as a loss: its gradient is ``grad_scale``, whatever the head gradient.
 
     ``normalization`` divides it by the batch, or by how many elements are above ``valid_thresh``.
@@ -359,7 +359,7 @@ class MakeLoss(Operator, is_loss=True, precision=Precision.FLOAT32):
 
 
 @operator("_backward_MakeLoss")
-class BackwardMakeLoss(_Backward, MakeLoss, no_gradient=True):
+class BackwardMakeLoss(_Backward, MakeLoss, no_gradient=True, passing=Passing.NEVER):
     """Gradient of MakeLoss."""
 
     arguments = ("output",)
@@ -374,7 +374,7 @@ class BackwardMakeLoss(_Backward, MakeLoss, no_gradient=True):
 
 
 @operator("make_loss")
-class PlainLoss(Operator, is_loss=True, precision=Precision.FLOAT32):
+class PlainLoss(Operator, is_loss=True, passing=Passing.ALWAYS, precision=Precision.FLOAT32):
     """The data as a loss: its gradient is 1, whatever the head gradient."""
 
     onnx = "Identity"

@@ -24,7 +24,7 @@ from flowmx.ops.registry.operators import (
 
 
 @operator("amp_cast")
-class AmpCast(Operator):
+class AmpCast(Operator, casts=True):
     """Cast a floating array to another floating dtype; integer arrays keep theirs."""
 
     input_docs = described(data="any shape, any dtype")

@@ -134,7 +134,7 @@ class _ByNumbers(_Sampler):
         self.fill(run, outputs[0], [getattr(self, name) for name in self.distribution.parameters])
 
 
-class _Like(_ByNumbers):
+class _Like(_ByNumbers, shapes_only=("data",)):
     arguments = ("data",)
     input_docs = described(data="any shape, any dtype; only its shape and dtype are used")
     output_doc = "The shape and dtype of data"

@@ -288,9 +288,16 @@ class Operator:
         return self.arguments
 
     def only_shapes(self) -> tuple[int, ...]:
-        """Positions of inputs of which the forward looks at shape and dtype alone (all, or those called ``like``)."""
-        every = self.traits.shapes_only
-        return tuple(position for position, name in enumerate(self.inputs()) if every or name == "like")
+        """Positions of inputs of which the forward looks at shape and dtype alone, by the trait ``shapes_only``."""
+        return tuple(position for position, name in enumerate(self.inputs()) if name in self.traits.shapes_only)
+
+    def without_like(self, shape: Shape, dtype: DType) -> Operator | None:
+        """The operator that does the same without the inputs of :meth:`only_shapes`, by its output's form."""
+        return None
+
+    def factor(self, shape: Shape) -> float | None:
+        """The number by which it multiplies each element of an input of a shape; None where it does something else."""
+        return None
 
     def outputs(self) -> tuple[str, ...]:
         """Names of the outputs."""

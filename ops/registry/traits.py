@@ -72,10 +72,10 @@ class Traits:
         view: the output is the first input's bytes with another shape, so that a plan needs no step for it.
         casts: the output is the first input in another dtype.
         repeats: every element of the output is one of the first input's, with the axes broadcast.
-        shapes_only: the forward looks at nothing of its inputs but shape and dtype.
+        shapes_only: the names of inputs of which the forward looks at nothing but shape and dtype.
         passing: when the first output is the first input, to the bit.
         neutral: for arithmetic with two operands, the number that changes nothing.
-        activation: its name as layers' kernels know it, for an activation that these can apply.
+        activation: of a function, its name among the activations that layers apply.
         precision: what it computes in under mixed precision; None is as given, and not for public heavy operators.
         float32_where: a parameter, and the values of it for which mixed precision leaves the operator in float32.
         input_named: MXNet's monitors call its only input data, not input0.
@@ -99,7 +99,7 @@ class Traits:
     view: bool = False
     casts: bool = False
     repeats: bool = False
-    shapes_only: bool = False
+    shapes_only: tuple[str, ...] = ("like",)
     passing: Passing = Passing.NEVER
     neutral: Neutral | None = None
     activation: str = ""

@@ -12,8 +12,12 @@ from collections.abc import Collection
 from flowmx.graph.graph import Graph, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.attention_forms import Attention, Search
+from flowmx.ops.arrays.permuting import Transpose
+from flowmx.ops.arrays.shape import Reshape
+from flowmx.ops.compiled.fused_attention import FusedAttention
+from flowmx.ops.optimizers.mixed_precision import AmpCast
 from flowmx.ops.registry.dtypes import name_of
-from flowmx.ops.registry.operators import Shape, kernel_for, lookup
+from flowmx.ops.registry.operators import Shape, kernel_for
 
 
 def fuse_attention(graph: Graph, wanted: Collection[Node]) -> Graph:
@@ -24,7 +28,7 @@ def fuse_attention(graph: Graph, wanted: Collection[Node]) -> Graph:
         wanted: the variables that they will be differentiated by.
     """
     contexts = {graph.default, *graph.groups.values()}
-    if not any(context is not None and kernel_for(context.kernels, "_fused_attention") for context in contexts):
+    if not any(context is not None and kernel_for(context.kernels, FusedAttention.name) for context in contexts):
         return graph
     rewriter = Rewriter(graph)
     search = Search(rewriter, wanted)
@@ -40,7 +44,7 @@ def fuse_attention(graph: Graph, wanted: Collection[Node]) -> Graph:
 def _put(rewriter: Rewriter, node: Node, found: Attention, differentiable: bool) -> None:
     """Put the operator in the place of an attention that ends at a node."""
     parts = tuple([shape[3] for shape in found.shapes])
-    op = lookup("_fused_attention").create(
+    op = FusedAttention.create(
         layout=found.layout, parts=parts, scale=found.scale, biased=found.bias is not None,
         differentiable=differentiable,
     )  # fmt: skip
@@ -55,10 +59,10 @@ def _put(rewriter: Rewriter, node: Node, found: Attention, differentiable: bool)
         given.append(_seen(rewriter, rewriter.new(found.bias), (*whole, *rest), node))
     out = Entry(rewriter.make(op, given, node), 0)
     if found.layout == "NTC" and heads > 1:  # where the next operator turns this back, a later pass drops both
-        out = Entry(rewriter.make(lookup("transpose").create(axes=(0, 2, 1, 3)), [out], node), 0)
+        out = Entry(rewriter.make(Transpose.create(axes=(0, 2, 1, 3)), [out], node), 0)
     out, wanted = _seen(rewriter, out, rewriter.shapes[Entry(node, 0)], node), rewriter.dtypes[Entry(node, 0)]
     if rewriter.dtypes[out] != wanted:
-        out = Entry(rewriter.make(lookup("amp_cast").create(dtype=name_of(wanted)), [out], node), 0)
+        out = Entry(rewriter.make(AmpCast.create(dtype=name_of(wanted)), [out], node), 0)
     rewriter.replace(Entry(node, 0), out)
     rewriter.note(f"{node.name} is one operator with its softmax and the product before it")
 
@@ -67,4 +71,4 @@ def _seen(rewriter: Rewriter, entry: Entry, shape: Shape, like: Node) -> Entry:
     """An entry, by a node that only looks at it otherwise where it has another shape."""
     if rewriter.shapes[entry] == shape:
         return entry
-    return Entry(rewriter.make(lookup("Reshape").create(shape=shape), [entry], like), 0)
+    return Entry(rewriter.make(Reshape.create(shape=shape), [entry], like), 0)

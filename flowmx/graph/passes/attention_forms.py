@@ -15,28 +15,25 @@ these.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
 from flowmx.graph.graph import Rewriter, written
 from flowmx.graph.node import Entry, Node, topological
-from flowmx.graph.passes.identities import CASTS, order_of_axes
-from flowmx.graph.plan import VIEWS
 from flowmx.ops import kernels
+from flowmx.ops.arrays.permuting import Permuting
+from flowmx.ops.linalg.matrix import BatchDot
+from flowmx.ops.math.binary import SUMS
+from flowmx.ops.nn.activation import Softmax
+from flowmx.ops.nn.attention import EncoderDecoderScores, EncoderDecoderSums, SelfAttentionScores, SelfAttentionSums
+from flowmx.ops.nn.dropout import Dropout
+from flowmx.ops.optimizers.mixed_precision import AmpCast
 from flowmx.ops.registry.dtypes import is_floating
 from flowmx.ops.registry.operators import Operator, Shape
 
-_Factor = Callable[[Any, Shape], float]
-_SCALES: dict[str, _Factor] = {
-    "_mul_scalar": lambda op, shape: float(op.scalar),
-    "_div_scalar": lambda op, shape: 1 / op.scalar if op.scalar else 0.0,
-    "_contrib_div_sqrt_dim": lambda op, shape: 1 / math.sqrt(max(1, shape[-1])),
-}
-"""Operators that scale an array: from the operator and its input's shape to the factor."""
-_ADDITIONS = ("elemwise_add", "broadcast_add")
-_INTERLEAVED: dict[str, tuple[str, Shape]] = {
-    "_contrib_interleaved_matmul_selfatt_valatt": ("_contrib_interleaved_matmul_selfatt_qk", (3,)),
-    "_contrib_interleaved_matmul_encdec_valatt": ("_contrib_interleaved_matmul_encdec_qk", (1, 2)),
+_INTERLEAVED: dict[type, tuple[type[Operator], Shape]] = {
+    SelfAttentionSums: (SelfAttentionScores, (3,)),
+    EncoderDecoderSums: (EncoderDecoderScores, (1, 2)),
 }
 """For each product with values: that of queries and keys, and how many of the three lie in each input."""
 _GRID = 8
@@ -79,13 +76,13 @@ class Search:
         """The attention that ends at a node."""
         if _products(node.op) is None:
             return None
-        weights, values = node.inputs if _name(node) == "batch_dot" else node.inputs[::-1]
+        weights, values = node.inputs if isinstance(node.op, BatchDot) else node.inputs[::-1]
         values = self._as_it_was(values)
-        softmax, factor = self._behind(weights, node, {})
+        softmax, factor = self._behind(weights, node)
         if factor != 1 or not self._is_softmax(softmax, node):
             return None
-        for scores, bias in self._sums(self._behind(softmax.node.inputs[0], node, {})[0], node):
-            product, scale = self._behind(scores, node, _SCALES)
+        for scores, bias in self._sums(self._behind(softmax.node.inputs[0], node)[0], node):
+            product, scale = self._behind(scores, node, scaled=True)
             found = self._operands(node, product, values, scale) if self._is_part(product, node) else None
             if found is not None and self._has_kernel(node, found) and (bias is None or self._fits(bias, product)):
                 return found._replace(bias=bias)
@@ -99,14 +96,15 @@ class Search:
         is_here = self._graph.context(node) is self._graph.context(end)
         return node.op is not None and entry.index == 0 and self._rewriter.uses[entry] == 1 and is_here
 
-    def _behind(self, entry: Entry, end: Node, scales: Mapping[str, _Factor]) -> tuple[Entry, float]:
-        """Skip operators that scale an entry or leave it unchanged; returns the source and the product of scales."""
+    def _behind(self, entry: Entry, end: Node, scaled: bool = False) -> tuple[Entry, float]:
+        """Skip operators that leave an entry unchanged, or scale it; returns the source and the product of scales."""
         factor = 1.0
         while self._is_part(entry, end):
             node, op = entry.node, entry.node.op
             assert op is not None
-            if op.name in scales:
-                factor *= scales[op.name](op, self._rewriter.shapes[entry])
+            scale = op.factor(self._rewriter.shapes[entry]) if scaled else None
+            if scale is not None:
+                factor *= scale
             elif not self._changes_nothing(entry):
                 break
             entry = node.inputs[0]
@@ -116,20 +114,20 @@ class Search:
         """Tell whether the kernel can ignore an operator: a cast between floating types, or an inactive Dropout."""
         op = entry.node.op
         assert op is not None
-        if op.name == "Dropout":
+        if isinstance(op, Dropout):
             return not op.draws(self._graph.train)
-        return op.name in CASTS and all(is_floating(self._rewriter.dtypes[e]) for e in (entry, entry.node.inputs[0]))
+        return op.traits.casts and all(is_floating(self._rewriter.dtypes[e]) for e in (entry, entry.node.inputs[0]))
 
     def _is_softmax(self, entry: Entry, end: Node) -> bool:
         op: Any = entry.node.op
-        if not self._is_part(entry, end) or op.name != "softmax":
+        if not self._is_part(entry, end) or type(op) is not Softmax:
             return False
         return op.axis in (-1, 2) and op.temperature in (None, 1) and not op.use_length
 
     def _sums(self, entry: Entry, end: Node) -> Iterator[tuple[Entry, Entry | None]]:
         """Ways to see what softmax is taken of: as scores, or as scores and what is added to them."""
         yield entry, None
-        if self._is_part(entry, end) and entry.node.op is not None and entry.node.op.name in _ADDITIONS:
+        if self._is_part(entry, end) and isinstance(entry.node.op, SUMS):
             one, other = entry.node.inputs
             for scores, bias in ((one, other), (other, one)):
                 if self._rewriter.shapes[scores] == self._rewriter.shapes[entry]:
@@ -137,7 +135,7 @@ class Search:
 
     def _as_it_was(self, values: Entry) -> Entry:
         """Values without a cast by which mixed precision made them as wide as weights."""
-        inner, dtypes = values.node.inputs[0] if _name(values.node) == "amp_cast" else values, self._rewriter.dtypes
+        inner, dtypes = values.node.inputs[0] if isinstance(values.node.op, AmpCast) else values, self._rewriter.dtypes
         return inner if is_floating(dtypes[inner]) and dtypes[inner].itemsize < dtypes[values].itemsize else values
 
     # -- queries, keys and values --------------------------------------------------------------------------
@@ -145,8 +143,8 @@ class Search:
     def _operands(self, end: Node, product: Entry, values: Entry, scale: float) -> Attention | None:
         """The attention, if its first product is one that belongs to the last."""
         first: Any = product.node.op
-        wanted, parts = _products(end.op) or ("", ())
-        if first.name != wanted:
+        wanted, parts = _products(end.op) or (Operator, ())
+        if type(first) is not wanted:
             return None
         inputs = list(product.node.inputs)
         if parts:
@@ -160,8 +158,11 @@ class Search:
     def _unscaled(self, entry: Entry, end: Node) -> tuple[Entry, float]:
         """Queries or keys, and what they are multiplied by."""
         factor = 1.0
-        while self._is_part(entry, end) and _name(entry.node) in _SCALES:
-            factor *= _SCALES[_name(entry.node)](entry.node.op, self._rewriter.shapes[entry])
+        while self._is_part(entry, end) and entry.node.op is not None:
+            scale = entry.node.op.factor(self._rewriter.shapes[entry])
+            if scale is None:
+                break
+            factor *= scale
             entry = entry.node.inputs[0]
         return entry, factor
 
@@ -183,12 +184,15 @@ class Search:
 
     def _with_heads(self, entry: Entry) -> Entry | None:
         """The array (batch, length, heads, size) that one (batch · heads, length, size) was copied from."""
-        shapes, inner = self._rewriter.shapes, entry.node.inputs[0] if _name(entry.node) in VIEWS else None
-        if inner is None or _name(inner.node) not in ("transpose", "SwapAxis"):
+        shapes, op = self._rewriter.shapes, entry.node.op
+        if op is None or not op.traits.view:
             return None
-        shape = shapes[inner]
+        inner = entry.node.inputs[0]
+        permuting, shape = inner.node.op, shapes[inner]
+        if not isinstance(permuting, Permuting):
+            return None
         is_split = len(shape) == 4 and (shape[0] * shape[1], *shape[2:]) == shapes[entry]
-        return inner.node.inputs[0] if is_split and order_of_axes(inner.node.op, 4) == (0, 2, 1, 3) else None
+        return inner.node.inputs[0] if is_split and permuting.order(4) == (0, 2, 1, 3) else None
 
     # -- whether a kernel can ------------------------------------------------------------------------------
 
@@ -227,12 +231,8 @@ class Search:
         return bias.node in learning
 
 
-def _products(op: Operator | None) -> tuple[str, Shape] | None:
+def _products(op: Operator | None) -> tuple[type[Operator], Shape] | None:
     """Of a product with values: that of queries and keys, and how many of the three lie in each of its inputs."""
-    if op is not None and op.name == "batch_dot":
-        return None if op.transpose_a or op.transpose_b else ("batch_dot", ())  # type: ignore[attr-defined]
-    return None if op is None else _INTERLEAVED.get(op.name)
-
-
-def _name(node: Node) -> str:
-    return "" if node.op is None else node.op.name
+    if isinstance(op, BatchDot):
+        return None if op.transpose_a or op.transpose_b else (BatchDot, ())
+    return _INTERLEAVED.get(type(op))

@@ -22,6 +22,7 @@ from flowmx.graph.graph import Graph, Options, Rewriter, is_pure
 from flowmx.graph.node import Entry, Node
 from flowmx.ops import kernels
 from flowmx.ops.compiled.chain import Chain, Link
+from flowmx.ops.math.binary import Broadcasting
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Shape
 
@@ -162,7 +163,7 @@ class _Search:
             if graph.dtypes[entry] != dtype:
                 return None
             if graph.shapes[entry] != shape and not (
-                op.name.startswith("broadcast_") and _walks_well(graph.shapes[entry], shape)
+                isinstance(op, Broadcasting) and _walks_well(graph.shapes[entry], shape)
             ):
                 return None
         context = graph.context(node)

@@ -12,11 +12,12 @@ from typing import Any
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
-from flowmx.ops.nn.normalization import BatchStatistics
+from flowmx.ops.compiled.fused import ScaleAndShift
+from flowmx.ops.nn.batch_norms import BatchNormWithReLU, SyncBatchNorm
+from flowmx.ops.nn.normalization import BatchNorm, BatchStatistics
 from flowmx.ops.registry.dtypes import FLOAT32
-from flowmx.ops.registry.operators import lookup
 
-NORMALIZATIONS = {"BatchNorm": "", "_contrib_SyncBatchNorm": "", "_contrib_BatchNormWithReLU": "relu"}
+NORMALIZATIONS: dict[type, str] = {BatchNorm: "", SyncBatchNorm: "", BatchNormWithReLU: "relu"}
 """Normalisations that can be folded into a layer, and the activation that comes with each."""
 
 
@@ -27,7 +28,7 @@ def fold_normalization(graph: Graph, options: Options) -> Graph:
     rewriter = Rewriter(graph)
     folded = {}
     for node in rewriter.nodes:
-        if node.op is not None and node.op.name in NORMALIZATIONS:
+        if type(node.op) in NORMALIZATIONS:
             reason = _why_not(rewriter, node)
             if reason:
                 rewriter.note(f"{node.name} stays: {reason}")
@@ -48,7 +49,7 @@ def _why_not(rewriter: Rewriter, norm: Node) -> str:
     layer: Any = source.node
     assert isinstance(op, BatchStatistics)
     rank = len(graph.shapes[source])
-    if layer.op is None or layer.op.name not in FUSED:
+    if type(layer.op) not in FUSED:
         return "what comes before it is neither a convolution nor a product"
     if rewriter.uses[source] > 1:
         return f"{layer.name} is used elsewhere too"
@@ -70,9 +71,9 @@ def _fold(rewriter: Rewriter, layer: Node, norm: Node) -> None:
     assert isinstance(op, BatchStatistics)
     data, weight, *bias = map(rewriter.new, layer.inputs)
     parameters: dict[str, Any] = {"eps": op.eps, "fix_gamma": op.fix_gamma, "biased": bool(bias)}
-    made = lookup("_scale_and_shift").create(**parameters)
+    made = ScaleAndShift.create(**parameters)
     numbers = rewriter.make(made, [*map(rewriter.new, norm.inputs[1:]), *bias], norm)
-    folded = fused(layer, no_bias=False, scaled=True, then=NORMALIZATIONS[op.name])
+    folded = fused(layer, no_bias=False, scaled=True, then=NORMALIZATIONS[type(op)])
     whole = rewriter.make(folded, [data, weight, Entry(numbers, 1), Entry(numbers, 0)], layer)
     rewriter.replace(Entry(norm, 0), Entry(whole, 0))
     rewriter.note(f"{norm.name} went into {layer.name}")

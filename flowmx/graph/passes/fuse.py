@@ -11,33 +11,37 @@ are added, the later one adds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
+from flowmx.ops.arrays.shape import Reshape
+from flowmx.ops.compiled.fused import (
+    BatchNormRelu,
+    ConvolutionWeightBias,
+    Fused,
+    FusedConvolution,
+    FusedFullyConnected,
+)
+from flowmx.ops.math.binary import SUMS
+from flowmx.ops.nn.activation import Activation, LeakyReLU
+from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight
+from flowmx.ops.nn.linear import BackwardBias, FullyConnected
+from flowmx.ops.nn.normalization import BatchNorm
 from flowmx.ops.registry.dtypes import FLOAT32
-from flowmx.ops.registry.operators import Operator, lookup
+from flowmx.ops.registry.operators import Operator
 
-FUSED = {
-    "Convolution": "_fused_Convolution",
-    "_fused_Convolution": "_fused_Convolution",
-    "FullyConnected": "_fused_FullyConnected",
-    "_fused_FullyConnected": "_fused_FullyConnected",
+FUSED: dict[type, type[Operator]] = {
+    Convolution: FusedConvolution,
+    FusedConvolution: FusedConvolution,
+    FullyConnected: FusedFullyConnected,
+    FusedFullyConnected: FusedFullyConnected,
 }
 """For each layer that others go into, the operator that the whole becomes."""
-
-_ADDITIONS = ("elemwise_add", "broadcast_add")
-_ACTIVATIONS: dict[str, Callable[[Any], str]] = {
-    "Activation": lambda op: op.act_type,
-    "LeakyReLU": lambda op: op.act_type,
-    "relu": lambda op: "relu",
-    "sigmoid": lambda op: "sigmoid",
-    "tanh": lambda op: "tanh",
-}
-_THEN = lookup("_fused_Convolution").parameters["then"].choices
+_THEN = Fused.parameters["then"].choices
 
 
 @dataclass
@@ -66,9 +70,7 @@ def fuse(graph: Graph, options: Options) -> Graph:
     fused = {node for group in groups.values() for node in (group.layer, *group.members)}
     relus = _relus(rewriter)
     biases = {
-        node.inputs[0]: node
-        for node in rewriter.nodes
-        if _name(node) == "_backward_bias" and getattr(node.op, "axis", None) == 1
+        node.inputs[0]: node for node in rewriter.nodes if isinstance(node.op, BackwardBias) and node.op.axis == 1
     }
     late = _behind(graph.heads, rewriter.nodes)
     for node in rewriter.nodes:
@@ -77,14 +79,14 @@ def fuse(graph: Graph, options: Options) -> Graph:
         elif node.op is None or node in fused or rewriter.new(Entry(node, 0)) != Entry(node, 0):
             continue
         elif node in relus:
-            _put(rewriter, node, "_relu_BatchNorm", [Entry(relus[node], 0)])
+            _put(rewriter, node, BatchNormRelu, [Entry(relus[node], 0)])
             rewriter.note(f"{relus[node].name} went into {node.name}")
         elif (
-            _name(node) == "_backward_Convolution_weight"
+            type(node.op) is ConvolutionWeight
             and (bias := biases.get(node.inputs[0])) is not None
             and (node in late) == (bias in late)
         ):
-            _put(rewriter, node, f"{_name(node)}_bias", [Entry(node, 0), Entry(bias, 0)])
+            _put(rewriter, node, ConvolutionWeightBias, [Entry(node, 0), Entry(bias, 0)])
             rewriter.note(f"{bias.name} is computed with {node.name}")
         else:
             rewriter.keep(node)
@@ -108,7 +110,7 @@ def fused(layer: Node, **changes: Any) -> Operator:
         **changes: the parameters that are not those of the layer.
     """
     assert layer.op is not None
-    return lookup(FUSED[layer.op.name]).create(**{**_parameters(layer.op), **changes})
+    return FUSED[type(layer.op)].create(**{**_parameters(layer.op), **changes})
 
 
 # -- layers and what follows them -----------------------------------------------------------------------
@@ -120,7 +122,7 @@ def _groups(rewriter: Rewriter) -> dict[Node, _Group]:
     taken: set[Node] = set()
     found = {}
     for node in reversed(rewriter.nodes):
-        if _name(node) in FUSED and rewriter.dtypes[Entry(node, 0)] == FLOAT32:
+        if type(node.op) in FUSED and rewriter.dtypes[Entry(node, 0)] == FLOAT32:
             group = _grown(rewriter, node, readers, taken)
             taken.update(group.members)
             if group.members:
@@ -153,7 +155,7 @@ def _acts(group: _Group, user: Node) -> bool:
 
 def _adds(rewriter: Rewriter, group: _Group, user: Node, end: Entry) -> bool:
     """Tell whether a node adds something that the layer's kernel can add; if so, note it in the group."""
-    if _name(user) not in _ADDITIONS or group.addend is not None:
+    if not isinstance(user.op, SUMS) or group.addend is not None:
         return False
     other = user.inputs[1] if user.inputs[0] == end else user.inputs[0]
     shape = rewriter.shapes[end]
@@ -195,7 +197,7 @@ def _as_vector(rewriter: Rewriter, entry: Entry, like: Node) -> Entry:
     shape = rewriter.shapes[entry]
     if len(shape) == 1:
         return entry
-    return Entry(rewriter.make(lookup("Reshape").create(shape=(prod(shape),)), [entry], like), 0)
+    return Entry(rewriter.make(Reshape.create(shape=(prod(shape),)), [entry], like), 0)
 
 
 # -- what goes into others --------------------------------------------------------------------------------
@@ -207,18 +209,18 @@ def _relus(rewriter: Rewriter) -> dict[Node, Node]:
     for node in rewriter.nodes:
         if _activation(node) == "relu":
             source = node.inputs[0]
-            if source.index == 0 and _name(source.node) == "BatchNorm" and rewriter.uses[source] == 1:
+            if source.index == 0 and type(source.node.op) is BatchNorm and rewriter.uses[source] == 1:
                 found[source.node] = node
     return found
 
 
-def _put(rewriter: Rewriter, node: Node, name: str, stands_for: list[Entry]) -> None:
-    """Replace a node by one of the operator of that name, with its parameters and inputs.
+def _put(rewriter: Rewriter, node: Node, kind: type[Operator], stands_for: list[Entry]) -> None:
+    """Replace a node by one of another operator, with its parameters and inputs.
 
     Its first outputs replace the entries that it stands for, besides the outputs of the node.
     """
     assert node.op is not None
-    op = lookup(name).create(**_parameters(node.op))
+    op = kind.create(**_parameters(node.op))
     made = rewriter.make(op, [rewriter.new(entry) for entry in node.inputs], node)
     for index in range(node.outputs()):
         rewriter.replace(Entry(node, index), Entry(made, index))
@@ -233,9 +235,7 @@ def _parameters(op: Operator) -> dict[str, Any]:
 
 def _activation(node: Node) -> str:
     """Which activation a node is; empty where it is none."""
-    kind = _ACTIVATIONS.get(_name(node))
-    return "" if kind is None else kind(node.op)
-
-
-def _name(node: Node) -> str:
-    return "" if node.op is None else node.op.name
+    op: Any = node.op
+    if type(op) in (Activation, LeakyReLU):
+        return str(op.act_type)
+    return "" if op is None else str(op.traits.activation)

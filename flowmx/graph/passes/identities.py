@@ -6,7 +6,7 @@ Only what is exact to the bit: ``x * 1`` goes, ``x + 0`` stays, since it makes 0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,14 @@ import numpy as np
 from flowmx.graph.graph import Graph, Options, Rewriter, written
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.effects import keeping_effects
-from flowmx.graph.plan import VIEWS
+from flowmx.ops.arrays.creation import Filled, Ones
+from flowmx.ops.arrays.permuting import Permuting, Transpose
+from flowmx.ops.arrays.shape import Reshape
 from flowmx.ops.compiled.constant import Constant
-from flowmx.ops.registry.operators import lookup
-
-CASTS = frozenset({"Cast", "amp_cast", "_cast_like"})
-_BROADCASTS = frozenset({"broadcast_to", "broadcast_axis", "broadcast_like"})
-_FILLED = {"_zeros": 0.0, "_ones": 1.0}
+from flowmx.ops.nn.dropout import Dropout
+from flowmx.ops.registry.dtypes import DType
+from flowmx.ops.registry.operators import Operator
+from flowmx.ops.registry.traits import Neutral, Passing
 
 
 @keeping_effects
@@ -31,7 +32,7 @@ def drop_identities(graph: Graph, options: Options) -> Graph:
     for node in rewriter.nodes:
         if node.op is None:
             continue
-        rule = RULES.get(node.op.name)
+        rule = _rule(node.op)
         found = None if rule is None else rule(_Site(rewriter, node, changing))
         if found is None or found.node in changing:
             rewriter.keep(node)
@@ -63,10 +64,10 @@ class _Site:
         """Tell whether the first output has the shape and the dtype of an entry."""
         return (self.shape, self.dtype) == (self.rewriter.shapes[entry], self.rewriter.dtypes[entry])
 
-    def inner(self, names: Collection[str]) -> Entry | None:
-        """The first input of the preceding node if that has one of these operators, else None."""
+    def inner(self, is_kin: Callable[[Operator], bool]) -> Entry | None:
+        """The first input of the preceding node if that has an operator of this kind, else None."""
         before = self.inputs[0].node
-        if before.op is None or before.op.name not in names or before.inputs[0].node in self._changing:
+        if before.op is None or not is_kin(before.op) or before.inputs[0].node in self._changing:
             return None
         return before.inputs[0]
 
@@ -74,41 +75,34 @@ class _Site:
         """True if nothing else reads the first input."""
         return self.rewriter.uses[self.node.inputs[0]] == 1
 
-    def make(self, name: str, inputs: list[Entry], **parameters: Any) -> Entry:
+    def make(self, op: Operator, inputs: list[Entry]) -> Entry:
         """The output of a new node in its place."""
-        return Entry(self.rewriter.make(lookup(name).create(**parameters), inputs, self.node), 0)
+        return Entry(self.rewriter.make(op, inputs, self.node), 0)
 
     def reshaped(self, entry: Entry) -> Entry | None:
         """An entry with the shape of the first output; None where Reshape has no words for it."""
         if self.rewriter.shapes[entry] == self.shape:
             return entry
-        return self.make("Reshape", [entry], shape=self.shape) if self.shape and 0 not in self.shape else None
+        return self.make(Reshape.create(shape=self.shape), [entry]) if self.shape and 0 not in self.shape else None
 
 
 Rule = Callable[[_Site], Entry | None]
 
 
-def _always(site: _Site) -> Entry | None:
-    return site.inputs[0]
+def _passing(site: _Site) -> Entry | None:
+    """Operators that say of themselves when they give back the first input."""
+    passing = site.op.traits.passing
+    is_so = (
+        passing is Passing.ALWAYS
+        or (passing is Passing.ALIKE and site.is_like(site.inputs[0]))
+        or (passing is Passing.ALONE and len(site.inputs) == 1)
+    )
+    return site.inputs[0] if is_so else None
 
 
 def _unchanged(site: _Site) -> Entry | None:
     """Operators that change nothing where shape and dtype stay."""
     return site.inputs[0] if site.is_like(site.inputs[0]) else None
-
-
-def _alone(site: _Site) -> Entry | None:
-    """Operators of many inputs that give one back."""
-    return site.inputs[0] if len(site.inputs) == 1 else None
-
-
-def _forwards(site: _Site) -> Entry | None:
-    """A slice of everything, unless backwards."""
-    return _unchanged(site) if all(step is None or step > 0 for step in site.op.step) else None
-
-
-def _unmasked(site: _Site) -> Entry | None:
-    return None if site.op.use_sequence_length else site.inputs[0]
 
 
 def _dropout(site: _Site) -> Entry | None:
@@ -120,13 +114,13 @@ def _dropout(site: _Site) -> Entry | None:
         shape, dtype = site.rewriter.shapes[mask], site.rewriter.dtypes[mask]
         if 0 in shape:
             return None
-        site.rewriter.replace(mask, site.make("_ones", [], shape=shape, dtype=dtype))
+        site.rewriter.replace(mask, site.make(Ones.create(shape=shape, dtype=dtype), []))
     return site.inputs[0]
 
 
 def _view(site: _Site) -> Entry | None:
     """The same elements with another shape: of what was given another shape before, in one."""
-    source = site.inner(VIEWS)
+    source = site.inner(lambda op: op.traits.view)
     if source is not None and (site.is_like(source) or site.is_only_reader()):
         return site.reshaped(source)
     return _unchanged(site)
@@ -134,7 +128,7 @@ def _view(site: _Site) -> Entry | None:
 
 def _cast(site: _Site) -> Entry | None:
     """To another dtype and back, if that one holds every number of the first."""
-    source = site.inner(CASTS)
+    source = site.inner(lambda op: op.traits.casts)
     if source is not None and site.is_like(source):
         middle = site.rewriter.dtypes[site.inputs[0]]
         return source if np.can_cast(site.dtype, middle, "safe") else _unchanged(site)
@@ -143,25 +137,17 @@ def _cast(site: _Site) -> Entry | None:
 
 def _permuted(site: _Site) -> Entry | None:
     """Axes in another order, and in another one again."""
-    entry, axes = site.inputs[0], order_of_axes(site.op, len(site.shape))
-    source = site.inner(("transpose", "SwapAxis"))
+    entry, axes = site.inputs[0], site.op.order(len(site.shape))
+    source = site.inner(lambda op: isinstance(op, Permuting))
     if source is not None:
-        before = order_of_axes(entry.node.op, len(site.shape))
+        inner: Any = entry.node.op
+        before = inner.order(len(site.shape))
         both = tuple([before[axis] for axis in axes])
         if _moves_nothing(site, source, both) or site.is_only_reader():
             entry, axes = source, both
     if _moves_nothing(site, entry, axes):
         return site.reshaped(entry)
-    return site.make("transpose", [entry], axes=axes) if entry is source else None
-
-
-def order_of_axes(op: Any, ndim: int) -> tuple[int, ...]:
-    """The axes of the input in the order of the output's."""
-    if op.name == "transpose":
-        return tuple([axis % ndim for axis in op.axes]) or tuple(reversed(range(ndim)))
-    axes = list(range(ndim))
-    axes[op.dim1], axes[op.dim2] = axes[op.dim2], axes[op.dim1]
-    return tuple(axes)
+    return site.make(Transpose.create(axes=axes), [entry]) if entry is source else None
 
 
 def _moves_nothing(site: _Site, entry: Entry, axes: tuple[int, ...]) -> bool:
@@ -172,66 +158,48 @@ def _moves_nothing(site: _Site, entry: Entry, axes: tuple[int, ...]) -> bool:
 
 # -- arithmetic with neutral numbers -----------------------------------------------------------------------
 
-NEUTRAL = {"add": (-0.0, (0, 1)), "sub": (0.0, (1,)), "mul": (1.0, (0, 1)), "div": (1.0, (1,))}
-"""The number that changes nothing, and where it may stand. Of the zeros only -0.0 is neutral in a sum."""
-_SCALAR = {"_plus_scalar": "add", "_minus_scalar": "sub", "_mul_scalar": "mul", "_div_scalar": "div"}
 
-
-def _with_neutral_number(site: _Site) -> Entry | None:
-    neutral = NEUTRAL[_SCALAR[site.op.name]][0]
-    return _unchanged(site) if _is(site, site.op.scalar, neutral) else None
-
-
-def _with_neutral_array(site: _Site) -> Entry | None:
-    neutral, sides = NEUTRAL[site.op.name.rpartition("_")[2]]
-    for side in sides:
+def _arithmetic(site: _Site) -> Entry | None:
+    """An operand of arithmetic whose other one is neutral."""
+    neutral = site.op.traits.neutral
+    if len(site.inputs) == 1:
+        return _unchanged(site) if _is(site.op.scalar, neutral, site.dtype) else None
+    for side in neutral.sides:
         other = site.inputs[1 - side]
-        if site.is_like(other) and _is(site, _number(site.inputs[side]), neutral):
+        if site.is_like(other) and _is(_number(site.inputs[side]), neutral, site.dtype):
             return other
     return None
 
 
-def _to_the_first(site: _Site) -> Entry | None:
-    """A power of 1; half precision may be rounded on the way."""
-    return _unchanged(site) if site.op.scalar == 1 and site.dtype.kind == "f" and site.dtype.itemsize >= 4 else None
-
-
-def _is(site: _Site, number: float | None, neutral: float) -> bool:
-    """Tell whether a number is the neutral element in the arithmetic of the site's dtype."""
-    if number != neutral:
+def _is(number: float | None, neutral: Neutral, dtype: DType) -> bool:
+    """Tell whether a number is the neutral element in the arithmetic of a dtype."""
+    if number != neutral.number or dtype.kind not in neutral.kinds or dtype.itemsize < neutral.itemsize:
         return False
-    if site.dtype.kind == "f":
-        return math.copysign(1, number) == math.copysign(1, neutral)
-    return site.dtype.kind in "iu" and "div" not in site.op.name  # which goes through floating numbers
+    return dtype.kind != "f" or math.copysign(1, number) == math.copysign(1, neutral.number)
 
 
 def _number(entry: Entry) -> float | None:
     """The number that an array is full of, where that is known."""
     node = entry.node
-    while node.op is not None and (node.op.name in VIEWS or node.op.name in _BROADCASTS):
+    while node.op is not None and (node.op.traits.view or node.op.traits.repeats):
         node = node.inputs[0].node
-    op: Any = node.op
+    op = node.op
     if isinstance(op, Constant):
         return op.number
-    if op is None:
-        return None
-    return float(op.value) if op.name == "_full" else _FILLED.get(op.name)
+    return float(op.constant()) if isinstance(op, Filled) else None
 
 
-RULES: dict[str, Rule] = {
-    **dict.fromkeys(["_copy", "BlockGrad", "make_loss", "MakeLoss"], _always),
-    **dict.fromkeys(["broadcast_to", "broadcast_axis", "broadcast_like", "_sum_like"], _unchanged),
-    **dict.fromkeys(["tile", "repeat", "Pad", "slice_axis", "slice_like", "SliceChannel", "_split_v2"], _unchanged),
-    **dict.fromkeys(["Concat", "add_n"], _alone),
-    **dict.fromkeys(VIEWS, _view),
-    **dict.fromkeys(CASTS, _cast),
-    **dict.fromkeys(["transpose", "SwapAxis"], _permuted),
-    **dict.fromkeys(_SCALAR, _with_neutral_number),
-    **dict.fromkeys([f"{kind}_{name}" for kind in ("elemwise", "broadcast") for name in NEUTRAL],
-                    _with_neutral_array),
-    "slice": _forwards,
-    "SequenceMask": _unmasked,
-    "Dropout": _dropout,
-    "_power_scalar": _to_the_first,
-}  # fmt: skip
-"""By operator, the rule that finds the entry equal to its output, or None where it changes something."""
+def _rule(op: Operator) -> Rule | None:
+    """The rule that finds the entry equal to an operator's output, or None where it changes something."""
+    traits = op.traits
+    if traits.view:
+        return _view
+    if traits.casts:
+        return _cast
+    if traits.neutral is not None:
+        return _arithmetic
+    if isinstance(op, Permuting):
+        return _permuted
+    if type(op) is Dropout:
+        return _dropout
+    return None if traits.passing is Passing.NEVER else _passing

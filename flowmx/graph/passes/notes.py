@@ -7,25 +7,27 @@ from __future__ import annotations
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
+from flowmx.ops.compiled.pooling import BackwardNotedPooling, NotedPooling
 from flowmx.ops.nn.common import bound
-from flowmx.ops.registry.operators import kernel_for, lookup
+from flowmx.ops.nn.pooling import BackwardPooling, Pooling
+from flowmx.ops.registry.operators import kernel_for
 
 
 def note_maxima(graph: Graph, options: Options) -> Graph:
     """Let each max pooling with a gradient hand it a note, where kernels do so."""
-    if kernel_for(options.device_type, "_noted_Pooling") is None:
+    if kernel_for(options.device_type, NotedPooling.name) is None:
         return graph
     rewriter = Rewriter(graph)
-    noted = {node.inputs[2].node for node in rewriter.nodes if _is_max(node, "_backward_Pooling")}
+    noted = {node.inputs[2].node for node in rewriter.nodes if _is_max(node, BackwardPooling)}
     for node in rewriter.nodes:
         if node.op is None:
             continue
         inputs = [rewriter.new(entry) for entry in node.inputs]
-        if node in noted and _is_max(node, "Pooling"):
-            made = rewriter.make(lookup("_noted_Pooling").create(**bound(node.op)), inputs, node)
-        elif _is_max(node, "_backward_Pooling") and _is_max(node.inputs[2].node, "Pooling"):
+        if node in noted and _is_max(node, Pooling):
+            made = rewriter.make(NotedPooling.create(**bound(node.op)), inputs, node)
+        elif _is_max(node, BackwardPooling) and _is_max(node.inputs[2].node, Pooling):
             note = Entry(inputs[2].node, 1)
-            made = rewriter.make(lookup("_backward_noted_Pooling").create(**bound(node.op)), [*inputs, note], node)
+            made = rewriter.make(BackwardNotedPooling.create(**bound(node.op)), [*inputs, note], node)
         else:
             rewriter.keep(node)
             continue
@@ -33,13 +35,8 @@ def note_maxima(graph: Graph, options: Options) -> Graph:
     return rewriter.result()
 
 
-def _is_max(node: Node, name: str) -> bool:
+def _is_max(node: Node, kind: type[Pooling]) -> bool:
     op = node.op
-    return (
-        op is not None
-        and op.name == name
-        and getattr(op, "pool_type", "") == "max"
-        and bool(getattr(op, "kernel", ()))
-        and not getattr(op, "global_pool", False)
-        and not getattr(op, "channels_last", False)
-    )
+    if type(op) is not kind:
+        return False
+    return op.pool_type == "max" and bool(op.kernel) and not op.global_pool and not op.channels_last

@@ -9,10 +9,12 @@ from __future__ import annotations
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
+from flowmx.ops.compiled.fused import FusedConvolution, FusedFullyConnected
+from flowmx.ops.compiled.packed import PackConvolution, PackFullyConnected
 from flowmx.ops.registry.dtypes import FLOAT32
-from flowmx.ops.registry.operators import lookup, packed_size
+from flowmx.ops.registry.operators import Operator, packed_size
 
-PACKED = {"_fused_Convolution": "_pack_Convolution", "_fused_FullyConnected": "_pack_FullyConnected"}
+PACKED: dict[type, type[Operator]] = {FusedConvolution: PackConvolution, FusedFullyConnected: PackFullyConnected}
 
 
 def pack_filters(graph: Graph, options: Options) -> Graph:
@@ -21,7 +23,7 @@ def pack_filters(graph: Graph, options: Options) -> Graph:
         return graph
     rewriter = Rewriter(graph)
     for node in rewriter.nodes:
-        if node.op is not None and not (node.op.name in FUSED and _pack(rewriter, node, options)):
+        if node.op is not None and not (type(node.op) in FUSED and _pack(rewriter, node, options)):
             rewriter.keep(node)
     return rewriter.result()
 
@@ -41,7 +43,7 @@ def _pack(rewriter: Rewriter, node: Node, options: Options) -> bool:
     scaled = getattr(node.op, "scaled", False)
     named = dict(zip(node.op.inputs() if node.op is not None else (), map(rewriter.new, node.inputs), strict=True))
     scale = [named.pop("scale")] if scaled else []
-    packing = lookup(PACKED[layer.name]).create(
+    packing = PACKED[type(layer)].create(
         **{name: getattr(layer, name) for name in layer.attributes()}, scaled=scaled, data_shape=shape, size=size
     )
     label = f"{weight.node.name} packed"

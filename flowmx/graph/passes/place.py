@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
-from flowmx.ops.registry.operators import lookup
+from flowmx.ops.compiled.fused import CopyToDevice
 
 
 def place(graph: Graph, options: Options) -> Graph:
@@ -26,7 +26,7 @@ def place(graph: Graph, options: Options) -> Graph:
             return new
         if (new, there) not in copies:
             label = f"{entry.node.output_name(entry.index)} to {there}"
-            made = rewriter.make(lookup("_copy_to_device").create(), [new], user, label)
+            made = rewriter.make(CopyToDevice.create(), [new], user, label)
             rewriter.note(f"{entry.node.output_name(entry.index)} is copied from {here} to {there}")
             copies[new, there] = Entry(made, 0)
         return copies[new, there]

@@ -25,8 +25,6 @@ from flowmx.graph.reports.sizes import in_words
 from flowmx.ops.compiled.recomputed import AGAIN
 from flowmx.ops.nn.common import bound
 
-DEAR = frozenset({"Concat", "SoftmaxOutput", "CTCLoss"})
-"""Operators that ``mirror`` does not compute again, besides the heavy ones (convolutions, products)."""
 FORCE = ("__force_mirroring__", "force_mirroring")
 _TRIES = 4
 """Number of times that a choice is tightened whose plan is larger than the bytes that are alive."""
@@ -115,7 +113,7 @@ def is_forced(node: Node) -> bool:
 
 def is_cheap(node: Node) -> bool:
     """True if ``mirror`` computes this node again."""
-    return node.op is not None and not node.op.traits.heavy and node.op.name not in DEAR
+    return node.op is not None and node.op.traits.mirrored and not node.op.traits.heavy
 
 
 def compute_again(graph: Graph, nodes: Collection[Node]) -> Graph:

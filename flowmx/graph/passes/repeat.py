@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from flowmx.graph.graph import Graph, is_pure, written
 from flowmx.graph.node import Entry, Node
-from flowmx.graph.planning.live import VIEWS, StepValues, Values, alive
+from flowmx.graph.planning.live import StepValues, Values, alive
 from flowmx.graph.planning.order import apart
+from flowmx.ops.compiled.fused import CopyToDevice
 from flowmx.ops.compiled.recomputed import AGAIN
 
-COPY = "_copy_to_device"
 FLOPS = 8
 """Floating-point operations that take about as long as moving one byte."""
 _SMALL = 8
@@ -54,7 +54,7 @@ class Repeats:
                 self.held[value] = 1
         self._sources = [[self.source[value] for value in step.reads if self.source[value] >= 0] for step in steps]
         changed = written(self.nodes, graph.train)
-        copied = {e for n in self.nodes if n.op and n.op.name == COPY for e in n.inputs}
+        copied = {e for n in self.nodes if isinstance(n.op, CopyToDevice) for e in n.inputs}
         self.may = [
             _may_repeat(node, graph.train, changed)
             and not any(value in self.values.wanted or not sizes[value] for value in steps[at].writes[:1])
@@ -160,14 +160,14 @@ def _may_repeat(node: Node, train: bool, changed: Collection[Node]) -> bool:
     return (
         is_pure(node.op, train)
         and not node.op.traits.once
-        and node.op.name != COPY
+        and not isinstance(node.op, CopyToDevice)
         and not any(entry.node in changed for entry in node.inputs)
     )
 
 
 def _cost(graph: Graph, node: Node) -> float:
     assert node.op is not None
-    if node.op.name in VIEWS:
+    if node.op.traits.view:
         return 0.0
     outputs = [Entry(node, index) for index in range(node.outputs())]
     flops, moved = node.op.cost([graph.shapes[e] for e in node.inputs], [graph.shapes[e] for e in outputs])

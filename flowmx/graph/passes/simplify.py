@@ -11,27 +11,14 @@ from flowmx.devices import cpu
 from flowmx.graph.graph import Graph, Options, Rewriter, is_pure, written
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.effects import keeping_effects
-from flowmx.graph.plan import VIEWS
 from flowmx.ndarray.core import forward_of
 from flowmx.ops.compiled.constant import Constant
-from flowmx.ops.registry.operators import Array, Operator, Run, lookup
+from flowmx.ops.registry.operators import Array, Operator, Run
 
 SMALL = 1 << 16
 """Bytes of a value that costs nothing to keep."""
 _WORK = 1 << 20
 """Bytes of a value up to which a constant is computed on the way to a small one."""
-
-SHAPES_ALONE = frozenset({"zeros_like", "ones_like", "_contrib_arange_like", "shape_array", "size_array"})
-"""Operators that look at nothing of their inputs but shape and dtype."""
-WITHOUT_LIKE: dict[str, tuple[str, tuple[str, ...], int]] = {
-    "zeros_like": ("_zeros", ("shape", "dtype"), 0),
-    "ones_like": ("_ones", ("shape", "dtype"), 0),
-    "broadcast_like": ("broadcast_to", ("shape",), 1),
-    "reshape_like": ("Reshape", ("shape",), 1),
-    "_cast_like": ("Cast", ("dtype",), 1),
-}
-"""Instead of an operator that is like an input: another, its parameters, and the inputs that stay. What was
-only looked at then need not be there any more."""
 
 
 @keeping_effects
@@ -83,14 +70,13 @@ class _Folding:
             return None
         if not 0 < sum(_nbytes(self.rewriter, entry) for entry in outputs) <= _WORK:
             return None
-        inputs = [self._value(entry, op) for entry in node.inputs]
+        value = self._form if len(op.only_shapes()) == len(node.inputs) else self._values.get
+        inputs = [value(entry) for entry in node.inputs]
         return None if any(each is None for each in inputs) else self._forward(op, inputs, outputs)
 
-    def _value(self, entry: Entry, op: Operator) -> Array | None:
-        if op.name in SHAPES_ALONE:
-            nothing = np.zeros((), self._graph.dtypes[entry])
-            return np.broadcast_to(nothing, self._graph.shapes[entry])
-        return self._values.get(entry)
+    def _form(self, entry: Entry) -> Array:
+        """An array with the shape and the dtype of an entry, for operators that look at nothing else."""
+        return np.broadcast_to(np.zeros((), self._graph.dtypes[entry]), self._graph.shapes[entry])
 
     def _forward(self, op: Operator, inputs: list[Array], outputs: list[Entry]) -> list[Array] | None:
         """Compute a node's outputs as the graph would at run time; None if that fails, as it then will again."""
@@ -108,11 +94,10 @@ class _Folding:
             if value is not None and value.nbytes <= SMALL:
                 self._fold(entry, value)
         shape = self._graph.shapes[Entry(node, 0)]
-        if op.name in WITHOUT_LIKE and shape and 0 not in shape:
-            name, parameters, count = WITHOUT_LIKE[op.name]
-            said = {"shape": shape, "dtype": self._graph.dtypes[Entry(node, 0)]}
-            plain = lookup(name).create(**{each: said[each] for each in parameters})
-            inputs = [self.rewriter.new(entry) for entry in node.inputs[:count]]
+        plain = op.without_like(shape, self._graph.dtypes[Entry(node, 0)]) if shape and 0 not in shape else None
+        if plain is not None:  # what was only looked at then need not be there any more
+            alone = op.only_shapes()
+            inputs = [self.rewriter.new(entry) for at, entry in enumerate(node.inputs) if at not in alone]
             self.rewriter.replace(Entry(node, 0), Entry(self.rewriter.make(plain, inputs, node), 0))
         else:
             self.rewriter.keep(node)
@@ -165,7 +150,7 @@ def merge_common(graph: Graph, options: Options) -> Graph:
         if first is not None and (
             (first in forward) == (node in forward)
             or is_small
-            or op.name in VIEWS
+            or op.traits.view
             or all(Entry(first, index) in lasting for index in range(len(outputs)))
         ):
             for entry in outputs:

@@ -13,9 +13,6 @@ from typing import NamedTuple
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
 
-VIEWS = frozenset({"Reshape", "Flatten", "expand_dims", "squeeze", "reshape_like"})
-"""Operators whose output is their first input's bytes with another shape: they need no step of their own."""
-
 
 class StepValues(NamedTuple):
     """A step by the numbers of its values: each that it reads, once, and each that it writes.
@@ -60,7 +57,7 @@ class Values:
         read = [numbers.get(entry, -1) for entry in node.inputs]
         contents = dict.fromkeys([numbers.get(entry, -1) for entry in node.contents()])
         reads = tuple([number for number in contents if number >= 0])
-        if node.op.name in VIEWS:
+        if node.op.traits.view:
             if read[0] >= 0:
                 numbers[Entry(node, 0)] = read[0]
             return StepValues((), ())
