@@ -9,7 +9,7 @@ from flowmx.errors import ParameterError
 from flowmx.ops.arrays.indexing import Embedding
 from flowmx.ops.arrays.joining import Concat
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, lookup, operator, required
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import Passing, Precision
 
 _SCATTER = "For MXNet's sparse arrays, on their stored elements; for dense arrays "
 
@@ -23,7 +23,7 @@ for _name, _same, _doc in [
 
 
 @operator("cast_storage")
-class CastStorage(Operator):
+class CastStorage(Operator, passing=Passing.ALWAYS):
     """The array in another storage type, of which there is one here: dense, MXNet's 'default'."""
 
     stype: Literal["default", "row_sparse", "csr"] = required("The wanted storage type.")
@@ -61,7 +61,7 @@ class RNNParamConcat(Concat, precision=Precision.GIVEN):
 
 
 @operator("_identity_with_attr_like_rhs")
-class IdentityWithAttrLikeRhs(Operator, in_place=((0, 0),)):
+class IdentityWithAttrLikeRhs(Operator, in_place=((0, 0),), passing=Passing.ALWAYS, shapes_only=("rhs",)):
     """A copy of ``lhs``, whose shape is that of ``rhs``."""
 
     arguments = ("lhs", "rhs")

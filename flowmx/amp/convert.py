@@ -12,6 +12,7 @@ from flowmx.graph.casts import Inserting
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.module import BucketingModule
 from flowmx.ndarray import NDArray
+from flowmx.ops.optimizers.mixed_precision import AmpCast, AmpMulticast
 from flowmx.ops.registry.dtypes import BY_FLAG, FLAGS, FLOAT32, DType
 from flowmx.symbol import Symbol
 
@@ -89,10 +90,10 @@ def _only_cast(entries: Sequence[Entry], params: Sequence[Node], dtype: DType) -
 
 
 def _casts_to(node: Node, dtype: DType) -> bool:
-    op: Any = node.op
-    if op.name == "amp_multicast":  # of variables alone: nothing says that it must be another type
+    op = node.op
+    if isinstance(op, AmpMulticast):  # of variables alone: nothing says that it must be another type
         return all(entry.node.is_variable for entry in node.inputs)
-    return bool(op.name == "amp_cast" and op.dtype == dtype)
+    return isinstance(op, AmpCast) and op.dtype == dtype
 
 
 def _with_dtypes(entries: Sequence[Entry], dtypes: Mapping[Node, DType]) -> list[Entry]:

@@ -228,7 +228,7 @@ class FillElement(_Indexed):
 
 
 @operator("_onehot_encode")
-class OnehotEncode(_Indexed, in_place=((1, 0),), no_gradient=True):
+class OnehotEncode(_Indexed, in_place=((1, 0),), no_gradient=True, shapes_only=("rhs",)):
     """Rows of ``rhs``'s shape (n, depth) with a 1 at each index of ``lhs`` (n,), else 0 (MXNet's older form)."""
 
     arguments = ("lhs", "rhs")

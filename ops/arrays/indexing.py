@@ -402,7 +402,7 @@ class _Coordinates(Operator, no_gradient=True):
 
 
 @operator("_ravel_multi_index", "ravel_multi_index")
-class RavelMultiIndex(_Coordinates):
+class RavelMultiIndex(_Coordinates, input_named=True):
     """Coordinates (m, ...) in an array of the given shape as positions in its flattened form."""
 
     input_docs = described(data="(number of axes, ...), int or float; coordinates")
@@ -425,7 +425,7 @@ class RavelMultiIndex(_Coordinates):
 
 
 @operator("_unravel_index", "unravel_index")
-class UnravelIndex(_Coordinates):
+class UnravelIndex(_Coordinates, input_named=True):
     """Positions in the flattened form of an array as coordinates (m, ...)."""
 
     input_docs = described(data="any shape, int or float; positions in the flattened array")

@@ -210,7 +210,7 @@ class _Split(Operator):
 
 
 @operator("SliceChannel", "split")
-class SliceChannel(_Split, passing=Passing.ALIKE):
+class SliceChannel(_Split, passing=Passing.ALIKE, input_named=True):
     """The input split along an axis into equal parts."""
 
     num_outputs: int = required("Number of parts.", low=1)
@@ -229,7 +229,7 @@ class SliceChannel(_Split, passing=Passing.ALIKE):
 
 
 @operator("_split_v2")
-class SplitV2(_Split, passing=Passing.ALIKE):
+class SplitV2(_Split, passing=Passing.ALIKE, input_named=True):
     """The input split along an axis at the given indices, or into ``sections`` equal parts."""
 
     indices: Shape = option((), "The first index of each part (MXNet's JSON puts a 0 first).")

@@ -58,7 +58,7 @@ class Transpose(Permuting):
 
 
 @operator("SwapAxis", "swapaxes")
-class SwapAxis(Permuting):
+class SwapAxis(Permuting, input_named=True):
     """Two axes exchanged."""
 
     input_docs = described(data="any shape, any dtype")
@@ -88,7 +88,7 @@ class SwapAxis(Permuting):
 
 
 @operator("reverse", "flip")
-class Reverse(View):
+class Reverse(View, input_named=True):
     """The elements in reverse order along the given axes."""
 
     input_docs = described(data="any shape, any dtype")
@@ -121,7 +121,7 @@ def _image(op: Operator, shape: Shape) -> tuple[int, int, int, int]:
 
 
 @operator("depth_to_space")
-class DepthToSpace(View):
+class DepthToSpace(View, input_named=True):
     """Blocks of channels spread over space: (n, c·b², h, w) becomes (n, c, h·b, w·b)."""
 
     input_docs = described(data="(n, c·b², h, w), any dtype")
@@ -148,7 +148,7 @@ class DepthToSpace(View):
 
 
 @operator("space_to_depth")
-class SpaceToDepth(View):
+class SpaceToDepth(View, input_named=True):
     """Blocks of space gathered into channels: (n, c, h·b, w·b) becomes (n, c·b², h, w)."""
 
     input_docs = described(data="(n, c, h·b, w·b), any dtype")

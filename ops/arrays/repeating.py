@@ -15,7 +15,7 @@ from flowmx.ops.registry.traits import Passing
 
 
 @linear("tile")
-class Tile(Linear, passing=Passing.ALIKE):
+class Tile(Linear, passing=Passing.ALIKE, input_named=True):
     """The whole input repeated ``reps`` times along each axis."""
 
     input_docs = described(data="any shape, any dtype")
@@ -42,7 +42,7 @@ class Tile(Linear, passing=Passing.ALIKE):
 
 
 @linear("repeat")
-class Repeat(Linear, passing=Passing.ALIKE):
+class Repeat(Linear, passing=Passing.ALIKE, input_named=True):
     """Each element repeated ``repeats`` times along an axis, or of the flattened input."""
 
     input_docs = described(data="any shape, any dtype")
@@ -71,7 +71,7 @@ class Repeat(Linear, passing=Passing.ALIKE):
 
 
 @linear("Pad", "pad")
-class Pad(Linear, passing=Passing.ALIKE):
+class Pad(Linear, passing=Passing.ALIKE, input_named=True):
     """The input with elements added around it: a constant, the edge's, or the reflected content."""
 
     input_docs = described(data="any shape, any dtype")

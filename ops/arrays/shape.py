@@ -154,7 +154,7 @@ class ExpandDims(View, in_place=((0, 0),), view=True):
 
 
 @operator("squeeze")
-class Squeeze(View, in_place=((0, 0),), view=True):
+class Squeeze(View, in_place=((0, 0),), view=True, input_named=True):
     """The input without its axes of length 1, or without the given ones."""
 
     input_docs = described(data="any shape, any dtype")

@@ -133,7 +133,7 @@ class SliceLike(_Slicing, passing=Passing.ALIKE, shapes_only=("shape_like",)):
 
 
 @linear("diag")
-class Diag(Linear):
+class Diag(Linear, input_named=True):
     """The k-th diagonal of the planes of two axes, or the square matrix with a vector on its diagonal."""
 
     input_docs = described(data="any shape, any dtype")

@@ -290,7 +290,7 @@ def _register(row: Row) -> None:
             body["scalar"] = option(1.0, "The number.")
             body["is_int"] = option(True, "Keep integer dtypes; otherwise integers become float64.")
             if compute is scalar_forward and (factor := row.factor) is not None:
-                body["factor"] = lambda self, shape: factor(self.scalar)
+                body["multiplier"] = lambda self, shape: factor(self.scalar)
         operator(names[0], *names[1:])(type(names[0], (base,), body, no_gradient=row.left is None, **traits))
 
     arrays, scalar = row.precision, None if row.precision is Precision.WIDEST else row.precision

@@ -22,7 +22,7 @@ from flowmx.ops.registry.operators import (
     option,
     same_shape,
 )
-from flowmx.ops.registry.traits import Precision
+from flowmx.ops.registry.traits import Passing, Precision
 
 
 @operator("_contrib_allclose")
@@ -50,7 +50,7 @@ class AllClose(Operator, no_gradient=True, precision=Precision.WIDEST):
 
 
 @operator("_contrib_index_array")
-class IndexArray(Operator, no_gradient=True):
+class IndexArray(Operator, no_gradient=True, input_named=True, shapes_only=("data",)):
     """The coordinates of each element, on a new last axis: int64 (*shape, axes)."""
 
     input_docs = described(data="any shape, any dtype; only its shape is used")
@@ -93,7 +93,7 @@ class DivSqrtDim(Operator, in_place=((0, 0),)):
         root = x.dtype.type(math.sqrt(max(1, x.shape[-1])))
         run.xp.divide(x, root, out=outputs[0], casting="unsafe")
 
-    def factor(self, shape: Shape) -> float:
+    def multiplier(self, shape: Shape) -> float:
         return 1 / math.sqrt(max(1, shape[-1]))
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
@@ -110,7 +110,7 @@ class _Multiplier(Operator, in_place=((0, 0),)):
 
 
 @operator("_contrib_gradientmultiplier")
-class GradientMultiplier(_Multiplier):
+class GradientMultiplier(_Multiplier, passing=Passing.ALWAYS):
     """A copy of the input, whose gradient is multiplied by a number; a negative one reverses it."""
 
     onnx = "Identity"
@@ -144,7 +144,7 @@ class _Quadratic(Operator):
 
 
 @operator("_contrib_quadratic")
-class Quadratic(_Quadratic, in_place=((0, 0),)):
+class Quadratic(_Quadratic, in_place=((0, 0),), input_named=True):
     """Elementwise a x² + b x + c."""
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:

@@ -62,7 +62,7 @@ class CumSum(Operator, precision=Precision.FLOAT32):
 
 
 @operator("moments")
-class Moments(Operator, precision=Precision.FLOAT32):
+class Moments(Operator, precision=Precision.FLOAT32, input_named=True):
     """Mean and variance over the given axes."""
 
     input_docs = described(data="any shape, float")

@@ -37,7 +37,7 @@ class _Fourier(Operator, heavy=True):
 
 
 @operator("_contrib_fft")
-class FFT(_Fourier, precision=Precision.FLOAT32):
+class FFT(_Fourier, precision=Precision.FLOAT32, input_named=True):
     """The discrete Fourier transform along the last axis: real (…, d) to complex (…, 2d), as (re, im) pairs."""
 
     input_docs = described(data="(..., d), float")
@@ -57,7 +57,7 @@ class FFT(_Fourier, precision=Precision.FLOAT32):
 
 
 @operator("_contrib_ifft")
-class IFFT(_Fourier, precision=Precision.GIVEN):
+class IFFT(_Fourier, precision=Precision.GIVEN, input_named=True):
     """The real part of the inverse transform along the last axis, times d: complex (…, 2d) to real (…, d)."""
 
     input_docs = described(data="(..., 2·d), float")

@@ -363,7 +363,7 @@ class Softmin(Softmax, in_place=((0, 0),), precision=Precision.FLOAT32):
 
 
 @operator("log_softmax")
-class LogSoftmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32):
+class LogSoftmax(_Softmax, in_place=((0, 0),), precision=Precision.FLOAT32, input_named=True):
     """The logarithm of softmax along an axis."""
 
     arguments = ("data",)

@@ -92,7 +92,7 @@ class _Windows(Operator, heavy=True, precision=Precision.GIVEN):
 
 
 @linear("im2col")
-class Im2Col(_Windows, Linear):
+class Im2Col(_Windows, Linear, input_named=True):
     """The windows of images as columns: (N, C, *size) gives (N, C·kernel, windows), the last axis of size fastest."""
 
     input_docs = described(data="(batch, channels, *size), any dtype")
@@ -125,7 +125,7 @@ class _Sized(Operator):
 
 
 @operator("col2im")
-class Col2Im(_Windows, _Sized):
+class Col2Im(_Windows, _Sized, input_named=True):
     """Images from columns: the reverse of im2col, but elements of several windows are added up."""
 
     input_docs = described(data="(batch, channels·prod(kernel), windows), any dtype")

@@ -10,7 +10,7 @@ from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNo
 
 
 @operator("Dropout")
-class Dropout(Operator, uses_random=True, mode_matters=True, keeps_layout=True):
+class Dropout(Operator, uses_random=True, mode_matters=True, keeps_layout=True, input_named=True):
     """In training, set each element to 0 with probability p and divide the others by 1 - p.
 
     From Srivastava et al., "Dropout", 2014. With ``axes`` the decision is one for all along those axes;

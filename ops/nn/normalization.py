@@ -437,7 +437,7 @@ class BackwardGroupNorm(_BackwardNormalization, GroupNorm):
 
 
 @operator("L2Normalization")
-class L2Normalization(Operator, precision=Precision.FLOAT32):
+class L2Normalization(Operator, precision=Precision.FLOAT32, input_named=True):
     """Divide by the Euclidean norm √(Σx² + eps).
 
     Over each whole example (``instance``), over the channels at each position (``channel``), or over the
@@ -476,7 +476,7 @@ class L2Normalization(Operator, precision=Precision.FLOAT32):
 
 
 @operator("LRN")
-class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32):
+class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32, input_named=True):
     """Local response normalisation across channels (Krizhevsky et al., 2012).
 
     y = x/(knorm + alpha/nsize · Σx²)^beta, the sum over the ``nsize`` channels around each.

@@ -24,7 +24,7 @@ from flowmx.ops.registry.traits import Precision
 
 
 @linear("Crop")
-class Crop(Linear):
+class Crop(Linear, input_named=True):
     """A part of images (batch, channel, height, width), as large as ``h_w`` or as the images of a second input."""
 
     variadic = "num_args"
@@ -82,7 +82,9 @@ class Crop(Linear):
 
 
 @operator("IdentityAttachKLSparseReg")
-class IdentityAttachKLSparseReg(Operator, mode_matters=True, in_place=((0, 0),), precision=Precision.FLOAT32):
+class IdentityAttachKLSparseReg(
+    Operator, mode_matters=True, in_place=((0, 0),), precision=Precision.FLOAT32, input_named=True
+):
     """A copy of activations from 0 to 1, whose gradient also makes them sparse.
 
     The gradient of the divergence between each unit's mean activation and the target is added to the head's. The

@@ -340,7 +340,7 @@ class BackwardSVMOutput(_Backward, SVMOutput):
 
 
 @operator("MakeLoss")
-class MakeLoss(Operator, is_loss=True, passing=Passing.ALWAYS, precision=Precision.FLOAT32):
+class MakeLoss(Operator, is_loss=True, passing=Passing.ALWAYS, precision=Precision.FLOAT32, input_named=True):
     """The data as a loss: its gradient is ``grad_scale``, whatever the head gradient.
 
     ``normalization`` divides it by the batch, or by how many elements are above ``valid_thresh``.

@@ -296,7 +296,7 @@ class BackwardSampleMultinomial(Operator, hidden=True):
 
 
 @operator("_shuffle", "shuffle")
-class Shuffle(Operator, uses_random=True):
+class Shuffle(Operator, uses_random=True, input_named=True):
     """The data in random order along the first axis; its gradient is not known."""
 
     input_docs = described(data="(n, ...), any dtype")

@@ -295,7 +295,7 @@ class Operator:
         """The operator that does the same without the inputs of :meth:`only_shapes`, by its output's form."""
         return None
 
-    def factor(self, shape: Shape) -> float | None:
+    def multiplier(self, shape: Shape) -> float | None:
         """The number by which it multiplies each element of an input of a shape; None where it does something else."""
         return None
 

@@ -56,7 +56,7 @@ def _store(xp: Any, out: Array, values: Array) -> None:
 
 
 @linear("_image_to_tensor")
-class ToTensor(Linear):
+class ToTensor(Linear, input_named=True):
     """An image with values up to 255 as a float32 tensor with values up to 1, its channels in front."""
 
     input_docs = described(data="(height, width, channels) or (batch, height, width, channels), any dtype")
@@ -80,7 +80,7 @@ class ToTensor(Linear):
 
 
 @operator("_image_normalize")
-class Normalize(Operator, in_place=((0, 0),)):
+class Normalize(Operator, in_place=((0, 0),), input_named=True):
     """(data - mean)/std for each channel of tensors of shape (..., channels, height, width)."""
 
     input_docs = described(data="(channels, height, width) or (batch, channels, height, width), float")

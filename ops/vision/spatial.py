@@ -45,7 +45,7 @@ def _expect_target(op: Operator, target: Shape) -> None:
 
 
 @operator("GridGenerator")
-class GridGenerator(Operator):
+class GridGenerator(Operator, input_named=True):
     """A grid for BilinearSampler, from affine transformations or from how far each pixel moves.
 
     Shapes: for ``affine`` data (batch, 6), the rows of 2x3 matrices, and output (batch, 2, *target_shape); for

@@ -31,7 +31,7 @@ from flowmx.ops.optimizers.mixed_precision import AmpCast
 from flowmx.ops.registry.dtypes import is_floating
 from flowmx.ops.registry.operators import Operator, Shape
 
-_INTERLEAVED: dict[type, tuple[type[Operator], Shape]] = {
+_INTERLEAVED: dict[type, tuple[type, Shape]] = {
     SelfAttentionSums: (SelfAttentionScores, (3,)),
     EncoderDecoderSums: (EncoderDecoderScores, (1, 2)),
 }
@@ -102,7 +102,7 @@ class Search:
         while self._is_part(entry, end):
             node, op = entry.node, entry.node.op
             assert op is not None
-            scale = op.factor(self._rewriter.shapes[entry]) if scaled else None
+            scale = op.multiplier(self._rewriter.shapes[entry]) if scaled else None
             if scale is not None:
                 factor *= scale
             elif not self._changes_nothing(entry):
@@ -143,12 +143,13 @@ class Search:
     def _operands(self, end: Node, product: Entry, values: Entry, scale: float) -> Attention | None:
         """The attention, if its first product is one that belongs to the last."""
         first: Any = product.node.op
-        wanted, parts = _products(end.op) or (Operator, ())
+        last: Any = end.op
+        wanted, parts = _products(last) or (type(None), ())
         if type(first) is not wanted:
             return None
         inputs = list(product.node.inputs)
         if parts:
-            is_same = inputs[-1] == values and first.heads == end.op.heads  # type: ignore[union-attr]
+            is_same = inputs[-1] == values and first.heads == last.heads
             return self._interleaved(inputs, parts, first.heads, scale) if is_same else None
         if first.transpose_a or not first.transpose_b:
             return None
@@ -159,7 +160,7 @@ class Search:
         """Queries or keys, and what they are multiplied by."""
         factor = 1.0
         while self._is_part(entry, end) and entry.node.op is not None:
-            scale = entry.node.op.factor(self._rewriter.shapes[entry])
+            scale = entry.node.op.multiplier(self._rewriter.shapes[entry])
             if scale is None:
                 break
             factor *= scale
@@ -231,7 +232,7 @@ class Search:
         return bias.node in learning
 
 
-def _products(op: Operator | None) -> tuple[type[Operator], Shape] | None:
+def _products(op: Operator | None) -> tuple[type, Shape] | None:
     """Of a product with values: that of queries and keys, and how many of the three lie in each of its inputs."""
     if isinstance(op, BatchDot):
         return None if op.transpose_a or op.transpose_b else (BatchDot, ())

@@ -161,11 +161,11 @@ def _moves_nothing(site: _Site, entry: Entry, axes: tuple[int, ...]) -> bool:
 
 def _arithmetic(site: _Site) -> Entry | None:
     """An operand of arithmetic whose other one is neutral."""
-    neutral = site.op.traits.neutral
+    neutral: Neutral = site.op.traits.neutral
     if len(site.inputs) == 1:
         return _unchanged(site) if _is(site.op.scalar, neutral, site.dtype) else None
     for side in neutral.sides:
-        other = site.inputs[1 - side]
+        other: Entry = site.inputs[1 - side]
         if site.is_like(other) and _is(_number(site.inputs[side]), neutral, site.dtype):
             return other
     return None

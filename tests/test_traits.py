@@ -1,0 +1,195 @@
+"""What operators say of themselves is what they do, and nobody keeps lists of their names."""
+
+import ast
+import importlib
+import pkgutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+import tests.op_cases
+from flowmx import devices
+from flowmx.ops.registry.operators import Operator, Run, lookup, operator, registered
+from flowmx.ops.registry.traits import Passing, Precision
+from tests.graph_runs import operator_of
+
+ROOT = Path(mx.__file__).parent
+PLACES = ("amp", "cached_op", "executor", "graph")
+
+# Strings that are names of operators, by file, and why they stand there.
+NAMED = {
+    "amp/__init__.py": ({"BatchNorm", "gamma"}, "what MXNet's list_lp16_use_fp32_params answers"),
+    "amp/lists.py": (
+        {"SoftmaxOutput", "LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput"},
+        "what MXNet's list_loss_output_functions answers",
+    ),
+    "graph/passes/fold.py": ({"relu"}, "an activation's name, which layers take as a parameter"),
+    "graph/passes/fuse.py": ({"relu"}, "likewise"),
+    "graph/passes/notes.py": ({"max"}, "a kind of pooling"),
+}
+# Files that make operators by the names by which gradients and users call them.
+MAKING = {"graph/gradient.py", "executor/monitored.py"}
+
+
+def strings(tree):
+    docs = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
+        and node.body
+        and isinstance(node.body[0], ast.Expr)
+    }
+    return {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
+    }
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_operators_are_asked_and_not_listed(place):
+    for path in sorted((ROOT / place).rglob("*.py")):
+        where = path.relative_to(ROOT).as_posix()
+        found = strings(ast.parse(path.read_text(encoding="utf-8"))) & set(registered())
+        if where not in MAKING:
+            assert found == NAMED.get(where, (set(), ""))[0], f"{where}: make it a trait, or compare classes"
+
+
+# -- traits, and what operators do ---------------------------------------------------------------------------
+
+
+def rows():
+    for module in pkgutil.iter_modules(tests.op_cases.__path__):
+        yield from getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
+
+
+CASES = {}
+for _case in rows():
+    CASES.setdefault(lookup(_case.op).name, []).append(_case)
+NAMES = sorted(CASES)
+
+
+PASSING_ELSEWHERE = {
+    "Dropout": "where it drops nothing: a rule of its own",
+    "IdentityAttachKLSparseReg": "in prediction; in training it moves an average",
+    "_image_random_lighting": "of images on which its noise does not show",
+    **dict.fromkeys(
+        ["LinearRegressionOutput", "MAERegressionOutput", "SVMOutput"], "plans keep output layers as steps of their own"
+    ),
+    "amp_multicast": "of arrays that have one dtype already",
+}
+READ_ELSEWHERE = {
+    **dict.fromkeys(
+        ["LinearRegressionOutput", "LogisticRegressionOutput", "MAERegressionOutput", "SVMOutput", "SoftmaxOutput"],
+        "a label, which the gradient reads",
+    ),
+    "IdentityAttachKLSparseReg": "an average, which training reads",
+    "_random_pdf_uniform": "a sample, whose density is that of any other",
+}
+
+
+def computed(op, arrays):
+    """The outputs of an operator in prediction; None where it refuses the arrays."""
+    spec = op.spec(tuple(each.shape for each in arrays), tuple(each.dtype for each in arrays))
+    outputs = [np.zeros(shape, dtype) for shape, dtype in zip(spec.shapes, spec.dtypes, strict=True)]
+    try:
+        with np.errstate(all="ignore"):
+            op.forward(Run(devices.get(mx.cpu()), train=False), [each.copy() for each in arrays], outputs)
+    except (ArithmeticError, IndexError, ValueError):
+        return None
+    return outputs
+
+
+def calls(name):
+    """Each row of an operator as the operator, its inputs and what it makes of them."""
+    for case in CASES[name]:
+        op, arrays = operator_of(case), case.given()
+        if arrays and not op.updates and (outputs := computed(op, arrays)):
+            yield op, arrays, outputs
+
+
+def same_bytes(one, other):
+    return one.dtype == other.dtype and one.tobytes() == other.tobytes()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_passed_on(name):
+    """The first output has the first input's bytes where the operator says so, and nowhere else always."""
+    made = list(calls(name))
+    for op, (first, *others), (out, *_) in made:
+        traits, is_alike = op.traits, first.shape == out.shape and first.dtype == out.dtype
+        if traits.view or traits.passing is Passing.ALWAYS:
+            assert same_bytes(first, out)
+        if (traits.passing is Passing.ALIKE and is_alike) or (traits.passing is Passing.ALONE and not others):
+            assert same_bytes(first, out)
+        if traits.casts:
+            np.testing.assert_array_equal(out, first.astype(out.dtype))
+    says = lookup(name).traits
+    if made and all(same_bytes(inputs[0], outputs[0]) for _, inputs, outputs in made) and not says.uses_random:
+        excused = name in PASSING_ELSEWHERE or says.casts
+        assert says.view or says.passing is not Passing.NEVER or excused, "say view=True, or passing=Passing.ALWAYS"
+
+
+def changed(array):
+    """Arrays like another one with other elements."""
+    yield np.roll(array.reshape(-1), 1).reshape(array.shape)
+    yield -array
+    yield array + array.dtype.type(1)
+    if array.dtype.kind == "f":
+        yield np.full_like(array, np.nan)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_only_lends_its_shape(name):
+    """An input whose elements change nothing is one of ``shapes_only``, and those are such."""
+    read, alone = set(), set()
+    for op, arrays, outputs in calls(name):
+        for position, array in enumerate(arrays):
+            says = op.inputs()[position] if position < len(op.inputs()) else ""
+            for other in changed(array):
+                found = computed(op, [*arrays[:position], other, *arrays[position + 1 :]])
+                if found is None or not all(map(same_bytes, found, outputs)):
+                    read.add(says)
+            if position in op.only_shapes():
+                alone.add(says)
+        if op.traits.uses_random:
+            return
+    assert not read & alone
+    unread = {each for op, _, _ in calls(name) for each in op.inputs()} - read - alone
+    assert not unread or name in READ_ELSEWHERE, "these only lend their shape: name them in shapes_only"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_neutral_changes_nothing(name):
+    for op, (first, *others), _ in calls(name):
+        neutral = op.traits.neutral
+        if neutral is None or first.dtype.kind != "f":
+            continue
+        if not others:
+            (same,) = computed(type(op).create(scalar=neutral.number), [first])
+            assert same_bytes(first, same)
+        for side in neutral.sides if others else ():
+            pair = [np.full_like(first, neutral.number)] * 2
+            pair[1 - side] = first
+            assert same_bytes(first, computed(op, pair)[0])
+
+
+def test_a_trait_that_there_is_not_is_refused():
+    with pytest.raises(TypeError, match="heavi"):
+        type("Misspelt", (Operator,), {}, heavi=True)
+
+
+def test_heavy_operators_must_say_their_precision():
+    with pytest.raises(TypeError, match="'_test_heavy' is heavy and public, so it must give precision"):
+        operator("_test_heavy")(type("Heavy", (Operator,), {}, heavy=True))
+    assert "_test_heavy" not in registered()
+
+
+def test_the_first_base_that_gives_a_trait_wins():
+    one = type("One", (Operator,), {}, heavy=True, keeps_layout=True)
+    other = type("Other", (Operator,), {}, heavy=False, hidden=True)
+    both = type("Both", (other, one), {}, precision=Precision.LOW)
+    assert (both.traits.heavy, both.traits.hidden, both.traits.keeps_layout) == (False, True, True)
+    assert both.traits.precision is Precision.LOW
