@@ -4,6 +4,7 @@ import ast
 import importlib
 import pkgutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -65,7 +66,7 @@ def rows():
         yield from getattr(importlib.import_module(f"tests.op_cases.{module.name}"), "CASES", [])
 
 
-CASES = {}
+CASES: dict[str, list[Any]] = {}
 for _case in rows():
     CASES.setdefault(lookup(_case.op).name, []).append(_case)
 NAMES = sorted(CASES)

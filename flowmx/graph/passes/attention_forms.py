@@ -144,8 +144,8 @@ class Search:
         """The attention, if its first product is one that belongs to the last."""
         first: Any = product.node.op
         last: Any = end.op
-        wanted, parts = _products(last) or (type(None), ())
-        if type(first) is not wanted:
+        wanted, parts = _products(last) or (None, ())
+        if type(product.node.op) is not wanted:
             return None
         inputs = list(product.node.inputs)
         if parts:
