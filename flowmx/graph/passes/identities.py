@@ -92,12 +92,9 @@ Rule = Callable[[_Site], Entry | None]
 def _passing(site: _Site) -> Entry | None:
     """Operators that say of themselves when they give back the first input."""
     passing = site.op.traits.passing
-    is_so = (
-        passing is Passing.ALWAYS
-        or (passing is Passing.ALIKE and site.is_like(site.inputs[0]))
-        or (passing is Passing.ALONE and len(site.inputs) == 1)
-    )
-    return site.inputs[0] if is_so else None
+    if passing is Passing.ALIKE:
+        return _unchanged(site)
+    return None if passing is Passing.ALONE and len(site.inputs) > 1 else site.inputs[0]
 
 
 def _unchanged(site: _Site) -> Entry | None:
