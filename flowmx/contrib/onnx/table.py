@@ -68,7 +68,9 @@ def imports(*kinds: str | type[Operator]) -> Callable[[Importer], Importer]:
 def exporters() -> dict[str, Exporter]:
     """Every operator that can be written, by its registered name."""
     _load()
-    return _completed(_exporters, {cls.name: cls for cls in registered().values() if cls.onnx and not cls.traits.hidden})
+    return _completed(
+        _exporters, {cls.name: cls for cls in registered().values() if cls.onnx and not cls.traits.hidden}
+    )
 
 
 @cache
