@@ -173,6 +173,8 @@ def _register(row: Row) -> None:
             keeps_layout=True,
             no_gradient=row.derivative is None,
             precision=row.precision,
+            activation=row.activation,
+            passing=row.passing,
         )
     )
 
