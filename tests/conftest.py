@@ -11,7 +11,7 @@ from hypothesis import settings
 import flowmx as mx
 from flowmx import download, profiler
 from flowmx.engine.runtime import engine
-from flowmx.ops.kernels.loops import team
+from flowmx.ops.kernels.llvm import team
 from tests import warm
 
 # No deadline: an example's time depends on what else the machine does. In CI each run has the same examples.

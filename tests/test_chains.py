@@ -15,8 +15,8 @@ from flowmx.graph import compiler
 from flowmx.graph.graph import predecessors
 from flowmx.graph.passes import chains
 from flowmx.ops.compiled.chain import Chain, Link
-from flowmx.ops.kernels.loops import chain as kernel
-from flowmx.ops.kernels.loops import walks
+from flowmx.ops.kernels.llvm import chain as kernel
+from flowmx.ops.kernels.llvm import walks
 from flowmx.ops.registry.operators import Run, lookup
 
 pytest.importorskip("llvmlite")

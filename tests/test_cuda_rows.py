@@ -6,7 +6,7 @@
 import numpy as np
 import pytest
 
-from flowmx.ops.kernels.loops.softmax import FORMULAS
+from flowmx.ops.kernels.llvm.softmax import FORMULAS
 from flowmx.ops.registry.dtypes import as_dtype
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
 from tests import test_cuda_kernels as kernels

@@ -19,7 +19,7 @@ from flowmx.observability.dashboard.sampler import Sampler
 from flowmx.observability.dashboard.tables import quantile
 from flowmx.observability.dashboard.timeline import MOST, Ended, Lanes, busy, gathered, runs
 from flowmx.observability.dashboard.warnings import PRESENT, Warnings
-from flowmx.observability.doctor.diagnosis import Finding
+from flowmx.observability.doctor.rules import Finding
 from flowmx.observability.flight import curves
 from flowmx.observability.flight.curves import Curve
 

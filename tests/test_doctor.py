@@ -19,9 +19,9 @@ from flowmx.comm.security import Security
 from flowmx.devices.sim import simulated
 from flowmx.engine.runtime import engine
 from flowmx.observability import flight
-from flowmx.observability.doctor import add_to, asking, chains, command, diagnosis
-from flowmx.observability.doctor.diagnosis import diagnose
+from flowmx.observability.doctor import add_to, asking, chains, command, rules
 from flowmx.observability.doctor.picture import draw
+from flowmx.observability.doctor.rules import diagnose
 from flowmx.observability.flight import curves, folder, observing
 
 SECONDS = 0.3
@@ -29,8 +29,8 @@ SECONDS = 0.3
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(diagnosis, "SLOW", 0.05)
-    monkeypatch.setattr(diagnosis, "BLOCKED", 0.1)
+    monkeypatch.setattr(rules, "SLOW", 0.05)
+    monkeypatch.setattr(rules, "BLOCKED", 0.1)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import flowmx as mx
 from flowmx import settings
 from flowmx.devices.sim import simulated
 from flowmx.engine.runtime import engine
-from flowmx.observability.doctor.diagnosis import diagnose
+from flowmx.observability.doctor.rules import diagnose
 from flowmx.observability.flight import folder, messages, snapshot, stacks, watcher
 from flowmx.observability.flight.watcher import Watcher
 

@@ -11,7 +11,7 @@ from flowmx.ops.formulas.activations import ACTIVATIONS, RECTIFIERS
 from flowmx.ops.formulas.arrays import OnArrays
 from flowmx.ops.formulas.expressions import number, where
 from flowmx.ops.formulas.frontend import OnFrontend
-from flowmx.ops.kernels.loops.functions import EXPANSIONS
+from flowmx.ops.kernels.llvm.functions import EXPANSIONS
 
 STEP = 1e-5
 POINTS = np.array([-3.1, -1.2, -0.4, 0.3, 0.9, 2.7])

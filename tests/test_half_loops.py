@@ -6,8 +6,8 @@ import pytest
 
 import flowmx as mx
 from flowmx.devices import cpu, get
-from flowmx.ops.kernels.loops.casts import copy
-from flowmx.ops.kernels.loops.elementwise import real_of
+from flowmx.ops.kernels.llvm.casts import copy
+from flowmx.ops.kernels.llvm.elementwise import real_of
 from flowmx.ops.math.conversion import as_type
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
 

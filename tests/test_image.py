@@ -10,7 +10,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.data import codecs, rng
-from flowmx.ops.kernels.loops import resizing
+from flowmx.ops.kernels.llvm import resizing
 from flowmx.ops.vision import resize
 from tests.fixtures import record_images as recorded
 

@@ -6,7 +6,7 @@ import pytest
 import flowmx as mx
 from flowmx import autograd, gluon
 from flowmx.devices import get
-from flowmx.kvstore.joint import NcclCommunicator, PeerCommunicator, nccl
+from flowmx.kvstore.allreduce import NcclCommunicator, PeerCommunicator, nccl
 from tests.cupy_stand_in.standing import standing
 from tests.nccl_stand_in import Library
 

@@ -11,7 +11,7 @@ from flowmx import autograd, gluon
 from flowmx.devices import get
 from flowmx.devices.sim import SimStream, simulated
 from flowmx.engine.runtime import engine
-from flowmx.kvstore.joint import NcclCommunicator, PeerCommunicator, nccl
+from flowmx.kvstore.allreduce import NcclCommunicator, PeerCommunicator, nccl
 from tests.nccl_stand_in import Call, Library, check_groups
 
 COUNT = 3

@@ -19,10 +19,10 @@ import flowmx as mx
 from flowmx import devices, settings
 from flowmx.ops.formulas import expressions
 from flowmx.ops.formulas.expressions import placeholder
-from flowmx.ops.kernels.loops import compiler, functions, gather, softmax, team
-from flowmx.ops.kernels.loops.code import DOUBLE, FLOAT, Code
-from flowmx.ops.kernels.loops.elementwise import FUSED, Fused, Loop, in_memory_order
-from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.kernels.llvm import compiler, functions, gather, softmax, team
+from flowmx.ops.kernels.llvm.code import DOUBLE, FLOAT, Code
+from flowmx.ops.kernels.llvm.elementwise import FUSED, Fused, Loop, in_memory_order
+from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.math.elementwise import TABLE
 from flowmx.ops.optimizers.updates import REGISTERED
 from flowmx.ops.registry.operators import Run, kernel_for, lookup
@@ -324,7 +324,7 @@ def test_update_in_place():
 @pytest.fixture
 def from_one_element(monkeypatch):
     monkeypatch.setattr(softmax, "LEAST", 1)
-    monkeypatch.setattr("flowmx.ops.kernels.loops.normalization.LEAST", 1)
+    monkeypatch.setattr("flowmx.ops.kernels.llvm.normalization.LEAST", 1)
     monkeypatch.setattr(gather, "_LEAST", 1)
 
 
@@ -646,9 +646,9 @@ def test_helpers_outlive_their_team(tmp_path):
         import time
         import numpy as np
         from flowmx import settings
-        from flowmx.ops.kernels.loops import functions, team
-        from flowmx.ops.kernels.loops.code import FLOAT
-        from flowmx.ops.kernels.loops.elementwise import Loop
+        from flowmx.ops.kernels.llvm import functions, team
+        from flowmx.ops.kernels.llvm.code import FLOAT
+        from flowmx.ops.kernels.llvm.elementwise import Loop
         from flowmx.ops.formulas.expressions import placeholder
         loop = Loop([functions.tanh(placeholder(0))], 1, FLOAT)
         x = np.ones(200_000, np.float32)
@@ -675,7 +675,7 @@ def test_without_llvmlite(tmp_path):
         x = np.linspace(-3, 3, 100_000).astype(np.float32)
         np.testing.assert_allclose(mx.nd.softmax(mx.nd.array(x)).asnumpy().sum(), 1, rtol=1e-5)
         np.testing.assert_allclose(mx.nd.tanh(mx.nd.array(x)).asnumpy(), np.tanh(x), rtol=1e-6)
-        from flowmx.ops.kernels.loops import compiler
+        from flowmx.ops.kernels.llvm import compiler
         assert not compiler.available()
         print("good")
         """,

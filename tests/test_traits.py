@@ -1,4 +1,4 @@
-"""What operators say of themselves is what they do, and nobody keeps lists of their names."""
+"""Operators do what they say of themselves, and nobody keeps lists of their names."""
 
 import ast
 import importlib

@@ -13,7 +13,7 @@ from flowmx.comm.limits import DEFAULT
 from flowmx.comm.members import Code
 from flowmx.comm.view import PHASES, Member, View
 from flowmx.kvstore import compression
-from flowmx.kvstore.server import joined, wire
+from flowmx.kvstore.server import coalesced, wire
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server.core import MOST_AHEAD
 from flowmx.kvstore.server.service import OPERATIONS
@@ -133,8 +133,8 @@ def test_numbers():
         DEFAULT.peers,
         DEFAULT.tensors,
         MOST_AHEAD,
-        joined.MOST_GROUPS,
-        joined.MOST_PARTS,
+        coalesced.MOST_GROUPS,
+        coalesced.MOST_PARTS,
     ):
         assert re.search(rf"\b{number}\b", text), number
     assert f"at most {wire.LONGEST} characters" in text
@@ -145,7 +145,7 @@ def test_numbers():
 
 def test_joined_requests():
     (text,) = (each for each in section("### The servers' operations").split("\n\n") if each.startswith("*Many small"))
-    assert names(text) >= {"joined", *joined._FIELDS} - TRANSPORT
+    assert names(text) >= {"joined", *coalesced._FIELDS} - TRANSPORT
 
 
 def test_the_checks_see_what_is_missing():

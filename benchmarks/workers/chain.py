@@ -103,8 +103,8 @@ def copies(size: int) -> Callable[[], Any]:
 def loops(size: int, count: int) -> list[Callable[[], Any]]:
     """flowmx's own loops that add the inputs, storing through the caches and past them."""
     from flowmx.ops.formulas.expressions import placeholder
-    from flowmx.ops.kernels.loops.code import FLOAT
-    from flowmx.ops.kernels.loops.walks import Walk, axes_of
+    from flowmx.ops.kernels.llvm.code import FLOAT
+    from flowmx.ops.kernels.llvm.walks import Walk, axes_of
 
     def aligned(seed: int) -> Any:
         memory = np.zeros(size + 16, np.float32)

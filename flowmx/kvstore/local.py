@@ -15,7 +15,7 @@ from flowmx.engine import Actor
 from flowmx.engine.loops import runs_in_plain_code
 from flowmx.engine.origin import warn_user
 from flowmx.errors import KVStoreError, ShapeError, TypeInferenceError
-from flowmx.kvstore import compression, joint, merge
+from flowmx.kvstore import allreduce, compression, merge
 from flowmx.kvstore.base import KVStoreBase, capable, registry
 from flowmx.kvstore.feedback import Feedback
 from flowmx.kvstore.keys import Key, grouped, paired
@@ -77,9 +77,9 @@ class KVStore(KVStoreBase):
         self._slots: dict[Key, Slot] = {}
         self._updater: Callable[[Any, Any, Any], Any] | None = None
         self._compression: compression.Compression | None = None
-        self._nccl = joint.nccl.library() if name == "nccl" else None
-        self._peers = joint.PeerCommunicator()
-        self._collectives: joint.NcclCommunicator | None = None
+        self._nccl = allreduce.nccl.library() if name == "nccl" else None
+        self._peers = allreduce.PeerCommunicator()
+        self._collectives: allreduce.NcclCommunicator | None = None
         self._lock = threading.RLock()
         """Several operations make one push; another thread's do not come between them."""
 
@@ -338,25 +338,25 @@ class KVStore(KVStoreBase):
             pushed = self._sources("pushpull", list(keys), list(values))
             pulled = self._targets("pushpull", list(keys), list(outs))
             parts = [
-                joint.Part(slot.key, slot.value, given, targets)
+                allreduce.Part(slot.key, slot.value, given, targets)
                 for (slot, given), (_, targets) in zip(pushed, pulled, strict=True)
             ]
-            together = [joint.fits(part) for part in parts]
+            together = [allreduce.fits(part) for part in parts]
             if any(together):
                 fitting = list(itertools.compress(parts, together))
-                joint.exchange(fitting, self._updater, self._communicator(fitting))
+                allreduce.exchange(fitting, self._updater, self._communicator(fitting))
             for place, part in enumerate(parts):
                 if not together[place]:
                     self.pushpull(part.key, list(part.values), out=list(part.targets), priority=-place)
 
-    def _communicator(self, parts: Sequence[joint.Part]) -> joint.Communicator:
+    def _communicator(self, parts: Sequence[allreduce.Part]) -> allreduce.Communicator:
         """The communicator for the devices of some keys: NCCL if asked for and available, else copies between peers."""
         places = {device for part in parts for device in part.devices()}
-        if self._nccl is None or not joint.nccl.are_gpus(places):
+        if self._nccl is None or not allreduce.nccl.are_gpus(places):
             return self._peers
         if self._collectives is None or not places <= set(self._collectives.devices):
             ordered = sorted(places, key=lambda device: device.context.device_id)
-            self._collectives = joint.NcclCommunicator(ordered, self._nccl)
+            self._collectives = allreduce.NcclCommunicator(ordered, self._nccl)
         return self._collectives
 
     def _arrays(self) -> list[Any]:

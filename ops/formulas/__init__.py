@@ -6,5 +6,5 @@
 ``updates``        the update rules of optimizers
 =================  ======================================================================================
 
-The loops (``ops/kernels/loops/``) and the CUDA kernels (``ops/kernels/cuda/``) are compiled from the same graphs.
+The loops (``ops/kernels/llvm/``) and the CUDA kernels (``ops/kernels/cuda/``) are compiled from the same graphs.
 """

@@ -1,7 +1,7 @@
 """Functions of one number, as primitives of formulas.
 
 Array packages compute them by a function of theirs (:mod:`.arrays`); loops and CUDA kernels, for some of them, by
-polynomials (``ops/kernels/loops/functions.py``).
+polynomials (``ops/kernels/llvm/functions.py``).
 """
 
 from __future__ import annotations

@@ -32,9 +32,9 @@ def like_channels_last(device_type: str) -> frozenset[DType]:
 
 def weight_of_link(device_type: str, op: Operator, dtype: DType, count: int) -> int | None:
     """About how many instructions an operator of so many inputs takes as part of a chain; None where it cannot be."""
-    from flowmx.ops.kernels import cuda, loops
+    from flowmx.ops.kernels import cuda, llvm
 
-    ask = {"cpu": loops.chain.weight, "gpu": cuda.chain.weight}.get(device_type)
+    ask = {"cpu": llvm.chain.weight, "gpu": cuda.chain.weight}.get(device_type)
     return None if ask is None else ask(op, dtype, count)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.ops.kernels.loops import batch_norm as loops
+from flowmx.ops.kernels.llvm import batch_norm as loops
 from flowmx.ops.kernels.onednn import normalization as onednn
 from flowmx.ops.kernels.onednn.kernel import plainly
 from flowmx.ops.nn.normalization import BatchNorm

@@ -181,7 +181,7 @@ class Operator:
     onnx_attributes: ClassVar[dict[str, str]] = {}
     """For :attr:`onnx`: its attributes that are parameters here, by its names."""
     traits: Traits = Traits()
-    """What others must know of it; given as keywords of the class."""
+    """Facts that others must know of it; given as keywords of the class."""
     subgraphs: tuple[Any, ...] = ()
     """The bodies of loops and branches (:class:`flowmx.graph.subgraph.Body`)."""
     parameters: ClassVar[dict[str, Parameter]] = {}

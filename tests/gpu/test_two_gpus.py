@@ -6,7 +6,7 @@ import pytest
 import flowmx as mx
 from flowmx import autograd, gluon
 from flowmx.devices import get
-from flowmx.kvstore.joint import NcclCommunicator, PeerCommunicator, nccl
+from flowmx.kvstore.allreduce import NcclCommunicator, PeerCommunicator, nccl
 
 pytestmark = pytest.mark.skipif(mx.num_gpus() < 2, reason="needs two GPUs")
 

@@ -173,7 +173,7 @@ def _exit_code(child: int, end: float) -> int:
 
 
 def searched(trial: Trial, faults: dict[int, Fault], without: list[str]) -> dict[int, str]:
-    """What finds each fault, printed one by one."""
+    """The finder of each fault, printed one by one."""
     found = {}
     for number, fault in faults.items():
         began = time.monotonic()

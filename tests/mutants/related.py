@@ -47,7 +47,7 @@ class Tests:
         return sorted(self.texts, key=closeness, reverse=True)
 
     def weights(self, source: str, path: str, function: str) -> dict[str, float]:
-        """What each word of a definition and its surroundings counts: more, the fewer test files know it."""
+        """The weight of each word of a definition and its surroundings: the fewer test files know it, the more."""
         module = ast.parse(source)
         weights: dict[str, float] = {}
         for words, weight in (

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.data.codecs import Image
-from flowmx.ops.kernels.loops import resizing
+from flowmx.ops.kernels.llvm import resizing
 from flowmx.ops.vision import resize
 
 Size = tuple[int, int]

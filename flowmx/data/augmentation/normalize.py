@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.data.codecs import Image
-from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.kernels.llvm.program import Program
 
 _pack = struct.Struct("9q9d").pack
 _LANES = 16

@@ -53,7 +53,7 @@ def launch(
     """
     from flowmx.comm.launch.job import print_line
     from flowmx.comm.launch.plan import Plan
-    from flowmx.kvstore.launching.cluster import Cluster
+    from flowmx.kvstore.launching.dask import Cluster
     from flowmx.kvstore.launching.job import Job
 
     own, command = _command(what)

@@ -11,7 +11,7 @@ from typing import Any
 
 from flowmx.comm.launch.child import Output
 from flowmx.comm.launch.job import Launcher, Plan
-from flowmx.kvstore.launching.cluster import Cluster
+from flowmx.kvstore.launching.dask import Cluster
 
 __all__ = ["Job", "Result", "run_on"]
 

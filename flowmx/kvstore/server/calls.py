@@ -15,7 +15,7 @@ from flowmx.comm.buffers import fresh
 from flowmx.comm.errors import Refused
 from flowmx.comm.frames import Message, Tensor
 from flowmx.kvstore.server import protocol as p
-from flowmx.kvstore.server.joined import Layout
+from flowmx.kvstore.server.coalesced import Layout
 from flowmx.kvstore.server.store import Array, Value
 
 __all__ = ["Answers", "Call", "JoinedCall", "Read"]

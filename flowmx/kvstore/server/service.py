@@ -29,9 +29,9 @@ from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server import snapshot
 from flowmx.kvstore.server.callers import Callers, identity
 from flowmx.kvstore.server.calls import Answers, Call, JoinedCall, Read
+from flowmx.kvstore.server.coalesced import Groups, Joined, Layout, lay_out
 from flowmx.kvstore.server.core import Core
 from flowmx.kvstore.server.facts import Facts, facts_of
-from flowmx.kvstore.server.joined import Groups, Joined, Layout, lay_out
 from flowmx.kvstore.server.links import Connect, Links
 from flowmx.kvstore.server.modes import Sync
 from flowmx.kvstore.server.requests import Item, items_of, mode_of, uncompressed

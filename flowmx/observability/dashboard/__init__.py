@@ -6,7 +6,7 @@ Example:
 
 Readings of the engine (:mod:`.reader`) become series (:mod:`.sampler`, pure), which one thread takes for all viewers
 (:mod:`.sampling`) and an aiohttp application sends to the page (:mod:`.feed`, :mod:`.application`). What is wrong is
-what the doctor finds (:mod:`flowmx.observability.doctor.diagnosis`). While nobody looks, nothing is done.
+what the doctor finds (:mod:`flowmx.observability.doctor.rules`). While nobody looks, nothing is done.
 """
 
 from flowmx.observability.dashboard.application import application

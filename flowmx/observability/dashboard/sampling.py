@@ -19,7 +19,7 @@ from flowmx.observability.dashboard.holders import Holders
 from flowmx.observability.dashboard.reader import Reader
 from flowmx.observability.dashboard.sampler import Frame, Sampler
 from flowmx.observability.dashboard.warnings import Warnings
-from flowmx.observability.doctor.diagnosis import diagnose
+from flowmx.observability.doctor.rules import diagnose
 from flowmx.observability.flight import watcher
 from flowmx.observability.flight.loops import Pings
 from flowmx.observability.flight.observing import Observation

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from flowmx.observability.doctor.diagnosis import Finding
+from flowmx.observability.doctor.rules import Finding
 
 __all__ = ["Warnings"]
 

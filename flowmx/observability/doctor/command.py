@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from flowmx.engine.loops import run
 from flowmx.observability.doctor.asking import ask_all
-from flowmx.observability.doctor.diagnosis import diagnose
 from flowmx.observability.doctor.picture import draw
+from flowmx.observability.doctor.rules import diagnose
 from flowmx.tools import usage
 
 __all__ = ["main"]

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flowmx.observability.doctor.chains import Snapshot, Story, name_of, stories
-from flowmx.observability.doctor.diagnosis import Finding
+from flowmx.observability.doctor.rules import Finding
 
 __all__ = ["draw"]
 

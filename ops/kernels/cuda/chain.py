@@ -9,8 +9,8 @@ from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.formulas.expressions import Expr, Parameters, placeholder, steps
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.cuda.source import computed_in, is_exact
-from flowmx.ops.kernels.loops.chain import form_of, formulas, numbers
-from flowmx.ops.kernels.loops.elementwise import FUSED
+from flowmx.ops.kernels.llvm.chain import form_of, formulas, numbers
+from flowmx.ops.kernels.llvm.elementwise import FUSED
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, kernel
 

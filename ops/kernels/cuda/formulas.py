@@ -11,7 +11,7 @@ from typing import Any
 
 from flowmx.ops.formulas.expressions import Parameters, evaluate, placeholder
 from flowmx.ops.kernels.cuda.elementwise import Loop
-from flowmx.ops.kernels.loops import elementwise
+from flowmx.ops.kernels.llvm import elementwise
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, kernel
 

@@ -10,9 +10,9 @@ from flowmx.ops.formulas.expressions import placeholder
 from flowmx.ops.kernels.cuda.channels import Seen, Sums
 from flowmx.ops.kernels.cuda.layouts import plainly
 from flowmx.ops.kernels.cuda.rows import Rows
-from flowmx.ops.kernels.loops.normalization import backward_layer_norm, layer_norm
-from flowmx.ops.kernels.loops.rows import Kind
-from flowmx.ops.kernels.loops.softmax import around
+from flowmx.ops.kernels.llvm.normalization import backward_layer_norm, layer_norm
+from flowmx.ops.kernels.llvm.rows import Kind
+from flowmx.ops.kernels.llvm.softmax import around
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, kernel
 

@@ -13,7 +13,7 @@ from typing import Any
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, placeholder
 from flowmx.ops.kernels.cuda.program import Program
 from flowmx.ops.kernels.cuda.source import Formulas, lower
-from flowmx.ops.kernels.loops.elementwise import FUSED, in_memory_order
+from flowmx.ops.kernels.llvm.elementwise import FUSED, in_memory_order
 from flowmx.ops.optimizers.updates import One, together
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Run

@@ -13,8 +13,8 @@ from typing import NamedTuple
 from flowmx.ops.formulas.expressions import Expr, Parameters, in_order, make, placeholder, uniforms
 from flowmx.ops.kernels.cuda.program import THREADS, Program
 from flowmx.ops.kernels.cuda.source import computed_in, is_exact, kept, lower
-from flowmx.ops.kernels.loops import rows
-from flowmx.ops.kernels.loops.rows import Formula, Kind
+from flowmx.ops.kernels.llvm import rows
+from flowmx.ops.kernels.llvm.rows import Formula, Kind
 from flowmx.ops.registry.dtypes import DType
 
 _COMMON = """

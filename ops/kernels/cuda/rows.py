@@ -12,7 +12,7 @@ from typing import Any
 from flowmx.ops.formulas.expressions import evaluate
 from flowmx.ops.kernels.cuda.program import THREADS, Program
 from flowmx.ops.kernels.cuda.row_source import Form, Row, RowSource
-from flowmx.ops.kernels.loops.rows import Formula, Kind
+from flowmx.ops.kernels.llvm.rows import Formula, Kind
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array
 

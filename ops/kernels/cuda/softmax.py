@@ -21,9 +21,9 @@ from flowmx.ops.formulas.expressions import (
 from flowmx.ops.kernels.cuda.elementwise import Loop
 from flowmx.ops.kernels.cuda.layouts import plainly
 from flowmx.ops.kernels.cuda.rows import Row, Rows
-from flowmx.ops.kernels.loops.normalization import l2
-from flowmx.ops.kernels.loops.rows import Formula, Kind
-from flowmx.ops.kernels.loops.softmax import FORMULAS, PLAIN, Of, Scaled, around, merged, softmax
+from flowmx.ops.kernels.llvm.normalization import l2
+from flowmx.ops.kernels.llvm.rows import Formula, Kind
+from flowmx.ops.kernels.llvm.softmax import FORMULAS, PLAIN, Of, Scaled, around, merged, softmax
 from flowmx.ops.nn.common import computing_dtype
 from flowmx.ops.nn.output import BackwardSoftmaxOutput
 from flowmx.ops.registry.dtypes import DType

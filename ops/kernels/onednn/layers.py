@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
-from flowmx.ops.kernels.loops.vector_product import ACTIVATIONS
+from flowmx.ops.kernels.llvm.vector_product import ACTIVATIONS
 from flowmx.ops.kernels.onednn.convolution import (
     BackwardData,
     BackwardWeights,

@@ -10,7 +10,7 @@ from functools import cache
 
 import numpy as np
 
-from flowmx.ops.kernels.loops import vector_product
+from flowmx.ops.kernels.llvm import vector_product
 from flowmx.ops.kernels.onednn.ends import PLAIN, Ends
 from flowmx.ops.kernels.onednn.layouts import (
     Array,

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.loops.vector_product import multiply
+from flowmx.ops.kernels.llvm.vector_product import multiply
 from flowmx.ops.kernels.onednn.ends import Ends
 from flowmx.ops.kernels.onednn.layouts import Array, Geometry, plain, strided
 from flowmx.ops.kernels.onednn.primitives import Call, Reorder

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.operators import Array, Run, kernel
 from flowmx.ops.vision.resize import AREA, CUBIC, LANCZOS, LINEAR
 from flowmx.ops.vision.resize import taps as taps_of

@@ -17,11 +17,11 @@ from functools import cache
 from typing import Any
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, kinds, placeholder, steps, uniforms
-from flowmx.ops.kernels.loops import compiler, team
-from flowmx.ops.kernels.loops.code import BFLOAT, DOUBLE, FLOAT, HALF, Code, Real
-from flowmx.ops.kernels.loops.functions import expanded
-from flowmx.ops.kernels.loops.lowering import lower
-from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.kernels.llvm import compiler, team
+from flowmx.ops.kernels.llvm.code import BFLOAT, DOUBLE, FLOAT, HALF, Code, Real
+from flowmx.ops.kernels.llvm.functions import expanded
+from flowmx.ops.kernels.llvm.lowering import lower
+from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.dtypes import NAMES
 from flowmx.ops.registry.operators import Array, Operator, Run, kernel, lookup
 

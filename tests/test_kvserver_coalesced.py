@@ -8,7 +8,7 @@ import pytest
 import flowmx as mx
 from flowmx.comm.errors import Refused, WireError
 from flowmx.errors import MXNetError
-from flowmx.kvstore.server import joined, wire
+from flowmx.kvstore.server import coalesced, wire
 from flowmx.kvstore.server import protocol as p
 from flowmx.kvstore.server.store import as_array
 from tests.test_kvserver_service import Job, arrays, use
@@ -162,8 +162,8 @@ async def test_groups_are_forgotten_with_their_worker():
 
 
 async def test_groups_have_bounds(monkeypatch):
-    monkeypatch.setattr(joined, "MOST_GROUPS", 2)
-    monkeypatch.setattr(joined, "MOST_PARTS", 6)
+    monkeypatch.setattr(coalesced, "MOST_GROUPS", 2)
+    monkeypatch.setattr(coalesced, "MOST_PARTS", 6)
     async with Job(servers=1, workers=1) as job:
         (worker,) = job.workers
         await init(job, gradients(0))

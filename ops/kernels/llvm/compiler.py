@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx import settings
-from flowmx.ops.kernels.loops.code import DATA
+from flowmx.ops.kernels.llvm.code import DATA
 
 Function = Callable[[bytes], None]
 _PROTOTYPE = ctypes.CFUNCTYPE(None, ctypes.c_char_p)  # releases the interpreter's lock

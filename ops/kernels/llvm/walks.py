@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from flowmx.ops.formulas.expressions import Expr, placeholder, steps, uniforms
-from flowmx.ops.kernels.loops import team
-from flowmx.ops.kernels.loops.code import Code, Real, Value
-from flowmx.ops.kernels.loops.elementwise import TASK, WORTH_A_THREAD_NS, pace
-from flowmx.ops.kernels.loops.lowering import lower_side_by_side
-from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.kernels.llvm import team
+from flowmx.ops.kernels.llvm.code import Code, Real, Value
+from flowmx.ops.kernels.llvm.elementwise import TASK, WORTH_A_THREAD_NS, pace
+from flowmx.ops.kernels.llvm.lowering import lower_side_by_side
+from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.operators import Array, Shape
 
 _MOST_AXES = 4

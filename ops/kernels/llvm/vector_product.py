@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from functools import cache
 
 from flowmx.ops.formulas.expressions import Expr, Parameters
-from flowmx.ops.kernels.loops.functions import relu
-from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.functions import relu
+from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
 from flowmx.ops.registry.operators import Array
 
 ACTIVATIONS = ("", "relu")

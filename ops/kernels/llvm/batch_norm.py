@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, maximum, sqrt
-from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
-from flowmx.ops.kernels.loops.softmax import LEAST, around, suits
+from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.softmax import LEAST, around, suits
 from flowmx.ops.registry.operators import Array, Run, Shape
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.arrays.indexing import positions
-from flowmx.ops.kernels.loops import team
-from flowmx.ops.kernels.loops.code import FLOAT, INDEX, Code, Value
-from flowmx.ops.kernels.loops.program import Program
-from flowmx.ops.kernels.loops.softmax import suits
+from flowmx.ops.kernels.llvm import team
+from flowmx.ops.kernels.llvm.code import FLOAT, INDEX, Code, Value
+from flowmx.ops.kernels.llvm.program import Program
+from flowmx.ops.kernels.llvm.softmax import suits
 from flowmx.ops.registry.operators import Array, Run, kernel
 
 _LEAST = 1 << 14

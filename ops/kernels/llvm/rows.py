@@ -24,10 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, kinds, parameter, placeholder, uniforms
-from flowmx.ops.kernels.loops import functions, team
-from flowmx.ops.kernels.loops.code import FLOAT, Code, Value
-from flowmx.ops.kernels.loops.lowering import lower
-from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.kernels.llvm import functions, team
+from flowmx.ops.kernels.llvm.code import FLOAT, Code, Value
+from flowmx.ops.kernels.llvm.lowering import lower
+from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.registry.operators import Array
 
 Formula = Callable[..., Any]

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, absolute
-from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
-from flowmx.ops.kernels.loops.softmax import suits
+from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.softmax import suits
 from flowmx.ops.registry.operators import Array, Run, kernel
 
 _LEAST = 1 << 15

@@ -14,9 +14,9 @@ import numpy as np
 
 from flowmx.ops.compiled.chain import Chain
 from flowmx.ops.formulas.expressions import Expr, Parameters, evaluate, parameter, placeholder, steps, uniforms
-from flowmx.ops.kernels.loops.code import Real
-from flowmx.ops.kernels.loops.elementwise import Fused, is_exact, real_of
-from flowmx.ops.kernels.loops.walks import Axes, Walk, axes_of, streams
+from flowmx.ops.kernels.llvm.code import Real
+from flowmx.ops.kernels.llvm.elementwise import Fused, is_exact, real_of
+from flowmx.ops.kernels.llvm.walks import Axes, Walk, axes_of, streams
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, kernel, kernel_for
 

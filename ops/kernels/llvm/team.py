@@ -28,8 +28,8 @@ from typing import Any
 
 from flowmx import settings
 from flowmx.devices.threads import kernel_threads
-from flowmx.ops.kernels.loops import compiler
-from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.kernels.llvm import compiler
+from flowmx.ops.kernels.llvm.program import Program
 
 _FUTEX = {"x86_64": 202, "aarch64": 98}
 _WAIT, _WAKE = 128, 129  # with FUTEX_PRIVATE_FLAG

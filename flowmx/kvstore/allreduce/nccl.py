@@ -9,7 +9,7 @@ The parts run on streams of their own, while the devices compute. The operation'
 device's, goes before these and after them: what waits for the operation waits for all of them.
 
 Which way a sum takes is NCCL's choice, so sums of more than two devices may differ in their last bits from those of
-:class:`~flowmx.kvstore.joint.communicator.PeerCommunicator`, and with the size of buckets.
+:class:`~flowmx.kvstore.allreduce.communicator.PeerCommunicator`, and with the size of buckets.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from flowmx.devices import Device
 from flowmx.devices.streams import Stream, current_stream
 from flowmx.engine import Variable
-from flowmx.kvstore.joint.communicator import Communicator, PeerCommunicator, empty_on, enqueue
+from flowmx.kvstore.allreduce.communicator import Communicator, PeerCommunicator, empty_on, enqueue
 from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import name_of
 

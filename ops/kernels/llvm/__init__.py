@@ -9,7 +9,7 @@ when this is imported. Nothing here is compiled, and llvmlite is not imported, b
 
 from __future__ import annotations
 
-from flowmx.ops.kernels.loops import (
+from flowmx.ops.kernels.llvm import (
     casts,
     chain,
     formulas,

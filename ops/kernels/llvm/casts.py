@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from functools import cache, partial
 from typing import Any
 
-from flowmx.ops.kernels.loops import team
-from flowmx.ops.kernels.loops.code import Code, Real
-from flowmx.ops.kernels.loops.elementwise import TASK, WORTH_A_THREAD_NS, real_of
-from flowmx.ops.kernels.loops.program import Program
+from flowmx.ops.kernels.llvm import team
+from flowmx.ops.kernels.llvm.code import Code, Real
+from flowmx.ops.kernels.llvm.elementwise import TASK, WORTH_A_THREAD_NS, real_of
+from flowmx.ops.kernels.llvm.program import Program
 from flowmx.ops.math.conversion import caster
 from flowmx.ops.registry.operators import Array, Operator, Run, kernel
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.ops.formulas.expressions import Expr, Parameters, sqrt
-from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
-from flowmx.ops.kernels.loops.softmax import LEAST, around, suits
+from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.softmax import LEAST, around, suits
 from flowmx.ops.registry.operators import Array, Run, kernel
 
 

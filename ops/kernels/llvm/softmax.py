@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from flowmx.ops.formulas.expressions import Expr, Parameters
-from flowmx.ops.kernels.loops.rows import Kind, Row, Rows
+from flowmx.ops.kernels.llvm.rows import Kind, Row, Rows
 from flowmx.ops.registry.operators import Array, Run, kernel
 
 LEAST = 4096

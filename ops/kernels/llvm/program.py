@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 
 from flowmx.devices.streams import here
-from flowmx.ops.kernels.loops import compiler
+from flowmx.ops.kernels.llvm import compiler
 
 _log = logging.getLogger("flowmx.kernels")
 _PATIENCE = 20.0

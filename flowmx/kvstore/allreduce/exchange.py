@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from flowmx import autograd, optimizer, settings
 from flowmx.devices import Device
-from flowmx.kvstore.joint.buckets import devices_of, divide, joined, piece, split
-from flowmx.kvstore.joint.communicator import Communicator, empty_on
+from flowmx.kvstore.allreduce.buckets import devices_of, divide, joined, piece, split
+from flowmx.kvstore.allreduce.communicator import Communicator, empty_on
 from flowmx.kvstore.keys import Key
 from flowmx.ndarray import NDArray
 from flowmx.ndarray.array import copy_into

@@ -21,8 +21,8 @@ from flowmx.ops.formulas.expressions import (
     sqrt,
     where,
 )
-from flowmx.ops.kernels.loops.elementwise import fused
-from flowmx.ops.kernels.loops.functions import expanded
+from flowmx.ops.kernels.llvm.elementwise import fused
+from flowmx.ops.kernels.llvm.functions import expanded
 from flowmx.ops.math.elementwise import TABLE
 
 _PLAIN = 1 << 16

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flowmx.ops.formulas import updates
-from flowmx.ops.kernels.loops.elementwise import fused
+from flowmx.ops.kernels.llvm.elementwise import fused
 from flowmx.ops.optimizers.updates import REGISTERED
 
 for _name, _rule in REGISTERED.items():

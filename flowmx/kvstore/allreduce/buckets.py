@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 from flowmx.devices import Device
 from flowmx.engine import Actor
-from flowmx.kvstore.joint.communicator import Moves, empty_on, enqueue
+from flowmx.kvstore.allreduce.communicator import Moves, empty_on, enqueue
 from flowmx.ndarray import NDArray
 
 __all__ = ["divide", "joined", "piece", "split"]

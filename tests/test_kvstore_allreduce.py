@@ -10,8 +10,8 @@ from flowmx import autograd, gluon
 from flowmx.devices import get
 from flowmx.devices.sim import Description, simulated
 from flowmx.engine.runtime import engine
-from flowmx.kvstore.joint import Communicator, PeerCommunicator
-from flowmx.kvstore.joint.buckets import divide
+from flowmx.kvstore.allreduce import Communicator, PeerCommunicator
+from flowmx.kvstore.allreduce.buckets import divide
 
 SHAPES = [(3, 5), (7,), (2, 2, 2), (1,), (40,), (11, 3)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from flowmx.ops.formulas.expressions import Expr, in_order
-from flowmx.ops.kernels.loops.code import Code, Value
+from flowmx.ops.kernels.llvm.code import Code, Value
 
 _BINARY = {"add": "fadd", "sub": "fsub", "mul": "fmul", "div": "fdiv"}
 _INTRINSICS = {
