@@ -82,6 +82,7 @@ class Service:
         self._local_runner: web.AppRunner | None = None
         self._local_listener: asyncio.Server | None = None
         self._socket = ""
+        self._is_stopping = False
         self._measure()
         self.operation("local", self._answer_local)
 
@@ -140,11 +141,12 @@ class Service:
         check_address(host, self.security)
         if self._runner is not None:
             raise RuntimeError(f"{self.name} was started already, on {self.address}")
+        self._is_stopping = False
         self._runner = await _run(self._application)
         tls = self.security.tls if self.security is not None else None
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                partial(_protocol, self._runner, self.limits), host, port, ssl=tls.server() if tls else None
+                partial(self._protocol, self._runner), host, port, ssl=tls.server() if tls else None
             )
         except BaseException:
             await self.stop()
@@ -155,10 +157,8 @@ class Service:
 
     async def stop(self) -> None:
         """Stop: take no further requests, cancel those that are under way, and free everything."""
-        if self._listener is not None:
-            self._listener.close()
-        if self._runner is not None:
-            await self._runner.cleanup()
+        self._is_stopping = True
+        await _end(self._listener, self._runner)
         self._runner = self._listener = None
 
     def _make_application(self) -> web.Application:
@@ -220,20 +220,26 @@ class Service:
         except OSError as error:
             log.info("%s has no unix socket (%s): processes of this machine connect by TCP", self.name, error)
             return
+        self._is_stopping = False
         self._local_runner = await _run(self._make_application())
         self._local_listener = await asyncio.get_running_loop().create_unix_server(
-            partial(_protocol, self._local_runner, self.limits), sock=sock
+            partial(self._protocol, self._local_runner), sock=sock
         )
         self._socket = name
 
     async def _stop_local(self, application: web.Application) -> None:
-        if self._local_listener is not None:
-            self._local_listener.close()
-        if self._local_runner is not None:
-            await self._local_runner.cleanup()
+        self._is_stopping = True
+        await _end(self._local_listener, self._local_runner)
         self._local_runner = self._local_listener = None
         self._socket = ""
         self.mappings.clear()
+
+    def _protocol(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
+        """The protocol of a new connection; none is let in while the service stops."""
+        server = runner.server
+        if self._is_stopping or server is None or len(server.connections) >= self.limits.peers:
+            return _Closed()
+        return server()
 
 
 def _mappings(limits: Limits) -> local.Mappings:
@@ -256,18 +262,26 @@ async def _run(application: web.Application) -> web.AppRunner:
     return runner
 
 
+async def _end(listener: asyncio.Server | None, runner: web.AppRunner | None) -> None:
+    """Take no more connections, and close all.
+
+    A connection that was accepted a moment ago becomes known to aiohttp in the second turn of the loop from now: it
+    would be left open by a cleanup, and on Python 3.11 by the closing of the listener, that came before.
+    """
+    if listener is not None:
+        for each in listener.sockets:
+            asyncio.get_running_loop().remove_reader(each.fileno())
+        for _ in range(2):
+            await asyncio.sleep(0)
+        listener.close()
+    if runner is not None:
+        await runner.cleanup()
+
+
 class _Closed(asyncio.Protocol):
-    """The protocol of a connection above the limit: it is closed."""
+    """The protocol of a connection that is not wanted, above the limit or while the service stops: it is closed."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.WriteTransport)
         transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
         transport.close()
-
-
-def _protocol(runner: web.AppRunner, limits: Limits) -> asyncio.BaseProtocol:
-    server = runner.server
-    assert server is not None
-    if len(server.connections) >= limits.peers:
-        return _Closed()
-    return server()

@@ -515,3 +515,26 @@ async def test_nobody_listens():
         async with Peer(f"127.0.0.1:{sock.getsockname()[1]}") as peer:
             with pytest.raises(PeerGone, match="is gone"):
                 await peer.call("op", {})
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_connection_that_comes_while_the_service_stops_is_closed(turns, monkeypatch):
+    """Each number of turns of the loop stops it at another moment of the connection's acceptance."""
+    left = []
+    monkeypatch.setattr("sys.unraisablehook", lambda found: left.append(found.exc_value))
+    service = Service("tested", local=False)
+    address = await service.start()
+    with socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2]))) as caller:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await service.stop()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        gc.collect()
+        assert not left
+        caller.setblocking(False)
+        try:
+            answer = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(caller, 100), 5)
+        except ConnectionError:
+            answer = b""
+        assert not answer or b"503" in answer
