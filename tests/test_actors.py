@@ -607,13 +607,17 @@ def test_nothing_of_what_is_done_is_kept():
     for _ in range(200):
         mx.engine.push(gives, reads=[variable])
         mx.engine.push(fails, reads=[variable])
+
+    def kept():
+        gc.collect()
+        return sum(each() is not None for each in made)
+
     go.set()
     engine.wait_all(throw=False)
-    gc.collect()
-    assert sum(each() is not None for each in made) <= 1, "the first failure is kept as it was"
+    # The worker that made the operations ready may have its list of them a moment longer.
+    until(lambda: kept() <= 1)  # the first failure is kept as it was
     engine.failures.clear()
-    gc.collect()
-    assert not any(each() is not None for each in made)
+    until(lambda: not kept())
 
 
 def test_awaiting_without_asyncio_is_refused_at_once():
