@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 from functools import partial
@@ -269,11 +270,14 @@ async def _end(listener: asyncio.Server | None, runner: web.AppRunner | None) ->
     would be left open by a cleanup, and on Python 3.11 by the closing of the listener, that came before.
     """
     if listener is not None:
-        for each in listener.sockets:
-            asyncio.get_running_loop().remove_reader(each.fileno())
-        for _ in range(2):
-            await asyncio.sleep(0)
-        listener.close()
+        try:
+            for each in listener.sockets:
+                with contextlib.suppress(NotImplementedError):  # Windows' event loop has no readers
+                    asyncio.get_running_loop().remove_reader(each.fileno())
+            for _ in range(2):
+                await asyncio.sleep(0)
+        finally:
+            listener.close()
     if runner is not None:
         await runner.cleanup()
 

@@ -538,3 +538,16 @@ async def test_a_connection_that_comes_while_the_service_stops_is_closed(turns, 
         except ConnectionError:
             answer = b""
         assert not answer or b"503" in answer
+
+
+async def test_a_service_whose_stop_is_cancelled_takes_no_more_connections():
+    service = Service("tested", local=False)
+    address = await service.start()
+    stop = asyncio.ensure_future(service.stop())
+    await asyncio.sleep(0)
+    stop.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stop
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection("127.0.0.1", int(address.rpartition(":")[2]))
+    await service.stop()
