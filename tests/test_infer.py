@@ -108,3 +108,22 @@ def test_the_dtype_that_an_output_must_have_is_that_of_the_inputs(make):
 def test_an_output_whose_dtype_is_its_own_tells_nothing_of_the_inputs(make):
     symbol = make(mx.sym.Variable("x"))
     assert symbol.infer_type_partial()[0] == [None]
+
+
+def test_an_output_is_no_word_on_inputs_that_can_not_have_its_dtype():
+    density = mx.sym.random_pdf_normal(*(mx.sym.Variable(name) for name in ("sample", "mu", "sigma")))
+    symbol = mx.sym.elemwise_add(mx.sym.exp(density), mx.sym.Variable("c"))
+    assert symbol.infer_type_partial(c="int32")[0] == [None, None, None, np.int32]
+
+
+class Guesses(mx.operator.CustomOpProp):
+    def infer_type(self, in_type):
+        assert all(each is None for each in in_type) or None not in in_type
+        return in_type, [in_type[0]], []
+
+
+def test_custom_operators_are_not_asked_about_guesses():
+    mx.operator.register("infer_guesses")(Guesses)
+    made = mx.sym.Custom(mx.sym.Variable("x"), op_type="infer_guesses")
+    symbol = mx.sym.elemwise_add(made, mx.sym.Variable("y"))
+    assert symbol.infer_type_partial(y="float64")[0] == [None, np.float64]

@@ -207,9 +207,13 @@ def _infer_types_of(node: Node, dtypes: dict[Entry, DType | None], backward: boo
 def _inputs_for(op: Operator, wanted: DType, count: int) -> list[DType | None]:
     """The dtypes of inputs, where the first output has that of the first input; else nothing is known of them."""
     unknown: list[DType | None] = [None] * count
+    if op.traits.detached or op.infer_type(list(unknown))[1][0] is not None:
+        return unknown
     given = [wanted, *unknown[1:]]
-    follows = op.infer_type(list(unknown))[1][0] is None and op.infer_type(list(given))[1][0] == wanted
-    return given if follows else unknown
+    try:
+        return given if op.infer_type(list(given))[1][0] == wanted else unknown
+    except TypeInferenceError:  # the first input has to be of another kind, such as an index
+        return unknown
 
 
 def known_shapes(nodes: Sequence[Node], given: Mapping[Node, ShapeOrNone]) -> dict[Entry, Shape]:
