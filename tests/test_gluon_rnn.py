@@ -269,3 +269,17 @@ def test_a_cell_of_another_dtype_begins_with_states_of_it(dtype, compiled):
     if compiled:
         net.hybridize()
     assert net(X.astype(dtype)).dtype == np.dtype(dtype)
+
+
+@pytest.mark.parametrize("base", [rnn.RNNCell, rnn.LSTMCell, rnn.GRUCell])
+def test_a_derived_cell_hands_weights_on_by_position(base):
+    class Derived(base):
+        def hybrid_forward(self, F, inputs, states, i2h_weight, h2h_weight, i2h_bias, h2h_bias):
+            return super().hybrid_forward(F, inputs, states, i2h_weight, h2h_weight, i2h_bias, h2h_bias)
+
+    plain = made(base(4, input_size=3))
+    derived = Derived(4, input_size=3, params=plain.params)
+    x = mx.nd.ones((2, 3))
+    expected, _ = plain(x, plain.begin_state(2))
+    found, _ = derived(x, derived.begin_state(2))
+    np.testing.assert_array_equal(found.asnumpy(), expected.asnumpy())

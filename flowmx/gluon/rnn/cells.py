@@ -76,11 +76,12 @@ class _GatedCell(HybridRecurrentCell):
         """The activations of the cell and of its gates."""
         return "tanh", "sigmoid"
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
+    def hybrid_forward(
+        self, F: Any, inputs: Any, states: Any, i2h_weight: Any, h2h_weight: Any, i2h_bias: Any, h2h_bias: Any
+    ) -> Any:
         t, rows = f"t{self._counter}_", len(self.kind.gates) * self._hidden_size
-        i2h_bias, h2h_bias = weights["i2h_bias"], weights["h2h_bias"]
-        i2h = F.FullyConnected(inputs, weights["i2h_weight"], i2h_bias, num_hidden=rows, name=f"{t}i2h")
-        h2h = F.FullyConnected(states[0], weights["h2h_weight"], h2h_bias, num_hidden=rows, name=f"{t}h2h")
+        i2h = F.FullyConnected(inputs, i2h_weight, i2h_bias, num_hidden=rows, name=f"{t}i2h")
+        h2h = F.FullyConnected(states[0], h2h_weight, h2h_bias, num_hidden=rows, name=f"{t}h2h")
         act, gate = (partial(self._get_activation, F, activation=each) for each in self._activations())
         return self.kind.step(steps.CellStep(F, t, act, gate, named=True), i2h, h2h, states)
 

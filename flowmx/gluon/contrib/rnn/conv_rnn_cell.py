@@ -113,14 +113,18 @@ class _ConvCell(HybridRecurrentCell):
         inputs = shape[1 if self._channel_axis == 1 else -1]
         return f"{type(self).__name__}({inputs or None} -> {shape[0]}, {self._activation}, {self._conv_layout})"
 
-    def hybrid_forward(self, F: Any, inputs: Any, states: Any, **weights: Any) -> Any:
+    def hybrid_forward(
+        self, F: Any, inputs: Any, states: Any, i2h_weight: Any, h2h_weight: Any, i2h_bias: Any, h2h_bias: Any
+    ) -> Any:
         t = f"t{self._counter}_"
         i2h, h2h = (
             F.Convolution(
-                data, weights[f"{group}_weight"], weights[f"{group}_bias"], layout=self._conv_layout, name=t + group,
+                data, weight, bias, layout=self._conv_layout, name=t + group,
                 num_filter=len(self.kind.gates) * self._hidden_channels, **geometry,
             )
-            for group, data, geometry in (("i2h", inputs, self._i2h), ("h2h", states[0], self._h2h))
+            for group, data, weight, bias, geometry in (
+                ("i2h", inputs, i2h_weight, i2h_bias, self._i2h), ("h2h", states[0], h2h_weight, h2h_bias, self._h2h),
+            )
         )  # fmt: skip
         act = partial(self._get_activation, F, activation=self._activation)
         return self.kind.step(steps.CellStep(F, t, act, axis=self._channel_axis), i2h, h2h, states)
