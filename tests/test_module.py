@@ -428,3 +428,12 @@ def test_a_loss_in_python_has_an_output_of_its_data_s_shape():
     loss = mx.mod.PythonLossModule(name="loss")
     loss.bind([("data", (4, 3))], [("softmax_label", (4,))])
     assert loss.output_shapes == [("loss_output", (4, 3))]
+
+
+def test_a_python_module_refuses_unknown_arguments():
+    module = mx.mod.PythonLossModule()
+    module.init_params(initializer=mx.init.One(), force_init=True)
+    with pytest.raises(TypeError, match="forse_init"):
+        module.init_params(forse_init=True)
+    with pytest.raises(TypeError, match="optimiser"):
+        module.init_optimizer(optimiser="sgd")

@@ -9,7 +9,7 @@ from typing import Any
 from flowmx import ndarray as nd
 from flowmx.errors import StateError
 from flowmx.io import DataDesc
-from flowmx.module.base import BaseModule, Binding
+from flowmx.module.base import BaseModule, Binding, GivenParams, OptimizerParams
 from flowmx.ndarray import NDArray
 
 
@@ -80,11 +80,17 @@ class PythonModule(BaseModule):
     def get_params(self) -> tuple[dict[str, NDArray], dict[str, NDArray]]:
         return {}, {}
 
-    def init_params(self, *args: Any, **kwargs: Any) -> None:
+    def _init_params(self, initializer: Any, given: GivenParams) -> None:
         """There is nothing to initialize."""
         self.params_initialized = True
 
-    def init_optimizer(self, *args: Any, **kwargs: Any) -> None:
+    def init_optimizer(
+        self,
+        kvstore: Any = "local",
+        optimizer: Any = "sgd",
+        optimizer_params: OptimizerParams = (),
+        force_init: bool = False,
+    ) -> None:
         """There is nothing to optimize."""
         self.optimizer_initialized = True
 
