@@ -36,10 +36,6 @@ _REASONS: dict[str, str] = {
         _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample _contrib_dgl_csr_neighbor_uniform_sample
         _contrib_dgl_graph_compact _contrib_dgl_subgraph
     """,
-    "detection networks": """
-        _contrib_DeformablePSROIPooling _contrib_MultiProposal _contrib_PSROIPooling _contrib_Proposal
-        _contrib_RROIAlign
-    """,
     "decodes image files: a matter of mx.image": """
         imdecode _imdecode _cvcopyMakeBorder _cvimdecode _cvimread _cvimresize
     """,
@@ -48,9 +44,6 @@ _REASONS: dict[str, str] = {
     """,
     "part of how MXNet's executor is built": """
         _CachedOp _CachedOpThreadSafe _CrossDeviceCopy _CustomFunction _NDArray _Native _NoGradient
-    """,
-    "its shape depends on its input's content, and a symbol's memory is planned from shapes": """
-        sym.contrib.boolean_mask
     """,
     "no operator: an import or helper that MXNet's module happens to show": """
         AttrScope CachedOp SymbolHandle check_call current_context get_indexing_dispatch_code

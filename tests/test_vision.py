@@ -1,5 +1,7 @@
 """Vision operators beyond the tables: names, shapes, dtypes, empty inputs, refusals."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -15,11 +17,27 @@ def nd(*shape, dtype="float32"):
 
 
 POOL = {"pooled_size": (2, 3), "spatial_scale": 0.5}
+GROUPS = {"pooled_size": 2, "spatial_scale": 1.0, "output_dim": 3, "group_size": 2}
+# Operators that pool data of 12 channels, with parameters that need no further input.
+POOLED: dict[str, Any] = {
+    "ROIPooling": {"pooled_size": (2, 2), "spatial_scale": 1.0},
+    "_contrib_ROIAlign": {"pooled_size": (2, 2), "spatial_scale": 1.0},
+    "_contrib_RROIAlign": {"pooled_size": (2, 2), "spatial_scale": 1.0},
+    "_contrib_PSROIPooling": GROUPS,
+    "_contrib_DeformablePSROIPooling": {**GROUPS, "no_trans": True, "sample_per_part": 2},
+}
 CONV = {"kernel": (3, 3), "num_filter": 4}
 # operator, parameters, the data's shape, generated arguments with their shapes, outputs
 INFERRED = [
     ("ROIPooling", POOL, (2, 3, 6, 7), {"n_rois": (-1, 5)}, ["n_output"]),
     ("_contrib_ROIAlign", POOL, (2, 3, 6, 7), {"n_rois": (-1, 5)}, ["n_output"]),
+    ("_contrib_RROIAlign", POOL, (2, 3, 6, 7), {"n_rois": (-1, 6)}, ["n_output"]),
+    ("_contrib_PSROIPooling", POOLED["_contrib_PSROIPooling"], (2, 12, 6, 7), {"n_rois": (-1, 5)}, ["n_output"]),
+    ("_contrib_DeformablePSROIPooling", {**POOLED["_contrib_DeformablePSROIPooling"], "no_trans": False},
+     (2, 12, 6, 7), {"n_rois": (-1, 5), "n_trans": (-1, -1, 2, 2)}, ["n_output"]),
+    ("_contrib_MultiProposal", {"output_score": True}, (2, 24, 4, 5),
+     {"n_bbox_pred": (2, 48, 4, 5), "n_im_info": (2, 3)}, ["n_output", "n_score"]),
+    ("_contrib_Proposal", {}, (1, 24, 4, 5), {"n_bbox_pred": (1, 48, 4, 5), "n_im_info": (1, 3)}, ["n_output"]),
     ("_contrib_box_iou", {}, (2, 3, 4), {"n_rhs": None}, ["n_output"]),
     ("_contrib_box_nms", {}, (2, 3, 6), {}, ["n_output0"]),
     ("_contrib_bipartite_matching", {"threshold": 0.1}, (2, 3, 6), {}, ["n_output0", "n_output1"]),
@@ -39,33 +57,101 @@ def test_names_and_shapes_as_mxnet(name, params, shape, others, outputs):
     assert found == [() if each is None else tuple(max(0, n) for n in each) for each in others.values()]
 
 
-@pytest.mark.parametrize("name", ["ROIPooling", "_contrib_ROIAlign"])
+def regions_for(name, *rows, dtype="float32"):
+    """Regions as an operator takes them: turned ones end with an angle."""
+    angle = [30] * (name == "_contrib_RROIAlign")
+    return mx.nd.array([[*row, *angle] for row in rows] or np.zeros((0, 5 + len(angle))), dtype=dtype)
+
+
+@pytest.mark.parametrize("name", POOLED)
 def test_regions_of_no_image_are_zero(name):
-    data = nd(2, 3, 6, 7)
-    rois = mx.nd.array([*REGIONS, [-1, 0, 0, 4, 4]])
-    made = mx.nd.op.op(name, data, rois, pooled_size=(2, 2), spatial_scale=1.0)
+    data = nd(2, 12, 6, 7)
+    made = mx.nd.op.op(name, data, regions_for(name, *REGIONS, [-1, 0, 0, 4, 4]), **POOLED[name])
     assert not made[2].asnumpy().any()
     assert made[:2].asnumpy().any()
 
 
-@pytest.mark.parametrize("name", ["ROIPooling", "_contrib_ROIAlign"])
+@pytest.mark.parametrize("name", POOLED)
 def test_half_precision_and_no_regions(name):
     found = []
     for dtype in ("float32", "float16"):
-        data = nd(2, 3, 6, 7).astype("float16").astype(dtype)
+        data = nd(2, 12, 6, 7).astype("float16").astype(dtype)
         data.attach_grad()
         with mx.autograd.record():
-            made = mx.nd.op.op(name, data, mx.nd.array(REGIONS, dtype=dtype), pooled_size=(2, 2), spatial_scale=1.0)
+            made = mx.nd.op.op(name, data, regions_for(name, *REGIONS, dtype=dtype), **POOLED[name])
         made.backward()
         assert data.grad is not None
         assert made.dtype == np.dtype(dtype)
         found.append((made.astype("float32"), data.grad.astype("float32")))
     for one, other in zip(*found, strict=True):
         assert_almost_equal(one, other, rtol=2e-2, atol=2e-2)
-    none = mx.nd.op.op(name, nd(2, 3, 6, 7), mx.nd.array(np.zeros((0, 5), "float32")), pooled_size=(2, 2),
-                       spatial_scale=1.0)  # fmt: skip
-    assert none.shape == (0, 3, 2, 2)
+    data.attach_grad()
+    with mx.autograd.record():
+        none = mx.nd.op.op(name, data, regions_for(name, dtype=dtype), **POOLED[name])
+    none.backward()
+    assert none.shape == (0, *made.shape[1:])
     assert none.asnumpy().size == 0
+    assert not data.grad.asnumpy().any()
+
+
+def test_turned_regions_agree_with_those_that_lie_straight():
+    data = nd(1, 3, 9, 9)
+    params = {"pooled_size": (2, 2), "spatial_scale": 1.0}
+    straight = contrib.ROIAlign(data, mx.nd.array([[0, 2, 1, 6, 7]]), **params)
+    for angle, turns in ((0, 0), (180, 2), (360, 0)):
+        turned = contrib.RROIAlign(data, mx.nd.array([[0, 4, 4, 4, 6, angle]]), **params)
+        assert_almost_equal(turned.asnumpy(), np.rot90(straight.asnumpy(), turns, (2, 3)), rtol=1e-4, atol=1e-5)
+    # A quarter of a turn counter-clockwise: what was right is up.
+    turned = contrib.RROIAlign(data, mx.nd.array([[0, 4, 4, 6, 4, 90]]), **params)
+    assert_almost_equal(turned.asnumpy(), np.rot90(straight.asnumpy(), -1, (2, 3)), rtol=1e-4, atol=1e-5)
+
+
+def test_large_regions_are_sampled_in_parts(monkeypatch):
+    data, rois = nd(2, 12, 6, 7), mx.nd.array(REGIONS * 4)
+    params = POOLED["_contrib_DeformablePSROIPooling"]
+    found = []
+    for size in (1 << 22, 100):
+        monkeypatch.setattr("flowmx.ops.vision.region_samples._PART", size)
+        data.attach_grad()
+        with mx.autograd.record():
+            made = contrib.DeformablePSROIPooling(data, rois, **params)
+        made.backward()
+        found.append((made.asnumpy(), data.grad.asnumpy()))
+    for one, other in zip(*found, strict=True):
+        assert_almost_equal(one, other, rtol=1e-6)
+
+
+def test_proposals_are_the_best_boxes_and_come_again_where_too_few_are_left():
+    rng = np.random.default_rng(0)
+    scores, boxes = rng.uniform(size=(2, 24, 4, 5)), rng.standard_normal((2, 48, 4, 5)) * 0.2
+    arrays = [mx.nd.array(each) for each in (scores, boxes, [[64, 80, 1], [40, 60, 1]])]
+    made, its_scores = contrib.MultiProposal(*arrays, rpn_post_nms_top_n=250, rpn_min_size=4, output_score=True)
+    made, its_scores = made.asnumpy().reshape(2, 250, 5), its_scores.asnumpy().reshape(2, 250)
+    for image, (height, width) in enumerate(((64, 80), (40, 60))):
+        assert (made[image, :, 0] == image).all()
+        # Those that are too small, or lie where the picture is not, come last.
+        large = made[image, its_scores[image] > 0, 1:]
+        assert (large >= 0).all()
+        assert (large <= [width - 1, height - 1] * 2).all()
+        count = len(np.unique(made[image], axis=0))
+        assert 1 < count < 250
+        assert (np.diff(its_scores[image, :count]) <= 0).all()
+        np.testing.assert_array_equal(made[image, count:], made[image, np.arange(count, 250) % count])
+        ends = mx.nd.array(made[image, :count, 1:] + [0, 0, 1, 1])
+        overlaps = contrib.box_iou(ends, ends).asnumpy() - np.eye(count)
+        assert overlaps.max() <= 0.7 + 1e-6
+    assert its_scores[0, 0] == np.float32(scores[0, 12:].max())
+    alone = contrib.Proposal(*(each[1:] for each in arrays), rpn_post_nms_top_n=250, rpn_min_size=4)
+    np.testing.assert_array_equal(alone.asnumpy()[:, 1:], made[1, :, 1:])
+
+
+def test_no_gradient_flows_through_proposals():
+    arrays = [nd(1, 24, 2, 2), nd(1, 48, 2, 2), mx.nd.array([[32, 32, 1]])]
+    arrays[1].attach_grad()
+    with mx.autograd.record():
+        made = contrib.Proposal(*arrays, rpn_post_nms_top_n=5).sum() + arrays[1].sum() * 2
+    made.backward()
+    np.testing.assert_array_equal(arrays[1].grad.asnumpy(), 2)
 
 
 def test_aligned_regions_lie_half_a_pixel_off():
@@ -149,6 +235,14 @@ REFUSED = [
     ("ROIPooling", [(2, 3, 6, 7), (2, 5)], {**POOL, "pooled_size": (2,)}, "pooled_size is"),
     ("_contrib_ROIAlign", [(2, 3, 6), (2, 5)], POOL, "expected 4 axes"),
     ("_contrib_ROIAlign", [(2, 3, 6, 7), (2, 5)], {**POOL, "position_sensitive": True}, "expected a multiple of 6"),
+    ("_contrib_RROIAlign", [(2, 3, 6, 7), (2, 5)], POOL, r"rois has shape \(2, 5\), expected \(-1, 6\)"),
+    ("_contrib_PSROIPooling", [(2, 11, 6, 7), (2, 5)], GROUPS, r"has 11 channels, expected .* = 12"),
+    ("_contrib_DeformablePSROIPooling", [(2, 12, 6, 7), (2, 5), (2, 4, 2, 2)], GROUPS, "divides output_dim 3"),
+    ("_contrib_DeformablePSROIPooling", [(2, 12, 6, 7), (2, 5), (2, 2, 3, 3)], GROUPS, "trans has shape"),
+    ("_contrib_Proposal", [(2, 24, 4, 5), (2, 48, 4, 5), (2, 3)], {}, "a batch of 2, expected 1; take MultiProposal"),
+    ("_contrib_MultiProposal", [(2, 24, 4, 5), (2, 24, 4, 5), (2, 3)], {}, "bbox_pred has shape"),
+    ("_contrib_MultiProposal", [(2, 24, 4, 5), (2, 48, 4, 5), (2, 3)], {"scales": (8,)}, "has 24 channels, expected 6"),
+    ("_contrib_MultiProposal", [(2, 24, 4, 5), (2, 48, 4, 5), (2, 3)], {"scales": ()}, "expected one of each"),
     ("_contrib_box_iou", [(2, 3), (2, 4)], {}, "expected 4 numbers a box"),
     ("_contrib_box_iou", [(2, 4), (2, 4)], {"format": "side"}, "format is 'side'"),
     ("_contrib_box_nms", [(2, 5)], {}, "expected at least 6 numbers"),
@@ -171,10 +265,16 @@ def test_refused_at_the_call(name, shapes, params, message):
     assert name in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["ROIPooling", "_contrib_ROIAlign"])
+@pytest.mark.parametrize("name", POOLED)
 def test_an_image_that_is_not_there_is_refused(name):
-    made = mx.nd.op.op(name, nd(2, 3, 6, 7), mx.nd.array([[2, 0, 0, 3, 3]]), **POOL)
+    made = mx.nd.op.op(name, nd(2, 12, 6, 7), regions_for(name, [2, 0, 0, 3, 3]), **POOLED[name])
     with pytest.raises(IndexError, match="rois name the image 2, but the data has 2"):
+        made.wait_to_read()
+
+
+def test_a_picture_larger_than_the_feature_map_is_refused():
+    made = contrib.Proposal(nd(1, 24, 4, 5), nd(1, 48, 4, 5), mx.nd.array([[80, 80, 1]]))
+    with pytest.raises(ValueError, match="80 × 80 pixels, but the feature map has 4 × 5 places, 16 pixels apart"):
         made.wait_to_read()
 
 

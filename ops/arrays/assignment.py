@@ -180,9 +180,7 @@ class BackwardIndexCopy(_Indexed, hidden=True, in_place=()):
     """A head with zeros in the rows that an index vector names, and those rows."""
 
     arguments = ("head", "index_vector")
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("old_tensor", "new_tensor")
+    output_names = ("old_tensor", "new_tensor")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         head, index = shapes

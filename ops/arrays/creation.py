@@ -45,7 +45,7 @@ class Filled(_Creation):
     dtype: DType = option(FLOAT32, _DTYPE)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        return [], [tuple(length or -1 for length in self.shape)]
+        return [], [self.shape]
 
     def constant(self) -> float:
         """The number that it is filled with."""

@@ -1,6 +1,6 @@
 """Operators whose output shapes depend on the content of their inputs.
 
-Graphs of them are not planned: a hybridized block computes them operator by operator, as its arrays come.
+Graphs of them are not planned: hybridized blocks and executors compute them operator by operator, as the arrays come.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from flowmx.errors import ShapeError
-from flowmx.ops.arrays.linear import Inferred, InferredTypes
+from flowmx.ops.arrays.linear import Inferred, InferredTypes, shape_of
 from flowmx.ops.arrays.reshaping import axis_of
+from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, operator, option
 
@@ -27,7 +28,8 @@ class BooleanMask(Operator, hidden=True, dynamic=True):  # mx.nd.contrib.boolean
         if data is None:
             return shapes, [None]
         axis = axis_of(self, self.axis, len(data))
-        return [data, (data[axis],) if index is None else index], [(*data[:axis], -1, *data[axis + 1 :])]
+        index = expect_shape(self, "index", index, (data[axis],))
+        return [data, index], [(*data[:axis], -1, *data[axis + 1 :])]
 
     def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
         return dtypes, dtypes[:1]
@@ -37,3 +39,29 @@ class BooleanMask(Operator, hidden=True, dynamic=True):  # mx.nd.contrib.boolean
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         raise ShapeError(f"{self.name}: its shape follows from the content of its inputs, so it can not be planned")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        data = F.op("_backward_contrib_boolean_mask", heads[0], shape_of(inputs, 0), inputs[1], axis=self.axis)
+        return [data, F.zeros_like(shape_of(inputs, 1))]
+
+
+@operator("_backward_contrib_boolean_mask")
+class BackwardBooleanMask(Operator, hidden=True):
+    """Gradient of the slices, where the data had them; 0 elsewhere."""
+
+    arguments = ("head", "like", "index")
+    axis: int = option(0, "The axis.")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
+        return shapes, [shapes[1]]
+
+    def infer_type(self, dtypes: list[DType | None]) -> InferredTypes:
+        return dtypes, dtypes[:1]
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        head, _, index = inputs
+        outputs[0].fill(0)
+        run.xp.moveaxis(outputs[0], self.axis, 0)[index != 0] = run.xp.moveaxis(head, self.axis, 0)
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        raise NotImplementedError  # no second order

@@ -70,13 +70,9 @@ class Sort(_Ordered, precision=Precision.GIVEN):
 
     input_docs = described(data="any shape, any dtype")
     output_doc = "The shape of data, or flat where axis is None; the dtype of data"
+    output_names = ("output0",)
+    outputs_counted = 2
     is_ascend: bool = option(True, "From the smallest to the largest.")
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0",)
-
-    def counted_outputs(self) -> int:
-        return 2
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [self.shape(shapes[0])]

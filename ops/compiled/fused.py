@@ -13,7 +13,7 @@ from flowmx.ops.nn.activation import Activation, LeakyReLU
 from flowmx.ops.nn.common import expect_shape
 from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight
 from flowmx.ops.nn.linear import FullyConnected
-from flowmx.ops.nn.normalization import BatchNorm
+from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, family, operator, option
 
 Then = Literal["", "relu", "sigmoid", "tanh", "leaky"]
@@ -133,15 +133,13 @@ class ScaleAndShift(Operator, hidden=True, once=True):
     """
 
     arguments = ("gamma", "beta", "mean", "var", "bias")
+    output_names = ("scale", "shift")
     eps: float = option(1e-3, "Added to the variance.", low=0)
     fix_gamma: bool = option(True, "Take gamma as 1.")
     biased: bool = option(False, "There is a bias.")
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments[: 5 if self.biased else 4]
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("scale", "shift")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         (gamma, beta, mean, var), (scale, shift) = inputs[:4], outputs
@@ -156,8 +154,7 @@ class ScaleAndShift(Operator, hidden=True, once=True):
 class ConvolutionWeightBias(ConvolutionWeight):
     """The gradients of Convolution for its weight and its bias."""
 
-    def outputs(self) -> tuple[str, ...]:
-        return ("weight_grad", "bias_grad")
+    output_names = ("weight_grad", "bias_grad")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [super().infer_shape(shapes)[1][0], (self.num_filter,)]

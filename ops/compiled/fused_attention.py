@@ -107,6 +107,7 @@ class FusedAttention(_Attention):
     second, hidden one: the logarithm of Σ eˣ over the products x of each query, (batch, heads, length, 1) in float32.
     """
 
+    outputs_visible = 1
     differentiable: bool = option(False, "Keep what the gradient needs.")
 
     def inputs(self) -> tuple[str, ...]:
@@ -114,9 +115,6 @@ class FusedAttention(_Attention):
 
     def outputs(self) -> tuple[str, ...]:
         return ("output", "stats") if self.differentiable else ("output",)
-
-    def visible_outputs(self) -> int:
-        return 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         known = [shape for shape in shapes if shape is not None and -1 not in shape]

@@ -30,8 +30,7 @@ class _Noted(Operator):
 class NotedPooling(_Noted, Pooling, hidden=True):
     """Max pooling, and a note of where the maxima were."""
 
-    def outputs(self) -> tuple[str, ...]:
-        return ("output", "note")
+    output_names = ("output", "note")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         inputs, outputs = super().infer_shape(shapes)

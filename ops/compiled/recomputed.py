@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from flowmx.ops.compiled.fused import BatchNormRelu
-from flowmx.ops.nn.batch_norms import BatchNormWithReLU, SyncBatchNorm
 from flowmx.ops.nn.common import bound
 from flowmx.ops.nn.dropout import Dropout
-from flowmx.ops.nn.normalization import BatchNorm
+from flowmx.ops.nn.normalization.batch_norm import BatchNorm
+from flowmx.ops.nn.normalization.batch_norm_variants import BatchNormWithReLU, SyncBatchNorm
 from flowmx.ops.registry.operators import (
     Array,
     DType,
@@ -37,6 +37,8 @@ class _Again(Operator, hidden=True):
 
     outputs_read: ClassVar[tuple[int, ...]] = ()
     """Further inputs: these outputs of the first run."""
+    output_names: ClassVar[tuple[str, ...]] = ("output",)
+    outputs_counted = 1
     stateless: bool = option(False, "The states do not matter: the batch has its own statistics.")
 
     @property
@@ -48,12 +50,6 @@ class _Again(Operator, hidden=True):
     def only_shapes(self) -> tuple[int, ...]:
         count = len(self.inputs())
         return tuple(range(count - len(self.repeated.auxiliary), count)) if self.stateless else ()
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output",)
-
-    def counted_outputs(self) -> int:
-        return 1
 
     def visible_outputs(self) -> int:
         return 1

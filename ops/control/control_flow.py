@@ -242,6 +242,9 @@ class _Backward(Operator, hidden=True, heavy=True):
     def outputs(self) -> tuple[str, ...]:
         return tuple(f"{name}_grad" for name in self.flow.inputs())
 
+    def moved_states(self) -> tuple[int, ...]:
+        return tuple(self.flow.num_outputs + position for position in self.flow.updates)
+
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, list(self._split(shapes)[1])
 

@@ -13,7 +13,6 @@ coroutine.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,6 +28,7 @@ from flowmx.ops.arrays.linear import shape_of
 from flowmx.ops.registry.dtypes import DType, as_dtype
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, merge, operator, required
 from flowmx.ops.registry.traits import Precision
+from flowmx.suggestions import did_you_mean
 
 Groups = Mapping[str, Sequence[Array | None]]
 Runner = Callable[[Callable[..., Any], Run, Groups, Mapping[str, Any]], Awaitable[None] | None]
@@ -175,11 +175,9 @@ class Custom(_UserOperator, open_ended=True, precision=Precision.FLOAT32):
         op_type = texts.pop("op_type", "")
         maker = properties.get(op_type)
         if maker is None:
-            near = difflib.get_close_matches(op_type, properties, 1)
             raise ParameterError(
                 f"Custom: parameter op_type is {op_type!r}, which is not registered"
-                + (f"; did you mean {near[0]!r}?" if near else "")
-                + " (register a CustomOpProp with mx.operator.register)"
+                f"{did_you_mean(op_type, properties)} (register a CustomOpProp with mx.operator.register)"
             )
         made: Operator = cls(op_type=op_type)
         prop = maker(**texts)

@@ -8,7 +8,7 @@ from typing import Any
 from flowmx.ops.kernels.llvm import batch_norm as loops
 from flowmx.ops.kernels.onednn import normalization as onednn
 from flowmx.ops.kernels.onednn.kernel import plainly
-from flowmx.ops.nn.normalization import BatchNorm
+from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.operators import Array, Run, kernel
 
 

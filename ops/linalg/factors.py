@@ -95,9 +95,7 @@ class Gelqf(_OfSquare, precision=Precision.FLOAT32):
 
     input_docs = described(A="(..., m, n) with m ≤ n, float")
     output_doc = "Q (..., m, n) and L (..., m, m), the dtype of A"
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0", "output1")
+    output_names = ("output0", "output1")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a = shapes[0]
@@ -130,9 +128,7 @@ class Syevd(_OfSquare, precision=Precision.FLOAT32):
     """
 
     output_doc = "U (..., n, n) and λ (..., n), the dtype of A"
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0", "output1")
+    output_names = ("output0", "output1")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         a = square(self, shapes[0])
@@ -203,9 +199,7 @@ class Det(_Determinant, precision=Precision.FLOAT32):
     """The determinants of square matrices; (1,) for a single one. The gradient is 0 where the determinant is."""
 
     output_doc = "(...), or (1,) for a single matrix, the dtype of A"
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0",)
+    output_names = ("output0",)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         outputs[0][...] = run.xp.linalg.det(wide(inputs[0])).reshape(outputs[0].shape)
@@ -222,9 +216,7 @@ class SlogDet(_Determinant, precision=Precision.FLOAT32):
     """
 
     output_doc = "Signs and logarithms, (...), or (1,) for a single matrix, the dtype of A"
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0", "output1")
+    output_names = ("output0", "output1")
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         for made, out in zip(run.xp.linalg.slogdet(wide(inputs[0])), outputs, strict=True):

@@ -69,11 +69,9 @@ class Moments(Operator, precision=Precision.FLOAT32, input_named=True):
     output_doc = (
         "Mean and variance: the shape of data without the axes, or with length 1 there (keepdims); the dtype of data"
     )
+    output_names = ("output0", "output1")
     axes: Shape | None = option(None, "The axes; None for all.")
     keepdims: bool = option(False, "Keep the reduced axes, with length 1.")
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0", "output1")
 
     def ways(self) -> dict[str, Any]:
         """The same as parameters of a reduction."""
@@ -158,6 +156,7 @@ class Histogram(Operator, no_gradient=True):
         bins="(edges,), the dtype of data, ascending; not with bin_cnt",
     )
     output_doc = "Counts (bins,), int64, and edges (bins + 1,), the dtype of data"
+    output_names = ("output0", "output1")
     bin_cnt: int | None = option(None, "Number of bins of one width; without it the edges are an input.", low=1)
     range: tuple[float, ...] | None = option(None, "Lowest and highest edge of those.")
 
@@ -171,9 +170,6 @@ class Histogram(Operator, no_gradient=True):
 
     def inputs(self) -> tuple[str, ...]:
         return self.arguments if self.bin_cnt is None else self.arguments[:1]
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0", "output1")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         if self.bin_cnt is not None:

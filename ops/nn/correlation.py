@@ -37,6 +37,7 @@ class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
         data2="the shape and dtype of data1",
     )
     output_doc = "(batch, displacements, out height, out width), the dtype of data1"
+    outputs_counted = 3
     kernel_size: int = option(1, "Length of a patch; odd.", low=1)
     max_displacement: int = option(1, "The greatest displacement along either axis.", low=0)
     stride1: int = option(1, "Steps between the patches of data1.", low=1)
@@ -47,9 +48,6 @@ class Correlation(Operator, heavy=True, precision=Precision.WIDEST):
     def __post_init__(self) -> None:
         if self.kernel_size % 2 == 0:
             raise ParameterError(f"{self.name}: kernel_size is {self.kernel_size}, expected an odd number")
-
-    def counted_outputs(self) -> int:
-        return 3
 
     def _length(self, length: int) -> int:
         """The number of patches along an axis; -1 where its length is not known."""
@@ -124,9 +122,7 @@ class BackwardCorrelation(Correlation, hidden=True):
     """Gradients of Correlation for both maps."""
 
     arguments = ("head", "data1", "data2")
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("data1_grad", "data2_grad")
+    output_names = ("data1_grad", "data2_grad")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, shapes[1:]

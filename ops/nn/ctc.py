@@ -67,6 +67,8 @@ class CTCLoss(Operator, skips=True, mirrored=False, precision=Precision.FLOAT32)
         label_lengths="(batch,), int or float; only with use_label_lengths",
     )
     output_doc = "(batch,), the dtype of data"
+    output_names: ClassVar[tuple[str, ...]] = ("output0", "alpha")
+    outputs_visible = 1
     use_data_lengths: bool = option(False, "Take the data's lengths from the input data_lengths (batch,).")
     use_label_lengths: bool = option(False, "Take the labels' lengths from the input label_lengths (batch,).")
     blank_label: Literal["first", "last"] = option("first", "The class of the blank: the first or the last.")
@@ -74,12 +76,6 @@ class CTCLoss(Operator, skips=True, mirrored=False, precision=Precision.FLOAT32)
     def inputs(self) -> tuple[str, ...]:
         taken = (True, True, self.use_data_lengths, self.use_label_lengths)
         return tuple(name for name, used in zip(CTCLoss.arguments, taken, strict=True) if used)
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0", "alpha")
-
-    def visible_outputs(self) -> int:
-        return 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data, label, *lengths = shapes
@@ -170,12 +166,10 @@ class BackwardCTCLoss(CTCLoss, hidden=True, skips=False):
     """Gradient of CTCLoss for its data: softmax minus the probability of each class on the paths."""
 
     arguments = ("head", *CTCLoss.arguments, "alpha")
+    output_names: ClassVar[tuple[str, ...]] = ("data_grad",)
 
     def inputs(self) -> tuple[str, ...]:
         return ("head", *super().inputs(), "alpha")
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("data_grad",)
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         return shapes, [shapes[1]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from flowmx.errors import ShapeError
 from flowmx.ops.registry.operators import Array, Operator, Run, Shape, ShapeOrNone, described, operator, option
@@ -19,6 +19,8 @@ class Dropout(Operator, uses_random=True, mode_matters=True, keeps_layout=True, 
 
     input_docs = described(data="any shape, float")
     output_doc = "The shape and dtype of data"
+    output_names: ClassVar[tuple[str, ...]] = ("output", "mask")
+    outputs_visible = 1
     p: float = option(0.5, "Probability of dropping.", low=0, high=1)
     mode: Literal["always", "training"] = option("training", "Drop in training alone, or always.")
     axes: Shape = option((), "Axes that share one decision.")
@@ -26,12 +28,6 @@ class Dropout(Operator, uses_random=True, mode_matters=True, keeps_layout=True, 
 
     def draws(self, train: bool) -> bool:
         return self.p > 0 and (train or self.mode == "always")
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output", "mask")
-
-    def visible_outputs(self) -> int:
-        return 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data = shapes[0]

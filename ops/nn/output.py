@@ -378,9 +378,7 @@ class PlainLoss(Operator, is_loss=True, passing=Passing.ALWAYS, precision=Precis
     """The data as a loss: its gradient is 1, whatever the head gradient."""
 
     onnx = "Identity"
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("loss",)
+    output_names = ("loss",)
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         run.xp.copyto(outputs[0], inputs[0])

@@ -126,13 +126,11 @@ class ResetArrays(Operator, no_gradient=True):
     variadic = "num_arrays"
     input_docs = described(data="arrays of any shapes and dtypes, which are overwritten")
     output_doc = "Nothing"
+    output_names = ()
     num_arrays: int = required("Number of inputs.", low=1)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "updates", tuple(range(self.num_arrays)))
-
-    def outputs(self) -> tuple[str, ...]:
-        return ()
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, []

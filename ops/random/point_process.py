@@ -88,9 +88,7 @@ class HawkesLL(_Hawkes, precision=Precision.FLOAT32):
         max_time="(N,), the dtype of lda",
     )
     output_doc = "Log likelihoods (N,) and states (N, K), the dtype of lda"
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output", "out_state")
+    output_names = ("output", "out_state")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         completed = self.complete(shapes)
@@ -120,9 +118,7 @@ class BackwardHawkesLL(_Hawkes, hidden=True):
     """The gradient of hawkesll's likelihood by lda, alpha and beta."""
 
     arguments = ("head", *_NAMES)
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("lda", "alpha", "beta")
+    output_names = ("lda", "alpha", "beta")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         completed = self.complete(shapes[1:])

@@ -45,6 +45,7 @@ class SampleUniqueZipfian(Operator, uses_random=True, no_gradient=True):
 
     arguments = ()
     output_doc = "Samples `shape` and numbers of draws (rows,), int64"
+    output_names = ("output0", "output1")
     range_max: int = required("The number of classes.", low=1)
     shape: Shape = option((), "The number of rows, and of samples in each.", low=0)
 
@@ -54,9 +55,6 @@ class SampleUniqueZipfian(Operator, uses_random=True, no_gradient=True):
                 f"{self.name}: parameter shape is {self.shape}, expected a number of rows and at most "
                 f"range_max={self.range_max} samples in each"
             )
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0", "output1")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, [self.shape, self.shape[:1]]

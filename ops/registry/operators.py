@@ -30,7 +30,6 @@ operator by name. It returns one gradient (or None) for each input, auxiliary st
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, dataclass_transform
@@ -42,6 +41,7 @@ from flowmx.ops.random.drawing import drawing
 from flowmx.ops.registry.dtypes import FLOAT32, DType, name_of
 from flowmx.ops.registry.parameters import MISSING, Parameter, Shape, declare, option, required
 from flowmx.ops.registry.traits import Traits
+from flowmx.suggestions import STANDS_FOR, did_you_mean
 
 if TYPE_CHECKING:
     from flowmx.engine import Operation
@@ -165,6 +165,12 @@ class Operator:
     """Names of the inputs, without auxiliary states."""
     auxiliary: ClassVar[tuple[str, ...]] = ()
     """Names of the auxiliary states: further inputs that the forward updates in training mode."""
+    output_names: ClassVar[tuple[str, ...]] = ("output",)
+    """Names of the outputs."""
+    outputs_visible: ClassVar[int] = 0
+    """The number of outputs that the user sees; 0: all."""
+    outputs_counted: ClassVar[int] = 0
+    """The number of outputs in MXNet's JSON; 0: all."""
     input_docs: ClassVar[dict[str, str]] = {}
     """By input, its shape, dtype and meaning, beyond what the bases say; not needed where all have one of each."""
     output_doc: ClassVar[str] = ""
@@ -251,11 +257,9 @@ class Operator:
         for name, value in given.items():
             parameter = cls.parameters.get(name)
             if parameter is None:
-                near = difflib.get_close_matches(name, cls.parameters, 1)
+                known = ", ".join(cls.parameters) or "none"
                 raise ParameterError(
-                    f"{cls.name}: there is no parameter {name!r}; "
-                    + (f"did you mean {near[0]!r}? " if near else "")
-                    + f"it has {', '.join(cls.parameters) or 'none'}"
+                    f"{cls.name}: there is no parameter {name!r}, only {known}{did_you_mean(name, cls.parameters)}"
                 )
             values[name] = parameter.convert(value, cls.name)
         missing = [name for name, parameter in cls.parameters.items() if parameter.required and name not in values]
@@ -291,6 +295,10 @@ class Operator:
         """Positions of inputs of which the forward looks at shape and dtype alone, by the trait ``shapes_only``."""
         return tuple(position for position, name in enumerate(self.inputs()) if name in self.traits.shapes_only)
 
+    def moved_states(self) -> tuple[int, ...]:
+        """Positions of states that the forward pass moves in training mode, on which this gradient does not depend."""
+        return ()
+
     def without_like(self, shape: Shape, dtype: DType) -> Operator | None:
         """The operator that does the same without the inputs of :meth:`only_shapes`, by its output's form."""
         return None
@@ -300,16 +308,16 @@ class Operator:
         return None
 
     def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs."""
-        return ("output",)
+        """Names of the outputs of this instance."""
+        return self.output_names
 
     def counted_outputs(self) -> int:
         """The number of outputs in MXNet's JSON, which may differ where its implementation keeps other hidden ones."""
-        return len(self.outputs())
+        return self.outputs_counted or len(self.outputs())
 
     def visible_outputs(self) -> int:
         """The number of outputs that the user sees; the rest serve the gradient."""
-        return len(self.outputs())
+        return self.outputs_visible or len(self.outputs())
 
     def writes_more(self) -> bool:
         """True where the forward writes besides its outputs, so that it runs even where these have no elements."""
@@ -541,8 +549,8 @@ def lookup(name: str) -> type[Operator]:
     """
     found = _by_name.get(name)
     if found is None:
-        near = difflib.get_close_matches(name, _by_name, 1)
-        raise AttributeError(f"there is no operator {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+        shown = [each for each in _by_name if not each.startswith("_")]
+        raise AttributeError(f"there is no operator {name!r}{did_you_mean(name, shown, STANDS_FOR)}")
     return found
 
 

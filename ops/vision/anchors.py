@@ -142,6 +142,7 @@ class MultiBoxTarget(_WithoutGradient, precision=Precision.FLOAT32):
     )
     output_doc = "Offsets and their mask, each (batch, anchors·4), and classes (batch, anchors), the dtype of anchor"
     ranks = (3, 3, 3)
+    output_names = ("loc_target", "loc_mask", "cls_target")
     overlap_threshold: float = option(0.5, "Overlap above which an anchor is given a box.")
     ignore_label: float = option(-1.0, "Class of the anchors that do not count.")
     negative_mining_ratio: float = option(-1.0, "Number of background anchors for each anchor with a box; below 0 all.")
@@ -151,9 +152,6 @@ class MultiBoxTarget(_WithoutGradient, precision=Precision.FLOAT32):
 
     def __post_init__(self) -> None:
         self._count(variances=4)
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("loc_target", "loc_mask", "cls_target")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         anchor, label, predicted = shapes
@@ -308,9 +306,7 @@ class BoxEncode(_WithoutGradient):
     )
     output_doc = "The offsets and their mask, each (batch, anchors, 4), the dtype of samples"
     ranks = (2, 2, 3, 3, 1, 1)
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0", "output1")
+    output_names = ("output0", "output1")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         self._check(shapes)

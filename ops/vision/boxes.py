@@ -101,6 +101,8 @@ class BoxNMS(Operator, precision=Precision.WIDEST):
 
     input_docs = described(data="(..., boxes, numbers), float")
     output_doc = "The shape and dtype of data"
+    output_names = ("output0", "origin")
+    outputs_visible = 1
     overlap_thresh: float = option(0.5, "Overlap above which the box with the lower score is dropped.")
     valid_thresh: float = option(0.0, "Boxes with a score up to this are dropped.")
     topk: int = option(-1, "The number of best boxes to consider; below 0 all, 0 none (the output is the input).")
@@ -122,12 +124,6 @@ class BoxNMS(Operator, precision=Precision.WIDEST):
                 raise ParameterError(f"{self.name}: {name} is {place}, one of the coordinates {list(coordinates)}")
         if self.id_index == self.score_index:
             raise ParameterError(f"{self.name}: id_index is {self.id_index}, as score_index is")
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0", "origin")
-
-    def visible_outputs(self) -> int:
-        return 1
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
@@ -246,12 +242,10 @@ class BipartiteMatching(Operator):
 
     input_docs = described(data="(..., rows, columns), float; scores")
     output_doc = "Each row's column (..., rows) and each column's row (..., columns), the dtype of data"
+    output_names = ("output0", "output1")
     is_ascend: bool = option(False, "The smallest scores are the best.")
     threshold: float = required("Scores must be above it, or below with is_ascend.")
     topk: int = option(-1, "MXNet makes one match more than this; below 1 there is no limit.")
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output0", "output1")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]

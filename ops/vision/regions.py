@@ -1,15 +1,16 @@
-"""Pooling of regions of interest: ROIPooling takes maxima, ROIAlign averages of interpolated samples.
+"""Maxima of cells of regions: ROIPooling.
 
 A region is a row [image, left, top, right, bottom] in the input picture's pixels; ``spatial_scale`` brings it to
-those of the feature map.
+those of the feature map. ``region_averages`` and ``region_samples`` hold the operators that take averages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
-from flowmx.errors import DataError, IndexOutOfRange, ParameterError, ShapeError
+from flowmx.errors import IndexOutOfRange, ParameterError
 from flowmx.ops.arrays.linear import Inferred, shape_of
 from flowmx.ops.arrays.reshaping import expect_elements
 from flowmx.ops.nn.common import bound, computing_dtype, expect_rank, expect_shape
@@ -21,28 +22,32 @@ from flowmx.ops.registry.operators import (
     ShapeOrNone,
     described,
     operator,
-    option,
     required,
 )
-from flowmx.ops.registry.traits import Precision
-
-_PART = 1 << 22
-"""Numbers to hold at a time between the two axes of ROIAlign."""
 
 
-class _Regions(Operator):
+class Regions(Operator):
+    """Base of the operators that make a grid of cells of each region."""
+
     arguments: ClassVar[tuple[str, ...]] = ("data", "rois")
     input_docs = described(
         data="(batch, channels, height, width), float",
         rois="(regions, 5), the dtype of data; the image's number, left, top, right, bottom",
     )
     output_doc = "(regions, channels, *pooled_size), the dtype of data"
-    pooled_size: Shape
+    numbers: ClassVar[int] = 5
+    """Numbers of a region."""
+    pooled_size: Shape | int
     spatial_scale: float
 
     def __post_init__(self) -> None:
-        if len(self.pooled_size) != 2:
+        if len(self.grid) != 2:
             raise ParameterError(f"{self.name}: pooled_size is {self.pooled_size}, expected height and width")
+
+    @cached_property
+    def grid(self) -> Shape:
+        """Rows and columns of cells."""
+        return (self.pooled_size,) * 2 if isinstance(self.pooled_size, int) else self.pooled_size
 
     def channels(self, channels: int) -> int:
         """Channels of the output for data of so many."""
@@ -52,10 +57,10 @@ class _Regions(Operator):
         data, rois = shapes
         expect_rank(self, "data", data, 4, 4)
         expect_elements(self, data, (2, 3))
-        rois = expect_shape(self, "rois", rois, (-1, 5))
+        rois = expect_shape(self, "rois", rois, (-1, self.numbers))
         assert rois is not None
         channels = -1 if data is None or data[1] == -1 else self.channels(data[1])
-        return [data, rois], [(rois[0], channels, *self.pooled_size)]
+        return [data, rois], [(rois[0], channels, *self.grid)]
 
     def images(self, rois: Array, count: int) -> Array:
         """The image of each region, of so many; those below 0 are left out.
@@ -69,11 +74,21 @@ class _Regions(Operator):
         return images
 
 
+def rounded(xp: Any, places: Array) -> Array:
+    """Whole numbers; halves are rounded away from 0, as C does."""
+    return xp.copysign(xp.floor(xp.abs(places) + places.dtype.type(0.5)), places)
+
+
+def zeros_of_rois(F: Any, inputs: Any) -> Any:
+    """The gradient of regions."""
+    return F.zeros_like(shape_of(inputs, 1))
+
+
 # -- maxima ------------------------------------------------------------------------------------------------
 
 
 @operator("ROIPooling")
-class ROIPooling(_Regions):
+class ROIPooling(Regions):
     """The maxima of a grid of cells over each region (Girshick, "Fast R-CNN", 2015).
 
     Shapes: data (batch, channels, height, width), rois (regions, 5), output (regions, channels, *pooled_size).
@@ -82,20 +97,17 @@ class ROIPooling(_Regions):
 
     onnx = "MaxRoiPool"
     onnx_attributes: ClassVar[dict[str, str]] = {"pooled_shape": "pooled_size", "spatial_scale": "spatial_scale"}
+    outputs_counted = 2
     pooled_size: Shape = required("Height and width of the grid.", low=1)
     spatial_scale: float = required("Size of the data as a multiple of the picture's.", low=0)
-
-    def counted_outputs(self) -> int:
-        return 2
 
     def cells(self, xp: Any, rois: Array, size: Shape) -> list[tuple[Any, Any]]:
         """For both axes the first line of each cell, and the one behind its last (regions, cells)."""
         dtype = computing_dtype(rois.dtype)
         places = rois[:, 1:].astype(dtype) * dtype.type(self.spatial_scale)
-        # Halves are rounded away from 0, as C does.
-        places = xp.copysign(xp.floor(xp.abs(places) + dtype.type(0.5)), places)
+        places = rounded(xp, places)
         made = []
-        for count, length, low, high in ((self.pooled_size[0], size[0], 1, 3), (self.pooled_size[1], size[1], 0, 2)):
+        for count, length, low, high in ((self.grid[0], size[0], 1, 3), (self.grid[1], size[1], 0, 2)):
             start = places[:, low, None]
             step = xp.maximum(places[:, high, None] - start + 1, 1) / dtype.type(count)
             cell = xp.arange(count, dtype=dtype)
@@ -129,12 +141,7 @@ class ROIPooling(_Regions):
                     out[number, :, place] = narrow[row.start - top : row.stop - top].max(axis=0).T
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        return [F.op("_backward_ROIPooling", heads[0], inputs[0], inputs[1], **bound(self)), _none(F, inputs)]
-
-
-def _none(F: Any, inputs: Any) -> Any:
-    """The gradient of regions."""
-    return F.zeros_like(shape_of(inputs, 1))
+        return [F.op("_backward_ROIPooling", heads[0], inputs[0], inputs[1], **bound(self)), zeros_of_rois(F, inputs)]
 
 
 def _greatest(counts: Array) -> int:
@@ -212,131 +219,3 @@ class ROIPoolingAtMaxima(BackwardROIPooling):
 
     def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
         return [F.op("_backward_ROIPooling", heads[0], inputs[1], inputs[2], **bound(self)), None, None]
-
-
-# -- averages ----------------------------------------------------------------------------------------------
-
-
-@operator("_contrib_ROIAlign")
-class ROIAlign(_Regions, heavy=True, precision=Precision.WIDEST):
-    """The averages of a grid of cells over each region, of samples interpolated bilinearly.
-
-    From He et al., "Mask R-CNN", 2017. Shapes: data (batch, channels, height, width), rois (regions, 5), output
-    (regions, channels, *pooled_size); with ``position_sensitive`` the data has that many channels for each cell.
-    Regions of a negative image are 0.
-    """
-
-    pooled_size: Shape = required("Height and width of the grid.", low=1)
-    spatial_scale: float = required("Size of the data as a multiple of the picture's.")
-    sample_ratio: int = option(-1, "Samples along each axis of a cell; one for each pixel where it is not above 0.")
-    position_sensitive: bool = option(False, "Each cell has channels of its own.")
-    aligned: bool = option(False, "Pixels' centres lie at halves.")
-
-    def channels(self, channels: int) -> int:
-        if not self.position_sensitive:
-            return channels
-        cells = self.pooled_size[0] * self.pooled_size[1]
-        if channels % cells:
-            raise ShapeError(
-                f"{self.name}: input data has {channels} channels, expected a multiple of {cells}, one for each cell"
-            )
-        return channels // cells
-
-    def weights(self, xp: Any, rois: Array, size: Shape) -> list[Array]:
-        """For both axes how much of each line is in each cell (regions, cells, lines).
-
-        Both axes are independent of each other, so that a cell is rows · data · columnsᵀ.
-
-        Raises:
-            ValueError: with ``aligned`` a region has no area.
-        """
-        dtype = computing_dtype(rois.dtype)
-        places = rois[:, 1:].astype(dtype) * dtype.type(self.spatial_scale) - dtype.type(0.5 if self.aligned else 0)
-        made = []
-        for count, length, low, high in ((self.pooled_size[0], size[0], 1, 3), (self.pooled_size[1], size[1], 0, 2)):
-            start, extent = places[:, low], places[:, high] - places[:, low]
-            if not self.aligned:
-                extent = xp.maximum(extent, 1)
-            elif extent.size and extent.min() <= 0:
-                raise DataError(f"{self.name}: a region has length {extent.min()}; with aligned it must be above 0")
-            step = extent / dtype.type(count)
-            samples = xp.full(len(rois), self.sample_ratio) if self.sample_ratio > 0 else xp.ceil(step).astype(int)
-            total = xp.zeros((len(rois), count, length), dtype)
-            cells, lines = xp.arange(count, dtype=dtype)[:, None], xp.arange(length, dtype=dtype)
-            for sample in range(self.sample_ratio if self.sample_ratio > 0 else _greatest(samples)):
-                part = ((sample + 0.5) / samples).astype(dtype)
-                at = start[:, None, None] + (cells + part[:, None, None]) * step[:, None, None]
-                used = (sample < samples)[:, None, None] & (at >= -1) & (at <= length)
-                near = xp.maximum(0, 1 - xp.abs(xp.clip(at, 0, length - 1) - lines))
-                total += xp.where(used, near, 0)
-            made.append(total / samples[:, None, None].astype(dtype))
-        return made
-
-    def parts(self, xp: Any, shape: Shape, dtype: Any, rois: Array) -> Iterator[tuple[int, Array, Array, Array]]:
-        """Regions of one image at a time: the image, their numbers, and the weights of both axes."""
-        batch, channels, height, width = shape
-        images = self.images(rois, batch)
-        step = max(1, _PART // max(1, self.pooled_size[0] * channels * width))
-        for image in range(batch):
-            (mine,) = xp.nonzero(images == image)
-            for start in range(0, len(mine), step):
-                numbers = mine[start : start + step]
-                rows, columns = self.weights(xp, rois[numbers], (height, width))
-                yield image, numbers, rows.astype(dtype), columns.astype(dtype)
-
-    def cells(self) -> Iterator[tuple[Any, Any, Any]]:
-        """Cells that share their channels: the channels, and which rows and columns of the grid."""
-        if not self.position_sensitive:
-            yield slice(None), slice(None), slice(None)
-            return
-        height, width = self.pooled_size
-        for row in range(height):
-            for column in range(width):
-                channels = slice(row * width + column, None, height * width)
-                yield channels, slice(row, row + 1), slice(column, column + 1)
-
-    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        xp, rois, out = run.xp, inputs[1], outputs[0]
-        data = inputs[0].astype(computing_dtype(inputs[0].dtype), copy=False)
-        out.fill(0)
-        for image, numbers, rows, columns in self.parts(xp, data.shape, data.dtype, rois):
-            for channels, row, column in self.cells():
-                lines = data[image, channels].transpose(1, 0, 2)  # (height, channels, width)
-                taken = rows[:, row]
-                half = taken.reshape(-1, len(lines)) @ lines.reshape(len(lines), -1)
-                half = half.reshape(len(numbers), -1, lines.shape[2])
-                full = (half @ columns[:, column].transpose(0, 2, 1)).reshape(
-                    len(numbers), taken.shape[1], lines.shape[1], -1
-                )
-                out[numbers, :, row, column] = full.transpose(0, 2, 1, 3)
-
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        data = F.op("_backward_ROIAlign", heads[0], shape_of(inputs, 0), inputs[1], **bound(self))
-        return [data, _none(F, inputs)]
-
-
-@operator("_backward_ROIAlign")
-class BackwardROIAlign(ROIAlign, hidden=True):
-    """Gradient of ROIAlign for its data: the transposed weights."""
-
-    arguments = ("head", "like", "rois")
-
-    def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
-        return shapes, [shapes[1]]
-
-    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
-        xp, (head, _, rois), out = run.xp, inputs, outputs[0]
-        dtype = computing_dtype(out.dtype)
-        total = xp.zeros((len(out), out.shape[2], out.shape[1], out.shape[3]), dtype)
-        for image, numbers, rows, columns in self.parts(xp, out.shape, dtype, rois):
-            for channels, row, column in self.cells():
-                mine = head[numbers, :, row, column].astype(dtype).transpose(0, 2, 1, 3)
-                half = mine.reshape(len(numbers), -1, mine.shape[3]) @ columns[:, column]
-                taken = rows[:, row].reshape(-1, out.shape[2])
-                lines = taken.T @ half.reshape(len(taken), -1)
-                total[image][:, channels] += lines.reshape(out.shape[2], -1, out.shape[3])
-        xp.copyto(out, total.transpose(0, 2, 1, 3), casting="unsafe")
-
-    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
-        again = F.op("_contrib_ROIAlign", heads[0], inputs[2], **bound(self))
-        return [again, None, F.zeros_like(shape_of(inputs, 2))]

@@ -54,15 +54,13 @@ class GridGenerator(Operator, input_named=True):
 
     input_docs = described(data="(batch, 6) for 'affine', (batch, 2, height, width) for 'warp', float")
     output_doc = "(batch, 2, *target_shape) for 'affine', the shape of data for 'warp'; the dtype of data"
+    outputs_counted = 2
     transform_type: Literal["affine", "warp"] = required("The kind of the data.")
     target_shape: Shape = option((0, 0), "Height and width of the grid, for affine.", low=0)
 
     def __post_init__(self) -> None:
         if self.transform_type == "affine":
             _expect_target(self, self.target_shape)
-
-    def counted_outputs(self) -> int:
-        return 2
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data = shapes[0]
@@ -145,10 +143,8 @@ class BilinearSampler(Operator):
         grid="(batch, 2, out height, out width), the dtype of data; x and y from -1 to 1",
     )
     output_doc = "(batch, channels, out height, out width), the dtype of data"
+    outputs_counted = 2
     cudnn_off: bool | None = option(None, "Ignored.")
-
-    def counted_outputs(self) -> int:
-        return 2
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, grid = shapes
@@ -171,9 +167,7 @@ class BackwardBilinearSampler(Operator, hidden=True):
     """Gradients of BilinearSampler for data and grid."""
 
     arguments = ("head", "data", "grid")
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("data_grad", "grid_grad")
+    output_names = ("data_grad", "grid_grad")
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         return shapes, shapes[1:]
@@ -210,6 +204,9 @@ class SpatialTransformer(Operator):
         loc="(batch, 6), the dtype of data; the rows of 2x3 matrices",
     )
     output_doc = "(batch, channels, *target_shape), the dtype of data"
+    output_names = ("output", "grid")
+    outputs_visible = 1
+    outputs_counted = 3
     target_shape: Shape = option((0, 0), "Height and width of the output.", low=0)
     transform_type: Literal["affine"] = required("The transformation.")
     sampler_type: Literal["bilinear"] = required("The interpolation.")
@@ -217,15 +214,6 @@ class SpatialTransformer(Operator):
 
     def __post_init__(self) -> None:
         _expect_target(self, self.target_shape)
-
-    def outputs(self) -> tuple[str, ...]:
-        return ("output", "grid")
-
-    def visible_outputs(self) -> int:
-        return 1
-
-    def counted_outputs(self) -> int:
-        return 3
 
     def infer_shape(self, shapes: list[ShapeOrNone]) -> Inferred:
         data, loc = shapes

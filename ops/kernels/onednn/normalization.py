@@ -33,7 +33,7 @@ from flowmx.ops.kernels.onednn.library import (
 )
 from flowmx.ops.kernels.onednn.primitives import Call, Post, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
-from flowmx.ops.nn.normalization import BatchNorm
+from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.operators import Run
 
 

@@ -11,7 +11,7 @@ from flowmx.ops.kernels.onednn.layouts import Desc, Geometry, channels_last, loa
 from flowmx.ops.kernels.onednn.library import Alg, Arg, Handle, Prop, Query
 from flowmx.ops.kernels.onednn.primitives import Call, Primitive, attributes
 from flowmx.ops.kernels.onednn.work import Operand, Work, plan
-from flowmx.ops.nn.normalization import LRN
+from flowmx.ops.nn.normalization.local_response import LRN
 from flowmx.ops.registry.operators import kernel
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from flowmx.ops.compiled.fused import BatchNormRelu
 from flowmx.ops.nn.common import bound
-from flowmx.ops.nn.normalization import BatchNorm, BatchStatistics
+from flowmx.ops.nn.normalization.batch_norm import BatchNorm, BatchStatistics
 from flowmx.ops.registry.operators import Array, Operator, Run, kernel_for, operator, option, required
 from flowmx.ops.registry.traits import Precision
 
@@ -25,8 +25,7 @@ def _run(op: Operator, run: Run, inputs: Sequence[Array], outputs: Sequence[Arra
 class BatchNormWithReLU(BatchNorm):
     """BatchNorm, then a ReLU."""
 
-    def counted_outputs(self) -> int:
-        return 4
+    outputs_counted = 4
 
     def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
         _run(BatchNormRelu.create(**bound(self)), run, inputs, outputs)
@@ -45,11 +44,6 @@ class SyncBatchNorm(BatchStatistics, precision=Precision.FLOAT32):
     """
 
     axis = 1
-    eps: float = option(1e-3, "Added to the variance.", low=0)
-    momentum: float = option(0.9, "The part of the moving statistics that is kept at each step.")
-    fix_gamma: bool = option(True, "Take gamma as 1.")
-    use_global_stats: bool = option(False, "Use the moving statistics in training too.")
-    output_mean_var: bool = option(False, "Give the statistics as further outputs.")
     ndev: int = option(1, "Ignored.", low=1)
     key: str = required("Names the layer; ignored.")
 

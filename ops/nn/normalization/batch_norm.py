@@ -1,0 +1,105 @@
+"""BatchNorm and its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from flowmx.ops.nn.common import positive_axis
+from flowmx.ops.nn.normalization.frames import BackwardNormalization, Frame, Normalization, around_axis, standardise
+from flowmx.ops.registry.operators import Array, Run, Shape, described, family, operator, option
+
+
+@family
+class BatchStatistics(Normalization, in_place=((0, 0),), mode_matters=True, keeps_layout=True):
+    """Base of BatchNorm and what differs from it in its parameters alone."""
+
+    auxiliary: ClassVar[tuple[str, ...]] = ("moving_mean", "moving_var")
+    input_docs = described(
+        moving_mean="(channels,), the dtype of gamma; a state, updated in training",
+        moving_var="(channels,), the dtype of gamma; a state, updated in training",
+    )
+    output_doc = "The shape and dtype of data; with output_mean_var also the mean and the second statistic, (channels,)"
+    inverse_std = True
+    # The last is 1 where the batch's statistics were used, for the gradient.
+    output_names: ClassVar[tuple[str, ...]] = ("output", "mean", "var", "batch")
+    outputs_counted = 3
+    eps: float = option(1e-3, "Added to the variance.", low=0)
+    momentum: float = option(0.9, "The part of the moving statistics that is kept at each step.")
+    fix_gamma: bool = option(True, "Take gamma as 1.")
+    use_global_stats: bool = option(False, "Use the moving statistics in training too.")
+    output_mean_var: bool = option(False, "Give the statistics as further outputs.")
+
+    def frame(self, shape: Shape) -> Frame:
+        axis = positive_axis(self, self.axis, shape)
+        return Frame(around_axis(shape, axis), (0, 2), (1, shape[axis], 1))
+
+    def scale_shape(self, shape: Shape) -> Shape:
+        return (shape[positive_axis(self, self.axis, shape)],)
+
+    statistics_shape = scale_shape
+
+    def gamma(self, xp: Any, gamma: Array, frame: Frame) -> Array:
+        return xp.ones_like(gamma).reshape(frame.scale) if self.fix_gamma else gamma.reshape(frame.scale)
+
+    def follow(self, moving: Array, new: Array) -> None:
+        """Let a moving statistic follow the batch's."""
+        moving *= self.momentum
+        moving += (1 - self.momentum) * new.reshape(moving.shape)
+
+    def statistics(self, run: Run, x: Array, inputs: Sequence[Array], frame: Frame, out: Array) -> Any:
+        moving_mean, moving_var = inputs[-2:]
+        if self._by_batch(run, x):
+            mean, var, inverse = standardise(run.xp, x, frame.over, self.eps, out)
+            self.follow(moving_mean, mean)
+            self.follow(moving_var, var)
+            return mean, inverse
+        mean = moving_mean.reshape(frame.scale)
+        inverse = 1 / run.xp.sqrt(moving_var.reshape(frame.scale) + moving_var.dtype.type(self.eps))
+        run.xp.subtract(x, mean, out=out, casting="unsafe")
+        run.xp.multiply(out, inverse, out=out, casting="unsafe")
+        return mean, inverse
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().forward(run, inputs, outputs)
+        outputs[3][...] = self._by_batch(run, inputs[0])
+
+    def _by_batch(self, run: Run, data: Array) -> bool:
+        """True where the batch's statistics are used; an empty batch has none."""
+        return run.train and not self.use_global_stats and data.size > 0
+
+
+@operator("BatchNorm", "BatchNorm_v1")
+class BatchNorm(BatchStatistics):
+    """Normalise each channel by its mean and variance over the batch, then scale by gamma and add beta.
+
+    In training the batch's statistics are used and the moving ones follow them:
+    moving = momentum · moving + (1 - momentum) · batch. Otherwise, and with ``use_global_stats``, the moving
+    ones are used. ``fix_gamma`` takes gamma as 1. From Ioffe and Szegedy, "Batch Normalization", 2015.
+
+    Shapes: data of any shape; gamma, beta, moving_mean and moving_var (channels,). Further outputs with
+    ``output_mean_var``: mean and 1/√(var + eps), each (channels,).
+    """
+
+    axis: int = option(1, "The axis of the channels.")
+    cudnn_off: bool = option(False, "Ignored.")
+    min_calib_range: float | None = option(None, "Ignored.")
+    max_calib_range: float | None = option(None, "Ignored.")
+
+
+@operator("_backward_BatchNorm")
+class BackwardBatchNorm(BackwardNormalization, BatchNorm, in_place=((0, 0),), mode_matters=False):
+    """Gradients of BatchNorm; gamma's is 0 where it is fixed."""
+
+    arguments = ("head", "data", "gamma", "mean", "var", "batch")
+
+    def over_batch(self, inputs: Sequence[Array]) -> Any:
+        flag = inputs[5][0]
+        return bool(flag) if isinstance(flag, np.generic) else flag
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        super().forward(run, inputs, outputs)
+        if self.fix_gamma:
+            outputs[1].fill(0)

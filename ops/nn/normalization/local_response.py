@@ -1,0 +1,104 @@
+"""Local response normalisation, over neighbouring channels, with its gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from flowmx.errors import ParameterError
+from flowmx.ops.nn.common import bound, computing_dtype, expect_rank
+from flowmx.ops.registry.operators import Array, Operator, Run, ShapeOrNone, described, operator, option, required
+from flowmx.ops.registry.traits import Precision
+
+
+@operator("LRN")
+class LRN(Operator, keeps_layout=True, precision=Precision.FLOAT32, input_named=True):
+    """Local response normalisation across channels (Krizhevsky et al., 2012).
+
+    y = x/(knorm + alpha/nsize · Σx²)^beta, the sum over the ``nsize`` channels around each.
+    """
+
+    input_docs = described(data="(batch, channels, height, width), float")
+    output_doc = "The shape and dtype of data"
+    onnx = "LRN"
+    onnx_attributes: ClassVar[dict[str, str]] = {"alpha": "alpha", "beta": "beta", "bias": "knorm", "size": "nsize"}
+    outputs_counted = 2
+    alpha: float = option(1e-4, "Weight of the sum of squares.")
+    beta: float = option(0.75, "Exponent.")
+    knorm: float = option(2.0, "Added to the sum.")
+    nsize: int = required("The number of channels in the window; odd.", low=1)
+
+    def __post_init__(self) -> None:
+        if self.nsize % 2 == 0:
+            raise ParameterError(f"{self.name}: nsize is {self.nsize}, expected an odd number")
+
+    def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+        expect_rank(self, "data", shapes[0], 4, 4)
+        return super().infer_shape(shapes)
+
+    def norm(self, xp: Any, x: Array) -> Array:
+        """The base of the power: knorm + alpha/nsize · Σx²."""
+        norm = xp.empty(x.shape, computing_dtype(x.dtype))
+        _window_sum(xp, xp.square(x, dtype=norm.dtype), self.nsize, norm)
+        norm *= self.alpha / self.nsize
+        norm += self.knorm
+        return norm
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        norm = self.norm(run.xp, inputs[0])
+        run.xp.power(norm, -self.beta, out=norm)
+        run.xp.multiply(inputs[0], norm, out=outputs[0], casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_backward_LRN", heads[0], inputs[0], **bound(self))]
+
+
+@operator("_backward_LRN")
+class BackwardLRN(LRN, hidden=True):
+    """Gradient of LRN: g = h·n^-β - c·x·W(h·x·n^(-β-1)), with W the sum over a window and c = 2·β·alpha/nsize."""
+
+    arguments = ("head", "data")
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        xp, (head, x) = run.xp, inputs
+        norm = self.norm(xp, x)
+        scaled = head * norm**-self.beta
+        around = xp.empty_like(norm)
+        _window_sum(xp, scaled * x / norm, self.nsize, around)
+        around *= x
+        around *= 2 * self.beta * self.alpha / self.nsize
+        xp.subtract(scaled, around, out=outputs[0], casting="unsafe")
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        def around(x: Any) -> Any:
+            return F.op("_channel_window_sum", x, nsize=self.nsize)
+
+        (h, x), q, share = inputs, heads[0], self.alpha / self.nsize
+        c = 2 * share * self.beta
+        n = around(x * x) * share + self.knorm
+        m = n ** (-self.beta - 1.0)
+        sums = around(q * x)
+        by_head = q * n**-self.beta - x * m * sums * c
+        by_data = x * around(sums * h * x * m / n) * (2 * share * (self.beta + 1.0)) - x * around(m * q * h)
+        return [by_head, (by_data - q * around(h * x * m) - h * m * sums) * c]
+
+
+def _window_sum(xp: Any, x: Array, size: int, out: Array) -> None:
+    """Sum ``size`` channels around each channel (axis 1)."""
+    out[...] = x
+    for shift in range(1, min(size // 2, x.shape[1] - 1) + 1):
+        out[:, shift:] += x[:, :-shift]
+        out[:, :-shift] += x[:, shift:]
+
+
+@operator("_channel_window_sum")
+class ChannelWindowSum(Operator, hidden=True):
+    """The sum of the ``nsize`` channels around each; its own adjoint."""
+
+    nsize: int = 5
+
+    def forward(self, run: Run, inputs: Sequence[Array], outputs: Sequence[Array]) -> None:
+        _window_sum(run.xp, inputs[0], self.nsize, outputs[0])
+
+    def gradient(self, F: Any, inputs: Sequence[Any], outputs: Sequence[Any], heads: Sequence[Any]) -> list[Any]:
+        return [F.op("_channel_window_sum", heads[0], nsize=self.nsize)]
