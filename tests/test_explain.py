@@ -52,6 +52,9 @@ def test_totals():
     assert f"{in_words(plan.lower_bound())} alive at step" in text
     assert f"(the plan takes {plan.arena.size / plan.lower_bound():.3f} of it)" in text
     assert "Steps:" not in text
+    in_place = InPlace(plan)
+    done = sum(case.is_done for step in range(len(plan.steps())) for case in in_place.cases(step))
+    assert f"In place of an input: {done}; not: " in text
 
 
 def test_what_was_fused():

@@ -6,6 +6,7 @@
 import contextlib
 import io
 
+import numpy as np
 import pytest
 
 from flowmx import gluon
@@ -18,6 +19,7 @@ from flowmx.graph.node import Entry
 from flowmx.ops.nn.common import bound
 from flowmx.ops.registry.operators import lookup
 from tests.fixtures.record_zoo import SIZES
+from tests.modes.bounds import distance
 from tests.modes.drawing import LAYERS, LOSSES, TOGETHER, draw
 from tests.modes.modes import MODES
 from tests.modes.network import Input, Network, Step, layer
@@ -154,6 +156,12 @@ def test_a_model_gives_the_same_in_every_mode(name):
 
 
 # -- the fuzzer itself ------------------------------------------------------------------------------------
+
+
+def test_nan_is_equal_to_nan_alone():
+    pole = np.array([np.nan, 1.0, np.inf])
+    assert distance(pole, np.array([np.nan, 1.5, np.inf])) == 0.5
+    assert distance(pole, np.array([0.0, 1.0, np.inf])) == np.inf
 
 
 def replaced(wanted, make):

@@ -132,13 +132,18 @@ class Compiled:
     def read_backward(self) -> tuple[set[int], set[int], set[int]]:
         """Positions of the variables, of the outputs and of their gradients whose content a backward pass reads."""
         plan, targets = self.results.plan, self.results.outputs
-        read = {plan.root.get(entry, entry) for node in plan.backward for entry in node.contents()}
+        read = {plan.root.get(entry, entry) for node in plan.backward for entry in self._depends_on(node)}
         read |= {plan.root.get(entry, entry) for entry in plan.gradients.values()}
         return (
             {i for i, entry in enumerate(self.variables) if entry in read},
             {i for i, entry in enumerate(targets) if entry in read},
             {i for i, head in enumerate(plan.graph.heads) if Entry(head, 0) in read},
         )
+
+    def _depends_on(self, node: Node) -> Collection[Entry]:
+        """The inputs whose content decides what a step of the backward pass gives."""
+        moved = node.op.moved_states() if node.op is not None and self.train else ()
+        return {*node.contents()} - {node.inputs[position] for position in moved}
 
 
 def _nbytes(shape: Shape, dtype: DType) -> int:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flowmx import devices
 from flowmx.devices import Context, Device
+from flowmx.errors import ShapeError
+from flowmx.executor.dynamic import DynamicExecutor, is_dynamic
 from flowmx.executor.executor import Executor
 from flowmx.graph import collector, infer
 from flowmx.graph.node import Entry, Node
 from flowmx.ndarray.array import NDArray, check_request, full
 from flowmx.ops.registry.dtypes import as_dtype
+from flowmx.suggestions import did_you_mean
 from flowmx.symbol.symbol import Symbol
 
 
@@ -131,7 +134,17 @@ def bind(
     aux = _by_name("auxiliary states", aux_names, aux_states, True)
     arena = shared_exec.arena if shared_exec is not None else None
     symbol = _settled(symbol, device.context, groups, {**bound, **aux})
-    return Executor(symbol, device, bound, grads, requests_of(names, grad_req), aux, groups, arena)
+    kind = DynamicExecutor if is_dynamic(symbol) else Executor
+    return kind(symbol, device, bound, grads, requests_of(names, grad_req), aux, groups, arena)
+
+
+def _mistaken(given: Iterable[str], *variables: Sequence[Node]) -> str:
+    """The end of a message that a shape is missing: which names were given that are no variable's."""
+    names = [node.name for nodes in variables for node in nodes]
+    return "".join(
+        f"; {each!r} was given, and is no variable of the symbol{did_you_mean(each, names)}"
+        for each in given if each not in names
+    )  # fmt: skip
 
 
 @collector.paused()
@@ -151,7 +164,10 @@ def simple_bind(
     requests = requests_of(names, grad_req)
 
     def make(node: Node, shape: Any) -> NDArray:
-        wanted = infer.known_shape(shape, f"{node.name!r}")
+        try:
+            wanted = infer.known_shape(shape, f"{node.name!r}")
+        except ShapeError as error:
+            raise ShapeError(f"{error}{_mistaken(shapes, arguments, auxiliary)}") from None
         dtype = dtypes[Entry(node, 0)]
         context = _context(node, device.context, groups)
         shared = shared_arg_names is None or node.name in shared_arg_names

@@ -70,9 +70,17 @@ class Executor:
         self._arrays = {node: args[node.name] for node in arguments}
         self._arrays |= {node: aux[node.name] for node in auxiliary}
         self._wanted = [node for node in arguments if self._differentiates(node)]
+        self._monitor: Monitor | None = None
+        self._monitored: Monitored | None = None
+        self._last_train: bool | None = None
+        self._prepare(outputs)
+
+    def _prepare(self, outputs: Sequence[NDArray]) -> None:
+        """Infer shapes and types, and compile; outputs of another executor may be written to where they fit."""
+        self._options = options_of(self._device.context.kernels)
         shapes = {node: bound.shape for node, bound in self._arrays.items()}
         dtypes = {node: bound._dtype for node, bound in self._arrays.items()}
-        self._entries, self._shapes, self._dtypes = inferred(symbol._entries, shapes, dtypes, core.casting)
+        self._entries, self._shapes, self._dtypes = inferred(self._symbol._entries, shapes, dtypes, core.casting)
         for node, bound in self._arrays.items():
             _check_bound(node, bound, self._shapes[Entry(node, 0)], self._dtypes[Entry(node, 0)], self._on(node))
         self.outputs = [
@@ -83,12 +91,9 @@ class Executor:
         self._heads: list[NDArray | None] = [None] * len(self.outputs)
         self._heads_given = False
         self._modes: dict[bool, Mode] = {}
-        self._monitor: Monitor | None = None
-        self._monitored: Monitored | None = None
         self._went_monitored = False
         self._differentiates_prediction = False
         self._mode(bool(self._wanted))
-        self._last_train: bool | None = None
         self._used_up = False
 
     def _differentiates(self, node: Node) -> bool:
@@ -128,7 +133,7 @@ class Executor:
                 if self._requests[node.name] == "write" and gradients[node]._dtype == self._dtypes[Entry(node, 0)]
             ],
             strided=[node for node, bound in self._arrays.items() if not is_contiguous(bound)],
-            options=options_of(context.kernels),
+            options=self._options,
         )  # fmt: skip
         arrays = dict(self._arrays)
         read = {e.node for node in (*plan.forward, *plan.backward) for e in node.inputs}
@@ -276,17 +281,23 @@ class Executor:
 
     def _push_monitored(self, train: bool, forward: bool, backward: bool) -> None:
         assert self._monitor is not None
-        if self._monitored is None:
-            self._monitored = Monitored(self._entries, self._arrays, self._wanted, lambda node: self._on(node).context)
         if forward:
             self._last_train, self._used_up = train, False
-            for made, output in zip(self._monitored.forward(train, self._monitor), self.outputs, strict=True):
+            for made, output in zip(self._one_by_one().forward(train, self._monitor), self.outputs, strict=True):
                 made.copyto(output)
         if backward:
-            heads: Sequence[NDArray | None] = self._heads if self._heads_given else [None] * len(self.outputs)
-            found = self._monitored.backward(heads, train, self._monitor)
-            for node in self._wanted:
-                self._take_gradient(node, found.get(node))
+            heads = self._heads if self._heads_given else [None] * len(self.outputs)
+            self._take_gradients(self._one_by_one().backward(heads, train, self._monitor))
+
+    def _one_by_one(self) -> Monitored:
+        """The graph, to be computed operator by operator."""
+        if self._monitored is None:
+            self._monitored = Monitored(self._entries, self._arrays, self._wanted, lambda node: self._on(node).context)
+        return self._monitored
+
+    def _take_gradients(self, found: Mapping[Node, NDArray]) -> None:
+        for node in self._wanted:
+            self._take_gradient(node, found.get(node))
 
     def _take_gradient(self, node: Node, found: NDArray | None) -> None:
         """Write or add a gradient (None: the outputs do not depend on the variable) to the user's array."""
@@ -385,7 +396,7 @@ class Executor:
             name: fitted(name, old, shape) for (name, old), shape in zip(self.aux_dict.items(), auxiliary, strict=True)
         }
         grads = {name: _resized(old, made[name].shape) for name, old in self.grad_dict.items() if old is not None}
-        other = Executor(
+        other = type(self)(
             self._symbol, self._device, made, grads, self._requests, aux, self._groups, self.arena, self.outputs
         )
         other._monitor = self._monitor

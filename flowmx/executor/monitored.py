@@ -1,7 +1,8 @@
 """Execution of a bound graph operator by operator, with every value shown to a monitor.
 
 Passes leave values out, and a plan overwrites them. Under a monitor neither is so: each operator is an operation of its
-own on arrays of its own, which go to a callback as soon as they are enqueued. Nothing here waits.
+own on arrays of its own, which go to a callback as soon as they are enqueued. Nothing here waits, but for what decides
+the shapes of dynamic operators.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from flowmx import autograd, devices
-from flowmx.devices import Context
+from flowmx import ndarray as nd
+from flowmx.devices import Context, Device
 from flowmx.errors import AutogradError
 from flowmx.graph.labels import input_labels
 from flowmx.graph.node import Entry, Node, topological
 from flowmx.ndarray import functions as F
 from flowmx.ndarray.array import NDArray
 from flowmx.ndarray.core import allocate, invoke
+from flowmx.ops.registry.operators import Operator
 
 
 class Monitor(NamedTuple):
@@ -51,6 +54,14 @@ class Monitor(NamedTuple):
             if array is not None:
                 number = index if len(gradients) > 1 else ""
                 self.callback(f"{node.name}_backward_output{number}", array)
+
+
+def _computed(op: Operator, inputs: Sequence[NDArray], device: Device) -> list[NDArray]:
+    """All outputs of an operator, also those that nobody sees."""
+    spec = op.spec(tuple([each.shape for each in inputs]), tuple([each._dtype for each in inputs]))
+    outputs = [cast("NDArray", allocate(device, *each)) for each in zip(spec.shapes, spec.dtypes, strict=True)]
+    invoke(op, inputs, outputs, device)
+    return outputs
 
 
 class Monitored:
@@ -90,7 +101,7 @@ class Monitored:
                     self._compute(node, node.op, monitor)
         return [self._values[entry] for entry in self._entries]
 
-    def _compute(self, node: Node, op: Any, monitor: Monitor) -> None:
+    def _compute(self, node: Node, op: Operator, monitor: Monitor) -> None:
         context = self._context_of(node)
         states = {*op.updates, *range(node.auxiliary_from(), len(node.inputs))}
         inputs = [
@@ -98,10 +109,7 @@ class Monitored:
             for at, entry in enumerate(node.inputs)
         ]
         monitor.at_inputs(node, inputs)
-        spec = op.spec(tuple([each.shape for each in inputs]), tuple([each._dtype for each in inputs]))
-        device = devices.get(context)
-        outputs = [cast("NDArray", allocate(device, *each)) for each in zip(spec.shapes, spec.dtypes, strict=True)]
-        invoke(op, inputs, outputs, device)
+        outputs = [op.at_once(nd, inputs)] if op.traits.dynamic else _computed(op, inputs, devices.get(context))
         self._values.update({Entry(node, index): array for index, array in enumerate(outputs)})
         monitor.at_outputs(node, outputs)
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from flowmx import settings
 from flowmx.devices import Context
 from flowmx.graph.gradient import gradient
-from flowmx.graph.graph import Graph, Options
+from flowmx.graph.graph import Graph, Options, ranked
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.attention import fuse_attention
 from flowmx.graph.passes.chains import fuse_chains
@@ -69,7 +69,7 @@ def graph_of(
         AutogradError: an operator on the way has no gradient.
     """
     plain = Graph(tuple(entries), {}, shapes, dtypes, train, groups=dict(groups or {}), default=default)
-    graph = fuse_attention(plain, wanted)
+    graph = fuse_attention(ranked(plain), wanted)
     entries, all_shapes, all_dtypes = graph.outputs, dict(graph.shapes), dict(graph.dtypes)
     heads: list[Node] = []
     gradients: dict[Node, Entry] = {}
@@ -122,6 +122,7 @@ def options_of(device_type: str) -> Options:
         workspaces=config.exec_num_temp,
         channels_last=kernels.like_channels_last(device_type),
         workers=config.cpu_worker_nthreads if device_type == "cpu" else config.gpu_worker_nthreads,
+        merge=settings.fresh("eliminate_common_expr"),
         mirror=config.backward_do_mirror,
         budget=config.exec_memory_budget or None,
     )

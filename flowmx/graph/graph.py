@@ -15,6 +15,9 @@ from flowmx.graph.node import Entry, Node, topological
 from flowmx.ops.registry.dtypes import DType
 from flowmx.ops.registry.operators import Operator, Shape
 
+RANK = "__rank__"
+"""The attribute of a step with an effect that says after how many others it comes (see :func:`ranked`)."""
+
 
 @dataclass(frozen=True)
 class Graph:
@@ -54,11 +57,11 @@ class Graph:
     @cached_property
     def _order(self) -> list[Node]:
         """The nodes: every pass asks for them, and they never change."""
-        return topological(self.wanted())
+        return _in_order(self.wanted())
 
     def forward(self) -> list[Node]:
         """The operators that the outputs need, in order."""
-        return [node for node in topological(self.outputs) if not node.is_variable]
+        return [node for node in _in_order(self.outputs) if not node.is_variable]
 
     def uses(self) -> dict[Entry, int]:
         """Number of reads of each entry; an output or a gradient counts as one more."""
@@ -89,6 +92,7 @@ class Options:
         channels_last: the element types of values that may lie channels-last, where kernels are faster then.
         workers: how many operations a device runs at a time: branches may then run at the same time.
         pack: keep copies of filters in the order that kernels want, which takes memory and saves time.
+        merge: compute once what several nodes would.
         mirror: compute cheap values again for the backward pass, rather than keep them.
         budget: the most bytes that internal values may take: as much as needed is computed again (None: any).
     """
@@ -100,6 +104,7 @@ class Options:
     channels_last: frozenset[DType] = frozenset()
     workers: int = 1
     pack: bool = False
+    merge: bool = True
     mirror: bool = False
     budget: int | None = None
 
@@ -134,9 +139,15 @@ class Rewriter:
         """Copy a node with replaced inputs (the node itself, if none is)."""
         replaced = self._replaced.get
         inputs = tuple([replaced(entry, entry) for entry in node.inputs])
-        if inputs == node.inputs:
-            return node
-        made = Node(node.op, node.name, inputs, node.attributes, node.given, node.origin)
+        return node if inputs == node.inputs else self._copy(node, inputs, node.attributes)
+
+    def mark(self, node: Node, attributes: Mapping[str, str]) -> Node:
+        """Copy a node with replaced inputs and more attributes."""
+        inputs = tuple([self.new(entry) for entry in node.inputs])
+        return self._copy(node, inputs, {**node.attributes, **attributes})
+
+    def _copy(self, node: Node, inputs: tuple[Entry, ...], attributes: Mapping[str, str]) -> Node:
+        made = Node(node.op, node.name, inputs, attributes, node.given, node.origin)
         for index in range(node.outputs()):
             self.replace(Entry(node, index), Entry(made, index))
         return made
@@ -168,6 +179,40 @@ class Rewriter:
             dtypes=self.dtypes,
             notes=(*self.graph.notes, *self._notes),
         )
+
+
+def ranked(graph: Graph) -> Graph:
+    """Number the steps that draw random numbers or run user code, so that passes keep their order.
+
+    What is drawn depends on that order, and must not depend on the passes, which join steps where a dtype allows it.
+    """
+    ordered = [node for node in graph.nodes() if _orders(node)]
+    if len(ordered) < 2:
+        return graph
+    rewriter = Rewriter(graph)
+    ranks = {node: str(rank) for rank, node in enumerate(ordered)}
+    for node in rewriter.nodes:
+        if node in ranks:
+            rewriter.mark(node, {RANK: ranks[node]})
+        else:
+            rewriter.keep(node)
+    return rewriter.result()
+
+
+def _in_order(entries: Sequence[Entry]) -> list[Node]:
+    """Every node that entries depend on, inputs before users, those with a rank in the order of their ranks."""
+    found = topological(entries)
+    ranks = {node: int(node.attributes[RANK]) for node in found if RANK in node.attributes}
+    order = sorted(ranks, key=ranks.__getitem__)
+    return found if order == list(ranks) else topological([*[Entry(node, 0) for node in order], *entries])
+
+
+def _orders(node: Node) -> tuple[str, ...]:
+    """The kinds of effects of a step that must come in the order of the program."""
+    if node.op is None:
+        return ()
+    kinds = {"random": node.op.traits.uses_random, "user code": node.op.traits.detached}
+    return tuple([kind for kind, is_one in kinds.items() if is_one])
 
 
 def is_pure(op: Operator, train: bool = True) -> bool:
@@ -220,11 +265,10 @@ def predecessors(nodes: Sequence[Node]) -> list[list[int]]:
         for variable in written:
             needs.update(readers.pop(variable, []))
             last[variable] = position
-        for kind in ("random" if node.op.traits.uses_random else "", "user code" if node.op.traits.detached else ""):
-            if kind:
-                if kind in last:
-                    needs.add(last[kind])
-                last[kind] = position
+        for kind in _orders(node):
+            if kind in last:
+                needs.add(last[kind])
+            last[kind] = position
         needs.discard(position)
         before.append(sorted(needs))
     return before

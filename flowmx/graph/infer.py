@@ -94,7 +94,7 @@ def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone]) -> bool:
         elif type(op).infer_back is not Operator.infer_back and not all(map(complete, given)):
             back = op.infer_back(given, [shapes[entry] for entry in outputs])
             given = [merge_or_raise(before, after, op) for before, after in zip(given, back, strict=True)]
-        inputs, results = op.infer_shape(list(given))
+        inputs, results = from_inputs(op, given)
         for position, (before, after) in enumerate(zip(given, inputs, strict=True)):
             inputs[position] = merge_or_raise(before, after, op, (*op.inputs(), *op.auxiliary)[position])
         results = [merge_or_raise(shapes[e], r, op) for e, r in zip(outputs, results, strict=True)]
@@ -106,6 +106,17 @@ def _infer_node(node: Node, shapes: dict[Entry, ShapeOrNone]) -> bool:
             shapes[entry] = shape
             changed = True
     return changed
+
+
+def from_inputs(op: Operator, given: Sequence[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
+    """Infer the shapes of an operator's inputs and results from what is known of its inputs.
+
+    Lengths of 0 in a shape that the operator was given (zeros, samples) are decided by what reads it, as in MXNet.
+    """
+    inputs, results = op.infer_shape(list(given))
+    if not op.inputs() and "shape" in op.parameters:
+        results = [None if shape is None else tuple(length or -1 for length in shape) for shape in results]
+    return inputs, results
 
 
 def _is_plain(op: Operator) -> bool:

@@ -14,6 +14,7 @@ from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeAlias
 
 from flowmx.errors import MXNetError
+from flowmx.scanning import Bounds, Excess, scan_json
 
 MXNET_VERSION = 10901  # 1.9.1, whose layout `render` writes
 _OLDEST_VERSION = 800  # files of 0.8 do not name theirs
@@ -23,6 +24,8 @@ _OLDEST_VERSION = 800  # files of 0.8 do not name theirs
 _HIDDEN_KEYS = ("ctx_group", "lr_mult", "wd_mult", "force_mirroring", "mirror_stage")
 
 _UINT32 = 1 << 32
+_MAX_DEPTH = 256  # of brackets; a graph inside of a node takes four
+_FEW = 1 << 16  # brackets, below which it does not matter what they become
 
 GraphAttribute: TypeAlias = tuple[str, int | str | list[int] | list[str]]
 
@@ -104,10 +107,12 @@ def parse(text: str | bytes) -> GraphJSON:
         SymbolFormatError: The text is no such graph.
     """
     try:
+        raw = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+        scan_json(raw, Bounds(_MAX_DEPTH, max(_FEW, len(raw) // 8), max(_FEW, len(raw))))
         # MXNet writes control characters as they are.
         document = json.loads(text, strict=False)
-    except RecursionError:
-        raise SymbolFormatError("the JSON is nested too deeply") from None
+    except (RecursionError, Excess) as error:
+        raise SymbolFormatError(f"the JSON is too large a structure, or nested too deeply: {error}") from None
     except ValueError as error:
         raise SymbolFormatError(f"not JSON: {error}") from None
     try:

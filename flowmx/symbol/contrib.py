@@ -18,3 +18,4 @@ def rand_zipfian(true_classes: Symbol, num_sampled: int, range_max: int) -> tupl
 
 
 __getattr__, __dir__ = prefixed(functions, "_contrib_", __all__)
+__all__ += sorted({*__dir__()} - {*__all__})

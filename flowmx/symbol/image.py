@@ -6,3 +6,4 @@ from flowmx.ops.registry.namespaces import prefixed
 from flowmx.symbol import functions
 
 __getattr__, __dir__ = prefixed(functions, "_image_")
+__all__ = [*__dir__()]

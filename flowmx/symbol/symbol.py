@@ -22,6 +22,8 @@ from flowmx.ops.registry.dtypes import FLAGS, as_dtype, name_of
 from flowmx.ops.registry.operators import Operator, Shape, ShapeOrNone, lookup
 from flowmx.serialization import symbol_json
 from flowmx.serialization.atomic import replace_file
+from flowmx.serialization.reading import read_whole
+from flowmx.suggestions import did_you_mean
 from flowmx.symbol.initial_values import default_initializers
 from flowmx.symbol.methods import Methods
 
@@ -243,7 +245,9 @@ class Symbol(Methods):
 
         Raises:
             ShapeError: the shapes contradict each other; names the node, its inputs and the line that made it.
+            ParameterError: the symbol has no variable of a name.
         """
+        self._refuse_others("infer_shape", kwargs)
         found = self._infer_shape(args, kwargs)
         if not all(infer.complete(shape) for shapes in found for shape in shapes):
             return None, None, None
@@ -258,8 +262,17 @@ class Symbol(Methods):
         def shown(shape: ShapeOrNone) -> Shape:
             return () if shape is None else tuple(max(0, n) for n in shape)
 
+        self._refuse_others("infer_shape_partial", kwargs)
         arguments, outputs, auxiliary = self._infer_shape(args, kwargs)
         return [shown(s) for s in arguments], [shown(s) for s in outputs], [shown(s) for s in auxiliary]
+
+    def _refuse_others(self, function: str, given: Iterable[str]) -> None:
+        names = [node.name for node in self._nodes() if node.is_variable]
+        for other in set(given).difference(names):
+            known = ", ".join(names)
+            raise ParameterError(
+                f"{function}: the symbol has no variable {other!r}, only {known}{did_you_mean(other, names)}"
+            )
 
     def _infer_shape(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -290,6 +303,7 @@ class Symbol(Methods):
 
     def infer_type_partial(self, *args: Any, **kwargs: Any) -> tuple[list[Any], list[Any], list[Any]]:
         """As :meth:`infer_type`, with None for what is unknown."""
+        self._refuse_others("infer_type", kwargs)
         arguments, auxiliary = self._variables()
         known = {
             node: None if value is None else as_dtype(value)
@@ -722,11 +736,11 @@ def load(fname: str | Path) -> Symbol:
     """The symbol in a ``-symbol.json`` file of MXNet or flowmx.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        OSError: there is no such file, or it is a device.
         SymbolFormatError, MXNetError: as :func:`load_json`, with the file's name.
     """
     try:
-        return load_json(Path(fname).read_bytes())
+        return load_json(read_whole(fname))
     except MXNetError as error:
         raise type(error)(f"{fname}: {error}") from None
 
@@ -751,5 +765,5 @@ def _by_node(
         raise TypeError(f"{function}: {len(args)} values were given, the symbol has {len(arguments)} arguments")
     if args:
         return dict(zip(arguments, args, strict=False))
-    # Names that are no variable are passed over, as MXNet does: a label shape for a net without a loss.
+    # Names that are no variable are passed over, as MXNet's simple_bind does: a label shape for a net without a loss.
     return {node: kwargs[node.name] for node in (*arguments, *auxiliary) if node.name in kwargs}

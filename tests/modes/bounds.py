@@ -38,11 +38,11 @@ def unit(dtype, terms):
 
 
 class _Noise(autograd.Function):
-    """The identity, but for noise on the values and on the gradients."""
+    """The identity, but for noise on the values and on the gradients, whose sizes are told."""
 
-    def __init__(self, random, size):
+    def __init__(self, random, size, tell):
         super().__init__()
-        self.random, self.size = random, size
+        self.random, self.size, self.tell = random, size, tell
 
     def forward(self, x):
         return self._noisy(x)
@@ -52,19 +52,24 @@ class _Noise(autograd.Function):
 
     def _noisy(self, x):
         values = x.asnumpy()
-        scale = self.size * np.abs(values).max(initial=0)
+        greatest = np.abs(values).max(initial=0)
+        self.tell(greatest)
+        scale = self.size * greatest
         return mx.nd.array(values + scale * self.random.standard_normal(values.shape), x.context, x.dtype)
 
 
-def noisy(dtype, seed):
-    """Give a function that puts noise on the outputs of each layer of a block."""
+def noisy(dtype, seed, tell=lambda greatest: None):
+    """Give a function that puts noise on the outputs of each layer of a block, and tells the greatest numbers there."""
     random = np.random.default_rng(seed)
+
+    def noise(terms):
+        return lambda array: _Noise(random, unit(dtype, terms), tell)(array)
 
     def wrap(net):
         for each in [net, *_inside(net)]:
             if not isinstance(each, _CONTAINERS):
-                _wrap(each, lambda made, size: _mapped(made, lambda array: _Noise(random, unit(dtype, size))(array)))
-        _wrap(net, lambda made, size: made, lambda array: _mapped(array, _Noise(random, unit(dtype, 1))))
+                _wrap(each, lambda made, size: _mapped(made, noise(size)))
+        _wrap(net, lambda made, size: made, lambda array: _mapped(array, noise(1)))
 
     return wrap
 
@@ -107,7 +112,7 @@ class Reference:
     def __init__(self, network, dtype, mode):
         self.network, self.dtype = network, dtype
         self.record = mode.run(network, dtype)
-        self._mode = replace(mode, hybridize=None)  # noise is put on what layers give, call by call
+        self._mode = replace(mode, hybridize=None, turns=False)  # noise is put on what layers give, call by call
         self._calm = self._mode.run(network, dtype) if mode.hybridize is not None else self.record
         self._deviations = dict.fromkeys(self.record, 0.0)
         self._done = 0
@@ -129,9 +134,8 @@ class Reference:
             if array.shape != expected.shape:
                 wrong.append((name, np.inf, 0.0))
                 continue
-            error = np.abs(array - expected).max(initial=0)
-            bound = self.bound(name)
-            may_overflow = np.abs(expected).max(initial=0) + bound > GREATEST.get(self.dtype, np.inf)
+            error, bound = distance(array, expected), self.bound(name)
+            may_overflow = size(expected) + bound > GREATEST.get(self.dtype, np.inf)
             if not error <= bound and not may_overflow:
                 wrong.append((name, error, bound))
         return wrong
@@ -139,7 +143,7 @@ class Reference:
     def bound(self, name):
         """The greatest error that an array may have."""
         expected = self.record[name]
-        least = unit(self.dtype, expected.size) * np.abs(expected).max(initial=0)
+        least = unit(self.dtype, expected.size) * size(expected)
         return MARGIN * max(least, self._deviations[name])
 
     def _measure(self, runs):
@@ -147,12 +151,27 @@ class Reference:
             self._done += 1
             made = self._mode.run(self.network, self.dtype, noisy(self.dtype, self._done))
             for name, array in made.items():
-                deviation = np.abs(array - self._calm[name]).max(initial=0)
-                self._deviations[name] = max(self._deviations[name], deviation)
+                self._deviations[name] = max(self._deviations[name], distance(array, self._calm[name]))
 
     def greatest(self):
-        """The greatest number that occurs."""
-        return max(np.abs(each).max(initial=0) for each in self.record.values())
+        """The greatest number that occurs, also between layers: what overflows there may be gone at the end."""
+        between = []
+        self._mode.run(self.network, self.dtype, noisy("float64", 0, between.append))
+        return max(*map(size, self.record.values()), *between)
+
+
+def distance(one, other):
+    """Measure the greatest difference of two arrays: infinite where one alone is NaN, as at a pole of a gradient."""
+    undefined = np.isnan(one), np.isnan(other)
+    if (undefined[0] != undefined[1]).any():
+        return np.inf
+    same = undefined[0] | (one == other)
+    return np.abs(np.where(same, 0, one) - np.where(same, 0, other)).max(initial=0)
+
+
+def size(array):
+    """Measure the greatest number of an array, NaN left out."""
+    return np.abs(array[~np.isnan(array)]).max(initial=0)
 
 
 __all__ = ["MARGIN", "Reference", "noisy", "rounded", "unit"]

@@ -31,6 +31,8 @@ class Mode:
         bulk: how many operations are gathered into one.
         like: the mode with the same kernels, whose results it has to the last bit. Where there is none, it is compared
             with the reference.
+        of_its_own: kinds of steps for which it has other kernels than that mode; a network that takes such a step is
+            compared with the reference.
     """
 
     runner: type[runners.Runner] = runners.Gluon
@@ -45,6 +47,11 @@ class Mode:
     leaves_out: tuple[str, ...] = ()
     bulk: int = 0
     like: str = ""
+    of_its_own: tuple[str, ...] = ()
+
+    def like_of(self, network):
+        """The mode that has the same kernels for all steps of a network."""
+        return "" if any(step.kind in self.of_its_own for step in network.steps) else self.like
 
     def prepare(self, net):
         """Hybridize a block as the mode says."""
@@ -81,7 +88,7 @@ class Mode:
         """The mode that says what is right."""
         devices = tuple(f"cpu({number})" for number in range(len(self.devices)))
         composed = {} if network.loose and self.is_compiled else None
-        return replace(REFERENCE, devices=devices, hybridize=composed)
+        return replace(REFERENCE, devices=devices, hybridize=composed, turns=self.turns and composed is not None)
 
     def run(self, network, grid, wrap=None):
         """Carry out a network; returns the record."""
@@ -157,7 +164,8 @@ MODES = {
     "executor, branches": Mode(
         runners.Bound, devices=("cpu(12)",), settings={"cpu_worker_nthreads": 2}, **SYMBOLIC, **GRAPHS
     ),
-    "module": Mode(runners.Module, **SYMBOLIC, **GRAPHS),
+    # A module keeps what a backward pass would read, so that fewer operations become one kernel.
+    "module": Mode(runners.Module, of_its_own=("observe",), **SYMBOLIC, **GRAPHS),
     "imported": Mode(hybridize=BOTH, imported=True, **PACKED),
     "two devices": Mode(devices=TWO),
     "two devices, hybridized": Mode(hybridize=BOTH, devices=TWO),

@@ -46,7 +46,7 @@ class Trial:
     def reference(self, mode):
         """The right results of a mode."""
         right = mode.reference(self.network)
-        key = mode.dtype, len(right.devices), right.is_compiled
+        key = mode.dtype, len(right.devices), right.is_compiled, right.turns
         if key not in self._references:
             self._references[key] = Reference(self.network, mode.dtype, right)
         return self._references[key]
@@ -56,17 +56,18 @@ class Trial:
         mode = MODES[name]
         if not mode.fits(self.network):
             return None
-        if mode.dtype == "float16" and not mode.like and self.reference(mode).greatest() > HALF_LIMIT:
+        like = mode.like_of(self.network)
+        if mode.dtype == "float16" and not like and self.reference(mode).greatest() > HALF_LIMIT:
             return None
         try:
             record = self.record(name)
-            expected = self.record(mode.like) if mode.like else self.reference(mode).record
+            expected = self.record(like) if like else self.reference(mode).record
         except Exception as error:
             return Fault(name, "raises", "".join(traceback.format_exception(error)), type(error).__name__)
         other = {key for key in expected if key.split(":")[0].split(" ")[-1] not in mode.leaves_out} ^ set(record)
         if other:
             return Fault(name, "names", f"one alone of the mode and what it is compared with has {sorted(other)}")
-        return self._other_bits(name, expected, record) if mode.like else self._too_far(name, record)
+        return self._other_bits(name, expected, record) if like else self._too_far(name, record)
 
     def record(self, name):
         """All that a mode computes."""

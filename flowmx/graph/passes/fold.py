@@ -13,8 +13,8 @@ from flowmx.graph.graph import Graph, Options, Rewriter
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.fuse import FUSED, fused
 from flowmx.ops.compiled.fused import ScaleAndShift
-from flowmx.ops.nn.batch_norms import BatchNormWithReLU, SyncBatchNorm
-from flowmx.ops.nn.normalization import BatchNorm, BatchStatistics
+from flowmx.ops.nn.normalization.batch_norm import BatchNorm, BatchStatistics
+from flowmx.ops.nn.normalization.batch_norm_variants import BatchNormWithReLU, SyncBatchNorm
 from flowmx.ops.registry.dtypes import FLOAT32
 
 NORMALIZATIONS: dict[type, str] = {BatchNorm: "", SyncBatchNorm: "", BatchNormWithReLU: "relu"}

@@ -30,7 +30,7 @@ from flowmx.ops.math.binary import SUMS
 from flowmx.ops.nn.activation import Activation, LeakyReLU
 from flowmx.ops.nn.convolution import Convolution, ConvolutionWeight
 from flowmx.ops.nn.linear import BackwardBias, FullyConnected
-from flowmx.ops.nn.normalization import BatchNorm
+from flowmx.ops.nn.normalization.batch_norm import BatchNorm
 from flowmx.ops.registry.dtypes import FLOAT32
 from flowmx.ops.registry.operators import Operator
 

@@ -128,6 +128,8 @@ def merge_common(graph: Graph, options: Options) -> Graph:
     the backward pass would compute again is taken from the forward pass only where it lives until then anyway, or is
     small: else it would take memory all along between the two.
     """
+    if not options.merge:
+        return graph
     rewriter = Rewriter(graph)
     changing = written(rewriter.nodes, graph.train)
     forward, lasting = set(graph.forward()), _lasting(graph)

@@ -12,8 +12,6 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 ALIGNMENT = 64
 """Bytes: a cache line, and the longest vector register."""
 _CAREFUL = 4000
@@ -101,26 +99,21 @@ def _improved(lives: Sequence[Life], order: list[int], bound: int) -> Packing:
 
 def _place(lives: Sequence[Life], order: Sequence[int]) -> Packing:
     """One value after the other into the tightest gap among those that live at the same time."""
-    count = len(order)
-    first, last, start, stop = (np.empty(count, np.int64) for _ in range(4))
     offsets, total = [0] * len(lives), 0
-    for placed, at in enumerate(order):
-        life = lives[at]
-        together = (first[:placed] <= life.last) & (last[:placed] >= life.first)
-        starts, stops = start[:placed][together], np.maximum.accumulate(stop[:placed][together])
-        gaps = starts - np.concatenate(([0], stops[:-1])) if len(starts) else starts
-        fitting = np.flatnonzero(gaps >= life.size)
-        if len(fitting):
-            gap = int(fitting[np.argmin(gaps[fitting])])
-            offset = int(stops[gap - 1]) if gap else 0
-        else:
-            offset = int(stops[-1]) if len(stops) else 0
-        position = int(np.searchsorted(start[:placed], offset))
-        for array, value in ((first, life.first), (last, life.last), (start, offset), (stop, offset + life.size)):
-            array[position + 1 : placed + 1] = array[position:placed]
-            array[position] = value
-        offsets[at] = offset
-        total = max(total, offset + life.size)
+    placed: list[tuple[int, int, int, int]] = []  # (start, stop, first, last), in order
+    for at in order:
+        size, first, last = lives[at]
+        top, offset, tightest = 0, None, 0
+        for start, stop, begins, ends in placed:
+            if begins <= last and ends >= first:
+                gap = start - top
+                if gap >= size and (offset is None or gap < tightest):
+                    offset, tightest = top, gap
+                if stop > top:
+                    top = stop
+        offsets[at] = top if offset is None else offset
+        insort(placed, (offsets[at], offsets[at] + size, first, last))
+        total = max(total, offsets[at] + size)
     return Packing(offsets, total)
 
 
