@@ -33,7 +33,8 @@ from flowmx.ops.control import custom
 from flowmx.ops.registry.operators import Run, lookup, registered
 
 __all__ = [
-    "CustomOp", "CustomOpProp", "get_all_registered_operators", "get_operator_arguments", "register",
+    "CustomOp", "CustomOpProp", "OperatorArguments", "get_all_registered_operators", "get_operator_arguments",
+    "register",
 ]  # fmt: skip
 
 _WRITTEN = ("out_data", "in_grad", "aux")

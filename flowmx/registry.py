@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import json
@@ -11,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from flowmx.errors import ArgumentError
+from flowmx.suggestions import did_you_mean
 
 T = TypeVar("T")
 C = TypeVar("C", bound=type)
@@ -80,10 +80,9 @@ class Registry(Generic[T]):
             importlib.import_module(self.coming[name.lower()])
         cls = self.classes.get(name.lower())
         if cls is None:
-            near = difflib.get_close_matches(name.lower(), self.classes, 1)
-            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(sorted(self.classes))}"
+            hint = did_you_mean(name, self.classes) or f"; there are {', '.join(sorted(self.classes))}"
             raise ArgumentError(
-                f"there is no {self.nickname} {name!r}: {hint} (your own must be registered with "
+                f"there is no {self.nickname} {name!r}{hint} (your own must be registered with "
                 f"@mx.{self.nickname}.register)"
             )
         return cls

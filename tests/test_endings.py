@@ -215,6 +215,26 @@ LOUD = {
         mx.engine.push(lambda: {}["lost"], writes=[a])
         b = a + 1
         """,
+        1,
+        "KeyError: 'lost'",
+    ),
+    "an operation that was cancelled": (
+        """
+        may_end = threading.Event()
+        mx.engine.push(may_end.wait)
+        mx.engine.push(lambda: None).cancel()
+        may_end.set()
+        """,
+        0,
+        "",
+    ),
+    "an error that nobody waited for, where that is no failure": (
+        """
+        import os
+        os.environ["FLOWMX_EXIT_FAILS"] = "0"
+        mx.settings.reload()
+        mx.engine.push(lambda: {}["lost"])
+        """,
         0,
         "KeyError: 'lost'",
     ),
@@ -229,7 +249,7 @@ LOUD = {
         6,
         "",
     ),
-    "sys.exit in an operation nobody waits for": ("mx.engine.push(lambda: sys.exit(7))", 0, "SystemExit: 7"),
+    "sys.exit in an operation nobody waits for": ("mx.engine.push(lambda: sys.exit(7))", 1, "SystemExit: 7"),
     "sys.exit in a task": (
         """
         async def main():

@@ -856,3 +856,13 @@ def test_an_actor_that_is_dropped_before_its_coroutine_began_leaves_none_behind(
 
     asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result(30)
     assert asyncio.run_coroutine_threadsafe(left(), loop).result(30) == []
+
+
+def test_draining_ends_when_nothing_is_left_or_its_time_is_over():
+    engine, slow, may_go = mx.engine.engine, mx.engine.Variable(), threading.Event()
+    assert engine.drain(60)
+    mx.engine.push(may_go.wait, writes=[slow])
+    assert not engine.drain(0.01)
+    may_go.set()
+    assert engine.drain(60)
+    assert engine.stats()["pending"] == 0

@@ -111,16 +111,30 @@ def test_an_out_of_memory_that_is_caught_leaves_a_report(monkeypatch):
     assert "sim(0) is out of memory" in reports[0]
 
 
-def test_a_program_that_dies_leaves_a_report(tmp_path):
+def test_a_program_that_dies_while_operations_are_pending_leaves_a_report(tmp_path):
     source = """
+        import threading
         import flowmx as mx
         mx.engine.push(lambda: None, name="before it", device=mx.cpu()).wait()
+        go_on = threading.Event()
+        mx.engine.push(go_on.wait, name="pending", device=mx.cpu())
+        threading.Timer(2, go_on.set).start()
         raise ValueError("planted")
     """
     done, (report,) = program(source, tmp_path)
-    assert done.returncode == 1 and "ValueError: planted" in done.stderr
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == "ValueError: planted"
     assert report["why"] == "the program failed: ValueError: planted"
     assert [each["name"] for each in report["last"]][-1] == "before it"
+
+
+def test_a_program_that_dies_with_nothing_pending_says_why_and_no_more(tmp_path):
+    source = """
+        import flowmx as mx
+        mx.nd.ones((2,)).asnumpy()
+        raise ValueError("planted")
+    """
+    done, reports = program(source, tmp_path)
+    assert done.stderr.splitlines()[-1] == "ValueError: planted" and "doctor" not in done.stderr and not reports
 
 
 def test_off_means_off(tmp_path):

@@ -262,3 +262,41 @@ def test_summary_is_mxnets(capsys):
     net.hybridize()
     with pytest.raises(RuntimeError, match=r"is hybridized: call hybridize\(False\) first"):
         net.summary(DATA)
+
+
+class Classifier(nn.HybridBlock):
+    """Layers in layers, the second of which was built for other inputs."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.features = nn.HybridSequential()
+            self.features.add(nn.Dense(4), nn.Dense(3, in_units=7))
+
+    def hybrid_forward(self, F, x):
+        return self.features(x)
+
+
+def test_an_error_that_is_raised_again_names_the_block_of_that_time():
+    failed = mx.nd.ones((2, 6))
+    mx.engine.push(lambda: {}["lost"], writes=[failed._storage])
+    inner = nn.HybridLambda(lambda F, x: x.asnumpy())
+    outer = nn.Sequential()
+    outer.add(nn.Flatten(), inner)
+    notes = []
+    for net in (outer, inner, outer):
+        with pytest.raises(KeyError) as raised:
+            net(failed)
+        notes.append([each for each in raised.value.__notes__ if "in block" in each])
+    assert notes[0] == notes[2] and "'1' of Sequential" in notes[0][0]
+    assert len(notes[1]) == 1 and repr(inner.name) in notes[1][0]
+
+
+def test_an_error_names_the_block_by_its_path_and_what_was_given_to_it():
+    net = Classifier()
+    net.initialize()
+    with pytest.raises(mx.MXNetError) as raised:
+        net(mx.nd.ones((5, 6)))
+    assert raised.value.__notes__[-1] == (
+        "flowmx: in block 'features.1' of Classifier: Dense(7 -> 3, linear), given float32[5, 4]"
+    )

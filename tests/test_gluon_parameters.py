@@ -100,8 +100,9 @@ def test_refuses_another_device():
 
 @pytest.mark.parametrize("arguments", [{"stype": "row_sparse"}, {"grad_stype": "csr"}])
 def test_refuses_sparse_storage(arguments):
-    with pytest.raises(ValueError, match="only 'default' exists"):
+    with pytest.raises(ValueError, match="only 'default' exists") as caught:
         Parameter("w", **arguments)
+    assert isinstance(caught.value, AssertionError)  # what MXNet raises for one that it does not know
 
 
 def test_a_row_sparse_gradient_is_a_dense_one():

@@ -90,7 +90,7 @@ def test_create_reads_names_and_json():
     assert mx.init.create('{"initializer": "normal", "sigma": 0.5}') == mx.init.Normal(0.5)
     assert isinstance(mx.init.create("zeros"), mx.init.Zero)
     assert mx.init.Normal(0.5) != mx.init.Normal(0.4)
-    with pytest.raises(ValueError, match="no initializer 'xavierr': did you mean 'xavier'"):
+    with pytest.raises(ValueError, match="no initializer 'xavierr'; did you mean 'xavier'"):
         mx.init.create("xavierr")
     with pytest.raises(TypeError, match="the initializer is 5, expected a name"):
         mx.init.create(5)

@@ -58,7 +58,7 @@ def test_create_takes_names_functions_lists_and_configurations():
     assert composite.get()[0] == ["accuracy", "mse"]
     for metric in (mx.metric.TopKAccuracy(top_k=3, output_names=["o"]), composite, mx.metric.F1(average="micro")):
         assert mx.metric.create(metric.get_config()).get_config() == metric.get_config()
-    with pytest.raises(ValueError, match="no metric 'accc': did you mean 'acc'"):
+    with pytest.raises(ValueError, match="no metric 'accc'; did you mean 'acc'"):
         mx.metric.create("accc")
 
 

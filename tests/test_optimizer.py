@@ -133,7 +133,7 @@ def arrays(*values):
 def test_names_are_in_any_case_and_near_ones_are_named():
     assert isinstance(mx.optimizer.create("RMSprop"), mx.optimizer.RMSProp)
     assert mx.optimizer.create("sgd", learning_rate=0.5).learning_rate == 0.5
-    with pytest.raises(ValueError, match="there is no optimizer 'adamm': did you mean 'adam'"):
+    with pytest.raises(ValueError, match="there is no optimizer 'adamm'; did you mean 'adam'"):
         mx.optimizer.create("adamm")
 
 

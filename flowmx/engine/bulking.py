@@ -95,6 +95,7 @@ def bulk(engine: Engine, size: int) -> Iterator[None]:
         _scope.reset(token)
         scope.closed = True  # tasks and operations begun inside may still see it
         scope.flush()
+        engine.leave_bulks()
 
 
 def leave() -> None:

@@ -7,10 +7,12 @@ import sys
 import threading
 from collections.abc import Callable
 
+from flowmx import program
 from flowmx.engine.bookkeeping import Books
 from flowmx.engine.hosting import Hosting
 from flowmx.engine.pushing import Pushing
 from flowmx.engine.running import Runner
+from flowmx.errors import OperationCancelled
 from flowmx.settings import Settings
 
 _log = logging.getLogger("flowmx.engine")
@@ -32,6 +34,7 @@ class Ending:
     def configure(self, config: Settings) -> None:
         """Use other settings."""
         self._timeout = config.exit_timeout
+        self._fails = config.exit_fails
 
     def drain(self, timeout: float) -> bool:
         """Wait at most ``timeout`` seconds for all pending work; True when nothing is left."""
@@ -69,15 +72,24 @@ class Ending:
                 "(FLOWMX_EXIT_TIMEOUT sets how long to wait)",
                 len(self.books.pending), timeout, self.books.oldest(),
             )  # fmt: skip
-        unseen = [failure for failure in self.books.failures if not failure.seen]
-        if unseen:
-            first = unseen[0].exception
-            _log.warning(
-                "exit: %d operations failed and nobody waited for them; the first: %s: %s\n%s",
-                self.books.failed, type(first).__name__, first, "\n".join(getattr(first, "__notes__", ())),
-            )  # fmt: skip
+        self._tell_of_failures()
         self.hosting.is_closed = True
         self.hosting.stop(join=1.0)
+
+    def _tell_of_failures(self) -> None:
+        """Show the first error that nobody waited for in full, and have the program end as any other error would."""
+        unseen = [
+            failure for failure in self.books.failures
+            if not failure.seen and not isinstance(failure.exception, OperationCancelled)  # that is what was asked for
+        ]  # fmt: skip
+        if unseen:
+            first = unseen[0]
+            _log.error(
+                "exit: %d operations failed and nobody waited for them; the first:", len(unseen),
+                exc_info=(type(first.exception), first.exception, first.traceback),
+            )  # fmt: skip
+            if self._fails and not hasattr(sys, "ps1"):
+                program.fail()
 
     # -- forks -----------------------------------------------------------------------------------------
 

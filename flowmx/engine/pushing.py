@@ -34,7 +34,7 @@ class Pushing:
     Attributes:
         kind: the engine's kind.
         watches: who is shown each operation before it is pushed, by what for.
-        bulk_scope: the open bulk of this context; set once anybody has used one.
+        bulk_scope: the open bulk of this context; None while nobody uses any.
         open_bulks: the bulk scopes that hold an operation back; any wait lets them all go.
         read_settings: puts the settings of the environment in force.
     """
@@ -46,6 +46,7 @@ class Pushing:
         self.hosting = hosting
         self.kind = ""
         self.bulk_scope: ContextVar[Any] | None = None
+        self._bulks = 0
         self.open_bulks: dict[Any, None] = {}
         self.watches: dict[str, Callable[[Operation], None]] = {}
         self._each_watch: tuple[Callable[[Operation], None], ...] = ()
@@ -126,7 +127,8 @@ class Pushing:
         if self._route is self._inline:
             self._push_inline(op)
             return True
-        scope = self.bulk_scope.get() if self.bulk_scope is not None and op.bulkable else None
+        bulks = self.bulk_scope  # another thread may leave the last one meanwhile
+        scope = bulks.get() if bulks is not None and op.bulkable else None
         if scope is not None and not scope.closed:
             scope.add(op)
             return True
@@ -168,9 +170,19 @@ class Pushing:
     # -- bulks -----------------------------------------------------------------------------------------
 
     def use_bulks(self, scope: ContextVar[Any]) -> None:
-        """Look for an open bulk at each push from now on."""
-        self.bulk_scope = scope
-        self._find_out()
+        """Look for an open bulk at each push, until :meth:`leave_bulks` was called as often."""
+        with self.books.lock:
+            self._bulks += 1
+            self.bulk_scope = scope
+            self._find_out()
+
+    def leave_bulks(self) -> None:
+        """End what :meth:`use_bulks` began: with the last one, pushes are as quick as before."""
+        with self.books.lock:
+            self._bulks -= 1
+            if not self._bulks:
+                self.bulk_scope = None
+                self._find_out()
 
     def flush_bulks(self) -> None:
         """Push every open bulk: a waiter may depend on one that another task or thread holds open."""

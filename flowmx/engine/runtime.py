@@ -22,7 +22,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from flowmx import settings
+from flowmx import program, settings
 from flowmx.engine.bookkeeping import Books
 from flowmx.engine.ending import Ending
 from flowmx.engine.failure import Failure
@@ -89,6 +89,7 @@ class Engine:
         self.use_watch = pushing.use_watch
         self.watches = pushing.watches
         self.use_bulks = pushing.use_bulks
+        self.leave_bulks = pushing.leave_bulks
         self.open_bulks = pushing.open_bulks
         self.drain = ending.drain
         self.shutdown = ending.shutdown
@@ -150,6 +151,7 @@ class Engine:
 engine = Engine()
 """The engine of this process."""
 
+atexit.register(program.end_as_failed)  # runs last
 atexit.register(engine.shutdown)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(

@@ -14,9 +14,11 @@ from flowmx.engine import layer_scope, origin
 from flowmx.errors import ArgumentError
 from flowmx.gluon.parameter import Contexts, Parameter
 from flowmx.gluon.parameter_dict import ParameterDict
+from flowmx.gluon.places import add_place
 from flowmx.gluon.scope import Scope, named
 from flowmx.gluon.utils import HookHandle, Hooks, brief_list, indented
 from flowmx.ndarray.creation import load_named
+from flowmx.suggestions import refuse_unknown
 
 __all__ = ["Block"]
 
@@ -44,7 +46,8 @@ class Block:
         >>> y = model(mx.nd.ones((2, 5)))
     """
 
-    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
+    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None, **unknown: Any) -> None:
+        refuse_unknown(type(self), unknown)
         self._prefix, self._params = named(prefix, params, self._alias())
         self._scope = Scope(self._prefix, self._params, nameless=prefix == "")
         self._children: dict[str, Block] = {}
@@ -198,18 +201,22 @@ class Block:
     # -- calling ---------------------------------------------------------------------------------------
 
     def __call__(self, *args: Any) -> Any:
-        """Call :meth:`forward`, between the hooks."""
-        if self._forward_pre_hooks:
-            for hook in list(self._forward_pre_hooks.values()):
-                hook(self, args)
-        if origin.names_layers:
-            with layer_scope(self.name):
+        """Call :meth:`forward`, between the hooks. An error gets a note that says which block it came up in."""
+        try:
+            if self._forward_pre_hooks:
+                for hook in list(self._forward_pre_hooks.values()):
+                    hook(self, args)
+            if origin.names_layers:
+                with layer_scope(self.name):
+                    out = self.forward(*args)
+            else:
                 out = self.forward(*args)
-        else:
-            out = self.forward(*args)
-        if self._forward_hooks:
-            for hook in list(self._forward_hooks.values()):
-                hook(self, args, out)
+            if self._forward_hooks:
+                for hook in list(self._forward_hooks.values()):
+                    hook(self, args, out)
+        except Exception as error:
+            add_place(error)
+            raise
         return out
 
     def forward(self, *args: Any) -> Any:

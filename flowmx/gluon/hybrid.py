@@ -77,8 +77,8 @@ class HybridBlock(Block):
         >>> y = model(mx.nd.ones((2, 5)))
     """
 
-    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None) -> None:
-        super().__init__(prefix, params)
+    def __init__(self, prefix: str | None = None, params: ParameterDict | None = None, **unknown: Any) -> None:
+        super().__init__(prefix, params, **unknown)
         self._active = False
         self._flags: dict[str, bool] = {}
         self._compiled: dict[str, Compiled] = {}

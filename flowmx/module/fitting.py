@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from flowmx import program
 from flowmx.checkpoint import Checkpoint, Place
 from flowmx.metric import EvalMetric
 from flowmx.model import BatchEndParam
@@ -93,12 +94,17 @@ class Fit:
             counted: whether the metric has counted what is done of the epoch.
         """
         epoch, nbatch = place
-        while epoch < self.num_epoch:
-            self._totals = self.metric.get_global_name_value() if counted and nbatch else []
-            if not self._totals:
-                self.metric.reset()
-            epoch = await self._epoch(epoch, nbatch, skipped)
-            nbatch = skipped = 0
+        if self.saving is not None:
+            program.heed_sigterm()
+        with program.hold():
+            while epoch < self.num_epoch:
+                self._totals = self.metric.get_global_name_value() if counted and nbatch else []
+                if not self._totals:
+                    self.metric.reset()
+                epoch = await self._epoch(epoch, nbatch, skipped)
+                nbatch = skipped = 0
+                if program.asked_to_end():
+                    program.leave()
 
     async def _epoch(self, epoch: int, nbatch: int, skipped: int) -> int:
         """Train until the end of an epoch; returns the next."""
@@ -122,7 +128,8 @@ class Fit:
         module.update()
         await module.update_metric_async(self.metric, labels_of(batch))
         # A checkpoint says where the data stands, so the next batch is not taken before it is written.
-        is_saved = self.saving is not None and self.saving.is_due(nbatch + 1)
+        ends = program.asked_to_end()
+        is_saved = self.saving is not None and (ends or self.saving.is_due(nbatch + 1))
         following = None if is_saved else await self._taken(batches)
         if self.monitor is not None:
             await call(getattr(self.monitor, "toc_print_async", self.monitor.toc_print))
@@ -132,6 +139,9 @@ class Fit:
         await call(self.on_batch, BatchEndParam(epoch, nbatch, self.metric, self._locals(epoch, nbatch, batch)))
         if self.saving is not None and is_saved:
             await self.saving.save(Place(epoch, nbatch + 1))
+        if ends:
+            program.leave()
+        if is_saved:
             following = await self._taken(batches)
         await give_way()
         return following

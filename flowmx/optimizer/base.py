@@ -15,6 +15,7 @@ from flowmx.ndarray import NDArray
 from flowmx.ops.registry.dtypes import is_floating, name_of
 from flowmx.optimizer import plain_data
 from flowmx.registry import Recorded, Registry
+from flowmx.suggestions import refuse_unknown
 
 Index: TypeAlias = int | str
 State: TypeAlias = Any
@@ -64,7 +65,9 @@ class Optimizer(Recorded):
         begin_num_update: int = 0,
         multi_precision: bool = False,
         param_dict: Mapping[Index, Any] | None = None,
+        **unknown: Any,
     ) -> None:
+        refuse_unknown(type(self), unknown)
         if param_idx2name is not None and not isinstance(param_idx2name, Mapping):
             raise TypeError(f"param_idx2name is {param_idx2name!r}, expected a dict from index to name")
         if lr_scheduler is None and learning_rate is None:

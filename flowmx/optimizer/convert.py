@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from flowmx.optimizer import mxnet_states
 from flowmx.optimizer import states as states_file
 from flowmx.optimizer.base import Test
 from flowmx.optimizer.updater import Updater
 from flowmx.serialization.atomic import replace_file
+from flowmx.serialization.reading import read_whole
 
 __all__ = ["convert_states"]
 
@@ -32,7 +32,7 @@ def convert_states(source: str | os.PathLike[str], target: str | os.PathLike[str
         ValueError: there is no such format.
         OSError: a file can not be read or written.
     """
-    data = Path(source).read_bytes()
+    data = read_whole(source)
     updater = Updater(Test())
     updater.set_states(data)
     replace_file(target, [updater.get_states(_holds_an_optimizer(data), format)])

@@ -62,7 +62,10 @@ def _loaded(data: bytes) -> tuple[dict[Any, Any], Optimizer | None]:
         raise StatesFormatError(f"the pickle holds a {type(content).__name__}, expected a dict of optimizer states")
     reader = _Reader(len(data))
     states = {index: reader.read(state, f"the state of {index!r}") for index, state in content.items()}
-    return states, None if optimizer is None else _optimizer(optimizer, reader)
+    try:
+        return states, None if optimizer is None else _optimizer(optimizer, reader)
+    except (AttributeError, LookupError, TypeError) as error:  # an attribute is no more what it was
+        raise StatesFormatError(f"the optimizer of the file can not be made: {error}") from error
 
 
 def dumps(states: Mapping[Any, Any], optimizer: Optimizer | None) -> bytes:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
-from functools import partial
-from time import perf_counter
 from typing import Any
 
 from flowmx import devices
-from flowmx.engine import Operation, ThreadActor, origin
+from flowmx.engine import Operation, origin
 from flowmx.engine.runtime import engine
 from flowmx.observability import flight
 from flowmx.ops.control import custom
 from flowmx.profiler.records import CUSTOM, Change, Mark, Record, Span, local
+from flowmx.profiler.timing import time_operation
 
 __all__ = ["MOST", "Recorder", "recorder", "scope_name"]
 
@@ -79,34 +78,9 @@ class Recorder:
             record.after = tuple({variable.recorded for variable in op.reads if variable.recorded})
         for variable in op.writes:
             variable.recorded = record.id
-        if op.is_coroutine:
-            op.wrap(partial(self._time_coroutine, record))
-        elif isinstance(op.actor, ThreadActor) or op.actor.launches:
-            op.wrap(partial(self._time, record))
-        else:  # it is over when its actor says so, and not when the function returns
-            op.wrap(partial(_begin, record))
-            op.tell(record, partial(self._end, record))
-
-    def _time(self, record: Record, op: Operation, proceed: Callable[[], Any]) -> Any:
-        record.thread = local.thread
-        outer, local.record = local.record, record
-        record.start = perf_counter()
-        try:
-            return proceed()
-        finally:
-            local.record = outer
-            self._end(record)
-
-    async def _time_coroutine(self, record: Record, op: Operation, proceed: Callable[[], Any]) -> Any:
-        record.start = perf_counter()
-        try:
-            return await proceed()
-        finally:
-            self._end(record)
+        time_operation(op, record, self._end)
 
     def _end(self, record: Record) -> None:
-        record.end = perf_counter()
-        record.start = record.start or record.end  # it never ran: what it reads has failed
         if self.symbolic if record.steps else self.imperative:
             self.records.append(record)
         if self.memory and record.end - self._looked > _MEMORY_EVERY:
@@ -127,11 +101,6 @@ class Recorder:
     def _exchanged(self, peer: str, operation: str, start: float, end: float, facts: Mapping[str, Any]) -> None:
         """A request to a server was answered."""
         self.spans.append(Span(operation, "kvstore", f"kvstore {peer}", start, end, {"peer": peer, **facts}))
-
-
-def _begin(record: Record, op: Operation, proceed: Callable[[], Any]) -> Any:
-    record.start = perf_counter()
-    return proceed()
 
 
 recorder = Recorder()

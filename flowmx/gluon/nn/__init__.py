@@ -34,6 +34,7 @@ from flowmx.gluon.nn.conv_layers import (
     ReflectionPad2D,
 )
 from flowmx.gluon.nn.norm_layers import BatchNorm, BatchNormReLU, GroupNorm, InstanceNorm, LayerNorm
+from flowmx.lazy import later
 
 __all__ = [
     "ELU", "GELU", "SELU", "Activation", "AvgPool1D", "AvgPool2D", "AvgPool3D", "BatchNorm", "BatchNormReLU", "Block",
@@ -43,3 +44,5 @@ __all__ = [
     "InstanceNorm", "Lambda", "LayerNorm", "LeakyReLU", "MaxPool1D", "MaxPool2D", "MaxPool3D", "PReLU",
     "ReflectionPad2D", "Sequential", "Swish", "SymbolBlock",
 ]  # fmt: skip
+
+__getattr__, __dir__ = later(__name__, others={"linear": "Dense", "module": "HybridBlock", "conv": "Conv2D"})

@@ -210,11 +210,12 @@ _hook: Callable[..., Any] = sys.excepthook
 
 
 def _died(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """The program dies of an exception: leave a report in addition to the traceback, where operations were run."""
-    _hook(kind, error, trace)
+    """The program dies of an exception: before the traceback, leave a report of what is pending or took the memory."""
     if engine.books.journal is not None and not issubclass(kind, KeyboardInterrupt | SystemExit):
         out_of_memory = issubclass(kind, OutOfMemory | MemoryError)
-        _report(f"{'out of memory' if out_of_memory else 'the program failed'}: {kind.__name__}: {error}"[:500])
+        if out_of_memory or engine.pending:
+            _report(f"{'out of memory' if out_of_memory else 'the program failed'}: {kind.__name__}: {error}"[:500])
+    _hook(kind, error, trace)
 
 
 def _after_fork_in_parent() -> None:

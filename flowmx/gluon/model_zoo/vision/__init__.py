@@ -66,6 +66,7 @@ from flowmx.gluon.model_zoo.vision.vgg import (
     vgg19,
     vgg19_bn,
 )
+from flowmx.suggestions import did_you_mean
 
 __all__ = [
     "VGG", "AlexNet", "BasicBlockV1", "BasicBlockV2", "BottleneckV1", "BottleneckV2", "DenseNet", "Inception3",
@@ -107,5 +108,7 @@ def get_model(name: str, **kwargs: Any) -> HybridBlock:
     """
     make = _MODELS.get(name.lower())
     if make is None:
-        raise ValueError(f"there is no model {name!r}, only {', '.join(sorted(_MODELS))}")
+        raise ValueError(
+            f"there is no model {name!r}, only {', '.join(sorted(_MODELS))}{did_you_mean(name, sorted(_MODELS))}"
+        )
     return make(**kwargs)

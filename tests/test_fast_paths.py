@@ -1,0 +1,210 @@
+"""Fast paths are taken where they should be: their results are those of the slow ones, so only watching them tells."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx import autograd, devices
+from flowmx.devices.sim import simulated
+from flowmx.devices.streams import Stream
+from flowmx.engine import push
+from flowmx.engine.runtime import engine
+from flowmx.ndarray import backward, bulk, core, rules
+from flowmx.ops.registry.operators import Operator, lookup
+
+
+def counted(monkeypatch, owner, name, key=lambda *arguments: None):
+    """A list that grows by ``key(*arguments)`` with each call of a function."""
+    original, calls = getattr(owner, name), []
+
+    def spy(*arguments, **named):
+        calls.append(key(*arguments))
+        return original(*arguments, **named)
+
+    monkeypatch.setattr(owner, name, spy)
+    return calls
+
+
+@pytest.fixture
+def at_push(monkeypatch):
+    """The names of the operations that run at their push, on the thread that pushes them."""
+    return counted(monkeypatch, type(engine.runner), "run_at_push", lambda runner, op: op.name)
+
+
+def arrays(*shapes):
+    made = [mx.nd.array(np.random.default_rng(0).standard_normal(shape)) for shape in shapes]
+    made[0] + 0  # the engine starts with the first operation
+    rest()
+    return made
+
+
+def rest():
+    """Wait until the CPU has nothing to do, and its workers have put the last operation away."""
+    mx.nd.waitall()
+    actor = devices.get(mx.cpu()).compute
+    while not actor.is_idle():  # the test's timeout is the limit
+        time.sleep(0)
+
+
+# -- imperative calls ----------------------------------------------------------------------------------
+
+
+def test_small_operators_run_at_their_push(at_push):
+    a, b, weight = arrays((3, 4), (3, 4), (5, 4))
+    at_push.clear()
+    results = [a + b, a * 2, a.T, mx.nd.relu(a), a.sum(), mx.nd.FullyConnected(a, weight, num_hidden=5, no_bias=True)]
+    a += 1
+    a[1] = 0
+    assert len(at_push) >= len(results) + 2
+    assert engine.stats()["pending"] == 0
+
+
+def test_small_operators_run_at_their_push_again_after_a_bulk(at_push):
+    (a,) = arrays((3, 4))
+    with mx.engine.bulk(4), mx.engine.bulk(2):
+        b = a + 1
+    b.wait_to_read()
+    rest()
+    at_push.clear()
+    a + 1
+    assert len(at_push) == 1
+
+
+def test_what_waits_for_others_or_is_large_is_queued(at_push):
+    a, large = arrays((3, 4), (600, 600))
+    may_go = threading.Event()
+    push(may_go.wait, writes=[a._storage], name="slow")
+    at_push.clear()
+    b = a + 1
+    assert at_push == []
+    may_go.set()
+    b.wait_to_read()
+    mx.nd.dot(large, large).wait_to_read()
+    assert "dot" not in at_push
+
+
+def test_a_call_like_the_one_before_infers_and_looks_up_nothing(monkeypatch):
+    a, b, wide = arrays((3, 4), (3, 4), (4, 7))
+    for x in (a, wide):
+        x + x, x * 2, 1 - x, mx.nd.exp(x)
+        x += 1
+    general = counted(monkeypatch, core, "invoke")
+    inferred = counted(monkeypatch, Operator, "spec")
+    for x in (a, wide, b):
+        x + x, x * 2, 1 - x, mx.nd.exp(x)
+        x += 1
+    assert not general and not inferred
+
+
+def test_shapes_of_an_operator_are_inferred_once(monkeypatch):
+    a, weight = arrays((3, 4), (5, 4))
+    dense = lookup("FullyConnected")
+    calls = counted(monkeypatch, dense, "infer_shape")
+    for _ in range(3):
+        mx.nd.FullyConnected(a, weight, num_hidden=5, no_bias=True, flatten=False)
+    assert len(calls) <= 1
+
+
+# -- backward passes -----------------------------------------------------------------------------------
+
+
+def deep(x, weights):
+    for weight in weights:
+        x = mx.nd.tanh(mx.nd.FullyConnected(x, weight, num_hidden=4, no_bias=True) + 1)
+    return x.sum()
+
+
+def backward_pass(x, weights):
+    for each in (x, *weights):
+        each.attach_grad()
+    with autograd.record():
+        loss = deep(x, weights)
+    pushed = engine.stats()["pushed"]
+    loss.backward()
+    return engine.stats()["pushed"] - pushed
+
+
+def test_a_backward_pass_takes_rules_that_it_knows_for_every_node(monkeypatch):
+    x, *weights = arrays((3, 4), *[(4, 4)] * 6)
+    backward_pass(x, weights)
+    learned = counted(monkeypatch, backward, "learn")
+    called = counted(monkeypatch, backward, "_gradients")
+    by_rule = counted(monkeypatch, backward.Walk, "_by_rule", lambda walk, node, grads: node.name)
+    notes = counted(monkeypatch, rules._Noted, "note")
+    pushed = backward_pass(x, weights)
+    assert by_rule.count("FullyConnected") == 6
+    assert not learned and not called and not notes
+    parts = 3 * 6 + 1 + 7  # gradients and what is stored
+    assert pushed <= -(-parts // bulk.MOST_PARTS) + 1
+
+
+def test_gradients_of_large_networks_are_an_operation_for_every_bulk():
+    x, *weights = arrays((3, 4), *[(4, 4)] * 40)
+    backward_pass(x, weights)
+    pushed = backward_pass(x, weights)
+    parts = 3 * 40 + 1 + 41
+    assert parts // (2 * bulk.MOST_PARTS) <= pushed <= -(-parts // bulk.MOST_PARTS) + 2
+
+
+def test_small_bulks_run_at_their_push(at_push):
+    x, *weights = arrays((3, 4), (4, 4))
+    backward_pass(x, weights)
+    rest()
+    at_push.clear()
+    assert backward_pass(x, weights) == 1
+    assert "backward" in at_push[-1]
+    assert engine.stats()["pending"] == 0
+
+
+# -- streams -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def streams(monkeypatch):
+    """Of a simulated device with three streams: the waits between streams, and the tokens that the host waited for."""
+    with simulated("a10", 1, streams=3):
+        mx.nd.ones((2, 2), ctx=mx.sim(0)).asnumpy()
+        device = devices.get(mx.sim(0))
+        kind = type(device.compute.streams[0])
+        yield (
+            counted(monkeypatch, kind, "_wait", lambda stream, token: (stream.name, token.stream.name)),
+            counted(monkeypatch, kind, "finish", lambda stream, token: token.serial),
+        )
+
+
+def test_a_chain_stays_on_its_stream_and_waits_for_nothing(streams):
+    waits, finished = streams
+    x = mx.nd.ones((8, 8), ctx=mx.sim(0))
+    x.wait_to_read()
+    waits.clear()
+    finished.clear()
+    for _ in range(10):
+        x = mx.nd.dot(x, x) * 0.1
+    x.asnumpy()
+    compute = [pair for pair in waits if all("compute" in name for name in pair)]
+    assert compute == []
+    assert len(finished) <= 2  # of the last, not of each
+
+
+def test_independent_operations_take_the_streams_in_turn(streams):
+    x = [mx.nd.ones((8, 8), ctx=mx.sim(0)) for _ in range(3)]
+    mx.nd.waitall()
+    y = [mx.nd.dot(each, each) for each in x]
+    mx.nd.waitall()
+    assert len({each._storage.marks.write.stream.name for each in y}) == 3
+
+
+def test_a_stream_that_has_waited_for_another_waits_no_second_time(streams):
+    waits, _ = streams
+    a, b = (mx.nd.ones((8, 8), ctx=mx.sim(0)) for _ in range(2))
+    mx.nd.waitall()
+    stream: Stream = devices.get(mx.sim(0)).compute.streams[0]
+    tokens = [each._storage.marks.write for each in (a, b)]
+    other = next((token for token in tokens if token.stream is not stream), tokens[0])
+    waits.clear()
+    for _ in range(3):
+        stream.wait(other)
+    assert len(waits) <= 1
