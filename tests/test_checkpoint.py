@@ -1,13 +1,16 @@
 """Training that is killed goes on as if it had never stopped: real processes, killed at random batches."""
 
 import asyncio
+import hashlib
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 from pathlib import Path
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given
@@ -18,6 +21,7 @@ from flowmx.checkpoint import Checkpoint, CheckpointError, Checkpoints, Place, a
 from flowmx.comm.launch.job import Launcher, Plan
 from flowmx.kvstore.worker.agreement import newest_common
 from flowmx.module.saving import Saving
+from flowmx.serialization import params
 from tests import resuming
 from tests.fixtures import record_buckets
 
@@ -274,6 +278,55 @@ def test_a_torn_or_changed_file_is_never_read():
         changed[at] ^= 1
         with pytest.raises(CheckpointError):
             content.loads(bytes(changed))
+
+
+def written(header):
+    """A file whose digest is right, and whose header need not be."""
+    header = header if isinstance(header, bytes) else msgpack.packb(header)
+    data = struct.pack("<8sIQ", b"FLOWMXCP", 1, len(header)) + header + params.dumps([])
+    return data + hashlib.blake2b(data, digest_size=32).digest()
+
+
+def nested(depth):
+    raw = b"\x90"
+    for _ in range(depth):
+        raw = msgpack.packb(msgpack.ExtType(2, b"\x91" + raw))
+    return raw
+
+
+FITTING = {"place": [0, 3], "workers": 1, "content": {}, "arrays": [], "blobs": [], "lengths": [len(params.dumps([]))]}
+STRANGE = {
+    "nested extensions": b"\x81\xa1a" + nested(20_000),
+    "a million lists": b"\x81\xa1a\xdd" + struct.pack(">I", 1_000_000) + b"\x90" * 1_000_000,
+    "no header": b"",
+    "no map": b"\x90",
+    "no fields": {},
+    "no place": {**FITTING, "place": "here"},
+    "a part before the file": {**FITTING, "lengths": [-1]},
+    "parts behind the file": {**FITTING, "lengths": [2**63]},
+    "names without arrays": {**FITTING, "arrays": ["weight"]},
+    "an unknown extension": {**FITTING, "content": {"a": msgpack.ExtType(9, b"1")}},
+    "an array of objects": {**FITTING, "content": {"a": msgpack.ExtType(3, msgpack.packb(["|O", [1], bytes(8)]))}},
+    "an array of arrays": {**FITTING, "content": {"a": msgpack.ExtType(3, msgpack.packb(["(99999999,)f4", [0], b""]))}},
+}
+
+
+@pytest.mark.parametrize("header", STRANGE.values(), ids=STRANGE)
+def test_one_with_a_strange_content_is_skipped_for_the_one_before(header, tmp_path, caplog):
+    made = Checkpoints(tmp_path)
+    made.write(some(0, 2))
+    made.path(Place(0, 3)).write_bytes(written(header))
+    assert made.newest().place == Place(0, 2)
+    assert "epoch-0000-batch-000003.checkpoint has another content than a checkpoint" in caplog.text
+    assert content.loads(written(FITTING)).place == Place(0, 3)
+
+
+def test_what_could_not_be_read_again_is_not_written():
+    deep = []
+    for _ in range(100):
+        deep = (deep,)
+    with pytest.raises(ValueError, match="containers inside one another"):
+        content.dumps(Checkpoint(Place(0, 0), content={"deep": deep}))
 
 
 def test_the_newest_whole_one_is_read(tmp_path, caplog):

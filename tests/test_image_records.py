@@ -370,7 +370,7 @@ def test_refuses_arguments(arguments, message):
 
 
 def test_warns_of_an_unknown_argument():
-    with pytest.warns(UserWarning, match=r"unknown argument 'rand_crops' is ignored; did you mean rand_crop\?"):
+    with pytest.warns(UserWarning, match=r"unknown argument 'rand_crops' is ignored; did you mean 'rand_crop'"):
         images(rand_crops=True)
 
 

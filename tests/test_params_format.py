@@ -15,6 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+import flowmx as mx
 from flowmx.serialization import params
 from flowmx.serialization.params import V1_MAGIC, V2_MAGIC, V3_MAGIC, ParamsFormatError
 from tests.fixtures import record_mxnet as recorded
@@ -245,6 +246,7 @@ DAMAGED = {
     "a zip file": (b"PK\3\4" + bytes(30), 0, r"a \.params file"),
     "a list that ends": (struct.pack("<QQ", 0x112, 0), 16, "number of arrays"),
     "a huge number of arrays": (struct.pack("<QQQ", 0x112, 0, HUGE), 16, "at most 0 arrays"),
+    "a million empty arrays": (list_file(*[bytes(4)] * 1_000_000), 16, "at most 125000 arrays in 4000008 bytes"),
     "an unknown magic": (list_file(struct.pack("<I", 0xDEADBEEF)), 24, "0xdeadbeef"),
     "an unknown storage": (list_file(struct.pack("<Ii", V2_MAGIC, 9)), 28, "storage type"),
     "too many dimensions": (list_file(struct.pack("<Iii", V2_MAGIC, 0, 33)), 32, "at most 32 dimensions"),
@@ -310,6 +312,13 @@ def test_says_what_is_wrong_and_where(content: bytes, offset: int, message: str,
             read()
         assert str(caught.value).startswith(f"{source}, byte ")
         assert (caught.value.source, caught.value.offset) == (source, offset)
+
+
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="has no devices as files")
+@pytest.mark.parametrize("load", [mx.nd.load, mx.sym.load, params.load])
+def test_a_device_is_no_file(load: Callable[[str], object]) -> None:
+    with pytest.raises(OSError, match="is a device, expected a file or a pipe: '/dev/zero'"):
+        load("/dev/zero")
 
 
 def test_an_error_can_be_pickled() -> None:

@@ -171,7 +171,7 @@ def flag_of_second(raw):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (at_28, r"at offset 28 stands f52"),
+        (at_28, r"at offset 28 of .*a\.rec' stands f52"),
         (lambda raw: raw[:-3], r"ends at offset 53, inside the record at 28, of which 20 bytes .* cut off"),
         (lambda raw: raw[:31], r"ends at offset 31, inside the head of a record at 28"),
         (flag_of_second, r"at offset 28 .* the last part of a record, expected the beginning"),
@@ -200,6 +200,18 @@ def test_refuses_what_can_not_be(tmp_path):
     (tmp_path / "a.idx").write_text("0\t0\nzwei\t3\n")
     with pytest.raises(ValueError, match=r"line 2 of the index .* is 'zwei\\t3'"):
         mx.recordio.MXIndexedRecordIO(tmp_path / "a.idx", path, "r")
+    for offset in ("-8", "99999999999999999999"):
+        (tmp_path / "a.idx").write_text(f"0\t{offset}\n")
+        with pytest.raises(
+            ValueError, match=rf"line 1 of the index .*a\.idx' is '0\\t{offset}', expected .* offset of 0"
+        ):
+            mx.recordio.MXIndexedRecordIO(tmp_path / "a.idx", path, "r")
+    (tmp_path / "a.idx").write_text("0\t4096\n")
+    with (
+        mx.recordio.MXIndexedRecordIO(tmp_path / "a.idx", path, "r") as file,
+        pytest.raises(mx.recordio.RecordFormatError, match=r"a\.rec' ends at offset 4096 or before"),
+    ):
+        file.read_idx(0)
     (tmp_path / "a.idx").write_text("0\t0\n1\t8\n")
     with (
         mx.recordio.MXIndexedRecordIO(tmp_path / "a.idx", path, "r") as file,

@@ -15,15 +15,18 @@ so that a file that was torn, or changed, is never taken for a checkpoint.
 from __future__ import annotations
 
 import hashlib
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
 
 from flowmx.errors import MXNetError
+from flowmx.scanning import Bounds, scan_msgpack
 from flowmx.serialization import params
 
 MAGIC = b"FLOWMXCP"
@@ -31,6 +34,8 @@ VERSION = 1
 _START = struct.Struct("<8sIQ")
 _DIGEST = 32
 _NUMBER, _TUPLE, _ARRAY = 1, 2, 3
+_DTYPE = re.compile(r"[<>|=][biufcSUVMm]\d{1,9}(\[\w+\])?")
+_BOUNDS = Bounds()
 
 
 class CheckpointError(MXNetError, ValueError):
@@ -73,6 +78,7 @@ def dumps(checkpoint: Checkpoint) -> list[bytes]:
 
     Raises:
         TypeError: the content is no plain data.
+        ValueError: it nests deeper, or has more elements, than is read again.
     """
     arrays = params.dumps(list(checkpoint.arrays.values()))
     blobs = list(checkpoint.blobs.values())
@@ -83,6 +89,7 @@ def dumps(checkpoint: Checkpoint) -> list[bytes]:
             "lengths": [len(arrays), *map(len, blobs)],
         }
     )  # fmt: skip
+    scan_msgpack(header, _BOUNDS, (_TUPLE, _ARRAY))
     parts = [_START.pack(MAGIC, VERSION, len(header)), header, arrays, *blobs]
     return [*parts, _digest(parts)]
 
@@ -101,17 +108,35 @@ def loads(data: bytes, source: str = "the checkpoint") -> Checkpoint:
     body = memoryview(data)
     if body[-_DIGEST:] != _digest([body[:-_DIGEST]]):
         raise CheckpointError(f"{source} is damaged: its content has another digest than it says; use an earlier one")
-    header = unpack(body[_START.size : _START.size + length])
-    parts, at = [], _START.size + length
-    for size in header["lengths"]:
-        parts.append(body[at : at + size])
-        at += size
-    arrays = params.loads(parts[0], source=source)
-    assert isinstance(arrays, list), "arrays without names are a list"
+    try:
+        return _read(body[_START.size : -_DIGEST], length, source)
+    except (ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException) as error:
+        raise CheckpointError(
+            f"{source} has another content than a checkpoint ({type(error).__name__}: {str(error)[:200]}); use an "
+            "earlier one"
+        ) from error
+
+
+def _read(body: memoryview, length: int, source: str) -> Checkpoint:
+    """The checkpoint in what stands between a file's start and its digest.
+
+    Raises:
+        ValueError, TypeError, KeyError, OverflowError, msgpack.UnpackException: it is none.
+    """
+    header = unpack(body[:length])
+    lengths = header["lengths"]
+    if length + sum(lengths) != len(body) or min(lengths) < 0:
+        raise ValueError(f"parts of {length} and {str(lengths)[:80]} bytes, expected {len(body)} together")
+    ends = np.cumsum([length, *lengths], dtype=np.int64).tolist()
+    listed, *blobs = (body[start:end] for start, end in pairwise(ends))
+    arrays = params.loads(listed, source=source)
+    if not isinstance(arrays, list):
+        raise ValueError("arrays with names, expected a list")
+    epoch, batch = map(int, header["place"])
     return Checkpoint(
-        Place(*header["place"]), dict(zip(header["arrays"], arrays, strict=True)),
-        {name: bytes(part) for name, part in zip(header["blobs"], parts[1:], strict=True)},
-        header["content"], header["workers"],
+        Place(epoch, batch), dict(zip(header["arrays"], arrays, strict=True)),
+        {name: bytes(part) for name, part in zip(header["blobs"], blobs, strict=True)},
+        dict(header["content"]), int(header["workers"]),
     )  # fmt: skip
 
 
@@ -133,7 +158,17 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: Any) -> Any:
-    """Read what :func:`pack` wrote."""
+    """Read what :func:`pack` wrote.
+
+    Raises:
+        ValueError: it is something else, or nests too deeply.
+        msgpack.UnpackException: it is cut off.
+    """
+    scan_msgpack(data, _BOUNDS, (_TUPLE, _ARRAY))  # before the hook runs, which calls itself
+    return _unpack(data)
+
+
+def _unpack(data: Any) -> Any:
     return msgpack.unpackb(data, ext_hook=_restored, strict_map_key=False, use_list=True)
 
 
@@ -156,7 +191,11 @@ def _restored(code: int, data: bytes) -> Any:
     if code == _NUMBER:
         return int(data)
     if code == _TUPLE:
-        return tuple(unpack(data))
-    kind, shape, content = unpack(data)
+        return tuple(_unpack(data))
+    if code != _ARRAY:
+        raise ValueError(f"an extension of type {code}, expected {_NUMBER}, {_TUPLE} or {_ARRAY}")
+    kind, shape, content = _unpack(data)
+    if not isinstance(kind, str) or not _DTYPE.fullmatch(kind):
+        raise ValueError(f"an array of dtype {str(kind)[:80]!r}, expected numbers or texts of a fixed size")
     array = np.frombuffer(content, np.dtype(kind)).reshape(shape).copy()
     return array if shape else array[()]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place, dumps, loads
 from flowmx.serialization.atomic import replace_file
+from flowmx.serialization.keeping import Keeping
+from flowmx.serialization.reading import read_whole
 
 log = logging.getLogger("flowmx.checkpoint")
 
@@ -44,6 +46,7 @@ class Checkpoints:
         self.folder = Path(folder)
         self.every = every
         self.keep = keep
+        self._keeping = Keeping("checkpoint")
 
     def of_worker(self, rank: int, workers: int) -> Checkpoints:
         """Those of one worker of a job."""
@@ -65,11 +68,24 @@ class Checkpoints:
     def write(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint, then remove those that are not kept; blocks until it is on disk.
 
+        Where the disk is full, an error in the log says so, and those before it are still there.
+
         Raises:
-            OSError: it can not be written; those before it are still there.
+            NothingKept: none could be written for ``FLOWMX_UNSAVED_TIMEOUT`` seconds.
+            OSError: the first can not be written, for another reason than a full or failing disk.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        replace_file(self.path(checkpoint.place), dumps(checkpoint))
+        path = self.path(checkpoint.place)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            replace_file(path, dumps(checkpoint))
+        except OSError as error:
+            self._keeping.failed(path, error)
+        else:
+            self._keeping.written()
+            self._forget()
+
+    def _forget(self) -> None:
+        """Remove the checkpoints that are not kept."""
         places = self.places()
         starts = [place for place in places if place.batch == 0][-_STARTS:]
         for place in places[: -self.keep]:
@@ -84,7 +100,7 @@ class Checkpoints:
             OSError: there is none, or it can not be read.
         """
         path = self.path(place)
-        return loads(path.read_bytes(), str(path))
+        return loads(read_whole(path), str(path))
 
     def whole(self) -> list[Place]:
         """The places whose files are whole, the newest first; says which are not."""

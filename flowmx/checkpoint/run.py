@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import weakref
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+from flowmx import program
 from flowmx.checkpoint import attributes, generators, optimizers, parameters
 from flowmx.checkpoint.content import Checkpoint, CheckpointError, Place
 from flowmx.checkpoint.folder import Checkpoints
@@ -66,6 +69,10 @@ class Run:
         made = folder if isinstance(folder, Checkpoints) else Checkpoints(folder, every, keep)
         self._checkpoints = made.of_worker(0 if self._store is None else self._store.rank, self._workers)
         self.epoch, self.batch = 0, 0
+        program.heed_sigterm()
+        held = contextlib.ExitStack()
+        held.enter_context(program.hold())
+        weakref.finalize(self, held.close)
 
     # -- going on --------------------------------------------------------------------------------------
 
@@ -123,23 +130,37 @@ class Run:
     def batch_done(self) -> None:
         """Count a batch, and write a checkpoint where it is time to; that waits for what is enqueued."""
         self.batch += 1
-        if self._checkpoints.is_due(self.batch):
-            self.save()
+        self._save_if(self._checkpoints.is_due(self.batch))
 
     def epoch_done(self) -> None:
         """Begin the next epoch, with a checkpoint; an iterator of ``mx.io`` has been reset by then."""
         self.epoch, self.batch = self.epoch + 1, 0
-        self.save()
+        self._save_if(True)
+
+    def _save_if(self, due: bool) -> None:
+        """Write a checkpoint where one is due; after SIGTERM in any case, and end the program."""
+        ends = program.asked_to_end()
+        if due or ends:
+            self.save()
+        if ends:
+            program.leave()
 
     async def batch_done_async(self) -> None:
         """As :meth:`batch_done`, awaited."""
         self.batch += 1
-        if self._checkpoints.is_due(self.batch):
-            await asyncio.to_thread(self.save)
+        await self._save_if_async(self._checkpoints.is_due(self.batch))
 
     async def epoch_done_async(self) -> None:
         """As :meth:`epoch_done`, awaited."""
-        await asyncio.to_thread(self.epoch_done)
+        self.epoch, self.batch = self.epoch + 1, 0
+        await self._save_if_async(True)
+
+    async def _save_if_async(self, due: bool) -> None:
+        ends = program.asked_to_end()
+        if due or ends:
+            await asyncio.to_thread(self.save)
+        if ends:
+            program.leave()
 
     def save(self) -> None:
         """Write a checkpoint now; blocks until it is on disk."""

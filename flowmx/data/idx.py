@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from flowmx.errors import DataError, raised_as_mxnet
+from flowmx.serialization.reading import read_whole
 
 _GZIP = b"\x1f\x8b"
 _BYTES = 8
@@ -31,7 +32,7 @@ def read_idx(path: str | os.PathLike[str], axes: int) -> np.ndarray[Any, np.dtyp
     """
     found = Path(path)
     compressed = found.with_name(found.name + ".gz")
-    raw = (compressed if not found.exists() and compressed.exists() else found).read_bytes()
+    raw = read_whole(compressed if not found.exists() and compressed.exists() else found)
     try:
         if raw[:2] == _GZIP:
             raw = gzip.decompress(raw)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from flowmx.errors import raised_as_mxnet
 from flowmx.serialization import params, safetensors
-from flowmx.serialization.reading import Array
+from flowmx.serialization.reading import Array, read_whole
 
 __all__ = ["Loaded", "load", "loads", "save"]
 
@@ -50,7 +50,7 @@ def load(path: str | os.PathLike[str]) -> Loaded:
         OSError: The file cannot be read.
     """
     if not Path(path).is_file():  # missing, or a pipe, which can be read but once
-        return loads(Path(path).read_bytes(), source=os.fspath(path))
+        return loads(read_whole(path), source=os.fspath(path))
     with Path(path).open("rb") as file:
         is_safetensors = _is_safetensors(file.read(9))
     return safetensors.load(path) if is_safetensors else params.load(path)

@@ -51,6 +51,8 @@ V3_MAGIC = 0xF993FACA
 _DENSE, _ROW_SPARSE, _CSR = 0, 1, 2
 _INDEX_ARRAYS = {_DENSE: 0, _ROW_SPARSE: 1, _CSR: 2}
 _CPU_0 = struct.pack("<ii", 1, 0)
+_LEAST_ARRAY, _LEAST_FULL = 4, 32  # bytes of an array; of one that has elements
+_MAX_EMPTY = 1 << 14  # arrays of less: they would take a hundred times the file
 _MAX_NDIM = 32  # what every NumPy can hold
 
 _DTYPES: dict[int, np.dtype[Any]] = {
@@ -251,8 +253,9 @@ def _read_list(reader: _Reader) -> dict[str, Array] | list[Array]:
     reader.number("Q", "reserved field")
     start = reader.offset
     count = reader.number("Q", "number of arrays")
-    if count > reader.left // 4:  # the smallest array takes 4 bytes
-        raise reader.error(f"at most {reader.left // 4} arrays in {reader.left} bytes", count, start)
+    most = min(reader.left // _LEAST_ARRAY, max(_MAX_EMPTY, reader.left // _LEAST_FULL))
+    if count > most:
+        raise reader.error(f"at most {most} arrays in {reader.left} bytes", count, start)
     arrays = [_read_array(reader, i) for i in range(count)]
     names = _read_names(reader, count)
     if reader.left:

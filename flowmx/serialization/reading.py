@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import stat
@@ -136,13 +137,39 @@ class Reader:
 
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[tuple[Source, int, str]]:
-    """A file to read from, its size and its name."""
+    """A file to read from, its size and its name.
+
+    Raises:
+        OSError: it can not be read, or is a device.
+    """
     with Path(path).open("rb") as file:
-        status = os.fstat(file.fileno())
-        if stat.S_ISREG(status.st_mode):
-            yield file, status.st_size, os.fspath(path)
+        if (size := _size(file.fileno(), path)) is not None:
+            yield file, size, os.fspath(path)
         else:  # a pipe cannot tell its size
             yield in_memory(file.read(), os.fspath(path))
+
+
+def read_whole(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file or pipe.
+
+    Raises:
+        OSError: it can not be read, or is a device.
+    """
+    with Path(path).open("rb") as file:
+        _size(file.fileno(), path)
+        return file.read()
+
+
+def _size(descriptor: int, path: str | os.PathLike[str]) -> int | None:
+    """The size of a file; None of a pipe.
+
+    Raises:
+        OSError: it is a device, which may give bytes for ever.
+    """
+    status = os.fstat(descriptor)
+    if stat.S_ISCHR(status.st_mode) or stat.S_ISBLK(status.st_mode):
+        raise OSError(errno.EINVAL, "is a device, expected a file or a pipe", os.fspath(path))
+    return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
 def in_memory(data: bytes | bytearray | memoryview, name: str) -> tuple[Source, int, str]:

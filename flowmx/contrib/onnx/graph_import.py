@@ -125,7 +125,7 @@ class GraphImport:
     @staticmethod
     def _infer_shape(node: Node, given: list[Any]) -> list[Any]:
         assert node.op is not None
-        made = node.op.infer_shape(list(given))[1]  # a state made of zeros has its batch from where it is used
+        made = infer.from_inputs(node.op, given)[1]  # a state made of zeros has its batch from where it is used
         return [
             infer.known_shape(shape, node.output_name(i))
             if shape is None and i < node.visible_outputs()

@@ -6,10 +6,10 @@ import ast
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from typing import Any, TypeVar, get_type_hints
 
 from flowmx.errors import ParameterError
+from flowmx.suggestions import did_you_mean
 
 T = TypeVar("T")
 
@@ -174,8 +174,7 @@ def parse(given: Mapping[str, Any]) -> tuple[Reading, Augmenting, Normalizing]:
     known = {field.name for group in GROUPS for field in fields(group)}
     for name in given:
         if name not in known and name not in _IGNORED:
-            nearest = get_close_matches(name, known, n=1)
-            hint = f"; did you mean {nearest[0]}?" if nearest else ""
+            hint = did_you_mean(name, known)
             warnings.warn(f"ImageRecordIter: unknown argument {name!r} is ignored{hint}", stacklevel=4)
     return _group(Reading, given), _group(Augmenting, given), _group(Normalizing, given)
 

@@ -82,29 +82,31 @@ def _magics(content: bytes) -> Iterator[int]:
             at = content.find(MAGIC, at + 1)
 
 
-def head(raw: bytes | bytearray | memoryview, offset: int, at: int = 0) -> Head:
+def head(raw: bytes | bytearray | memoryview, offset: int, path: str) -> Head:
     """Read a part's head.
 
     Args:
         raw: bytes of the file.
         offset: where in the file the head is, for the message.
-        at: where in ``raw`` it is.
+        path: the file, for the message.
 
     Raises:
         RecordFormatError: there is none.
     """
-    if len(raw) - at < HEAD.size:
+    if len(raw) < HEAD.size:
+        end = f"at offset {offset + len(raw)}" if raw else f"at offset {offset} or before"
         raise RecordFormatError(
-            f"RecordIO: the file ends at offset {offset + len(raw) - at}, inside the head of a record at {offset}: it "
-            "was cut off"
+            f"RecordIO: {path!r} ends {end}, inside the head of a record at {offset}: it was cut off"
         )
-    magic, word = HEAD.unpack_from(raw, at)
+    magic, word = HEAD.unpack_from(raw)
     if magic != MAGIC:
         raise RecordFormatError(
-            f"RecordIO: at offset {offset} stands {bytes(magic).hex()}, expected {MAGIC.hex()}, which begins every "
-            "record: the file is damaged there, or is no RecordIO file, or the offset is no record's"
+            f"RecordIO: at offset {offset} of {path!r} stands {bytes(magic).hex()}, expected {MAGIC.hex()}, which "
+            "begins every record: the file is damaged there, or is no RecordIO file, or the offset is no record's"
         )
     flag = word >> _LENGTH_BITS
     if flag > Part.LAST:
-        raise RecordFormatError(f"RecordIO: the record at offset {offset} has the flag {flag}, expected 0 to 3")
+        raise RecordFormatError(
+            f"RecordIO: the record at offset {offset} of {path!r} has the flag {flag}, expected 0 to 3"
+        )
     return Head(Part(flag), word & (LIMIT - 1))

@@ -94,7 +94,7 @@ class Source:
         stop = self.size() if stop is None else stop
         at = start
         while at < stop:
-            found = head(self.bytes_at(at, HEAD.size), at)
+            found = head(self.bytes_at(at, HEAD.size), at, self.path)
             if found.part in (Part.WHOLE, Part.FIRST):
                 yield at
             at += HEAD.size + found.padded
@@ -166,7 +166,7 @@ class Window:
         content: list[bytes] = []
         at = offset
         while True:
-            found = head(self._bytes(at, HEAD.size), at)
+            found = head(self._bytes(at, HEAD.size), at, self.source.path)
             self._check_order(found.part, bool(content), at, offset)
             content.append(self._bytes(at + HEAD.size, found.length))
             if len(content[-1]) < found.length:
