@@ -11,27 +11,48 @@ from flowmx.comm.errors import Busy
 from flowmx.comm.limits import Limits
 from flowmx.comm.rates import Buckets
 
-__all__ = ["Admission", "Admitted"]
+__all__ = ["Admission", "Admitted", "Budget"]
+
+
+class Budget:
+    """The bytes of requests in flight.
+
+    Args:
+        most: so many may be.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.nbytes = 0
+
+    @contextmanager
+    def enter(self) -> Iterator[Admitted]:
+        """Let a request in; its bytes are in flight until the context ends."""
+        entry = Admitted(self)
+        try:
+            yield entry
+        finally:
+            self.nbytes -= entry.nbytes
 
 
 class Admitted:
     """A request that was let in."""
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self.nbytes = 0
 
     def announce(self, nbytes: int) -> None:
-        """Note how large the message will be.
+        """Note that so many bytes come in.
 
         Raises:
             Busy: with the others, that is too much.
         """
-        most, now = self._admission.limits.in_flight, self._admission.nbytes
+        most, now = self._budget.most, self._budget.nbytes
         if now + nbytes > most:
             raise Busy(f"{now} bytes are coming in, and at most {most} may (Limits.in_flight); this has {nbytes}")
         self.nbytes += nbytes
-        self._admission.nbytes += nbytes
+        self._budget.nbytes += nbytes
 
 
 class Admission:
@@ -44,10 +65,15 @@ class Admission:
 
     def __init__(self, limits: Limits, clock: Callable[[], float] = time.monotonic) -> None:
         self.limits = limits
-        self.nbytes = 0
+        self.budget = Budget(limits.in_flight)
         self._clock = clock
         self._rates = Buckets(limits.requests_per_second, limits.peers)
         self._requests: Counter[str] = Counter()
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of requests in flight."""
+        return self.budget.nbytes
 
     @property
     def requests(self) -> int:
@@ -70,11 +96,10 @@ class Admission:
         if self._requests[peer] >= limits.requests_by_peer:
             raise Busy(f"{limits.requests_by_peer} requests of {peer} are under way (Limits.requests_by_peer)")
         self._requests[peer] += 1
-        entry = Admitted(self)
         try:
-            yield entry
+            with self.budget.enter() as entry:
+                yield entry
         finally:
-            self.nbytes -= entry.nbytes
             self._requests[peer] -= 1
             if not self._requests[peer]:
                 del self._requests[peer]

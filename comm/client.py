@@ -16,7 +16,7 @@ from flowmx.comm import local
 from flowmx.comm.call import Call, Who
 from flowmx.comm.errors import PeerGone, Refused, WireError
 from flowmx.comm.frames import Message, Tensor
-from flowmx.comm.limits import DEFAULT, Limits
+from flowmx.comm.limits import Limits, in_force
 from flowmx.comm.routes import Routes
 from flowmx.comm.security import Security, check_node
 
@@ -31,7 +31,7 @@ class Peer:
     Args:
         address: ``"http://host:port"``, with a path where the service is mounted under one, or ``"host:port"``.
         security: as the service's.
-        limits: what is allowed.
+        limits: what is allowed; by default what a job's nodes may send.
         node: the caller's own name, which calls are signed with.
         local: whether to use the faster way between processes of one machine where there is one, and where
             ``FLOWMX_KVSTORE_LOCAL`` lets it.
@@ -49,15 +49,15 @@ class Peer:
         address: str,
         *,
         security: Security | None = None,
-        limits: Limits = DEFAULT,
+        limits: Limits | None = None,
         node: str = "",
         local: bool = True,
     ) -> None:
         url = _url(address, security)
         self.address = str(url).rstrip("/")
         self.node = check_node(node)
-        self.limits = limits
-        self._who = Who(self.address, url, node, security, limits)
+        self.limits = limits or in_force("job")
+        self._who = Who(self.address, url, node, security, self.limits)
         self._routes = Routes(self._who, local and settings.get().kvstore_local)
         self._rooms: dict[str, int] = {}  # bytes of an operation's last answer
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import hdrs, web
-from yarl import URL
 
 from flowmx.comm import errors, local
 from flowmx.comm.admission import Admitted
 from flowmx.comm.errors import CommError, Failed, MediaTypeError, Refused, Unauthorized, WireError
 from flowmx.comm.frames import Message, Parser, Tensor, destinations, encode, pack
+from flowmx.comm.gate import Phase
 from flowmx.comm.headers import Spec, check_common
 from flowmx.comm.offload import copy, offload
-from flowmx.comm.security import ANSWER, Proof, is_loopback
+from flowmx.comm.security import ANSWER, Proof, host_of, is_loopback
 from flowmx.comm.transfer import CONTENT_TYPE, digest, receive, send
 
 if TYPE_CHECKING:
@@ -69,10 +69,12 @@ class Exchange:
     Args:
         service: that was asked.
         request: as aiohttp has it.
+        note: told when it is received.
     """
 
-    def __init__(self, service: Service, request: web.Request) -> None:
+    def __init__(self, service: Service, request: web.Request, note: Callable[[Phase], None]) -> None:
         self._service = service
+        self._note = note
         self._request = request
         self._proof: Proof | None = None
         self._process = _process_of(request)
@@ -87,6 +89,7 @@ class Exchange:
             parts, tensors = await self._packed(message)
         except CommError as error:
             return await self._refuse(error), error.kind
+        self._service.gate.prove(self._request.transport)
         return await self._send(200, parts, tensors), "ok"
 
     async def _handle(self) -> Message:
@@ -108,12 +111,13 @@ class Exchange:
         if security.signs:
             self._proof = security.check_request(request.method, request.rel_url.raw_path, request.headers)
             self._caller = Caller(**{**vars(self._caller), "node": self._proof.node})
+            self._service.gate.prove(request.transport)
         elif not self._process and not _has_certificate(request):
             raise Unauthorized("this service takes connections by TLS, with a certificate of its authority")
 
     def _check_loopback(self) -> None:
         # The host's name is looked at because of web pages: theirs may lead to a loopback address (DNS rebinding).
-        host = _host(self._request.host)
+        host = host_of(self._request.host)
         if self._process or (is_loopback(self._request.remote or "") and is_loopback(host)):
             return
         raise Unauthorized(
@@ -143,6 +147,7 @@ class Exchange:
         except Exception as error:
             raise self._explain(error) from None
         message = parser.finish()
+        self._note(Phase.WORKING)
         if parser.header is not None and "shared" in parser.header:
             message.tensors.extend(await self._receive_shared(operation, parser.header, parser.specs, entry))
         return message
@@ -233,14 +238,6 @@ class Exchange:
         await send(response.write, parts, self._service.limits)
         await response.write_eof()
         return response
-
-
-def _host(authority: str) -> str:
-    """The host of ``host:port``, or nothing where that is none."""
-    try:
-        return URL.build(scheme="http", authority=authority).host or ""
-    except ValueError:
-        return ""
 
 
 def _process_of(request: web.Request) -> local.PeerProcess | None:

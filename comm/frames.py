@@ -195,7 +195,7 @@ class Parser:
         return data[count:]
 
     def _read_header(self) -> None:
-        header = unpack(memoryview(self.head)[_START.size :])
+        header = unpack(memoryview(self.head)[_START.size :], self.limits.bounds)
         shared = "shared" in header
         self.specs = read_specs(header, shared, self.limits)
         self.total = len(self.head) + sum(spec.nbytes for spec in self.specs)

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple, cast
 import msgpack
 
 from flowmx.comm.errors import TooLarge, WireError
-from flowmx.comm.limits import Limits
+from flowmx.comm.limits import DEFAULT, Limits
+from flowmx.scanning import Bounds, Excess, scan_msgpack
 
 __all__ = ["ITEMSIZE", "Spec", "check_common", "check_size", "count_bytes", "read_specs", "take", "unpack"]
 
-MAX_DEPTH, MAX_DIMENSIONS = 16, 32
+MAX_DIMENSIONS = 32
 
 ITEMSIZE: Mapping[str, int] = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
@@ -75,25 +76,28 @@ def _check_type(key: str, value: Any, kinds: Any) -> None:
         raise WireError(f"the header's {key!r} is {_short(value)}, and must be {names}")
 
 
-def unpack(data: memoryview) -> dict[str, Any]:
+def unpack(data: memoryview, bounds: Bounds = DEFAULT.bounds) -> dict[str, Any]:
     """The header that msgpack's bytes stand for: maps with text keys, lists, text, bytes, numbers, True, False and nil.
 
     Raises:
-        WireError: they stand for anything else, or for no one thing.
+        WireError: they stand for anything else, or for no one thing, or for more than the bounds allow.
     """
     size = len(data)
     try:
+        scan_msgpack(data, bounds)
         header = msgpack.unpackb(
             data, raw=False, strict_map_key=True, object_pairs_hook=_unique, ext_hook=_no_extension,
             max_str_len=size, max_bin_len=size, max_array_len=size, max_map_len=size, max_ext_len=size,
         )  # fmt: skip
     except WireError:
         raise
+    except Excess as error:
+        raise WireError(f"the header is nested too deep, or too large: {error}") from None
     except (ValueError, RecursionError, OverflowError, msgpack.UnpackException) as error:
         raise WireError(f"the header is no msgpack: {type(error).__name__}: {error}") from None
     if not isinstance(header, dict):
         raise WireError(f"the header is {_short(header)}, and must be a map")
-    _check_plain(header, MAX_DEPTH)
+    _check_plain(header)
     return cast("dict[str, Any]", header)
 
 
@@ -109,17 +113,15 @@ def _no_extension(code: int, data: bytes) -> Any:
     raise WireError(f"the header has an extension of type {code}, {len(data)} bytes; none is known here")
 
 
-def _check_plain(value: Any, depth: int) -> None:
-    """Refuse values that nest too deeply, keys that are no text, and msgpack's timestamps."""
+def _check_plain(value: Any) -> None:
+    """Refuse keys that are no text, and msgpack's timestamps."""
     if isinstance(value, dict | list):
-        if not depth:
-            raise WireError(f"the header is nested more than {MAX_DEPTH} deep")
         for key in value if isinstance(value, dict) else ():
             if not isinstance(key, str):
                 raise WireError(f"a map of the header has the key {_short(key)}, and keys must be text")
         for inner in value.values() if isinstance(value, dict) else value:
             if type(inner) not in _LEAVES:
-                _check_plain(inner, depth - 1)
+                _check_plain(inner)
     elif type(value) not in _LEAVES:
         raise WireError(f"the header has a {type(value).__name__}; it takes text, numbers, bytes, lists and maps")
 

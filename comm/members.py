@@ -8,9 +8,10 @@ that tests drive it through any order of joins, losses, delays, duplicates and r
 How it works
 ------------
 A job has a fixed number of *places*: ranks of workers and of servers. A node that joins is given a free one. Once all
-places were taken the job runs. A node is *alive* while it is heard of; silent for ``timeout`` seconds it is *gone*; one
-that says goodbye has *left*, which is no failure. Under the policy ``"stop"`` a running job that loses a node has
-failed, for good. Under ``"elastic"`` it goes on, and a new node may take the place of one that is gone or has left.
+places were taken the job runs. A node is *alive* while it or its process is heard of; silent for ``timeout`` seconds it
+is *gone*; one that says goodbye has *left*, which is no failure. Under the policy ``"stop"`` a running job that loses a
+node has failed, for good. Under ``"elastic"`` it goes on, and a new node may take the place of one that is gone or has
+left.
 
 Every start of a node has a greater *incarnation*. What an older one says is refused, as is what a node says after it
 was declared gone: such a zombie must join anew.
@@ -67,12 +68,16 @@ class Job:
         servers: places of servers.
         timeout: seconds of silence after which a node is gone.
         policy: ``"stop"`` or ``"elastic"``.
+        busy: seconds for which a node whose process runs may be too busy to say anything itself.
+        deserted: seconds for which an elastic job without workers waits for one.
     """
 
     workers: int
     servers: int = 0
     timeout: float = 10.0
     policy: Policy = "stop"
+    busy: float = 600.0
+    deserted: float = 600.0
 
     def __post_init__(self) -> None:
         if self.workers < 1 or self.servers < 0:
@@ -126,6 +131,8 @@ class PlaceState:
         late: whether it joined a running job.
         since: of each meeting that it has come to, if it was late, the rounds that had ended when it came first.
         beat: the newest sign of life.
+        spoke: when its program itself was last heard of.
+        pulse: the newest word that its process runs.
         doing: its last known activity.
     """
 
@@ -136,7 +143,12 @@ class PlaceState:
     late: bool = False
     since: dict[str, int] = field(default_factory=dict)
     beat: int = 0
+    spoke: float = field(init=False)
+    pulse: int = 0
     doing: str = ""
+
+    def __post_init__(self) -> None:
+        self.spoke = self.heard
 
 
 class Members:
@@ -228,6 +240,18 @@ class Members:
             self._hear(now, place, beat)
             place.doing = doing
 
+    def pulse(self, now: float, node: str, incarnation: int, count: int) -> None:
+        """Note that a node's process runs, though its program may be too busy for a heartbeat.
+
+        Raises:
+            Denied: it must register first, or has no place any more.
+        """
+        place = self._place(node)
+        if place is None or place.member.state != "alive" or place.member.incarnation != incarnation:
+            raise Denied("unregistered", f"incarnation {incarnation} of node {node[:12]} is not registered")
+        if count > place.pulse and now - place.spoke <= self.job.busy:
+            place.pulse, place.heard = count, max(now, place.heard)
+
     def leave(self, now: float, node: str, incarnation: int | None = None) -> None:
         """Note that a node has left, by its own word, or by its launcher's, which names no incarnation.
 
@@ -243,13 +267,16 @@ class Members:
         self._changed(now)
 
     def fail(self, now: float, node: str, incarnation: int | None = None, why: str = "") -> None:
-        """Note that a node has failed, by its own word or by its launcher's.
+        """Note that a node has failed, by its own word or by its launcher's, which may know better than a goodbye.
 
         Raises:
             Denied: it is unknown, or gone already.
         """
         fatal = self.job.policy == "stop" and self.phase in ("forming", "running")
-        self._lose(self._alive(node, incarnation), why or "it failed", fatal)
+        place = self._place(node)
+        if place is None or place.member.state != "left" or incarnation is not None:
+            place = self._alive(node, incarnation)
+        self._lose(place, why or "it failed", fatal)
         self._changed(now)
 
     def barrier(
@@ -338,10 +365,10 @@ class Members:
         silent = [place for place in self._living() if now - place.heard > self.job.timeout]
         fatal = self.job.policy == "stop" and self.phase == "running"
         for place in silent:
-            self._lose(place, f"silent for {now - place.heard:.1f} s", fatal)
+            self._lose(place, f"silent for {now - place.spoke:.1f} s", fatal)
         if silent:
             self._changed(now)
-        if self._deserted is not None and self.phase == "running" and now - self._deserted > self.job.timeout:
+        if self._deserted is not None and self.phase == "running" and now - self._deserted > self.job.deserted:
             self._end("failed", "every worker is gone, and none came to replace them")
             self._changed(now)
 
@@ -433,6 +460,7 @@ class Members:
         place.confirmed = True
         if beat > place.beat:
             place.beat, place.heard = beat, max(now, place.heard)
+            place.spoke = place.heard
 
     def _lose(self, place: PlaceState, why: str, fatal: bool) -> None:
         place.member = replace(place.member, state="gone", epoch=self.epoch + 1, doing=place.doing, why=why)
@@ -450,6 +478,7 @@ class Members:
         """Leave out time in which the scheduler itself did not run, and so heard nobody."""
         for place in self.places.values():
             place.heard += gap
+            place.spoke += gap
         if self._deserted is not None:
             self._deserted += gap
 

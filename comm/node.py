@@ -21,11 +21,14 @@ from flowmx.comm.clock import Clock, within
 from flowmx.comm.endings import NodeGone, SchedulerGone
 from flowmx.comm.errors import Busy, PeerGone, Refused
 from flowmx.comm.frames import Message
+from flowmx.comm.limits import in_force
 from flowmx.comm.members import rounds_from_wire
 from flowmx.comm.notifier import Notifier
 from flowmx.comm.outage import Outage
+from flowmx.comm.pulse import AVAILABLE, Pulse
 from flowmx.comm.scheduler import LIMITS
 from flowmx.comm.security import Security
+from flowmx.comm.verdict import TERMINATED, Evidence, judge
 from flowmx.comm.view import Member, Role, View
 
 __all__ = ["Node", "Timing"]
@@ -96,8 +99,9 @@ class Node:
         host: its machine's name.
         security: as the scheduler's.
         timing: how long it waits for what.
-        drain: whether SIGTERM makes it leave: the task that joined is cancelled, and ``async with`` ends as if its
-            body had.
+        drain: whether SIGTERM makes it go: the task that joined is cancelled, and ``async with`` ends as if its
+            body had. The others hear of a failure: a job that still runs needs it.
+        pulse: whether a process of its own says that this one runs while it is too busy to say so.
         clock: the time.
         connect: makes the connection to the scheduler.
 
@@ -126,6 +130,7 @@ class Node:
         security: Security | None = None,
         timing: Timing | None = None,
         drain: bool = False,
+        pulse: bool = False,
         clock: Clock | None = None,
         connect: Callable[[], Connection] | None = None,
     ) -> None:
@@ -139,9 +144,13 @@ class Node:
         self.draining = False
         self.awaited: dict[str, list[Member]] = {}
         self._scheduler = scheduler
-        self._connect = connect or (lambda: Peer(scheduler, security=security, limits=LIMITS, node=self.id))
+        self._connect = connect or (
+            lambda: Peer(scheduler, security=security, limits=in_force("job", LIMITS), node=self.id)
+        )
         self._wanted = rank
         self._drain = drain
+        every, timeout = self.timing.heartbeat, self.timing.timeout / 2
+        self._pulse = Pulse(scheduler, self.id, self.incarnation, every, timeout, security) if pulse else None
         self._clock = clock or Clock()
         self._line: Connection | None = None
         self._outage = Outage()
@@ -182,6 +191,7 @@ class Node:
             "id": config.node_id,
             "security": Security.from_settings(),
             "timing": Timing.from_settings(),
+            "pulse": AVAILABLE,
         }
         return cls(found, config.scheduler, **(named | options))
 
@@ -198,6 +208,8 @@ class Node:
         try:
             await self._register()
             self._beating = asyncio.create_task(self._beat())
+            if self._pulse is not None:
+                self._pulse.start()
             await self._formed()
         except BaseException as error:
             await self._end(error)
@@ -215,7 +227,7 @@ class Node:
         drained = self.draining and isinstance(error, asyncio.CancelledError)
         if drained and self._owner is not None:
             drained = self._owner.uncancel() == 0
-        await self._end(None if drained else error)
+        await self._end(SystemExit(TERMINATED) if drained else error)
         return drained
 
     async def _end(self, error: BaseException | None) -> None:
@@ -226,17 +238,20 @@ class Node:
             await asyncio.gather(self._beating, return_exceptions=True)
         try:
             if self.rank >= 0 and self._error is None:
-                await within(self._clock, self.timing.timeout, lambda: self._goodbye(error))
+                if not await within(self._clock, self.timing.timeout, lambda: self._goodbye(error)):
+                    self._error = SchedulerGone(f"the scheduler at {self._scheduler} did not answer a goodbye")
             elif self._view is not None and self._view.over:  # the scheduler waits until all know
                 await within(self._clock, self.timing.heartbeat, lambda: self._goodbye(None))
         finally:
+            if self._pulse is not None:
+                self._pulse.stop()  # threads can not be had at the exit of the interpreter
             await self._line.close()
             await asyncio.gather(*self._closing, return_exceptions=True)
 
     async def _goodbye(self, error: BaseException | None) -> None:
-        failed = error is not None and not isinstance(error, asyncio.CancelledError | KeyboardInterrupt | SystemExit)
-        operation = "fail" if failed else "leave"
-        header: dict[str, Any] = {"why": f"{type(error).__name__}: {error}"[:1000]} if failed else {}
+        verdict = judge(Evidence(error=error))
+        operation = "fail" if verdict.failed else "leave"
+        header: dict[str, Any] = {"why": verdict.why} if verdict.failed else {}
         while True:
             try:
                 await self._call(operation, header)

@@ -1,8 +1,8 @@
-"""Rate limits: a token bucket for each peer. Pure: the caller passes the time."""
+"""Rate limits: a token bucket for each peer, and turns in a queue. Pure: the caller passes the time."""
 
 from __future__ import annotations
 
-__all__ = ["Buckets"]
+__all__ = ["Buckets", "Turns"]
 
 
 class Buckets:
@@ -31,3 +31,22 @@ class Buckets:
         if len(self._buckets) > self.most:
             del self._buckets[next(iter(self._buckets))]
         return found
+
+
+class Turns:
+    """Turns at a rate: who takes one is told how long to wait for it, so that many get theirs one after the other.
+
+    Args:
+        rate: turns a second; as many may be taken at once.
+        longest: most seconds that anyone is told to wait.
+    """
+
+    def __init__(self, rate: float, longest: float) -> None:
+        self.rate = rate
+        self.longest = longest
+        self._next = 0.0
+
+    def take(self, now: float) -> float:
+        """Take the next turn; returns the seconds until it comes."""
+        self._next = min(max(self._next, now - 1.0) + 1.0 / self.rate, now + self.longest)
+        return max(self._next - now, 0.0)

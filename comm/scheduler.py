@@ -1,8 +1,9 @@
 """The scheduler node: :class:`~flowmx.comm.members.Members` behind a service.
 
 Operations (header fields in ``docs/wire.md``): ``join``, ``heartbeat`` (answers when the view changes, or after an
-interval), ``leave``, ``fail``, ``barrier`` (answers when it opens, or after an interval: the worker asks again),
-``view`` (given an epoch, as ``heartbeat``). A refusal's kind is the code of :class:`~flowmx.comm.members.Denied`.
+interval), ``pulse``, ``leave``, ``fail``, ``barrier`` (answers when it opens, or after an interval: the worker asks
+again), ``view`` (given an epoch, as ``heartbeat``). A refusal's kind is the code of
+:class:`~flowmx.comm.members.Denied`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from flowmx.comm import fields
 from flowmx.comm.clock import Clock, within
 from flowmx.comm.errors import Refused
 from flowmx.comm.frames import Message
-from flowmx.comm.limits import Limits
+from flowmx.comm.limits import Limits, in_force
 from flowmx.comm.members import LAST, Denied, Hello, Job, Members, rounds_from_wire
 from flowmx.comm.notifier import Notifier
 from flowmx.comm.security import Security
@@ -73,7 +74,7 @@ class Scheduler:
     ) -> None:
         self.clock = clock or Clock()
         self.interval = min(interval, job.timeout / 3)
-        self.service = service or Service("scheduler", security=security, limits=LIMITS)
+        self.service = service or Service("scheduler", security=security, limits=in_force("job", LIMITS))
         self.members = Members(job, self.clock.now(), term=time.time_ns(), name=secrets.token_hex(8))
         self._file = Path(snapshot) if snapshot else None
         self._changes = Notifier()
@@ -82,7 +83,7 @@ class Scheduler:
         self._seen = -1
         self._tasks: list[asyncio.Task[None]] = []
         self._restore()
-        for name in ("join", "heartbeat", "leave", "fail", "barrier", "view"):
+        for name in ("join", "heartbeat", "pulse", "leave", "fail", "barrier", "view"):
             self.service.operation(name, self._operation(getattr(self, f"_{name}")))
 
     async def start(self, host: str = "127.0.0.1", port: int = 0) -> str:
@@ -145,6 +146,11 @@ class Scheduler:
         if self.members.epoch == epoch:
             await within(self.clock, self.interval, self._changed(lambda: self.members.epoch != epoch))
         return self._state() if self.members.epoch != epoch else {}
+
+    async def _pulse(self, header: Mapping[str, Any]) -> dict[str, Any]:
+        incarnation, count = fields.whole(header, "incarnation"), fields.whole(header, "count", most=LAST)
+        self.members.pulse(self.clock.now(), _node(header), incarnation, count)
+        return {}
 
     async def _leave(self, header: Mapping[str, Any]) -> dict[str, Any]:
         self.members.leave(self.clock.now(), *_subject(header))
@@ -281,7 +287,7 @@ def _try_replace(path: Path, content: bytes) -> None:
     try:
         _replace(path, content)
     except OSError as error:
-        log.warning("the scheduler's snapshot can not be written: %s", error)
+        log.error("the scheduler's file %s can not be written, and the job goes on without: %s", path, error)
 
 
 def _replace(path: Path, content: bytes) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import os
 import re
 import secrets
 import ssl
+import stat
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,11 +25,17 @@ from flowmx import settings
 from flowmx.comm.errors import CommError, Unauthorized
 from flowmx.comm.replay import Window
 
-__all__ = ["ANSWER", "REQUEST", "InsecureAddress", "Proof", "Security", "Tls", "digest_of", "is_loopback"]
+__all__ = [
+    "ANSWER", "REQUEST", "InsecureAddress", "Proof", "Security", "Tls", "digest_of", "host_of", "is_address",
+    "is_loopback", "read_secret",
+]  # fmt: skip
 
 REQUEST, ANSWER = "Authorization", "Flowmx-Signature"
 SCHEME = "FMX1-HMAC-SHA256"
 LEAST = 16
+_LONGEST = 4096
+_OTHERS = stat.S_IROTH | stat.S_IWOTH
+_INHERITED = re.compile(r"/dev/fd/(\d+)")
 _NODE = re.compile(r"[A-Za-z0-9._:-]{0,128}", re.ASCII)
 _REQUEST = re.compile(
     rf"{SCHEME} node=({_NODE.pattern}), time=([0-9]{{1,15}}), nonce=([0-9a-f]{{32}}), "
@@ -124,20 +132,20 @@ class Security:
             raise ValueError(f"the secret has {len(key)} bytes, and must have at least {LEAST}: `openssl rand -hex 32`")
         self.tls = tls
         self.signs = key is not None
-        self._key = key or b""
+        self.secret = self._key = key or b""
         self._clock = clock
         self._window = Window(skew, nonces, clock())
 
     @classmethod
     def from_file(cls, path: str | Path, tls: Tls | None = None) -> Security:
-        """Security with the secret that a file holds; blanks and line ends around it do not count.
+        """Security with the secret that a file holds; see :func:`read_secret`.
 
         Raises:
             OSError: the file can not be read.
-            ValueError: the secret is too short.
+            ValueError: others may read the file, or the secret is too short.
         """
         try:
-            return cls(Path(path).read_bytes().strip(), tls=tls)
+            return cls(read_secret(path), tls=tls)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 
@@ -256,6 +264,31 @@ def check_digest(wanted: str, found: str) -> None:
         raise Unauthorized("the body is not the one that was signed: it was changed on its way")
 
 
+def read_secret(path: str | Path) -> bytes:
+    """The secret that a file holds; blanks and line ends around it do not count.
+
+    Args:
+        path: the file; ``/dev/fd/7`` is a file that this process has open, as the launcher's processes have.
+
+    Raises:
+        OSError: the file can not be read.
+        ValueError: every user of the machine may read or write the file.
+    """
+    inherited = _INHERITED.fullmatch(str(path))
+    descriptor = os.dup(int(inherited[1])) if inherited else os.open(path, os.O_RDONLY)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if os.name == "posix" and stat.S_ISREG(mode) and mode & _OTHERS:
+            raise ValueError(
+                f"every user of this machine may read or write it ({stat.filemode(mode)}): chmod 600 {path}"
+            )
+        # At a place, so that processes that share an open file do not take it from each other.
+        seekable = stat.S_ISREG(mode) and hasattr(os, "pread")
+        return (os.pread(descriptor, _LONGEST, 0) if seekable else os.read(descriptor, _LONGEST)).strip()
+    finally:
+        os.close(descriptor)
+
+
 def check_node(node: str) -> str:
     """Check the name of a node.
 
@@ -265,6 +298,21 @@ def check_node(node: str) -> str:
     if not _NODE.fullmatch(node):
         raise ValueError(f"a node is named by at most 128 letters, digits and . _ : - and not {node!r}")
     return node
+
+
+def host_of(authority: str) -> str:
+    """The host of ``host:port``, as a Host header has it; empty where that is none."""
+    host = authority[1:].partition("]")[0] if authority.startswith("[") else authority.partition(":")[0]
+    return host.lower()
+
+
+def is_address(host: str) -> bool:
+    """Tell whether a host is given by its number, which no page of another site can have lead elsewhere."""
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return True
 
 
 def is_loopback(host: str) -> bool:

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
+from collections.abc import Mapping
 from functools import partial
 from time import perf_counter
+from typing import Any
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from flowmx.comm import local
 from flowmx.comm.admission import Admission
 from flowmx.comm.errors import Refused, Unauthorized, Unknown
 from flowmx.comm.exchange import Caller, Exchange, Handler, Operation, Place
 from flowmx.comm.frames import Message
+from flowmx.comm.gate import Gate
 from flowmx.comm.headers import take
-from flowmx.comm.limits import DEFAULT, Limits
+from flowmx.comm.limits import Limits, in_force
+from flowmx.comm.listening import close, http_log
 from flowmx.comm.metrics import CONTENT_TYPE as METRICS_TYPE
 from flowmx.comm.metrics import Metrics
-from flowmx.comm.security import Security, check_address
+from flowmx.comm.security import Security, check_address, host_of, is_loopback
 from flowmx.comm.transfer import READ_AHEAD
 
 __all__ = ["Caller", "Service"]
@@ -32,22 +34,13 @@ LINGER = 2.0  # seconds that the rest of a refused body is read for, so that the
 GRACE = 0.05  # seconds that requests under way have to end when a service stops; aiohttp takes 0 for no limit
 
 
-def _is_ours(record: logging.LogRecord) -> bool:
-    """Log filter: drop records of requests that are not HTTP, since strangers could fill the log with them."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
-
-
-_http_log = logging.getLogger("flowmx.comm.http")
-_http_log.addFilter(_is_ours)
-
-
 class Service:
     """Answers operations: ``POST /v1/<operation>`` with a frame, ``GET /healthz``, ``GET /metrics``.
 
     Args:
         name: what messages call it.
         security: who may call; without, only processes of this machine.
-        limits: what is allowed.
+        limits: what is allowed; by default what a job's nodes may send.
         metrics: where its metrics go; by default they are its own.
         local: whether processes of this machine and user may connect by unix socket and share memory.
 
@@ -62,15 +55,16 @@ class Service:
         name: str,
         *,
         security: Security | None = None,
-        limits: Limits = DEFAULT,
+        limits: Limits | None = None,
         metrics: Metrics | None = None,
         local: bool = True,
     ) -> None:
         self.name = name
         self.security = security
-        self.limits = limits
+        self.limits = limits = limits or in_force("job")
         self.metrics = metrics if metrics is not None else Metrics()
         self.admission = Admission(limits)
+        self.gate = Gate(limits)
         self.mappings = _mappings(limits)
         self.address = ""
         self._local = local
@@ -143,11 +137,11 @@ class Service:
         if self._runner is not None:
             raise RuntimeError(f"{self.name} was started already, on {self.address}")
         self._is_stopping = False
-        self._runner = await _run(self._application)
+        self._runner = await _run(self._application, self.limits.keep_alive)
         tls = self.security.tls if self.security is not None else None
         try:
             self._listener = await asyncio.get_running_loop().create_server(
-                partial(self._protocol, self._runner), host, port, ssl=tls.server() if tls else None
+                partial(self._protocol, self._runner), host, port, **_secured(tls, self.limits)
             )
         except BaseException:
             await self.stop()
@@ -174,7 +168,8 @@ class Service:
         name = request.match_info["operation"]
         label = name if name in self._operations else "unknown"
         try:
-            response, result = await Exchange(self, request).answer()
+            with self.gate.request(request.transport) as note:
+                response, result = await Exchange(self, request, note).answer()
             return response
         finally:
             self._seconds.observe(perf_counter() - start, label)
@@ -184,10 +179,21 @@ class Service:
     async def _healthz(self, request: web.Request) -> web.Response:
         return web.json_response({"status": "ok", "name": self.name})
 
+    def check_reader(self, headers: Mapping[str, str]) -> None:
+        """Check that who asks for metrics or the doctor's report may read them.
+
+        Raises:
+            Unauthorized: the token is missing or wrong; without a secret, the Host header names another machine (a web
+                page could have a name that leads here).
+        """
+        if self.security is not None:
+            self.security.check_metrics(headers)
+        elif not is_loopback(host := host_of(headers.get("Host", "localhost"))):
+            raise Unauthorized(f"this service has no secret, and so is not to be asked for as {host[:80]!r}")
+
     async def _metrics(self, request: web.Request) -> web.Response:
         try:
-            if self.security is not None:
-                self.security.check_metrics(request.headers)
+            self.check_reader(request.headers)
         except Unauthorized as error:
             return web.Response(status=error.status, text=str(error))
         return web.Response(body=self.metrics.text().encode(), headers={"Content-Type": METRICS_TYPE})
@@ -201,6 +207,7 @@ class Service:
         self._bytes_in = metrics.counter("flowmx_received_bytes_total", "Bytes of bodies received.", ["operation"])
         metrics.gauge("flowmx_requests_under_way", "Requests under way.").follow(lambda: self.admission.requests)
         metrics.gauge("flowmx_bytes_under_way", "Bytes of requests under way.").follow(lambda: self.admission.nbytes)
+        metrics.gauge("flowmx_connections", "Connections.").follow(lambda: len(self.gate.places))
         metrics.gauge("flowmx_mapped_bytes", "Bytes of shared memory mapped.").follow(lambda: self.mappings.nbytes)
 
     async def _answer_local(self, caller: Caller, message: Message) -> Message:
@@ -222,7 +229,7 @@ class Service:
             log.info("%s has no unix socket (%s): processes of this machine connect by TCP", self.name, error)
             return
         self._is_stopping = False
-        self._local_runner = await _run(self._make_application())
+        self._local_runner = await _run(self._make_application(), self.limits.keep_alive)
         self._local_listener = await asyncio.get_running_loop().create_unix_server(
             partial(self._protocol, self._local_runner), sock=sock
         )
@@ -235,27 +242,33 @@ class Service:
         self._socket = ""
         self.mappings.clear()
 
-    def _protocol(self, runner: web.AppRunner) -> asyncio.BaseProtocol:
+    def _protocol(self, runner: web.AppRunner) -> asyncio.Protocol:
         """The protocol of a new connection; none is let in while the service stops."""
-        server = runner.server
-        if self._is_stopping or server is None or len(server.connections) >= self.limits.peers:
-            return _Closed()
-        return server()
+
+        def make() -> asyncio.Protocol | None:
+            return None if self._is_stopping or runner.server is None else runner.server()
+
+        return self.gate.protocol(make)
+
+
+def _secured(tls: Any, limits: Limits) -> dict[str, Any]:
+    """The options of a listener that encrypts."""
+    return {"ssl": tls.server(), "ssl_handshake_timeout": limits.head} if tls else {}
 
 
 def _mappings(limits: Limits) -> local.Mappings:
     return local.Mappings(limits.in_flight)
 
 
-async def _run(application: web.Application) -> web.AppRunner:
+async def _run(application: web.Application, keep_alive: float) -> web.AppRunner:
     runner = web.AppRunner(
         application,
         handler_cancellation=True,
         access_log=None,
-        logger=_http_log,
+        logger=http_log,
         read_bufsize=READ_AHEAD,
         auto_decompress=False,
-        keepalive_timeout=75.0,
+        keepalive_timeout=keep_alive,
         lingering_time=LINGER,
         shutdown_timeout=GRACE,
     )
@@ -264,28 +277,8 @@ async def _run(application: web.Application) -> web.AppRunner:
 
 
 async def _end(listener: asyncio.Server | None, runner: web.AppRunner | None) -> None:
-    """Take no more connections, and close all.
-
-    A connection that was accepted a moment ago becomes known to aiohttp in the second turn of the loop from now: it
-    would be left open by a cleanup, and on Python 3.11 by the closing of the listener, that came before.
-    """
+    """Take no more connections, and close all."""
     if listener is not None:
-        try:
-            for each in listener.sockets:
-                with contextlib.suppress(NotImplementedError):  # Windows' event loop has no readers
-                    asyncio.get_running_loop().remove_reader(each.fileno())
-            for _ in range(2):
-                await asyncio.sleep(0)
-        finally:
-            listener.close()
+        await close(listener)
     if runner is not None:
         await runner.cleanup()
-
-
-class _Closed(asyncio.Protocol):
-    """The protocol of a connection that is not wanted, above the limit or while the service stops: it is closed."""
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.WriteTransport)
-        transport.write(b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
-        transport.close()

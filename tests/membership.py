@@ -67,7 +67,7 @@ class World:
 
     def __init__(self, machine=Members, workers=2, servers=1, spare=2, policy="elastic"):
         self.machine = machine
-        self.job = Job(workers, servers, TIMEOUT, policy)
+        self.job = Job(workers, servers, TIMEOUT, policy, deserted=TIMEOUT)
         self.now = 100.0
         self.term = 1
         self.members = machine(self.job, self.now, self.term, "job 1")

@@ -276,6 +276,7 @@ def test_loopback_addresses(host, expected):
 
 def test_secrets_are_read_from_files_and_never_shown(tmp_path, caplog):
     path = tmp_path / "secret"
+    path.touch(0o600)
     path.write_text(f"  {SECRET}\n")
     security = Security.from_file(path)
     assert security.metrics_token() == Security(SECRET).metrics_token()
@@ -385,6 +386,7 @@ def test_what_was_signed_before_a_service_started_may_have_been_here_before():
 
 def test_security_is_what_the_settings_say(tmp_path):
     file = tmp_path / "secret"
+    file.touch(0o600)
     file.write_text(SECRET)
     with settings.override(secret_file=""):
         assert Security.from_settings() is None
@@ -404,6 +406,7 @@ def test_security_is_what_the_settings_say(tmp_path):
     ],
 )
 def test_wrong_files_are_named(tmp_path, given, text):
+    (tmp_path / "short").touch(0o600)
     (tmp_path / "short").write_text("short")
     paths = {name: str(tmp_path / file) for name, file in given.items()}
     with settings.override(**paths), pytest.raises(settings.SettingError, match=text):

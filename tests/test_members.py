@@ -16,8 +16,8 @@ STEP = st.tuples(st.integers(0, 17), st.integers(0, 9999), st.integers(0, 9999))
 POLICY = st.sampled_from(["stop", "elastic"])
 
 
-def formed(workers=2, servers=1, policy="elastic", timeout=10.0):
-    members = Members(Job(workers, servers, timeout, policy), 0.0)
+def formed(workers=2, servers=1, policy="elastic", timeout=10.0, **more):
+    members = Members(Job(workers, servers, timeout, policy, **more), 0.0)
     for rank in range(workers):
         members.join(0.0, Hello(f"w{rank}", "worker", 1, host="here"))
     for rank in range(servers):
@@ -139,10 +139,10 @@ def test_nodes_that_fail_because_the_job_did_are_not_named_as_culprits():
 
 
 def test_a_job_that_all_workers_deserted_ends():
-    members = formed()
-    pass_time(members, 0.0, 12.0, "s0")
+    members = formed(deserted=30.0)
+    pass_time(members, 0.0, 39.0, "s0")
     assert members.view.phase == "running"
-    pass_time(members, 12.0, 24.0, "s0")
+    pass_time(members, 39.0, 42.0, "s0")
     assert "every worker is gone" in members.view.failure
 
 

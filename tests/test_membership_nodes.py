@@ -346,7 +346,7 @@ async def test_a_file_that_is_no_snapshot_is_refused(tmp_path):
         Scheduler(Job(1), snapshot=tmp_path / "job")
 
 
-async def test_sigterm_leaves_the_job(make):
+async def test_sigterm_is_a_failure_that_the_job_hears_of(make):
     cluster = await make()
     node = cluster.network.node("worker", "c", drain=True)
     await cluster.end("b")
@@ -354,7 +354,8 @@ async def test_sigterm_leaves_the_job(make):
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.Event().wait()
     assert node.draining
-    assert cluster.network.scheduler.members.view.at("worker", 1).state == "left"
+    lost = cluster.network.scheduler.members.view.at("worker", 1)
+    assert (lost.state, lost.why) == ("gone", "asked to end by SIGTERM (exit status 143)")
 
 
 def test_doing_tells_the_newest_of_several_things():

@@ -57,6 +57,7 @@ async def run(*command, **environ):
 async def job(tmp_path):
     """A scheduler and servers with a secret: the environment of their workers."""
     secret = tmp_path / "secret"
+    secret.touch(0o600)
     secret.write_text("a secret for a job in two languages")
     scheduler = Scheduler(Job(workers=2, servers=SERVERS), security=Security.from_file(secret))
     address = await scheduler.start()

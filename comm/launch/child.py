@@ -13,7 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-__all__ = ["Child", "Guard", "describe"]
+from flowmx.comm.verdict import describe
+
+__all__ = ["Child", "Guard"]
 
 LONGEST = 1 << 16  # bytes of a line that are shown as one
 
@@ -21,16 +23,6 @@ ALONE = (sys.executable, "-I", "-S")  # Python with its standard library alone
 HERE = Path(__file__).parent
 
 Output = Callable[[str, str], None]
-
-
-def describe(status: int) -> str:
-    """Describe an exit status as text; a negative one is the signal that killed the process."""
-    if status >= 0:
-        return f"exit status {status}"
-    try:
-        return f"killed by {signal.Signals(-status).name}"
-    except ValueError:
-        return f"killed by signal {-status}"
 
 
 class Guard:
@@ -102,6 +94,7 @@ class Child:
         *,
         folder: str | None = None,
         reads: bool = False,
+        descriptors: Sequence[int] = (),
     ) -> Self:
         """Start a program; one that does not exist prints so and ends with status 127.
 
@@ -114,6 +107,7 @@ class Child:
             output: is given its name and each of its lines.
             folder: its working folder, by default this process's.
             reads: whether it reads what :meth:`tell` writes.
+            descriptors: open files of this process that it inherits, by the same numbers.
         """
         process = await asyncio.create_subprocess_exec(
             *ALONE,
@@ -125,6 +119,7 @@ class Child:
             stderr=asyncio.subprocess.STDOUT,
             env={**environ, "PYTHONUNBUFFERED": "1"},
             cwd=folder,
+            pass_fds=tuple(descriptors),
             start_new_session=True,
             limit=LONGEST,
         )

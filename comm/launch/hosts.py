@@ -15,6 +15,7 @@ from flowmx import settings
 from flowmx.comm.client import Peer
 from flowmx.comm.launch.child import Child, Guard, Output
 from flowmx.comm.launch.plan import Order, Plan, job_secret
+from flowmx.comm.limits import in_force
 from flowmx.comm.node import Connection
 from flowmx.comm.scheduler import LIMITS
 from flowmx.comm.security import Security
@@ -103,10 +104,12 @@ class LocalSite:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.slots = plan.workers + plan.servers
-        self.secret = job_secret([self.address], settings.get().secret_file)
+        self.secret: bytes | None = job_secret(settings.get().secret_file)
+        self._file: SecretFile | None = None
         self._guard = Guard()
 
     async def __aenter__(self) -> Self:
+        self._file = None if self.secret is None else SecretFile(self.secret)
         self._guard.__enter__()
         self.scratch = tempfile.mkdtemp(prefix="flowmx-")
         self._guard.remove(Path(self.scratch))
@@ -115,6 +118,8 @@ class LocalSite:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._file is not None:
+            self._file.close()
         await asyncio.to_thread(self._guard.__exit__, kind, error, trace)
 
     def hosts(self) -> Sequence[Host]:
@@ -130,8 +135,34 @@ class LocalSite:
 
     async def start(self, order: Order, output: Output) -> Child:
         """Start a process on this machine."""
-        environ = {**self.plan.environ, **order.environ}
-        return await Child.start(order.name, order.node, order.argv(sys.executable), environ, self._guard, output)
+        environ = {**self.plan.environ, **order.environ, **(self._file.environ if self._file else {})}
+        return await Child.start(
+            order.name, order.node, order.argv(sys.executable), environ, self._guard, output,
+            descriptors=self._file.descriptors if self._file else (),
+        )  # fmt: skip
+
+
+class SecretFile:
+    """A file with a job's secret that has no name: processes of this machine inherit it open.
+
+    Args:
+        secret: what the job's nodes share.
+
+    Attributes:
+        environ: the variable that names it to them.
+        descriptors: what they inherit.
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._file.write(secret)
+        self._file.flush()
+        self.descriptors = (self._file.fileno(),)
+        self.environ = {"FLOWMX_SECRET_FILE": f"/dev/fd/{self._file.fileno()}"}
+
+    def close(self) -> None:
+        """Forget the secret."""
+        self._file.close()
 
 
 def peer(scheduler: str, secret: bytes | None) -> Peer:
@@ -139,7 +170,7 @@ def peer(scheduler: str, secret: bytes | None) -> Peer:
     security = Security.from_settings()
     if secret is not None:
         security = Security(secret, tls=security.tls if security is not None else None)
-    return Peer(scheduler, security=security, limits=LIMITS, node="launcher")
+    return Peer(scheduler, security=security, limits=in_force("job", LIMITS), node="launcher")
 
 
 def choose(hosts: Sequence[Host], load: Counter[str], failures: Counter[str], former: Host | None = None) -> Host:

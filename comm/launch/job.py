@@ -25,6 +25,7 @@ from flowmx.comm.launch.hosts import Host, LocalSite, Process, Site, choose
 from flowmx.comm.launch.plan import Order, Plan
 from flowmx.comm.launch.scheduler import ANNOUNCEMENT
 from flowmx.comm.node import Connection
+from flowmx.comm.verdict import Evidence, judge, shell_status
 from flowmx.comm.view import View
 
 __all__ = ["Launcher", "Plan", "print_line"]
@@ -54,10 +55,13 @@ class Launcher:
         self._children: dict[str, Process] = {}
         self._address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._restarts = plan.restarts
+        self._lost_servers = 0  # starts of servers in place of others
+        self._excused: dict[str, int] = {}  # of each worker: how many of these it was started again for
         self._failures: Counter[str] = Counter()  # of hosts
         self._done: set[str] = set()  # processes that ended, and are not missed
         self._signals: list[int] = []
-        self._signalled = asyncio.Event()
+        self._alarm = asyncio.Event()  # a signal came, or somebody is absent
+        self._absent: Process | None = None  # a worker that the others wait for, and that ended well without them
         self._unreported: dict[str, tuple[Process, str]] = {}  # workers that failed while the scheduler was away
         self._line: Connection | None = None
         self._seen: View | None = None
@@ -157,7 +161,7 @@ class Launcher:
         """End the job as failed; return its status."""
         self.failure = why
         self._say(why)
-        return _status(culprit.status or 1)
+        return shell_status(culprit.status or 1)
 
     # While it runs
 
@@ -165,11 +169,14 @@ class Launcher:
         """Wait for processes to end, and apply the policy, until the workers are done."""
         while not self._done.issuperset(self.plan.worker_names):
             running = {child.ended: child for child in self._children.values() if child.name not in self._done}
-            signalled = asyncio.create_task(self._signalled.wait())
-            done, _ = await asyncio.wait({*running, signalled}, return_when=asyncio.FIRST_COMPLETED)
-            signalled.cancel()
-            if signalled in done:
+            alarm = asyncio.create_task(self._alarm.wait())
+            done, _ = await asyncio.wait({*running, alarm}, return_when=asyncio.FIRST_COMPLETED)
+            alarm.cancel()
+            if self._signals:
                 return await self._signal_all()
+            if self._absent is not None:
+                where = self._where(self._absent)
+                return self._fail(f"{where} ended without joining the job, which the others wait for", self._absent)
             for child in [running[task] for task in done if task in running]:
                 status = await self._ended(child)
                 if status is not None:
@@ -179,24 +186,45 @@ class Launcher:
     async def _ended(self, child: Process) -> int | None:
         """Handle the end of a process; return the job's status, if that ends the job."""
         assert child.status is not None
-        if child.status == 0:  # a server and the scheduler may hear of the job's end before the last worker has ended
+        verdict = judge(Evidence(status=child.status, left=await self._has_left(child)))
+        if not verdict.failed:  # a server and the scheduler may hear of the job's end before the last worker has ended
             self._done.add(child.name)
             await self._tell("leave", child)
             self._dismiss()
+            self._look_for_absent()
             return None
+        how = verdict.why if child.status == 0 else child.how
         self._failures[self.hosts[child.name].name] += child.lost
-        self._say(f"{self._where(child)} ended: {child.how}")
-        await self._tell("fail", child, child.how)
+        self._say(f"{self._where(child)} ended: {how}")
+        await self._tell("fail", child, how)
         if self.plan.policy == "stop":
             return await self._blame(child)
         if await self._is_needless(child):
             self._done.add(child.name)
             return None
+        if self._is_excused(child.name):
+            self._restarts += 1
         if not self._restarts:
             return self._fail(
                 f"{child.name} is not started again: all {self.plan.restarts} restarts are used up", child
             )
         return await self._start_again(child)
+
+    async def _has_left(self, child: Process) -> bool | None:
+        """Tell whether a worker said goodbye before its process ended; None where it was no member, or nobody knows."""
+        if child.status != 0 or not child.name.startswith("worker") or not await self._ask("view", {}, 2.0):
+            return None
+        member = self._seen.find(child.node) if self._seen is not None else None
+        return None if member is None else member.state != "alive"
+
+    def _look_for_absent(self) -> None:
+        """Raise the alarm where a worker has ended well without joining a job that others wait for to form."""
+        if self._seen is None or self._seen.phase != "forming" or not self._seen.workers:
+            return
+        ended = [self._children[name] for name in self.plan.worker_names if name in self._done]
+        self._absent = next((child for child in ended if self._seen.find(child.node) is None), None)
+        if self._absent is not None:
+            self._alarm.set()
 
     async def _is_needless(self, child: Process) -> bool:
         """True when the process has nothing left to do, so that it need not be started again."""
@@ -205,8 +233,15 @@ class Launcher:
         await self._ask("view", {}, 2.0)
         return self._seen is not None and self._seen.phase == "finished"
 
+    def _is_excused(self, name: str) -> bool:
+        """Tell whether a worker may have ended because servers were lost with what it knew; once for each of them."""
+        excused = self._excused.get(name, 0) < self._lost_servers and name.startswith("worker")
+        self._excused[name] = self._lost_servers
+        return excused
+
     async def _start_again(self, child: Process) -> int | None:
         self._restarts -= 1
+        self._lost_servers += child.name.startswith("server")
         try:
             await self._start(child.name)
         except ValueError as error:
@@ -242,11 +277,11 @@ class Launcher:
         self._fail(f"the job has failed because of {self._where(culprit)}: {why}", culprit)
         if self._joined:
             await self._gone_within(self.plan.grace / 2)  # the nodes are informed, and end by themselves
-        return _status(culprit.status or child.status or 1)
+        return shell_status(culprit.status or child.status or 1)
 
     def _forward(self, number: int) -> None:
         self._signals.append(number)
-        self._signalled.set()
+        self._alarm.set()
         if len(self._signals) > 1:  # signalled twice: end at once
             for child in self._children.values():
                 child.signal(signal.SIGKILL)
@@ -257,18 +292,21 @@ class Launcher:
         workers = [self._children[name] for name in self.plan.worker_names]
         for child in workers:
             child.signal(number)
-        await asyncio.wait({child.ended for child in workers}, timeout=self.plan.grace)
+        await asyncio.wait(
+            {child.ended for child in workers}, timeout=max(self.plan.grace, settings.get().leave_timeout)
+        )
         return 0 if all(child.status == 0 for child in workers) else 128 + number
 
     async def _watch(self) -> None:
-        """Follow the job; kill processes that hang: those that the scheduler has given up, and that still run."""
+        """Follow the job; kill processes that the scheduler has given up, and that do not end by themselves."""
         while True:
             await self._look({"epoch": self._seen.epoch if self._seen is not None else 0})
             await self._remind()
+            self._look_for_absent()
             lost = {member.id for member in self._seen.gone} if self._seen is not None else set()
             for child in list(self._children.values()):
                 if child.node in lost and child.name.startswith("worker") and child.status is None:
-                    await asyncio.wait({child.ended}, timeout=settings.get().kvstore_heartbeat)
+                    await asyncio.wait({child.ended}, timeout=self.plan.grace / 2)
                     child.signal(signal.SIGKILL)
 
     @property
@@ -330,11 +368,6 @@ class Launcher:
         if left:
             await asyncio.wait(left, timeout=seconds)
         return all(task.done() for task in left)
-
-
-def _status(status: int) -> int:
-    """A process's status as a shell has it."""
-    return status if status >= 0 else 128 - status
 
 
 def print_line(name: str, line: str) -> None:

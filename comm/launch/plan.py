@@ -6,13 +6,12 @@ import base64
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 
 from flowmx import settings
 from flowmx.comm.members import Policy
-from flowmx.comm.security import is_loopback
+from flowmx.comm.security import read_secret
 
 __all__ = ["Order", "Plan", "job_secret"]
 
@@ -177,16 +176,18 @@ class Order:
             raise ValueError(f"no order for a process: {error}") from error
 
 
-def job_secret(addresses: Iterable[str], path: str) -> bytes | None:
-    """Read the secret of a job's nodes from a file, or make a new one if other machines reach them; else None.
+def job_secret(path: str = "") -> bytes:
+    """Read the secret of a job's nodes from a file, or make a new one: also one machine has several users.
 
     Args:
-        addresses: of all machines of the job.
         path: the file, if there is one.
 
     Raises:
-        OSError: the file can not be read.
+        SettingError: the file can not be read, or others may read it.
     """
-    if path:
-        return Path(path).read_bytes().strip()
-    return None if all(map(is_loopback, addresses)) else secrets.token_hex(32).encode()
+    if not path:
+        return secrets.token_hex(32).encode()
+    try:
+        return read_secret(path)
+    except (OSError, ValueError) as error:
+        raise settings.SettingError(f"FLOWMX_SECRET_FILE is {path}: {error}") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from flowmx import settings
 from flowmx.comm.members import POLICIES, Job
 from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import Security
+from flowmx.comm.verdict import TERMINATED
 from flowmx.tools import usage
 
 __all__ = ["ANNOUNCEMENT", "main", "serve"]
@@ -24,7 +26,10 @@ ANNOUNCEMENT = "flowmx scheduler at "  # begins the line with the address
 
 
 async def serve(scheduler: Scheduler, host: str, port: int) -> int:
-    """Serve until the job is over, or SIGTERM or SIGINT asks for the end; return 1 where the job failed, or else 0."""
+    """Serve until the job is over, or SIGTERM or SIGINT asks for the end; return the exit status.
+
+    It is 1 where the job failed, that of SIGTERM where nodes are left that need their scheduler, and otherwise 0.
+    """
     over = asyncio.create_task(scheduler.over())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, over.cancel)
@@ -34,7 +39,8 @@ async def serve(scheduler: Scheduler, host: str, port: int) -> int:
         view = await over
     except asyncio.CancelledError:
         log.info("the scheduler was asked to end")
-        return 0
+        view = scheduler.members.view
+        return 0 if view.over or not view.members else TERMINATED
     finally:
         await scheduler.stop()
     return int(view.phase == "failed")
@@ -64,7 +70,9 @@ def parser() -> argparse.ArgumentParser:
     """
     config = settings.get()
     host, port = _where(config)
-    found = usage.parser("scheduler", "Be the scheduler of a distributed job.", exits={1: "the job failed"})
+    found = usage.parser(
+        "scheduler", "Be the scheduler of a distributed job.", exits={1: "the job failed", TERMINATED: "SIGTERM"}
+    )
     found.add_argument("--host", default=host, help="the address to serve on (FLOWMX_SCHEDULER, or FLOWMX_NODE_HOST)")
     found.add_argument("--port", type=usage.port, default=port, help="the port (FLOWMX_SCHEDULER); 0 takes a free one")
     found.add_argument("--workers", type=int, default=config.num_workers, help="workers of the job")
@@ -76,11 +84,27 @@ def parser() -> argparse.ArgumentParser:
     return found
 
 
+def _advice(argv: Sequence[str] | None) -> str:
+    """The command line of a scheduler with a secret, for who starts one without."""
+    command = shlex.join(["python", "-m", "flowmx", "scheduler", *(argv or ())])
+    return (
+        "flowmx: this scheduler has no secret: it listens on the loopback address only, and every user of this machine "
+        "may join the job. With one, which all nodes of the job take:\n"
+        "  (umask 077; openssl rand -hex 32 > flowmx.secret); export FLOWMX_SECRET_FILE=$PWD/flowmx.secret\n"
+        f"  {command}\n"
+    )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a scheduler; return the exit status."""
     given = parser().parse_args(argv)
     security = Security.from_settings(given.secret_file)
-    job = Job(given.workers, given.servers, given.timeout, given.policy)
+    if security is None:
+        sys.stderr.write(_advice(argv))
+    config = settings.get()
+    job = Job(
+        given.workers, given.servers, given.timeout, given.policy, config.kvstore_busy, config.kvstore_deserted
+    )  # fmt: skip
 
     async def run() -> int:
         interval = settings.get().kvstore_heartbeat

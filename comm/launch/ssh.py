@@ -21,11 +21,12 @@ from types import TracebackType
 from typing import Self
 
 from flowmx import settings
-from flowmx.comm.launch.child import Child, Guard, Output, describe
+from flowmx.comm.launch.child import Child, Guard, Output
 from flowmx.comm.launch.hosts import Host, peer
 from flowmx.comm.launch.plan import Order, Plan, job_secret
 from flowmx.comm.node import Connection
 from flowmx.comm.security import is_loopback
+from flowmx.comm.verdict import describe
 
 __all__ = ["SSH", "Named", "Ssh", "named", "read_hostfile"]
 
@@ -211,7 +212,7 @@ class Ssh:
         self.folder = folder or str(Path.cwd())
         self.scratch = f"/tmp/flowmx-{secrets.token_hex(8)}" if plan.policy == "elastic" else ""
         found = resolve(hosts)
-        self.secret = job_secret([host.address for host in found], settings.get().secret_file)
+        self.secret: bytes | None = job_secret(settings.get().secret_file)
         self.guard = Guard()
         self._hosts = [Reached(host, self) for host in found]
 

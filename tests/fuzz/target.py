@@ -24,11 +24,12 @@ from flowmx.comm.client import Peer
 from flowmx.comm.exchange import Exchange
 from flowmx.comm.frames import Message, Tensor
 from flowmx.comm.limits import Limits
+from flowmx.comm.listening import http_log
 from flowmx.comm.members import Job, Members
 from flowmx.comm.replay import Window
 from flowmx.comm.scheduler import Scheduler
 from flowmx.comm.security import Security
-from flowmx.comm.server import Service, _http_log
+from flowmx.comm.server import Service
 from flowmx.comm.view import Member, View
 from flowmx.kvstore.server.callers import Callers
 from flowmx.kvstore.server.service import OPERATIONS, KVServer
@@ -74,7 +75,7 @@ class App:
         application.router.add_get("/", self.home)
         application.add_subapp("/flowmx/", self.service.application)
         self.runner = web.AppRunner(
-            application, handler_cancellation=True, auto_decompress=False, access_log=None, logger=_http_log,
+            application, handler_cancellation=True, auto_decompress=False, access_log=None, logger=http_log,
             shutdown_timeout=0.05,
         )  # fmt: skip
         await self.runner.setup()

@@ -6,8 +6,9 @@ import asyncio
 import signal
 from collections.abc import Mapping, Sequence
 
-from flowmx.comm.launch.child import Child, Guard, describe
+from flowmx.comm.launch.child import Child, Guard
 from flowmx.comm.notifier import Notifier
+from flowmx.comm.verdict import describe
 
 __all__ = ["Process"]
 
