@@ -22,6 +22,7 @@ class Servers:
     def __init__(self, names):
         self.cores = {name: Core(name, modes.create("sync", None)) for name in names}
         self.effects, self.answers = [], {}
+        self.computes = True
         for name, core in self.cores.items():
             self.carry_out(name, core.view(p.View(1, names, frozenset(WORKERS))))
         for rank, worker in enumerate(WORKERS):
@@ -64,6 +65,8 @@ class Servers:
         self.carry_out(name, self.cores[name].updated(effect.part, effect.ticket, value))
 
     def merges(self, name, effect):
+        if not self.computes:
+            return
         sums = [tuple(gradients) for gradients in effect.gradients]
         self.carry_out(name, self.cores[name].merged_all(effect.parts, effect.tickets, sums))
 
@@ -107,6 +110,7 @@ def test_a_round_of_many_parts_is_one_effect_a_step(servers):
         found = servers.taken()
         assert sorted(found) == sorted([("Merges", 5), ("Updates", 5), ("Replies", 10), *copies])
         assert set(servers.answers.values()) == {p.Acknowledged(each) for each in range(1, number + 1)}
+        assert servers.cores["a"].state.largest_lag == 1
 
 
 def test_pulls_are_answered_together(servers):
@@ -155,3 +159,20 @@ def test_single_requests_go_part_by_part(servers):
     servers.ask("push", "y", "w1", PARTS[0], 1, ("w1", 1))
     assert ("Merge", 1) in servers.taken()
     assert servers.answers == {"x": p.Acknowledged(1), "y": p.Acknowledged(1)}
+
+
+def test_results_of_an_earlier_round_change_nothing(servers):
+    for worker in WORKERS:
+        servers.push(worker, 1)
+    [first] = [effect for effect in servers.effects if isinstance(effect, p.Merges)]
+    servers.computes = False
+    for worker in WORKERS:
+        servers.push(worker, 2)
+    core, late = servers.cores["a"], [("late",)] * len(PARTS)
+    assert core.merged_all(PARTS, first.tickets, late) == []
+    assert core.updated_all(PARTS, first.tickets, late) == []
+    second = servers.effects[-1]
+    servers.computes = True
+    servers.carry_out("a", [second])
+    servers.pull("w0", 2)
+    assert {servers.answers["pull", "w0", 2, part] for part in PARTS} == {value_after(2)}

@@ -523,3 +523,13 @@ async def test_copies_on_other_servers_are_kept_where_they_are_wanted(replicas):
             await worker.init(np.zeros(3, np.float32))
             await worker.push(np.ones(3, np.float32))
             assert len(job.servers[1].core.state.slots) == replicas
+
+
+def test_a_closed_store_has_no_threads():
+    store = Store(threads=2)
+    assert store.pool.submit(int).result(60) == 0
+    threads = set(store.pool._threads)
+    store.close()
+    for thread in threads:
+        thread.join(60)
+    assert threads and not any(thread.is_alive() for thread in threads)

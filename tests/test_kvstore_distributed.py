@@ -58,6 +58,18 @@ def test_pushes_of_all_workers_are_summed_and_pulled_by_all(each):
     assert {first[2], second[2]} == {0, 1}
 
 
+def test_many_keys_are_started_one_by_one_without_a_wait(each):
+    def work(kv):
+        for key in range(250):  # more than operations of a store are under way at a time
+            kv.init(key, filled((3,), key))
+        outs = [mx.nd.empty((3,)) for _ in range(250)]
+        for key, out in enumerate(outs):
+            kv.pull(key, out=out)
+        return [float(out.asnumpy()[0]) for out in outs]
+
+    assert each(work) == [list(map(float, range(250)))] * WORKERS
+
+
 def test_lists_of_keys_and_of_devices_and_targets_of_any_dtype(each):
     def work(kv):
         kv.init([3, 5], [mx.nd.zeros(4), mx.nd.zeros((2, 2))])

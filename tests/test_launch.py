@@ -75,6 +75,43 @@ async def test_a_job_of_two_workers_and_a_server(tmp_path):
     assert "INFO: the job is finished" in run.said("scheduler")
 
 
+STRANGER = """
+import asyncio
+from pathlib import Path
+from flowmx import settings
+from flowmx.comm.client import Peer
+from flowmx.comm.errors import Unauthorized
+from flowmx.comm.node import Node
+
+async def main():
+    async with Node.from_settings() as node:
+        path = os.environ["FLOWMX_SECRET_FILE"]
+        secret = Path(path).read_bytes()
+        print(path, len(secret))
+        shown = [each.read_bytes() for each in Path("/proc").glob("[0-9]*/cmdline") if os.access(each, os.R_OK)]
+        print("shown" if any(secret in each for each in shown) else "hidden")
+        async with Peer(settings.get().scheduler) as stranger:
+            try:
+                await stranger.call("view", {"node": "spy", "incarnation": 1})
+            except Unauthorized as error:
+                print("refused:", error)
+
+asyncio.run(main())
+"""
+
+
+async def test_a_job_of_one_machine_has_a_secret_that_no_list_of_processes_shows(tmp_path):
+    status, run = await launch(program(tmp_path, STRANGER))
+    assert status == 0, run.lines
+    descriptor, hidden, refused = run.said("worker 0")
+    assert descriptor.startswith("/dev/fd/") and descriptor.endswith(" 64")
+    assert hidden == "hidden"
+    assert refused.startswith("refused: ")
+    secret = run.launcher.site.secret.decode()
+    assert not any(secret in line for _, line in run.lines)
+    assert not any("has no secret" in line for line in run.said("scheduler"))
+
+
 async def test_the_culprit_is_named_by_the_launcher_and_by_every_survivor(tmp_path):
     status, run = await launch([*program(tmp_path, NODE), "fail"], workers=2)
     assert status == 1
@@ -234,7 +271,20 @@ def test_the_scheduler_is_a_command(tmp_path):
         assert process.stdout.readline().startswith("flowmx scheduler at http://127.0.0.1:")
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+        said = process.stderr.read()
     assert (tmp_path / "job").exists()
+    assert "this scheduler has no secret: it listens on the loopback address only" in said
+    assert "export FLOWMX_SECRET_FILE=$PWD/flowmx.secret\n  python -m flowmx scheduler --workers 1" in said
+
+
+def test_a_secret_that_every_user_may_read_is_none(tmp_path):
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef0123456789abcdef")
+    path.chmod(0o644)
+    command = [sys.executable, "-m", "flowmx", "scheduler", "--secret-file", str(path)]
+    done = subprocess.run(command, env=environ(), capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 1
+    assert "every user of this machine may read or write it (-rw-r--r--): chmod 600" in done.stderr
 
 
 def test_a_scheduler_that_others_reach_needs_a_secret():

@@ -179,6 +179,7 @@ def test_more_processes_than_slots_run_too(client, program):
 
 async def test_an_asynchronous_client_awaits_a_function_with_the_jobs_secret(cluster, program, tmp_path):
     path = tmp_path / "secret"
+    path.touch(0o600)
     path.write_text("what all the nodes of this job share")
     async with distributed.Client(cluster.scheduler_address, asynchronous=True) as client:
         with settings.override(secret_file=str(path)):

@@ -93,8 +93,8 @@ async def test_a_job_over_two_hosts(tmp_path, log):
     assert await run.launcher.run() == 0, run.lines
     places = {name: host.name for name, host in run.launcher.hosts.items()}
     assert places == {"scheduler": "alpha", "server 0": "alpha", "worker 0": "user@beta", "worker 1": "alpha"}
-    assert "rank 0 on user@beta  forwarded" in run.said("worker 0")
-    assert "rank 1 on alpha  forwarded" in run.said("worker 1")
+    assert "rank 0 on user@beta with secret forwarded" in run.said("worker 0")
+    assert "rank 1 on alpha with secret forwarded" in run.said("worker 1")
     assert "INFO: the job is finished" in run.said("scheduler")
 
 
@@ -250,14 +250,21 @@ def test_addresses_that_others_can_not_reach():
         resolve([Named("me@nowhere.invalid")])
 
 
-def test_a_secret_only_where_others_reach_the_job(tmp_path):
-    assert job_secret(["127.0.0.1", "::1"], "") is None
-    first, second = (job_secret(["10.0.0.1"], "") for _ in range(2))
+def test_every_job_has_a_secret(tmp_path):
+    first, second = job_secret(), job_secret()
     assert first != second
     assert len(first) == 64
     path = tmp_path / "secret"
+    path.touch(0o600)
     path.write_text("of the user's own\n")
-    assert job_secret(["127.0.0.1"], str(path)) == b"of the user's own"
+    assert job_secret(str(path)) == b"of the user's own"
+    path.chmod(0o604)
+    with pytest.raises(
+        settings.SettingError, match=r"every user of this machine may read or write it \(-rw----r--\): chmod 600"
+    ):
+        job_secret(str(path))
+    with pytest.raises(settings.SettingError, match="No such file"):
+        job_secret(str(tmp_path / "none"))
 
 
 def test_an_order_travels_whole_and_shows_no_secret():
@@ -275,7 +282,7 @@ def test_the_command_line_takes_hosts(tmp_path):
     given = [*command, "--hostfile", str(path), "--", *program(tmp_path)]
     done = subprocess.run(given, env=environ(), capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    assert "[worker 0] rank 0 on alpha  None" in done.stdout
+    assert "[worker 0] rank 0 on alpha with secret None" in done.stdout
     refused = subprocess.run(
         [*command, "--hosts", "a", "--hostfile", str(path), "--", "true"], capture_output=True, text=True, check=False
     )

@@ -1,15 +1,18 @@
-"""``python -m flowmx launch``: a job on this machine, on hosts that ssh reaches, or on a Dask cluster."""
+"""``python -m flowmx launch``: a job on this machine, on hosts that ssh reaches, on a Dask or a Ray cluster."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from flowmx import settings
+from flowmx.comm.launch.hosts import Site
 from flowmx.comm.launch.job import Launcher, Plan
 from flowmx.comm.launch.ssh import SSH, Named, Ssh, named, read_hostfile
 from flowmx.comm.members import POLICIES
@@ -25,13 +28,14 @@ def parser() -> argparse.ArgumentParser:
         SettingError: a setting, which is a default here, has a wrong value.
     """
     found = usage.parser(
-        "launch", "Run a distributed job: on this machine, on hosts that ssh reaches, or on a Dask cluster.",
+        "launch", "Run a distributed job: on this machine, on hosts that ssh reaches, on a Dask or a Ray cluster.",
         ["--workers 2 --servers 2 -- python train.py", "--hosts alpha,beta --workers 4 --servers 2 -- python train.py"],
         exits={1: "a process failed; its own status, where it has another"},
         usage="flowmx launch [options] -- COMMAND ...",
     )  # fmt: skip
     _add_job(found)
     _add_places(found)
+    _add_pods(found)
     found.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the workers' program")
     return found
 
@@ -70,11 +74,22 @@ def _add_places(found: argparse.ArgumentParser) -> None:
     places.add_argument("--hosts", type=named, help="hosts that ssh reaches: a,b,c")
     places.add_argument("--hostfile", type=Path, help="file of such hosts: a line each, name [slots=n] [address=a]")
     places.add_argument("--cluster", help="address of a Dask cluster's scheduler: tcp://...")
+    ray = "run it on a Ray cluster: its address, host:port (default: the one of this machine)"
+    places.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help=ray)
     found.add_argument("--ssh", default=SSH, help="the command that reaches hosts (%(default)s)")
     found.add_argument("--python", default="", help="Python of the hosts, with flowmx (that of this machine)")
     found.add_argument("--folder", default="", help="working folder on the hosts (that of this machine)")
     forwarded = "a variable to forward to the hosts, besides FLOWMX_* and PYTHONPATH; may be given again"
     found.add_argument("--env", action="append", default=[], metavar="NAME", help=forwarded)
+
+
+def _add_pods(found: argparse.ArgumentParser) -> None:
+    pods = found.add_argument_group("kubernetes", "write a manifest for `kubectl apply -f -` to the output")
+    pods.add_argument("--kubernetes", metavar="IMAGE", help="the image of all containers, with flowmx and the program")
+    pods.add_argument("--name", default="flowmx", help="of the job (default: %(default)s)")
+    pods.add_argument("--namespace", default="", help="of all objects")
+    limits = "of a worker: cpu=4, memory=8Gi, nvidia.com/gpu=1; may be given again"
+    pods.add_argument("--resource", action="append", default=[], metavar="NAME=N", help=limits)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -84,7 +99,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = given.command[1:] if given.command[:1] == ["--"] else given.command
     if not command:
         found.error("there is no command for the workers: flowmx launch --workers 2 -- python train.py")
-    return asyncio.run(_run(_plan(given, command), given))
+    plan = _plan(given, command)
+    if given.kubernetes:
+        return _write_manifest(plan, given)
+    return asyncio.run(_run(plan, given))
+
+
+def _write_manifest(plan: Plan, given: argparse.Namespace) -> int:
+    from flowmx.kvstore.launching.kubernetes import Pods, manifest
+
+    wrong = [each for each in given.resource if "=" not in each]
+    if wrong:
+        raise ValueError(f"--resource is {wrong[0]!r}, expected NAME=N, such as cpu=4")
+    resources = dict(each.split("=", 1) for each in given.resource)
+    pods = Pods(given.kubernetes, given.name, given.namespace, resources)
+    json.dump(manifest(plan, pods), sys.stdout, indent=2)
+    sys.stdout.write("\n")
+    return 0
 
 
 def _plan(given: argparse.Namespace, command: Sequence[str]) -> Plan:
@@ -108,10 +139,19 @@ def _environment(dashboard: int | None) -> dict[str, str]:
 
 
 async def _run(plan: Plan, given: argparse.Namespace) -> int:
-    if given.cluster:
-        from flowmx.kvstore.launching.job import run_on  # Dask is an extra
+    return await Launcher(plan, site=_site(plan, given)).run()
 
-        return await run_on(given.cluster, plan, given.folder)
+
+def _site(plan: Plan, given: argparse.Namespace) -> Site | None:
+    """The site of the job; None for this machine."""
+    if given.cluster:
+        from flowmx.kvstore.launching import dask  # an extra
+
+        return dask.Cluster(plan, given.cluster, folder=given.folder)
+    if given.ray:
+        from flowmx.kvstore.launching import ray  # an extra
+
+        ray.connect(given.ray)
+        return ray.Cluster(plan, given.folder)
     hosts: list[Named] = given.hosts or (read_hostfile(given.hostfile) if given.hostfile else [])
-    site = Ssh(plan, hosts, shlex.split(given.ssh), given.python, given.folder) if hosts else None
-    return await Launcher(plan, site=site).run()
+    return Ssh(plan, hosts, shlex.split(given.ssh), given.python, given.folder) if hosts else None

@@ -18,11 +18,12 @@ from flowmx import settings
 from flowmx.comm.clock import Clock, within
 from flowmx.comm.errors import PeerGone
 from flowmx.comm.frames import Message
-from flowmx.comm.launch.child import Output, describe
+from flowmx.comm.launch.child import Output
 from flowmx.comm.launch.hosts import Host
 from flowmx.comm.launch.plan import Order, Plan, job_secret
 from flowmx.comm.node import Connection
 from flowmx.comm.notifier import Notifier
+from flowmx.comm.verdict import describe
 from flowmx.kvstore.launching import node
 
 __all__ = ["Cluster"]
@@ -215,7 +216,7 @@ class Cluster:
         try:
             await self._look()
             await self._check()
-            self.secret = job_secret([host.address for host in self.hosts()], settings.get().secret_file)
+            self.secret = job_secret(settings.get().secret_file)
             self._client.subscribe_topic(self.topic, self._hear)
             self._client.subscribe_topic(ALL, self._hear_dask)
         except BaseException:

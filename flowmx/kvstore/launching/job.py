@@ -1,4 +1,4 @@
-"""A job on a Dask cluster, as its user has it: what :func:`flowmx.kvstore.launch` returns."""
+"""A job on a Dask or Ray cluster, as its user has it: what :func:`flowmx.kvstore.launch` returns."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowmx.comm.launch.child import Output
+from flowmx.comm.launch.hosts import Site
 from flowmx.comm.launch.job import Launcher, Plan
-from flowmx.kvstore.launching.dask import Cluster
 
-__all__ = ["Job", "Result", "run_on"]
+__all__ = ["Job", "Result"]
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Result:
         status: 0, or that of the process that failed first.
         failure: who failed, where and why; empty where nobody did.
         logs: every line, with the name of the process that wrote it; ``"launch"`` is the launcher.
-        placement: the Dask worker of each process, where it was started last.
+        placement: the Dask worker or Ray node of each process, where it was started last.
     """
 
     status: int
@@ -38,19 +38,14 @@ class Result:
         return self.status == 0
 
 
-async def run_on(address: str, plan: Plan, folder: str = "") -> int:
-    """Run a job on the Dask cluster at an address, showing its output; return its exit status."""
-    return await Launcher(plan, site=Cluster(plan, address, folder=folder)).run()
-
-
 class Job:
-    """A job that was launched: ``await`` it, or call :meth:`result`, as the Dask client is asynchronous or not.
+    """A job that was launched: ``await`` it, or call :meth:`result`, as a Dask client is asynchronous or not.
 
     Attributes:
         logs: the lines so far, each with the name of the process that wrote it.
     """
 
-    def __init__(self, plan: Plan, make: Callable[[], Cluster], output: Output, asynchronous: bool) -> None:
+    def __init__(self, plan: Plan, make: Callable[[], Site], output: Output, asynchronous: bool) -> None:
         self.logs: list[tuple[str, str]] = []
         self._plan, self._make, self._show = plan, make, output
         self._asynchronous = asynchronous
@@ -94,7 +89,7 @@ class Job:
 
     @property
     def placement(self) -> dict[str, str]:
-        """The Dask worker of each process that was started."""
+        """The Dask worker or Ray node of each process that was started."""
         hosts = self._launcher.hosts if self._launcher is not None else {}
         return {name: host.name for name, host in hosts.items()}
 

@@ -13,16 +13,18 @@ from pathlib import Path
 
 from flowmx import settings
 from flowmx.comm.client import Peer
-from flowmx.comm.limits import Limits
+from flowmx.comm.limits import Limits, in_force
 from flowmx.comm.node import Node
 from flowmx.comm.security import Security
 from flowmx.comm.server import Service
+from flowmx.comm.verdict import TERMINATED
 from flowmx.engine.loops import run
 from flowmx.kvstore.report import of_server
 from flowmx.kvstore.server.callers import identity as server_identity
 from flowmx.kvstore.server.service import KVServer
 from flowmx.observability import flight
 from flowmx.observability.flight.web import add_to as add_doctor
+from flowmx.serialization.keeping import Keeping
 from flowmx.tools import usage
 
 __all__ = ["add_arguments", "main", "serve"]
@@ -31,10 +33,14 @@ log = logging.getLogger("flowmx.kvstore")
 
 LIMITS = Limits(requests=65536, requests_by_peer=4096)
 """A worker may wait for each of its keys in a request of its own."""
+_FIRST = 1.0
+"""Seconds to the first snapshot."""
 
 
-async def serve(host: str, port: int, servers: int, snapshot: Path | None = None, every: float = 60.0) -> None:
+async def serve(host: str, port: int, servers: int, snapshot: Path | None = None, every: float = 60.0) -> int:
     """Be a server of the job that the environment describes, until the job is over or SIGTERM asks for the end.
+
+    The exit status is returned: 0, or that of SIGTERM where the job still needs its servers.
 
     Args:
         host: the address to serve on.
@@ -48,10 +54,10 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
         NodeGone: the job failed; the message names who is gone.
     """
     security = Security.from_settings()
-    service = Service("kvserver", security=security, limits=LIMITS)
+    service = Service("kvserver", security=security, limits=in_force("job", LIMITS))
     node = Node.from_settings("server", drain=True)
     server = KVServer(node.id, node.incarnation, servers, service, lambda at: Peer(at, security=security, node=node.id))
-    add_doctor(service.application, None if security is None else security.check_metrics)
+    add_doctor(service.application, service.check_reader)
     flight.describe("kvstore", lambda: of_server(node, server.core))
     listens = await service.start(host, port)
     node.address = settings.get().node_address or listens
@@ -66,6 +72,7 @@ async def serve(host: str, port: int, servers: int, snapshot: Path | None = None
         flight.forget("kvstore")
         await server.close()
         await service.stop()
+    return TERMINATED if node.draining and not node.view.over else 0
 
 
 async def _follow(node: Node, server: KVServer) -> None:
@@ -102,22 +109,36 @@ async def _snapshots(server: KVServer, path: Path | None, every: float) -> Async
     if path is None:
         yield
         return
-    task = asyncio.create_task(_save_every(server, path, every))
+    keeping = Keeping("snapshot")
+    saving = asyncio.create_task(_save_every(server, path, every, keeping))
+    serving = asyncio.current_task()
+    saving.add_done_callback(lambda task: None if task.cancelled() else serving and serving.cancel())
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await server.save(path)
+        saving.cancel()
+        found = await asyncio.gather(saving, return_exceptions=True)
+        if isinstance(found[0], Exception):
+            raise found[0]
+        await _save(server, path, keeping)
 
 
-async def _save_every(server: KVServer, path: Path, every: float) -> None:
+async def _save_every(server: KVServer, path: Path, every: float, keeping: Keeping) -> None:
+    """Write snapshots until nothing can be kept any more; a young job's come sooner, and cost it half of its age."""
+    pause = min(every, _FIRST)
     while True:
-        await asyncio.sleep(every)
-        try:
-            await server.save(path)
-        except OSError:
-            log.exception("the snapshot could not be written; the one before stays")
+        await asyncio.sleep(pause)
+        await _save(server, path, keeping)
+        pause = min(every, 2 * pause)
+
+
+async def _save(server: KVServer, path: Path, keeping: Keeping) -> None:
+    try:
+        await server.save(path)
+    except OSError as error:
+        keeping.failed(path, error)
+    else:
+        keeping.written()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -132,12 +153,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a server; return the exit status: 0, or 1 where the job failed."""
-    parser = usage.parser("server", "Be a server of a distributed job.", exits={1: "the job failed"})
+    parser = usage.parser(
+        "server", "Be a server of a distributed job.", exits={1: "the job failed", TERMINATED: "SIGTERM"}
+    )
     add_arguments(parser)
     given = parser.parse_args(argv)
     try:
-        run(serve(given.host, given.port, max(given.servers, 1), given.snapshot, given.snapshot_every))
+        status: int = run(serve(given.host, given.port, max(given.servers, 1), given.snapshot, given.snapshot_every))
     except Exception as error:
         log.error("%s", error)
         return 1
-    return 0
+    return status

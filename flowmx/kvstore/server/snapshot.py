@@ -20,7 +20,7 @@ __all__ = ["Snapshot", "SnapshotError", "capture", "load", "save"]
 Captured: TypeAlias = tuple[dict[str, Any], list[Tensor]]
 
 FORMAT = 1
-_LIMITS = Limits(header=GIB, tensors=1 << 24, tensor=1 << 44, total=1 << 46)
+_LIMITS = Limits(header=GIB, containers=1 << 26, items=1 << 28, tensors=1 << 24, tensor=1 << 44, total=1 << 46)
 
 
 class SnapshotError(MXNetError, ValueError):

@@ -5,16 +5,16 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import signal
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
-from flowmx import settings
+from flowmx import program, settings
+from flowmx.comm.verdict import Evidence, judge
 from flowmx.errors import KVStoreError
 
-__all__ = ["leave_on_sigterm", "of_process"]
+__all__ = ["end_with", "of_process"]
+
 
 log = logging.getLogger("flowmx.kvstore")
 
@@ -26,10 +26,18 @@ class Leaving(Protocol):
     def closed(self) -> bool:
         """True once the store has left its job."""
 
+    @property
+    def unfinished(self) -> bool:
+        """True in the middle of a step, which the other workers need all of."""
+
+    @property
+    def lost(self) -> BaseException | None:
+        """The end of the job, where that came before the store had left it."""
+
     def close(self, timeout: float | None = None) -> None:
         """Leave the job."""
 
-    def fail(self, error: BaseException) -> None:
+    def fail(self, why: str) -> None:
         """Tell the job, when leaving, that this program has failed."""
 
 
@@ -38,8 +46,6 @@ S = TypeVar("S", bound=Leaving)
 _lock = threading.RLock()
 _stores: dict[int, tuple[object, Any]] = {}
 """By process: the child of a fork has none."""
-
-_asked_to_end = threading.Event()
 
 
 def of_process(kind: object, make: Callable[[], S]) -> S:
@@ -64,27 +70,20 @@ def of_process(kind: object, make: Callable[[], S]) -> S:
             return found
         made = make()
         _stores[os.getpid()] = kind, made
-        atexit.register(_at_exit, made)
-        leave_on_sigterm()
+        program.watch()
+        program.finish_first(lambda: made.unfinished)
+        program.heed_sigterm()
+        atexit.register(lambda: end_with(made, program.ended_by()))
         return made
 
 
-def leave_on_sigterm() -> None:
-    """Let SIGTERM end the program in order, if nothing else is arranged; does nothing outside the main thread."""
-    main = threading.current_thread() is threading.main_thread()
-    if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end_program)
-
-
-def _end_program(number: int, frame: Any) -> None:
-    log.info("asked to end: this worker leaves the job")
-    _asked_to_end.set()
-    raise SystemExit(0)
-
-
-def _at_exit(store: Leaving) -> None:
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if error is not None:
-        store.fail(error)
-    hurried = error is not None or _asked_to_end.is_set()
-    store.close(settings.get().exit_timeout if hurried else None)
+def end_with(store: Leaving, error: BaseException | None) -> None:
+    """Leave the job as a program does that ends, with an exception or without."""
+    verdict = judge(Evidence(error=error))
+    if verdict.failed:
+        store.fail(verdict.why)
+    # A program that fails waits for nobody: others may wait for what it will not push.
+    store.close(settings.get().exit_timeout if verdict.failed else None)
+    if store.lost is not None:
+        log.error("this worker could not leave its job in order: %s", store.lost)
+        program.fail()

@@ -7,19 +7,19 @@ import logging
 import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import CancelledError, Future
 from typing import Any, TypeVar
 
 import numpy as np
 
 from flowmx import settings
 from flowmx.comm.client import Peer
-from flowmx.comm.endings import NodeGone
+from flowmx.comm.endings import NodeGone, SchedulerGone
 from flowmx.comm.frames import Message, Tensor
-from flowmx.comm.limits import Limits
+from flowmx.comm.limits import Limits, in_force
 from flowmx.comm.node import Node
 from flowmx.comm.security import Security
+from flowmx.comm.verdict import ProgramFailed
 from flowmx.comm.view import Member
 from flowmx.engine.loops import LoopThread
 from flowmx.engine.runtime import engine
@@ -58,6 +58,7 @@ class Session:
         servers: how many servers the job has.
         actor: the engine's actor whose operations travel.
         error: what ended it, if anything did.
+        lost: the end of the job, where that came before the session had left it.
         met: how many rounds of :meth:`barrier` have ended.
     """
 
@@ -68,6 +69,7 @@ class Session:
         self.node = node
         self.servers = servers
         self.error: BaseException | None = None
+        self.lost: BaseException | None = None
         self.closed = False
         self.met = 0
         self._home = LoopThread("flowmx-kvstore", settings.get().uvloop)
@@ -94,9 +96,9 @@ class Session:
             SettingError: no job is described.
         """
         config = settings.get()
-        node, security = Node.from_settings("worker"), Security.from_settings()
+        node, security, limits = Node.from_settings("worker"), Security.from_settings(), in_force("job", LIMITS)
         return cls(
-            mode, node, max(config.num_servers, 1), lambda at: Peer(at, security=security, node=node.id, limits=LIMITS)
+            mode, node, max(config.num_servers, 1), lambda at: Peer(at, security=security, node=node.id, limits=limits)
         )
 
     # -- its life --------------------------------------------------------------------------------------
@@ -113,9 +115,13 @@ class Session:
             return
         self.closed = True
         self._loop.call_soon_threadsafe(self._leaving.set)
-        with suppress(Exception):  # whoever waits for an operation sees the error
+        try:  # whoever waits for an operation sees the error
             if self._life is not None:
                 self._life.result(seconds)
+        except TimeoutError:
+            self.lost = self.lost or SchedulerGone(f"the scheduler did not answer for {seconds:g} s")
+        except CancelledError:
+            pass
         if not self._has_work():
             engine.retire(self.actor)
             self._home.stop()
@@ -170,15 +176,17 @@ class Session:
                     await asyncio.gather(follow, return_exceptions=True)
                     await self._end()
                 if self.failed:
-                    raise RuntimeError(self.failed)
+                    raise ProgramFailed(self.failed)
+            self.node.check()
         except BaseException as error:
+            self.lost = error if isinstance(error, NodeGone) else None
             self._fail(error)
             if not self._joined.done():  # nobody will close it
                 self._joined.set_exception(error)
                 self._loop.call_soon(self._stop_later)
 
     failed = ""
-    """The error with which the program fails, reported to the job at its end."""
+    """Why the program fails, reported to the job at its end."""
 
     def _report(self) -> dict[str, Any]:
         """This worker's part of flight reports."""

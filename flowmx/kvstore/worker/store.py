@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from flowmx import optimizer as opt
-from flowmx import settings
+from flowmx import program, settings
 from flowmx.engine import Handle, State
 from flowmx.engine.loops import runs_in_plain_code
 from flowmx.engine.runtime import engine
@@ -25,7 +25,7 @@ from flowmx.kvstore.roles import run_if_server
 from flowmx.kvstore.worker import agreement, states
 from flowmx.kvstore.worker.groups import runs
 from flowmx.kvstore.worker.packing import Packing
-from flowmx.kvstore.worker.process import leave_on_sigterm, of_process
+from flowmx.kvstore.worker.process import end_with, of_process
 from flowmx.kvstore.worker.session import Session
 from flowmx.kvstore.worker.values import DistValues
 from flowmx.serialization.atomic import replace_file
@@ -132,7 +132,7 @@ class DistKVStore(DistValues):
         self.set_optimizer(updater.optimizer)
 
     def _watch(self) -> None:
-        leave_on_sigterm()
+        program.heed_sigterm()
 
     def _exchange(self, keys: Sequence[Any], values: Sequence[Any], outs: Sequence[Any]) -> None:
         sizes = [self._entries[key].nbytes for key in keys]
@@ -332,18 +332,27 @@ class DistKVStore(DistValues):
         """True once the store has left its job."""
         return self._session.closed
 
-    def fail(self, error: BaseException) -> None:
+    @property
+    def lost(self) -> BaseException | None:
+        """The end of the job, where that came before this store had left it."""
+        return self._session.lost
+
+    def fail(self, why: str) -> None:
         """Tell the job, when leaving it, that this program has failed."""
-        self._session.failed = f"{type(error).__name__}: {error}"
+        self._session.failed = why
+
+    @property
+    def unfinished(self) -> bool:
+        """True in the middle of a step, which the other workers need all of."""
+        session = self._session
+        ended = session.closed or session.error is not None or not session.is_own
+        return not ended and self._step.is_partial(len(self._entries))
 
     def __enter__(self) -> DistKVStore:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None:
-            self.fail(error)
-        # A program that fails waits for nobody: others may wait for what it will not push.
-        self.close(None if error is None else settings.get().exit_timeout)
+        end_with(self, error)
 
 
 def _joined(mode: tuple[str, int | None]) -> Session:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from flowmx import optimizer as opt
+from flowmx import program
 from flowmx.devices import CPUDevice, cpu
 from flowmx.engine import Handle, Variable, capture
 from flowmx.engine.runtime import engine
@@ -19,6 +20,7 @@ from flowmx.kvstore.worker.keys import KeyState
 from flowmx.kvstore.worker.outbox import Exchange
 from flowmx.kvstore.worker.packing import Packing
 from flowmx.kvstore.worker.session import Session
+from flowmx.kvstore.worker.step import Step
 from flowmx.kvstore.worker.transfers import SMALL, Transfers, nbytes_of
 from flowmx.ndarray import NDArray, empty
 from flowmx.ndarray.array import copy_into, dtype_of
@@ -44,12 +46,15 @@ class DistValues(KVStore):
         self._layout = Layout(session.servers)
         self._entries: dict[Key, KeyState] = {}
         self._control = Variable("kvstore")
+        self._inits = Variable("kvstore inits")
+        """Written by each init: workers wait for each other in one, so all must come to them in the same order."""
         self._groups = Groups()
         self._transfers = Transfers(session.submit)
         self._starts = 0
         self._fits = 0
         self._agreements = 0
         self._has_pushed = False
+        self._step = Step()
         self._packing: Packing | None = None
         self._optimizer: opt.Optimizer | None = None
         self._configured: dict[str, Any] | None = None
@@ -109,7 +114,7 @@ class DistValues(KVStore):
             self._starts += 1
             here = [each.as_in_context(cpu()) for each in arrays.values()]
             reads = (*(each._storage for each in here), self._control)
-            orders = tuple(entry.order for entry in entries)
+            orders = (*(entry.order for entry in entries), self._inits)
             self._operate("kvstore init", self._begin_init, (entries, here, self._starts), reads, orders)
 
     def broadcast(self, key: Any, value: Any, out: Any, priority: int = 0) -> None:
@@ -123,9 +128,9 @@ class DistValues(KVStore):
     def push(self, key: Any, value: Any, priority: int = 0) -> None:
         with self._lock:
             self._session.check()
-            self._has_pushed = True
             found = self._sources("push", key, value)
             entries = [self._entries[slot.key] for slot, _ in found]
+            self._note_push(entries)
             sources = [self._outgoing(slot, given, priority) for slot, given in found]
             alone, groups = self._groups.divide(entries, map(_may_join, entries, sources))
             exchange = Exchange(sum(len(entries[at].shards) for at in alone) + len(groups))
@@ -162,10 +167,10 @@ class DistValues(KVStore):
     def pushpull(self, key: Any, value: Any, out: Any = None, priority: int = 0) -> None:
         with self._lock:
             self._session.check()
-            self._has_pushed = True
             pushed = self._sources("pushpull", key, value)
             pulled = self._targets("pushpull", key, value if out is None else out)
             entries, targets = [self._entries[slot.key] for slot, _ in pushed], [each for _, each in pulled]
+            self._note_push(entries)
             sources = [self._outgoing(slot, given, priority) for slot, given in pushed]
             fits = (_may_join(*each) and _are_here(to) for *each, to in zip(entries, sources, targets, strict=True))
             alone, groups = self._groups.divide(entries, fits)
@@ -177,6 +182,14 @@ class DistValues(KVStore):
                 self._operate("kvstore pushpull", self._transfers.pushpull_group, arguments, reads, writes, priority)
             for at in alone:
                 self._pushpull(pulled[at][0], sources[at], targets[at], priority)
+
+    def _note_push(self, entries: Sequence[KeyState]) -> None:
+        """Note what is about to be pushed; where that would begin a step, SIGTERM ends the program here."""
+        self._has_pushed = True
+        keys = [entry.key for entry in entries]
+        if program.asked_to_end() and not program.held() and self._step.begins(keys):
+            program.leave()
+        self._step.push(keys)
 
     def row_sparse_pull(self, key: Any, out: Any = None, priority: int = 0, row_ids: Any = None) -> None:
         if row_ids is None:

@@ -1,0 +1,130 @@
+"""Manifest of a job for Kubernetes: an indexed Job for each role, a headless Service, and the job's secret. Pure."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowmx.comm.launch.plan import Plan
+from flowmx.kvstore.launching.slot import ROLES
+
+__all__ = ["Pods", "manifest"]
+
+SCHEDULER_PORT, SERVER_PORT = 9091, 9092
+_SECRETS = "/run/secrets/flowmx"
+_KEY = "secret"
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,40}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Pods:
+    """The pods of a job.
+
+    Args:
+        image: of all containers; it has flowmx and the workers' program.
+        name: of the job: lower-case letters, digits and dashes.
+        namespace: of all objects; empty leaves it to ``kubectl``.
+        resources: of a worker, as Kubernetes names them: ``{"cpu": "4", "nvidia.com/gpu": "1"}``.
+        seconds: that pods have to end in: SIGTERM, then SIGKILL.
+
+    Raises:
+        ValueError: a name is none of Kubernetes'.
+    """
+
+    image: str
+    name: str = "flowmx"
+    namespace: str = ""
+    resources: Mapping[str, str] = field(default_factory=dict)
+    seconds: int = 30
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(
+                f"the name is {self.name!r}, expected at most 42 lower-case letters, digits and dashes, such as 'train'"
+            )
+
+
+def manifest(plan: Plan, pods: Pods, secret: str = "") -> dict[str, Any]:
+    """Build the manifest: a List of objects for ``kubectl apply -f``.
+
+    Args:
+        plan: the job.
+        pods: its pods.
+        secret: what all nodes share (default: a new one).
+    """
+    counts = {"scheduler": 1, "server": plan.servers, "worker": plan.workers}
+    key = {_KEY: secret or secrets.token_hex(32)}
+    jobs = [_job(plan, pods, role, counts[role]) for role in ROLES if counts[role]]
+    keeper = {"apiVersion": "v1", "kind": "Secret", "metadata": _metadata(pods), "type": "Opaque", "stringData": key}
+    return {"apiVersion": "v1", "kind": "List", "items": [keeper, _service(pods), *jobs]}
+
+
+def _metadata(pods: Pods, role: str = "") -> dict[str, Any]:
+    labels = {"app.kubernetes.io/name": "flowmx", "app.kubernetes.io/instance": pods.name}
+    if role:
+        labels["app.kubernetes.io/component"] = role
+    place = {"namespace": pods.namespace} if pods.namespace else {}
+    return {"name": f"{pods.name}-{role}" if role else pods.name, "labels": labels, **place}
+
+
+def _service(pods: Pods) -> dict[str, Any]:
+    """The Service that gives pods their names; it has no address of its own."""
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,  # nodes look for each other before they are ready
+        "selector": {"app.kubernetes.io/instance": pods.name},
+        "ports": [{"name": "scheduler", "port": SCHEDULER_PORT}, {"name": "server", "port": SERVER_PORT}],
+    }
+    return {"apiVersion": "v1", "kind": "Service", "metadata": _metadata(pods), "spec": spec}
+
+
+def _job(plan: Plan, pods: Pods, role: str, count: int) -> dict[str, Any]:
+    is_elastic = plan.policy == "elastic"
+    metadata = _metadata(pods, role)
+    pod = {
+        "subdomain": pods.name,
+        "restartPolicy": "OnFailure" if is_elastic else "Never",
+        "terminationGracePeriodSeconds": pods.seconds,
+        "containers": [_container(plan, pods, role)],
+        "volumes": [{"name": "secret", "secret": {"secretName": pods.name, "defaultMode": 0o440}}],
+    }
+    spec = {
+        "completionMode": "Indexed", "completions": count, "parallelism": count,
+        "backoffLimit": plan.restarts if is_elastic else 0,
+        "template": {"metadata": {"labels": metadata["labels"]}, "spec": pod},
+    }  # fmt: skip
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def _container(plan: Plan, pods: Pods, role: str) -> dict[str, Any]:
+    scheduler = f"{pods.name}-scheduler-0.{pods.name}:{SCHEDULER_PORT}"
+    options = {
+        "--role": role, "--scheduler": scheduler, "--workers": str(plan.workers), "--servers": str(plan.servers),
+        "--server-port": str(SERVER_PORT), "--policy": plan.policy,
+    }  # fmt: skip
+    if plan.snapshot:
+        options |= {"--snapshot": plan.snapshot, "--snapshot-every": str(plan.snapshot_every)}
+    command = ["python", "-m", "flowmx", "node", *(text for pair in options.items() for text in pair)]
+    container: dict[str, Any] = {
+        "name": role,
+        "image": pods.image,
+        "command": [*command, "--", *plan.command],
+        "env": [
+            {"name": "FLOWMX_SECRET_FILE", "value": f"{_SECRETS}/{_KEY}"},
+            {"name": "FLOWMX_NODE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            *({"name": each, "value": plan.environ[each]} for each in plan.forward if each in plan.environ),
+        ],
+        "volumeMounts": [{"name": "secret", "mountPath": _SECRETS, "readOnly": True}],
+    }
+    if role == "worker":
+        # A worker that is busy for long is not dead: the scheduler judges it by its heartbeats.
+        return container | ({"resources": {"limits": dict(pods.resources)}} if pods.resources else {})
+    port = {"port": SCHEDULER_PORT if role == "scheduler" else SERVER_PORT}
+    return container | {
+        "ports": [{"containerPort": port["port"]}],
+        "startupProbe": {"tcpSocket": port, "periodSeconds": 2, "failureThreshold": 60},
+        "livenessProbe": {"tcpSocket": port, "periodSeconds": 10, "failureThreshold": 3},
+    }
