@@ -10,6 +10,7 @@ import argparse
 
 from benchmarks import figure7, figure8, sim_scaling, turns
 from benchmarks import gpu as gpus
+from benchmarks import hostile as attacks
 from benchmarks import images as pictures
 from benchmarks import kvstore as stores
 from benchmarks import loader as loaders
@@ -247,6 +248,11 @@ def serving(rounds: int) -> None:
     services.compare(min(rounds, 3))
 
 
+def hostile(rounds: int) -> None:
+    """A service under hostile load beside 16 honest clients, and under clients that never back off."""
+    attacks.compare(min(rounds, 3))
+
+
 def gpu(rounds: int) -> None:
     """Networks, a Transformer block, launches, copies and memory on a GPU, compared with PyTorch."""
     gpus.compare(min(rounds, 3))
@@ -257,7 +263,7 @@ BENCHMARKS = {
     for function in (
         engine, lenet, lag, runahead, networks, operators, chain, memory, recompute, resident, planning, language,
         transformer, hybrid, gluon, shapes, importing, kvstore, recordio, images, loader, profiling, serving,
-        gpu,
+        hostile, gpu,
     )
 }  # fmt: skip
 PICTURES = {

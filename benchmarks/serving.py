@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks import turns
 
-SYSTEMS = {"flowmx": "flowmx", "torch_pool": "torch", "torch_batch": "torch"}
+SYSTEMS = {"flowmx": "flowmx", "torch_pool": "torch", "torch_batch": "torch", "flowmx_gated": "flowmx"}
 """From a service to whose interpreter runs it."""
 ENVIRONMENT = {"FLOWMX_CPU_WORKER_NTHREADS": str(len(os.sched_getaffinity(0)))}
 """A batch a core: kernels that share one wait for each other wherever something else runs on a core."""
@@ -37,7 +37,7 @@ class Service:
         import aiohttp
 
         script = str(turns.WORKERS / "serving.py")
-        lent = [str(Path(aiohttp.__file__).parent.parent)] if system != "flowmx" else []
+        lent = [str(Path(aiohttp.__file__).parent.parent)] if SYSTEMS[system] != "flowmx" else []
         self.process = subprocess.Popen(
             [interpreter, script, system, *lent], env={**os.environ, **ENVIRONMENT}, stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True,
@@ -51,10 +51,11 @@ class Service:
             found: Figures = json.load(reply)
         return found
 
-    def load(self, clients: int, seconds: float, leaving: float = 0.0) -> dict[str, Any]:
+    def load(self, clients: int, seconds: float, leaving: float = 0.0, stubborn: bool = False) -> dict[str, Any]:
         """Run so many concurrent clients for so many seconds; return their latencies and throughput."""
         script = str(turns.WORKERS / "serving_load.py")
         command = [sys.executable, script, f"{self.address}/ml/predict", str(clients), str(seconds), str(leaving)]
+        command += ["stubborn"] if stubborn else []
         done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + 300, check=False)
         if done.returncode:
             raise RuntimeError(f"the clients ended with {done.returncode}:\n{done.stderr}")
@@ -104,7 +105,7 @@ def turn(system: str) -> Figures:
 
 def compare(rounds: int) -> None:
     """Measure all in turns, and print the medians."""
-    systems = [system for system, whose in SYSTEMS.items() if turns.python_of(whose)]
+    systems = [name for name, whose in SYSTEMS.items() if turns.python_of(whose) and name != "flowmx_gated"]
     taken: dict[str, list[Figures]] = {system: [] for system in systems}
     for _ in range(rounds):
         for system in systems:

@@ -12,11 +12,11 @@ import logging
 import sys
 import traceback
 from collections.abc import Sequence
-from difflib import get_close_matches
 from importlib import import_module
 
 from flowmx import settings
 from flowmx.errors import MXNetError
+from flowmx.suggestions import did_you_mean
 from flowmx.tools.usage import EXITS, FAILED, INTERRUPTED, USAGE
 
 __all__ = ["COMMANDS", "main"]
@@ -46,6 +46,7 @@ COMMANDS: dict[str, dict[str, tuple[str, str]]] = {
     },
     "jobs on several machines": {
         "launch": ("flowmx.kvstore.launching.command", "run a distributed job: here, over ssh, or on a Dask cluster"),
+        "node": ("flowmx.kvstore.launching.slot_main", "be the node of a job that Slurm, Kubernetes or MPI started"),
         "call": ("flowmx.kvstore.launching.call", "call a function of a module: call module:function"),
         "scheduler": ("flowmx.comm.launch.scheduler", "be the scheduler of a distributed job"),
         "server": ("flowmx.kvstore.server.main", "be a server of a distributed job"),
@@ -100,9 +101,8 @@ def _top(given: Sequence[str]) -> int:
     """Handle a command line without a command: print the help or the version, or refuse an unknown command."""
     parser = _parser()
     if given and not given[0].startswith("-"):
-        nearest = get_close_matches(given[0], _MODULES, n=1)
-        hint = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(_MODULES)}"
-        parser.error(f"there is no command {given[0]!r}; {hint}")
+        hint = did_you_mean(given[0], _MODULES) or f"; there are {', '.join(_MODULES)}"
+        parser.error(f"there is no command {given[0]!r}{hint}")
     parser.parse_args(given)
     parser.print_usage(sys.stderr)
     sys.stderr.write("flowmx: error: which command? flowmx --help lists them\n")

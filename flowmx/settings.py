@@ -20,9 +20,11 @@ from string import Formatter
 from types import MappingProxyType, NoneType
 from typing import Any, Literal, NamedTuple, TypeVar, get_args, get_origin
 
+from flowmx.suggestions import did_you_mean
+
 __all__ = [
     "TABLE", "Agreement", "BlockingInLoop", "EngineType", "Policy", "PoolType", "Role", "Setting", "SettingError",
-    "Settings", "fresh", "get", "load", "mxnet_variables", "override", "reload", "sources",
+    "Settings", "Traces", "fresh", "get", "load", "mxnet_variables", "override", "reload", "sources",
 ]  # fmt: skip
 
 PREFIX = "FLOWMX_"
@@ -36,6 +38,7 @@ BlockingInLoop = Literal["warn", "error", "allow"]
 Policy = Literal["stop", "elastic"]
 Agreement = Literal["error", "warn"]
 Role = Literal["worker", "server", "scheduler"]
+Traces = Literal["off", "requests", "operators"]
 
 T = TypeVar("T")
 
@@ -240,6 +243,17 @@ class Settings:
         "warn", "What a read that would block inside a coroutine does: warn and block, raise, or block."
     )
     exit_timeout: float = _setting(5.0, "Seconds that leaving the interpreter waits for pending work.", low=0)
+    exit_fails: bool = _setting(True, "End a program with status 1 where an operation failed and nobody waited for it.")
+    unsaved_timeout: float = _setting(
+        1800.0,
+        "Seconds that a program goes on while its checkpoints or snapshots can not be written; then it fails.",
+        low=0,
+    )
+    leave_timeout: float = _setting(
+        20.0,
+        "Seconds that SIGTERM leaves a program to finish its step, write its checkpoint and leave its job.",
+        low=0,
+    )
     switch_interval: float = _setting(
         0.001,
         "Seconds between thread switches of the interpreter; short keeps event loops prompt, 0 leaves it be.",
@@ -266,6 +280,12 @@ class Settings:
     )
     kvstore_heartbeat: float = _setting(1.0, "Seconds between the signs of life of a node.", low=0.01)
     kvstore_timeout: float = _setting(10.0, "Seconds of silence after which a node is gone.", low=0.05)
+    kvstore_busy: float = _setting(
+        600.0, "Seconds for which a node whose process runs may be too busy to say anything itself.", low=0
+    )
+    kvstore_deserted: float = _setting(
+        600.0, "Seconds for which an elastic job whose workers are all gone waits for one to come back.", low=0
+    )
     kvstore_replicas: int = _setting(
         1,
         "Other servers that have each value before a push is answered, where there are others; 0 takes less time and "
@@ -276,6 +296,13 @@ class Settings:
     kvstore_reconnect: float = _setting(30.0, "Seconds that nodes go on without the scheduler, looking for it.", low=0)
     kvstore_local: bool = _setting(True, "Let nodes of one machine talk by unix sockets and shared memory.")
     enable_gpu_p2p: bool = _setting(True, "Let GPUs copy to each other directly where they can.")
+
+    # What peers and strangers may send
+    job_limits: str = _setting(
+        "", "Limits of a job's nodes other than those of docs/operations.md, such as peers=8192,total=1e9."
+    )
+    serve_limits: str = _setting("", "Limits of a service of models, written likewise.")
+    dashboard_limits: str = _setting("", "Limits of the dashboard, written likewise.")
 
     # The distributed job that this process belongs to
     scheduler: str = _setting(
@@ -334,7 +361,12 @@ class Settings:
     backward_bulks: bool = _setting(
         True, "Run many small gradients of the tape as one operation of the engine, which is faster."
     )
+    eliminate_common_expr: bool = _setting(True, "Compute once what several nodes of a graph would.")
     backward_do_mirror: bool = _setting(False, "Recompute cheap results in the backward pass to save memory.")
+    traces: Traces = _setting(
+        "off",
+        "OpenTelemetry spans of a service: none, of requests and batches, or of operators too; see docs/serving.md.",
+    )
     profiler_autostart: bool = _setting(False, "Profile from the start and write profile.json at the end.")
     profiler_mode: Literal[0, 1] = _setting(0, "What is profiled: 0 symbolic operators, 1 all operators.")
     cudnn_autotune_default: Literal[0, 1, 2] = _setting(
@@ -388,7 +420,11 @@ def fresh(name: str) -> Any:
         SettingError: As in `load`.
     """
     current = getattr(get(), name)
-    return current if _sources.get(name) == "override" else getattr(load(os.environ), name)
+    if _sources.get(name) == "override":
+        return current
+    row = TABLE[name]
+    text, variable = row.find(os.environ)
+    return row.parse(text, variable) if text else row.default
 
 
 def reload() -> Settings:
@@ -417,7 +453,7 @@ def override(**values: object) -> Iterator[Settings]:
     global _current, _sources
     for name in values:
         if name not in TABLE:
-            raise TypeError(f"{name!r} is no setting{_did_you_mean(name, TABLE)}")
+            raise TypeError(f"{name!r} is no setting{did_you_mean(name, TABLE)}")
     before, sources_before = get(), _sources
     checked: dict[str, Any] = {name: TABLE[name].check(value) for name, value in values.items()}
     _current, _sources = replace(before, **checked), {**sources_before, **dict.fromkeys(checked, "override")}
@@ -459,13 +495,6 @@ def _warn_unknown(environ: Mapping[str, str]) -> None:
         if variable.startswith(PREFIX) and variable not in known:
             warnings.warn(
                 f"the environment variable {variable} is no setting of flowmx and is ignored"
-                f"{_did_you_mean(variable, known)}; `python -m flowmx info` lists the settings",
+                f"{did_you_mean(variable, known)}; `python -m flowmx info` lists the settings",
                 stacklevel=3,
             )
-
-
-def _did_you_mean(name: str, known: Mapping[str, object] | list[str]) -> str:
-    from difflib import get_close_matches  # only on the way to a message: importing it takes a while
-
-    nearest = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {nearest[0]}?" if nearest else ""

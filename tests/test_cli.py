@@ -93,7 +93,7 @@ def test_every_command_helps_in_one_style(command, capsys):
 
 
 def test_an_unknown_command_suggests_the_nearest(capsys):
-    for given, hint in (("trian", "did you mean train?"), ("xyzzy", "there are train, serve, convert")):
+    for given, hint in (("trian", "did you mean 'train'?"), ("xyzzy", "there are train, serve, convert")):
         with pytest.raises(SystemExit) as caught:
             cli.main([given])
         assert caught.value.code == 2

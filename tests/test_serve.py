@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import weakref
 from typing import ClassVar
 
 import numpy as np
@@ -190,6 +191,15 @@ async def test_a_swap_under_load_loses_no_request_and_keeps_each_to_one_model():
     assert predictor.version == 1
     np.testing.assert_allclose(await predictor(ROWS[0]), both[1][0], rtol=1e-5, atol=1e-6)
     await predictor.drain()
+
+
+async def test_a_swap_gives_back_the_model_that_it_replaced():
+    async with Predictor(network(), shape=(5,), max_batch=4, metrics=Metrics()) as predictor:
+        for _ in range(3):
+            old = weakref.ref(predictor._runner.model)
+            block = weakref.ref(predictor._runner.model.source.block)
+            await predictor.swap(network())
+            assert (old(), block()) == (None, None)
 
 
 async def test_a_new_model_that_can_not_be_run_leaves_the_old_one():

@@ -3,7 +3,9 @@
 import asyncio
 import os
 import re
+import shutil
 import signal
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +17,7 @@ from aiohttp import ClientConnectionError, ClientSession
 import flowmx as mx
 from flowmx.serve import command
 from flowmx.tools import usage
+from tests.test_comm_security import certificates
 from tests.test_serve import answers, network
 
 
@@ -62,6 +65,54 @@ async def test_sigterm_under_load_loses_no_request(folder):
     # A connection that is refused is no request that was accepted.
     assert all("Connect call failed" in each for each in ends), ends
     assert done >= 100
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+async def test_a_repository_over_tls_for_those_with_a_token_and_a_certificate(folder):
+    path, rows, expected = folder
+    certificates(path)
+    models = path / "models"
+    (models / "net").mkdir(parents=True)
+    for each in [*path.glob("model-*")]:
+        each.rename(models / "net" / each.name)
+    (models / "net" / "model.toml").write_text("shape = [5]")
+    token = path / "token"
+    token.touch(0o600)
+    token.write_text("the token of those who may ask")
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "flowmx", "serve", "--repository", str(models), "--port", "0", "--token-file", str(token),
+        "--tls-cert", str(path / "node.pem"), "--tls-key", str(path / "node.key"), "--tls-ca", str(path / "ca.pem"),
+        stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    address = re.search(r"https://\S+", (await process.stderr.readline()).decode())[0]
+    member, other = (ssl.create_default_context(cafile=path / "ca.pem") for _ in range(2))
+    member.load_cert_chain(path / "node.pem", path / "node.key")
+    async with asyncio.timeout(60), ClientSession() as session:
+        with pytest.raises(ClientConnectionError):
+            await session.get(f"{address}/health/live", ssl=other)
+        while (await session.get(f"{address}/health/ready", ssl=member)).status != 200:
+            pass
+        headers = {"Authorization": f"Bearer {token.read_text()}"}
+        assert (await session.post(f"{address}/models/net/predict", ssl=member, json=rows.tolist())).status == 401
+        reply = await session.post(f"{address}/models/net/predict", ssl=member, json=rows.tolist(), headers=headers)
+        np.testing.assert_allclose((await reply.json())["outputs"], expected, rtol=1e-4, atol=1e-5)
+        process.send_signal(signal.SIGTERM)
+        assert await process.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], "expected a model, or --repository FOLDER"),
+        (["model", "--repository", "models"], "expected a model, or --repository FOLDER"),
+        (["model", "--tls-cert", "node.pem"], "expected both of --tls-cert and --tls-key"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(given, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(given)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
 
 
 def test_what_is_wrong_is_said_in_a_line(folder, capsys, tmp_path):

@@ -3,6 +3,10 @@
 import asyncio
 import io
 import json
+import os
+import signal
+import threading
+import tracemalloc
 
 import msgpack
 import numpy as np
@@ -10,8 +14,12 @@ import pytest
 from aiohttp import ClientSession, web
 
 import flowmx as mx
+from flowmx.comm.limits import Limits
 from flowmx.comm.metrics import Metrics
+from flowmx.comm.rates import Turns
 from flowmx.serve import Predictor, app, asgi
+from flowmx.serve.application import FRONT, GATE, run
+from flowmx.serve.front import Front
 from tests.test_serve import Gate, closed, gated, until  # noqa: F401 (a fixture)
 
 JSON, MSGPACK, NPY = "application/json", "application/msgpack", "application/x-npy"
@@ -37,7 +45,9 @@ class Client:
 
     def __init__(self, predictors, **options):
         self.application = web.Application()
-        self.application.add_subapp("/ml", app(predictors, **options))
+        below = app(predictors, **options)
+        self.front = below[FRONT]
+        self.application.add_subapp("/ml", below)
 
     async def __aenter__(self):
         self.runner = web.AppRunner(self.application, handler_cancellation=True)
@@ -61,6 +71,7 @@ class Gateway:
 
     def __init__(self, predictors, **options):
         self.application = asgi(predictors, **options)
+        self.front = self.application.front
 
     async def __aenter__(self):
         self.events, self.sent = asyncio.Queue(), asyncio.Queue()
@@ -250,3 +261,153 @@ async def test_clients_that_leave_strand_nothing(requests):
         assert outcomes[200] > requests / 2
         assert not predictor._runner.queue.rows
         assert not predictor._runner._pending_of
+
+
+# -- what a stranger may send ------------------------------------------------------------------------------
+
+
+class Served:
+    """Predictors served as the command serves them, in this process; SIGTERM ends it."""
+
+    def __init__(self, predictors, **options):
+        self.application = app(predictors, **options)
+
+    async def __aenter__(self):
+        address = asyncio.get_running_loop().create_future()
+        self.running = asyncio.create_task(run(self.application, port=0, started=address.set_result))
+        self.address = await address
+        return self
+
+    async def __aexit__(self, *error):
+        if not self.running.done():
+            os.kill(os.getpid(), signal.SIGTERM)
+        await self.running
+
+    async def connect(self, *said):
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(self.address.rpartition(":")[2]))
+        writer.write(b"".join(said))
+        return reader, writer
+
+
+def head(length, kind=MSGPACK, host="localhost"):
+    return (
+        f"POST /predict HTTP/1.1\r\nHost: {host}\r\nContent-Type: {kind}\r\nContent-Length: {length}\r\n\r\n".encode()
+    )
+
+
+HUGE = {
+    "lists of msgpack": (MSGPACK, b"\xdd\x03\xc1\x4a\x40" + b"\x90" * 63_000_000),
+    "maps of msgpack": (MSGPACK, b"\xdd\x03\xc1\x4a\x40" + b"\x80" * 10_000_000),
+    "lists in lists": (MSGPACK, b"\x91" * 100_000),
+    "lists of JSON": (JSON, b"[" + b"[]," * 330_000 + b"[]]"),
+    "brackets": (JSON, b"[" * 500_000),
+    "a header": (NPY, b"\x93NUMPY\x02\x00\x00\x87\x93\x03" + b" " * 60_000_000),
+}
+
+
+@pytest.mark.parametrize(("kind", "body"), HUGE.values(), ids=HUGE)
+async def test_what_would_become_too_much_is_refused_before_it_is_built(kind, body):
+    predictor = doubling()
+    call = Front(predictor).begin("POST", "/predict", {"content-type": kind})
+    tracemalloc.start()
+    try:
+        reply = await call.reply(body)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20
+    finally:
+        tracemalloc.stop()
+    assert reply.status == 400
+
+
+async def test_what_says_at_its_beginning_that_it_is_too_much_is_not_received():
+    async with Served(doubling()) as served:
+        reader, writer = await served.connect(head(63_000_005), HUGE["lists of msgpack"][1][:1000])
+        answer = await asyncio.wait_for(reader.readuntil(b"}"), 10)
+        assert b"400 Bad Request" in answer
+        assert b"elements of lists and maps" in answer
+        writer.close()
+
+
+async def test_large_bodies_are_read_beside_the_loop(monkeypatch):
+    threads = []
+    read = Predictor.read
+
+    def noted(self, given):
+        threads.append(threading.current_thread() is threading.main_thread())
+        return read(self, given)
+
+    monkeypatch.setattr(Predictor, "read", noted)
+    async with Client(doubling(), max_text=10_000) as ask:
+        for padding in (0, 8000):
+            assert (await ask("POST", "/predict", b"[1, 2" + b" " * padding + b"]", Content_Type=JSON))[0] == 200
+        many = msgpack.packb([[1.0] * 2] * 400)
+        assert (await ask("POST", "/predict", many, Content_Type=MSGPACK))[0] == 400
+        assert (await ask("POST", "/predict", npy([1, 2]), Content_Type=NPY))[0] == 200
+    assert threads == [True, False, False, True]
+
+
+async def test_bodies_share_a_budget_of_bytes(carried):
+    predictor = doubling()
+    async with carried(predictor) as ask:
+        front = ask.front
+        front.budget.most = 100
+        with front.budget.enter() as other:
+            other.announce(60)
+            status, headers, answer = await ask("POST", "/predict", b"[1, 2" + b" " * 60 + b"]", Content_Type=JSON)
+            assert (status, headers["Retry-After"]) == (503, "1")
+            assert "bytes are coming in, and at most 100 may" in json.loads(answer)["error"]
+        assert (await ask("POST", "/predict", b"[1, 2" + b" " * 60 + b"]", Content_Type=JSON))[0] == 200
+        assert front.budget.nbytes == 0
+
+
+async def test_a_sender_who_pauses_is_told_so():
+    served = Served(doubling())
+    served.application[FRONT].limits = Limits(idle=0.05)
+    async with served:
+        reader, writer = await served.connect(head(100, JSON), b"[1, ")
+        answer = await asyncio.wait_for(reader.read(), 10)
+        assert answer.startswith(b"HTTP/1.1 408")
+        writer.close()
+
+
+async def test_sigterm_does_not_wait_for_the_rest_of_a_body():
+    async with Served(doubling()) as served:
+        halves = [await served.connect(head(1000, JSON), b"[1, ") for _ in range(3)]
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(10):
+            await served.running
+        for _, writer in halves:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8080", 200), ("127.0.0.1", 200), ("[::1]:80", 200), ("models.example:1", 200), ("", 200),
+        ("evil.example", 421), ("localhost.evil.example", 421), ("127.0.0.1.evil.example", 421), ("[evil", 421),
+    ],
+)  # fmt: skip
+async def test_it_answers_to_its_own_names(carried, host, status):
+    async with carried(doubling(), hosts=["localhost", "models.example"]) as ask:
+        found = await ask("GET", "/healthz", Host=host)
+        assert found[0] == status
+
+
+def test_refusals_are_sent_at_a_bounded_rate():
+    turns = Turns(rate=10.0, longest=2.0)
+    waits = [turns.take(100.0) for _ in range(50)]
+    assert waits[:10] == [0.0] * 10
+    assert waits[11] == pytest.approx(0.2, abs=0.11)
+    assert waits == sorted(waits)
+    assert max(waits) == 2.0
+    assert turns.take(200.0) == 0.0
+
+
+async def test_idle_clients_keep_nobody_out():
+    served = Served(doubling())
+    served.application[GATE].places.most_strangers = 10
+    async with served:
+        idle = [await served.connect() for _ in range(100)]
+        async with ClientSession(served.address) as session, session.post("/predict", json=[1, 2]) as reply:
+            assert await reply.json() == {"outputs": [2.0, 4.0]}
+        for _, writer in idle:
+            writer.close()

@@ -119,7 +119,7 @@ def test_override_ends_when_its_body_raises(environ):
 @pytest.mark.parametrize(
     ("values", "error", "message"),
     [
-        ({"engine_typ": "NaiveEngine"}, TypeError, "did you mean engine_type"),
+        ({"engine_typ": "NaiveEngine"}, TypeError, "did you mean 'engine_type'"),
         ({"engine_type": "FastEngine"}, SettingError, "FLOWMX_ENGINE_TYPE"),
         ({"engine_check": 1}, SettingError, "0, 1, true or false"),
         ({"exec_num_temp": True}, SettingError, "an int"),
@@ -133,7 +133,7 @@ def test_override_checks_names_and_values(values, error, message):
 
 def test_an_unknown_variable_warns_and_names_the_nearest(environ):
     environ.setenv("FLOWMX_ENGIN_TYPE", "NaiveEngine")
-    with pytest.warns(UserWarning, match="FLOWMX_ENGIN_TYPE .* did you mean FLOWMX_ENGINE_TYPE"):
+    with pytest.warns(UserWarning, match="FLOWMX_ENGIN_TYPE .* did you mean 'FLOWMX_ENGINE_TYPE'"):
         settings.reload()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

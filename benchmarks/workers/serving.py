@@ -2,9 +2,10 @@
 
     python serving.py SYSTEM [aiohttp's folder]
 
-Systems: ``flowmx``; ``torch_pool``, which computes each request by itself on a pool of threads; ``torch_batch``, which
-joins what waits, as one writes it by hand. It prints its port, and answers ``POST /predict`` with .npy bodies and
-``GET /lag`` with how late its loop's timers were since the last look, and the memory that is resident.
+Systems: ``flowmx``; ``flowmx_gated``, behind the gate of ``python -m flowmx serve``; ``torch_pool``, which computes
+each request by itself on a pool of threads; ``torch_batch``, which joins what waits, as one writes it by hand. It
+prints its port, and answers ``POST /predict`` with .npy bodies and ``GET /lag`` with how late its loop's timers were
+since the last look, and the memory that is resident.
 """
 
 from __future__ import annotations
@@ -48,15 +49,18 @@ async def lag(request: web.Request) -> web.Response:
     return web.json_response({**{name: float(value) for name, value in figures.items()}, **spent})
 
 
-def flowmx(application: web.Application) -> None:
-    """The service as flowmx has it."""
+def flowmx(application: web.Application) -> Any:
+    """The service as flowmx has it; returns its gate."""
     import flowmx as mx
+    from flowmx.serve.application import GATE
 
     mx.random.seed(1)
     net = blocks.network(mx.gluon, blocks.CIFAR_RESNET_18)
     net.initialize(mx.init.Xavier())
     predictor = mx.serve.Predictor(net, shape=(3, 32, 32), max_batch=MAX_BATCH, max_latency=MAX_LATENCY)
-    application.add_subapp("/ml", mx.serve.app(predictor))
+    below = mx.serve.app(predictor)
+    application.add_subapp("/ml", below)
+    return below[GATE]
 
 
 def pytorch(application: web.Application, batching: bool) -> None:
@@ -138,17 +142,21 @@ async def main(system: str) -> None:
     watching = asyncio.create_task(watch())
     application = web.Application()
     application.router.add_get("/lag", lag)
-    if system == "flowmx":
-        flowmx(application)
+    gate = None
+    if system.startswith("flowmx"):
+        gate = flowmx(application)
     else:
         pytorch(application, system == "torch_batch")
     runner = web.AppRunner(application, handler_cancellation=True, access_log=None)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+    server: Any = runner.server
+    make = (lambda: gate.protocol(server)) if gate is not None and system == "flowmx_gated" else server
+    listener = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0, backlog=1024)
     lags.clear()  # what came before was no service yet
-    print(json.dumps({"port": runner.addresses[0][1]}), flush=True)
+    print(json.dumps({"port": listener.sockets[0].getsockname()[1]}), flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     watching.cancel()
+    listener.close()
     await runner.cleanup()
 
 

@@ -1,10 +1,10 @@
 """Clients that ask a service for predictions, one request after the other each, and what they got.
 
-    python serving_load.py ADDRESS CLIENTS SECONDS [LEAVING]
+    python serving_load.py ADDRESS CLIENTS SECONDS [LEAVING [stubborn]]
 
-A client that is refused with 503 waits as long as ``Retry-After`` says, give or take a half. With LEAVING, a share of
-the requests is given up after some milliseconds, by closing the connection. Prints JSON: requests answered in a second,
-milliseconds they took, and the counts of all outcomes.
+A client that is refused with 503 waits as long as ``Retry-After`` says, give or take a half; a stubborn one asks again.
+With LEAVING, a share of the requests is given up after some milliseconds, by closing the connection. Prints JSON:
+requests answered in a second, milliseconds they took, and the counts of all outcomes.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ IMPATIENT = 0.05
 class Load:
     """The clients together."""
 
-    def __init__(self, address: str, seconds: float, leaving: float) -> None:
-        self.address, self.leaving = address, leaving
+    def __init__(self, address: str, seconds: float, leaving: float, stubborn: bool) -> None:
+        self.address, self.leaving, self.stubborn = address, leaving, stubborn
         self.end = time.perf_counter() + seconds
         self.counts: Counter[str] = Counter()
         self.times: list[float] = []
@@ -61,13 +61,15 @@ class Load:
         if reply.status == 200:
             self.times.append(1e3 * (time.perf_counter() - start))
             return 0.0
+        if self.stubborn:
+            return 0.0
         return float(reply.headers.get("Retry-After", "1")) * random.uniform(0.5, 1.5)
 
 
 async def main() -> dict[str, Any]:
     """Run the clients; returns the figures."""
     address, clients, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
-    load = Load(address, seconds, float(sys.argv[4]) if len(sys.argv) > 4 else 0.0)
+    load = Load(address, seconds, float(sys.argv[4]) if len(sys.argv) > 4 else 0.0, len(sys.argv) > 5)
     start = time.perf_counter()
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:

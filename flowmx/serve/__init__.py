@@ -8,10 +8,14 @@ Example:
 one from a folder. ``docs/serving.md`` is the user's page.
 """
 
+from flowmx.serve.access import Access
 from flowmx.serve.application import app, run
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
 from flowmx.serve.gateway import asgi
 from flowmx.serve.inputs import Input
 from flowmx.serve.predictor import Predictor
+from flowmx.serve.repository import Repository
 
-__all__ = ["Input", "InvalidInput", "Overloaded", "Predictor", "Unavailable", "app", "asgi", "run"]
+__all__ = [
+    "Access", "Input", "InvalidInput", "Overloaded", "Predictor", "Repository", "Unavailable", "app", "asgi", "run",
+]  # fmt: skip

@@ -36,6 +36,7 @@ class Job:
         key: rows of one batch have the same.
         arrived: when, in seconds.
         answer: whom to tell; opaque here.
+        trace: of which it is a part, if any; opaque here.
 
     Attributes:
         taken: rows that are in batches already.
@@ -44,10 +45,10 @@ class Job:
         results: outputs of pieces, by their first row: batches may end in another order than they began.
     """
 
-    __slots__ = ("answer", "arrived", "dropped", "key", "results", "rows", "taken", "waiting_for")
+    __slots__ = ("answer", "arrived", "dropped", "key", "results", "rows", "taken", "trace", "waiting_for")
 
-    def __init__(self, rows: Rows, key: Key, arrived: float, answer: Any = None) -> None:
-        self.rows, self.key, self.arrived, self.answer = rows, key, arrived, answer
+    def __init__(self, rows: Rows, key: Key, arrived: float, answer: Any = None, trace: Any = None) -> None:
+        self.rows, self.key, self.arrived, self.answer, self.trace = rows, key, arrived, answer, trace
         self.taken = 0
         self.dropped = False
         self.waiting_for = rows.rows

@@ -1,16 +1,19 @@
-"""``python -m flowmx serve MODEL``: a service of one model."""
+"""``python -m flowmx serve MODEL``: a service of one model, or of a folder of some."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import ssl
 from collections.abc import Sequence
-from typing import Any
 
+from flowmx.comm.security import is_loopback
 from flowmx.engine import run as run_coroutine
 from flowmx.observability import dashboard
+from flowmx.serve.access import Access
 from flowmx.serve.application import app, run
 from flowmx.serve.predictor import Predictor
+from flowmx.serve.repository import Repository
 from flowmx.tools import usage
 
 __all__ = ["main"]
@@ -20,33 +23,55 @@ _log = logging.getLogger("flowmx.serve")
 
 def main(argv: Sequence[str]) -> int:
     """Serve until SIGTERM or SIGINT, then drain; returns the exit status."""
-    options = _parser().parse_args(argv)
-    predictor = Predictor(
+    parser = _parser()
+    options = parser.parse_args(argv)
+    if (options.model is None) == (options.repository is None):
+        parser.error("expected a model, or --repository FOLDER")
+    if (options.tls_cert is None) != (options.tls_key is None):
+        parser.error("expected both of --tls-cert and --tls-key, or neither")
+    access = Access.from_files(options.token_file, options.admin_token_file)
+    tls = _tls(options)
+    served = Repository(options.repository) if options.model is None else _predictor(options)
+
+    def started(address: str) -> None:
+        _log.info("%s at %s", options.repository or repr(served), address)
+
+    if options.dashboard is not None:
+        _log.info("the dashboard is at %s", dashboard.start(port=options.dashboard).url)
+    names = ["localhost", *options.host_name] if options.host_name or is_loopback(options.host) else None
+
+    async def serve() -> None:
+        await run(app(served, hosts=names, access=access), options.host, options.port, started, tls)
+
+    run_coroutine(serve())
+    return 0
+
+
+def _predictor(options: argparse.Namespace) -> Predictor:
+    return Predictor(
         options.model, usage.shapes(options.shape), dtype=options.dtype, epoch=options.epoch,
         max_batch=options.max_batch, max_latency=options.max_latency / 1000, queue=options.queue,
         lengths=options.lengths, finite=options.finite, name=options.name,
     )  # fmt: skip
 
-    def started(address: str) -> None:
-        _log.info("%r at %s", predictor, address)
 
-    if options.dashboard is not None:
-        _log.info("the dashboard is at %s", dashboard.start(port=options.dashboard).url)
-    run_coroutine(_serve(predictor, options.host, options.port, started))
-    return 0
-
-
-async def _serve(predictor: Predictor, host: str, port: int, started: Any) -> None:
-    await run(app(predictor), host, port, started)
+def _tls(options: argparse.Namespace) -> ssl.SSLContext | None:
+    """The certificates of the service, where it has some; with an authority clients must show theirs."""
+    if options.tls_cert is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=options.tls_ca)
+    context.load_cert_chain(options.tls_cert, options.tls_key)
+    context.verify_mode = ssl.CERT_NONE if options.tls_ca is None else ssl.CERT_REQUIRED
+    return context
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = usage.parser(
-        "serve", "Serve a model over HTTP: POST /predict with JSON, msgpack or .npy.",
-        ["model-dir --shape 3,32,32", "resnet.onnx --port 0 --max-batch 64"],
+        "serve", "Serve models over HTTP: POST /predict with JSON, msgpack or .npy, and the Open Inference Protocol.",
+        ["model-dir --shape 3,32,32", "resnet.onnx --port 0 --max-batch 64", "--repository models/"],
     )  # fmt: skip
     parser.add_argument(
-        "model", help="a folder with a checkpoint or an ONNX file, a checkpoint's prefix, an .onnx file"
+        "model", nargs="?", help="a folder with a checkpoint or an ONNX file, a checkpoint's prefix, an .onnx file"
     )
     parser.add_argument(
         "--shape", action="append", metavar="[NAME=]SIZES",
@@ -55,6 +80,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", default=None, help="of the inputs (default: float32)")
     parser.add_argument("--epoch", type=int, help="which of a checkpoint's parameters (default: the latest)")
     parser.add_argument("--host", default="127.0.0.1", help="the address to serve on (default: %(default)s)")
+    parser.add_argument(
+        "--host-name", action="append", default=[], metavar="NAME",
+        help="a name that clients may ask for it by, in the Host header; again for each (default: localhost where "
+        "--host is a loopback address, else any)",
+    )  # fmt: skip
     parser.add_argument("--port", type=usage.port, default=8080, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("--max-batch", type=int, default=32, help="most rows of a batch (default: %(default)s)")
     parser.add_argument(
@@ -71,4 +101,14 @@ def _parser() -> argparse.ArgumentParser:
         help="show what the service does in a browser, on this port of 127.0.0.1 (default: a free one)",
     )  # fmt: skip
     parser.add_argument("--name", default="model", help="of the model, in paths and metrics (default: %(default)s)")
+    parser.add_argument("--repository", metavar="FOLDER", help="serve all models of a folder, each with a model.toml")
+    parser.add_argument("--token-file", metavar="FILE", help="file with a token that clients must show")
+    parser.add_argument(
+        "--admin-token-file", metavar="FILE", help="file with a token for those who load and unload models"
+    )
+    parser.add_argument("--tls-cert", metavar="FILE", help="PEM file of the service's certificate: serve HTTPS")
+    parser.add_argument("--tls-key", metavar="FILE", help="PEM file of its private key")
+    parser.add_argument(
+        "--tls-ca", metavar="FILE", help="PEM file of an authority: clients must show a certificate of it"
+    )
     return parser

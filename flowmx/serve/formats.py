@@ -21,10 +21,13 @@ from typing import Any, Literal, NamedTuple
 import msgpack
 import numpy as np
 
+from flowmx.comm.limits import in_force
+from flowmx.comm.offload import LARGE
+from flowmx.scanning import Bounds, Excess, scan_json, scan_msgpack
 from flowmx.serve.errors import InvalidInput
 from flowmx.serve.inputs import Array
 
-__all__ = ["FORMATS", "Format", "NotAcceptable", "accepted"]
+__all__ = ["FORMATS", "Format", "NotAcceptable", "accepted", "parsed"]
 
 Outputs = Mapping[str, Array]
 _KINDS = "biufV"
@@ -42,12 +45,16 @@ class Format(NamedTuple):
         read: from bytes to what a predictor takes; raises InvalidInput.
         write: from named outputs to bytes.
         is_text: whether reading it takes long for its size.
+        scan: refuses bytes that begin a body of more than may be built; raises InvalidInput.
+        is_quick: from bytes to whether reading them takes no longer than handing them to another thread.
     """
 
     type: str
     read: Callable[[bytes], Any]
     write: Callable[[Outputs], bytes]
     is_text: bool = False
+    scan: Callable[[bytes], None] = lambda body: None
+    is_quick: Callable[[bytes], bool] = lambda body: len(body) < LARGE
 
 
 def accepted(accept: str, own: Format) -> Format:
@@ -77,9 +84,26 @@ def _named(outputs: Outputs, form: Callable[[Array], Any]) -> dict[str, Any]:
 # -- JSON ----------------------------------------------------------------------------------------------
 
 
-def _read_json(body: bytes) -> Any:
+def _scan_json(body: bytes) -> None:
     try:
-        return _inputs(json.loads(body))
+        scan_json(body, in_force("serve").bounds)
+    except Excess as error:
+        raise InvalidInput(f"the body is no JSON that is read here: {error}") from None
+
+
+def _read_json(body: bytes) -> Any:
+    return _inputs(parsed(body))
+
+
+def parsed(body: bytes) -> Any:
+    """Parse JSON, once it was seen to be no more than may be built.
+
+    Raises:
+        InvalidInput: it is none, or too much.
+    """
+    _scan_json(body)
+    try:
+        return json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"the body is no JSON: {error}") from None
 
@@ -91,7 +115,15 @@ def _write_json(outputs: Outputs) -> bytes:
 # -- msgpack -------------------------------------------------------------------------------------------
 
 
+def _scan_msgpack(body: bytes) -> None:
+    try:
+        scan_msgpack(body, in_force("serve").bounds)
+    except Excess as error:
+        raise InvalidInput(f"the body is no msgpack that is read here: {error}") from None
+
+
 def _read_msgpack(body: bytes) -> Any:
+    _scan_msgpack(body)
     try:
         found = _inputs(msgpack.unpackb(body))
     except (ValueError, RecursionError, msgpack.UnpackException) as error:
@@ -135,11 +167,23 @@ def _shaped(
 def _dtype(name: Any) -> np.dtype[Any]:
     try:
         dtype = np.dtype(name if isinstance(name, str) else None)
-    except TypeError:
+    except (TypeError, ValueError):
         dtype = np.dtype(object)
-    if not isinstance(name, str) or dtype.kind not in _KINDS or dtype.fields:
+    if not isinstance(name, str) or dtype.kind not in _KINDS or dtype.fields or dtype.subdtype:
         raise InvalidInput(f"the dtype of an array is {str(name)[:80]!r}, expected the name of one, such as 'float32'")
     return dtype.newbyteorder("<")
+
+
+def _is_quick(body: bytes) -> bool:
+    """True where msgpack holds little more than the bytes of arrays."""
+    try:
+        scan_msgpack(body, _FEW)
+    except Excess:
+        return False
+    return len(body) < LARGE
+
+
+_FEW = Bounds(depth=4, containers=32, items=128)
 
 
 def _write_msgpack(outputs: Outputs) -> bytes:
@@ -159,10 +203,12 @@ def _read_npy(body: bytes) -> Any:
     try:
         size = _NPY_SIZES.get(body[6:8], 0)
         end = 8 + size + int.from_bytes(body[8 : 8 + size], "little")
+        if end > _NPY_HEADER:
+            raise ValueError(f"a header of {end} bytes, expected at most {_NPY_HEADER}")
         shape, fortran, dtype = _npy_header(body[:end])
     except Exception as error:  # NumPy lets Python's own parser read the header, which fails in many ways
         raise InvalidInput(f"the body is no .npy: {type(error).__name__}: {error}") from None
-    if dtype.kind not in _KINDS or dtype.fields or dtype.hasobject:
+    if dtype.kind not in _KINDS or dtype.fields or dtype.subdtype or dtype.hasobject:
         raise InvalidInput(f"the body has the dtype {dtype}, expected numbers")
     wanted, given = math.prod(shape) * dtype.itemsize, len(body) - end
     if wanted != given:
@@ -170,6 +216,8 @@ def _read_npy(body: bytes) -> Any:
     return _shaped(memoryview(body)[end:], dtype, shape, order="F" if fortran else "C")
 
 
+_NPY_HEADER = 4096
+"""Bytes of a header; those of arrays have a hundred."""
 _NPY_SIZES = {b"\x01\x00": 2, b"\x02\x00": 4}
 """Bytes of a header's length, by version."""
 _NPY_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
@@ -201,8 +249,10 @@ def _npy_head(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return stream.getvalue()
 
 
-JSON = Format("application/json", _read_json, _write_json, is_text=True)
-MSGPACK = Format("application/msgpack", _read_msgpack, _write_msgpack)
+JSON = Format(
+    "application/json", _read_json, _write_json, is_text=True, scan=_scan_json, is_quick=lambda body: len(body) < 4096
+)
+MSGPACK = Format("application/msgpack", _read_msgpack, _write_msgpack, scan=_scan_msgpack, is_quick=_is_quick)
 NPY = Format("application/x-npy", _read_npy, _write_npy)
 FORMATS = {
     **{each.type: each for each in (JSON, MSGPACK, NPY)},

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from flowmx.serve.front import MAX_BODY, MAX_TEXT, Call, Front, Predictors, Reply
+from flowmx.serve.access import Access
+from flowmx.serve.front import MAX_TEXT, Front, Pending, Served
+from flowmx.serve.replies import Reply
 
 __all__ = ["Gateway", "asgi"]
 
@@ -19,19 +21,24 @@ class _Disconnected(Exception):
     """The client has disconnected."""
 
 
-def asgi(predictors: Predictors, *, max_body: int = MAX_BODY, max_text: int = MAX_TEXT) -> Gateway:
+def asgi(
+    predictors: Served, *, max_body: int | None = None, max_text: int = MAX_TEXT, hosts: Collection[str] | None = None,
+    access: Access | None = None,
+) -> Gateway:  # fmt: skip
     """An ASGI application that answers as :func:`app` does.
 
     Args:
-        predictors: one, or a dict of some by name; the first answers ``/predict``.
-        max_body: most bytes of a body.
+        predictors: one, or a dict of some by name, of which the first answers ``/predict``, or a repository.
+        max_body: most bytes of a body (default: those of ``FLOWMX_SERVE_LIMITS``).
         max_text: most bytes of a JSON body.
+        hosts: the names that it may be asked for by, besides addresses; None: any.
+        access: the tokens of those who may ask (default: everybody may).
 
     Example:
         >>> api = fastapi.FastAPI()
         >>> api.mount("/ml", mx.serve.asgi(predictor))
     """
-    return Gateway(Front(predictors, max_body, max_text))
+    return Gateway(Front(predictors, max_body, max_text, hosts, access=access))
 
 
 class Gateway:
@@ -50,25 +57,28 @@ class Gateway:
             raise ValueError(f"flowmx.serve answers http, and was given {scope['type']}")
 
     async def _live(self, receive: Receive, send: Send) -> None:
-        predictors = self.front.predictors.values()
         while True:
             event = await receive()
             if event["type"] == "lifespan.startup":
-                for each in predictors:
-                    each.start()
+                self.front.start()
             else:
-                await asyncio.gather(*(each.drain() for each in predictors))
+                await self.front.drain()
             await send({"type": f"{event['type']}.complete"})
             if event["type"] == "lifespan.shutdown":
                 return
 
     async def _answer(self, scope: Event, receive: Receive, send: Send) -> None:
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
-        found = self.front.begin(scope["method"], _path(scope), headers)
-        try:
-            reply = await _predict(found, receive) if isinstance(found, Call) else found
-        except _Disconnected:
-            return
+        asked = scope["method"], _path(scope), headers
+        with self.front.traced(*asked) as answered:
+            found = self.front.begin(*asked)
+            try:
+                reply = found if isinstance(found, Reply) else await _predict(self.front, found, receive)
+            except _Disconnected:
+                return
+            answered(reply.status)
+        if seconds := self.front.wait_of(reply, asyncio.get_running_loop().time()):
+            await asyncio.sleep(seconds)
         await _send(reply, scope["method"] == "HEAD", send)
 
 
@@ -78,21 +88,23 @@ def _path(scope: Event) -> str:
     return path[len(root) :] if root and path.startswith(root) else path
 
 
-async def _predict(call: Call, receive: Receive) -> Reply:
-    body = bytearray()
+async def _predict(front: Front, call: Pending, receive: Receive) -> Reply:
+    with front.budget.enter() as entry:
+        body = await call.receive(_chunks(receive), entry)
+        return body if isinstance(body, Reply) else await _unless_disconnected(call, body, receive)
+
+
+async def _chunks(receive: Receive) -> AsyncIterator[bytes]:
     more = True
     while more:
         event = await receive()
         if event["type"] == "http.disconnect":
             raise _Disconnected
-        body += event.get("body", b"")
-        if (refused := call.too_large(len(body))) is not None:
-            return refused
+        yield event.get("body", b"")
         more = event.get("more_body", False)
-    return await _unless_disconnected(call, bytes(body), receive)
 
 
-async def _unless_disconnected(call: Call, body: bytes, receive: Receive) -> Reply:
+async def _unless_disconnected(call: Pending, body: bytes, receive: Receive) -> Reply:
     """The answer; if the client disconnects before, its rows are withdrawn."""
     answer, disconnected = asyncio.ensure_future(call.reply(body)), asyncio.ensure_future(_disconnected(receive))
     try:

@@ -83,7 +83,7 @@ class Inputs:
         Raises:
             InvalidInput: it does not fit.
         """
-        arrays = [self._array(spec, each) for spec, each in zip(self.specs, self._parts(given), strict=True)]
+        arrays = [_as_array(spec, each) for spec, each in zip(self.specs, self._parts(given), strict=True)]
         counts = [self._rows(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
         if len(set(counts)) > 1:
             found = ", ".join(f"{each.name} {_count(n)}" for each, n in zip(self.specs, counts, strict=True))
@@ -91,7 +91,8 @@ class Inputs:
         count = counts[0]
         if count is not None and not 1 <= count <= self.most_rows:
             raise InvalidInput(f"the input has {count} rows, expected 1 to {self.most_rows} in a request")
-        whole = tuple(array[None] if count is None else array for array in arrays)
+        fitting = [self._fitting(spec, array) for spec, array in zip(self.specs, arrays, strict=True)]
+        whole = tuple(array[None] if count is None else array for array in fitting)
         shapes = tuple(self._padded(spec, array.shape[1:]) for spec, array in zip(self.specs, whole, strict=True))
         return Rows(whole, count or 1, count is None, shapes)
 
@@ -117,11 +118,8 @@ class Inputs:
             raise InvalidInput(f"the inputs are {', '.join(map(str, given)) or 'none'}, expected {', '.join(names)}")
         return [given[name] for name in names]
 
-    def _array(self, spec: Input, given: Any) -> Array:
-        try:
-            array = np.asarray(given)
-        except (TypeError, ValueError) as error:
-            raise InvalidInput(f"input {spec.name} is no array of numbers, expected {spec}: {error}") from None
+    def _fitting(self, spec: Input, array: Array) -> Array:
+        """An array in the dtype of an input; its rows were counted before, since this takes its time for each."""
         if array.dtype != spec.dtype:
             array = _converted(spec, array)
         if self.finite and array.dtype.kind == "f" and not np.isfinite(array).all():
@@ -153,6 +151,16 @@ class Inputs:
             size if wanted is not None else next(length for length in self.lengths if length >= size)
             for size, wanted in zip(shape, spec.shape, strict=True)
         )
+
+
+def _as_array(spec: Input, given: Any) -> Array:
+    try:
+        array = np.asarray(given)
+    except (TypeError, ValueError) as error:
+        raise InvalidInput(f"input {spec.name} is no array of numbers, expected {spec}: {error}") from None
+    if array.dtype.hasobject:
+        raise InvalidInput(f"input {spec.name} has dtype {array.dtype}, which does not become {spec}")
+    return array
 
 
 def _converted(spec: Input, array: Array) -> Array:

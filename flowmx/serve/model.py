@@ -15,7 +15,7 @@ from flowmx.graph import collector
 from flowmx.graph.nesting import flatten
 from flowmx.ndarray import NDArray
 from flowmx.serve.batching import Piece
-from flowmx.serve.inputs import Array, Inputs, Shape
+from flowmx.serve.inputs import Array, Input, Inputs, Shape
 from flowmx.serve.loading import Source
 
 __all__ = ["Model"]
@@ -38,6 +38,8 @@ class Model:
         self.source, self.inputs, self.ctx, self.version = source, inputs, ctx, version
         self.outputs: tuple[str, ...] = source.outputs
         """Their names; known once it is warm."""
+        self.results: tuple[Input, ...] = ()
+        """Shape of a row and dtype of each output; known once it is warm."""
 
     def warm(self, sizes: Sequence[int]) -> dict[int, float]:
         """Compile it for all shapes, and run each; returns the seconds that a batch of each size takes.
@@ -95,6 +97,14 @@ class Model:
                     f"output {name} has shape {output.shape} for a batch of {size} rows, expected ({size}, ...): a "
                     "predictor needs a model whose outputs have the rows in their first axis"
                 )
+        found = [Input(name, each.shape[1:], each.dtype) for name, each in zip(self.outputs, outputs, strict=True)]
+        self.results = tuple(map(_either, self.results, found)) if self.results else tuple(found)
+
+
+def _either(one: Input, other: Input) -> Input:
+    """An output whose lengths vary where they differ."""
+    sizes = zip(one.shape, other.shape, strict=True)
+    return one._replace(shape=tuple(size if size == again else None for size, again in sizes))
 
 
 def _stack(pieces: Sequence[Piece], size: int, shapes: Sequence[Shape], dtypes: Sequence[Any]) -> list[Array]:

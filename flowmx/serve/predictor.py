@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from types import TracebackType
 from typing import Any
 
@@ -18,10 +20,11 @@ from flowmx.ndarray import NDArray
 from flowmx.serve import measures, report
 from flowmx.serve.batching import Job, Pace, Queue, sizes_up_to
 from flowmx.serve.errors import InvalidInput, Overloaded, Unavailable
-from flowmx.serve.inputs import Array, Inputs, Shapes
+from flowmx.serve.inputs import Array, Input, Inputs, Rows, Shapes
 from flowmx.serve.loading import Source, load
 from flowmx.serve.model import Model
 from flowmx.serve.runner import Runner
+from flowmx.serve.tracing import tracing
 
 __all__ = ["Predictor"]
 
@@ -84,7 +87,7 @@ class Predictor:
             )
         self._runner = Runner(
             self._model(source, inputs), Queue(limit), Pace(sizes, max_latency), self._measures, name,
-            settings.get().cpu_worker_nthreads,
+            settings.get().cpu_worker_nthreads, tracing(),
         )  # fmt: skip
         self._swapping = threading.RLock()
         weakref.finalize(self, self._runner.stop)
@@ -110,15 +113,35 @@ class Predictor:
             Overloaded: the queue is full.
             Unavailable: the predictor is draining.
         """
-        runner = self._runner
+        return await self.predict(self.read(await _on_host(x)))
+
+    def read(self, x: Any) -> Rows:
+        """Check an input, on whichever thread; :meth:`predict` takes what it returns.
+
+        Args:
+            x: as for a call, without flowmx's arrays.
+
+        Raises:
+            InvalidInput: ``x`` does not fit the model.
+        """
         try:
-            rows = self.inputs.read(await _on_host(x))
+            return self.inputs.read(x)
         except InvalidInput:
             self._count("invalid")
             raise
+
+    async def predict(self, rows: Rows) -> Any:
+        """Predict for what :meth:`read` returned, as a call does.
+
+        Raises:
+            Overloaded: the queue is full.
+            Unavailable: the predictor is draining.
+        """
+        runner = self._runner
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Array]] = loop.create_future()
-        job = Job(rows, (runner.model, rows.shapes), time.perf_counter(), (loop, future))
+        trace = runner.tracing.current() if runner.tracing else None
+        job = Job(rows, (runner.model, rows.shapes), time.perf_counter(), (loop, future), trace)
         try:
             runner.submit(job)
         except (Overloaded, Unavailable) as error:
@@ -182,10 +205,13 @@ class Predictor:
             Exception: the new model can not be loaded or run; the old one stays.
         """
         await self.ready()
-        old = await asyncio.to_thread(self._swap, model, params, epoch)
-        await asyncio.shield(asyncio.wrap_future(self._runner.settled(old)))
+        settled = await asyncio.to_thread(self._swap, model, params, epoch)
+        await asyncio.shield(asyncio.wrap_future(settled))
+        # Graphs refer to themselves, and those of a model that was compiled count as old, which the collector looks
+        # through once in hours: megabytes for each swap.
+        await asyncio.to_thread(gc.collect)
 
-    def _swap(self, model: Any, params: Any, epoch: int | None) -> Model:
+    def _swap(self, model: Any, params: Any, epoch: int | None) -> Future[None]:
         with self._swapping:
             source = load(model, self._known["shape"], self._known["dtype"], params, epoch)
             inputs = self._runner.model.inputs
@@ -193,7 +219,7 @@ class Predictor:
                 given, expected = (", ".join(f"{s.name} {s}" for s in each) for each in (source.inputs, inputs.specs))
                 raise ValueError(f"the new model takes {given}, and the predictor {expected}: make another predictor")
             fresh = self._model(source, inputs)
-            return self._runner.swap(fresh, fresh.warm(self._runner.pace.sizes))
+            return self._runner.settled(self._runner.swap(fresh, fresh.warm(self._runner.pace.sizes)))
 
     def _model(self, source: Source, inputs: Inputs) -> Model:
         return Model(source, inputs, self._ctx, next(self._numbers))
@@ -233,6 +259,11 @@ class Predictor:
     def outputs(self) -> tuple[str, ...]:
         """The names of the outputs, once it is warm."""
         return self._runner.model.outputs
+
+    @property
+    def results(self) -> tuple[Input, ...]:
+        """Shape of a row and dtype of each output, once it is warm."""
+        return self._runner.model.results
 
     @property
     def metrics(self) -> Metrics:

@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,6 +22,9 @@ from flowmx.serve.errors import Overloaded, Unavailable
 from flowmx.serve.inputs import Array
 from flowmx.serve.measures import Measures
 from flowmx.serve.model import Model
+
+if TYPE_CHECKING:
+    from flowmx.serve.spans import Tracing
 
 __all__ = ["Runner"]
 
@@ -37,10 +41,14 @@ class Runner:
         measures: where to count.
         name: of the predictor.
         workers: how many batches are computed at once.
+        tracing: makes the batches' spans, if they are traced.
     """
 
-    def __init__(self, model: Model, queue: Queue, pace: Pace, measures: Measures, name: str, workers: int) -> None:
-        self.workers = workers
+    def __init__(
+        self, model: Model, queue: Queue, pace: Pace, measures: Measures, name: str, workers: int,
+        tracing: Tracing | None = None,
+    ) -> None:  # fmt: skip
+        self.workers, self.tracing = workers, tracing
         self.model, self.queue, self.pace, self.measures, self.name = model, queue, pace, measures, name
         self.warm: Future[None] = Future()
         self.accepting = True
@@ -182,7 +190,8 @@ class Runner:
         start, rows = time.perf_counter(), sum(stop - start for _, start, stop in pieces)
         model: Model = pieces[0].job.key[0]
         try:
-            outputs = model.compute(pieces, size)
+            with self.tracing.batch(self.name, pieces, size) if self.tracing else nullcontext():
+                outputs = model.compute(pieces, size)
         except BaseException as error:
             self._fail([job for job, _, _ in pieces], error)
             return

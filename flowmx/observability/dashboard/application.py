@@ -7,6 +7,8 @@ from importlib import resources
 
 from aiohttp import web
 
+from flowmx.comm.gate import Gate, Phase
+from flowmx.comm.limits import in_force
 from flowmx.observability.dashboard.feed import Viewer, stream
 from flowmx.observability.dashboard.guard import COOKIE, Guard
 from flowmx.observability.dashboard.sampling import sampling_thread
@@ -14,7 +16,7 @@ from flowmx.observability.dashboard.sampling import sampling_thread
 __all__ = ["application"]
 
 MOST = 32
-"""Viewers at one time."""
+"""Viewers at one time; where one more comes, the one that has looked for longest goes."""
 _PAGE = resources.files("flowmx.observability.dashboard") / "page"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 _HEADERS = {
@@ -26,7 +28,8 @@ _HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin", "Cache-Control": "no-store",
 }  # fmt: skip
 GUARD = web.AppKey("flowmx_dashboard_guard", Guard)
-VIEWERS = web.AppKey("flowmx_dashboard_viewers", set[Viewer])
+GATE = web.AppKey("flowmx_dashboard_gate", Gate)
+VIEWERS = web.AppKey("flowmx_dashboard_viewers", dict[Viewer, None])
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -47,7 +50,7 @@ def application(secret: str | None = None) -> web.Application:
         >>> site.add_subapp("/dashboard", mx.dashboard.application())
     """
     made = web.Application(middlewares=[_guarded])
-    made[GUARD], made[VIEWERS] = Guard(secret), set()
+    made[GUARD], made[GATE], made[VIEWERS] = Guard(secret), Gate(in_force("dashboard")), {}
     for part in sorted(_PAGE.iterdir(), key=lambda each: each.name):
         name = part.name
         suffix = name[name.rfind(".") :]
@@ -69,6 +72,14 @@ def _answer(body: bytes, content_type: str) -> Handler:
 @web.middleware
 async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Refuse who may not look, and put the headers on every answer."""
+    gate = request.config_dict[GATE]
+    with gate.request(request.transport) as note:
+        return await _judged(request, handler, gate, note)
+
+
+async def _judged(
+    request: web.Request, handler: Handler, gate: Gate, note: Callable[[Phase], None]
+) -> web.StreamResponse:
     guard = request.config_dict[GUARD]
     verdict = guard.judge(request.remote, request.headers, request.query.get("token"))
     if verdict.status == 302:
@@ -80,6 +91,8 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
     if request.method != "GET":
         allowed = {"Allow": "GET"}
         return web.Response(status=405, text="the dashboard answers GET alone\n", headers={**_HEADERS, **allowed})
+    gate.prove(request.transport)
+    note(Phase.WORKING)
     response = await handler(request)
     if not response.prepared:
         response.headers.update(_HEADERS)
@@ -88,21 +101,23 @@ async def _guarded(request: web.Request, handler: Handler) -> web.StreamResponse
 
 async def _events(request: web.Request) -> web.StreamResponse:
     viewers = request.config_dict[VIEWERS]
-    if len(viewers) >= MOST:
-        return web.Response(status=503, text=f"{MOST} viewers look already\n", headers={"Retry-After": "10"})
+    if len(viewers) >= min(MOST, request.config_dict[GATE].places.most // 2):
+        oldest = next(iter(viewers))  # rather a page that somebody left open than who comes now
+        del viewers[oldest]
+        oldest.close()
     response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
     await response.prepare(request)
     await response.write(b"retry: 1000\n\n")
     with Viewer(sampling_thread) as viewer:
-        viewers.add(viewer)
+        viewers[viewer] = None
         try:
             await stream(response, viewer)
         finally:
-            viewers.discard(viewer)
+            viewers.pop(viewer, None)
     return response
 
 
 async def _close(made: web.Application) -> None:
-    viewers: set[Viewer] = made[VIEWERS]
+    viewers: dict[Viewer, None] = made[VIEWERS]
     for viewer in list(viewers):
         viewer.close()

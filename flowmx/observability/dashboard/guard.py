@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from http.cookies import CookieError, SimpleCookie
 from typing import NamedTuple
 
-from flowmx.comm.security import InsecureAddress, is_loopback
+from flowmx.comm.security import InsecureAddress, host_of, is_loopback
 
 __all__ = ["COOKIE", "Guard", "Verdict", "check_address"]
 
@@ -70,7 +70,7 @@ class Guard:
     def _judge_local(self, remote: str | None, host: str) -> Verdict:
         if remote is not None and not is_loopback(remote):
             return Verdict(403, "the dashboard answers its own machine alone: give it a secret to be seen from others")
-        if not is_loopback(_name(host)):
+        if not is_loopback(host_of(host)):
             return Verdict(
                 403, f"the dashboard was asked for as {host!r}, expected localhost or 127.0.0.1: give it a secret to "
                 "be seen under other names",
@@ -99,13 +99,6 @@ def check_address(host: str, secret: str | None) -> None:
             f"serving the dashboard on {host!r}, which other machines may reach, takes a secret: "
             "start(host, port, secret=...); without one there is 127.0.0.1"
         )
-
-
-def _name(host: str) -> str:
-    """A Host header without the port."""
-    if host.startswith("["):
-        return host.partition("]")[0][1:]
-    return host.partition(":")[0]
 
 
 def _equal(given: str, expected: str) -> bool:

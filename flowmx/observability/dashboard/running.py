@@ -13,7 +13,9 @@ from types import TracebackType
 
 from aiohttp import web
 
-from flowmx.observability.dashboard.application import application
+from flowmx.comm.limits import in_force
+from flowmx.comm.listening import close, http_log
+from flowmx.observability.dashboard.application import GATE, application
 from flowmx.observability.dashboard.guard import check_address
 
 __all__ = ["Dashboard", "start", "start_by_setting"]
@@ -54,13 +56,22 @@ class Dashboard:
 
     async def _serve(self) -> None:
         self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
-        runner = web.AppRunner(self._site, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
+        runner = web.AppRunner(
+            self._site, access_log=None, logger=http_log, handler_cancellation=True, shutdown_timeout=1.0,
+            keepalive_timeout=in_force("dashboard").keep_alive,
+        )  # fmt: skip
         await runner.setup()
+
+        def make() -> asyncio.Protocol | None:
+            return runner.server() if runner.server is not None else None
+
+        gate = self._site[GATE]
+        listener = await self._loop.create_server(lambda: gate.protocol(make), sock=self.socket)
         try:
-            await web.SockSite(runner, self.socket).start()
             self._started.set_result(None)
             await self._end.wait()
         finally:
+            await close(listener)
             await runner.cleanup()
 
     def stop(self) -> None:

@@ -1,0 +1,123 @@
+"""Hostile clients of a service: idle connections, slow heads and bodies, bodies and headers of far too much.
+
+    python hostile_load.py HOST:PORT PATH SECONDS CLIENTS
+
+Each of so many clients takes the ways of attack in turn, and begins another connection where one ends. Prints JSON: how
+many connections each way had, and the statuses that were answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import struct
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+HEAD = "POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: {type}\r\nContent-Length: {size}\r\n\r\n"
+JSON, MSGPACK = "application/json", "application/msgpack"
+MOST = 1 << 20  # bytes of an answer
+
+
+class Attack:
+    """The hostile clients together.
+
+    Args:
+        host: with its port.
+        path: of the predictions.
+        seconds: of all.
+    """
+
+    def __init__(self, host: str, path: str, seconds: float) -> None:
+        self.host, self.path = host, path
+        self.end = time.perf_counter() + seconds
+        self.counts: Counter[str] = Counter()
+        self.ways: dict[str, Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]] = {
+            "idle": self.idle, "slow head": self.slow_head, "slow body": self.slow_body,
+            "nested JSON": self.body(JSON, b"[" * 500_000), "empty lists": self.body(JSON, b"[" + b"[]," * 300_000),
+            "empty maps": self.body(MSGPACK, b"\xdd" + struct.pack(">I", 1_000_000) + b"\x80" * 1_000_000),
+            "huge header": self.huge_header, "garbage": self.garbage, "half and gone": self.half,
+        }  # fmt: skip
+
+    async def client(self, first: int) -> None:
+        """Attack until the time is over."""
+        for name in itertools.islice(itertools.cycle(self.ways), first, None):
+            if time.perf_counter() >= self.end:
+                return
+            self.counts[name] += 1
+            with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
+                await self._connected(name)
+            await asyncio.sleep(0.01)
+
+    async def _connected(self, name: str) -> None:
+        host, _, port = self.host.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            async with asyncio.timeout(max(self.end - time.perf_counter(), 0.1)):
+                await self.ways[name](reader, writer)
+                answer = await reader.read(MOST)
+            self.counts[answer[9:12].decode("latin-1") if answer else "closed"] += 1
+        finally:
+            writer.close()
+
+    def head(self, kind: str, size: int) -> bytes:
+        """The head of a request whose body has so many bytes."""
+        return HEAD.format(path=self.path, host=self.host, type=kind, size=size).encode()
+
+    async def idle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Say nothing."""
+
+    async def slow_head(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send a head that never ends, a byte at a time."""
+        await self._drip(writer, itertools.chain(self.head(JSON, 10)[:-2], itertools.repeat(ord("X"))))
+
+    async def slow_body(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send a body a byte at a time."""
+        writer.write(self.head(MSGPACK, 1 << 20))
+        await self._drip(writer, itertools.repeat(0))
+
+    async def _drip(self, writer: asyncio.StreamWriter, data: itertools.chain[int] | itertools.repeat[int]) -> None:
+        for byte in data:
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    def body(self, kind: str, data: bytes) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]:
+        """A way that sends a body."""
+
+        async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(self.head(kind, len(data)) + data)
+            await writer.drain()
+
+        return send
+
+    async def huge_header(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send a header of a megabyte."""
+        writer.write(f"GET {self.path} HTTP/1.1\r\nHost: {self.host}\r\nX: ".encode() + b"a" * (1 << 20) + b"\r\n\r\n")
+        await writer.drain()
+
+    async def garbage(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send what is no HTTP."""
+        writer.write(bytes(range(256)) * 16)
+        await writer.drain()
+
+    async def half(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Announce a body of 64 MB, send one, and go."""
+        writer.write(self.head(MSGPACK, 64 << 20) + b"\0" * (1 << 20))
+        await writer.drain()
+        writer.close()
+
+
+async def main() -> dict[str, int]:
+    """Run the clients; returns the counts."""
+    attack = Attack(sys.argv[1], sys.argv[2], float(sys.argv[3]))
+    await asyncio.gather(*(attack.client(number) for number in range(int(sys.argv[4]))))
+    return dict(attack.counts)
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main())))
