@@ -100,6 +100,7 @@ __getattr__, __dir__ = later(
         "plan": "flowmx.tools.plan",
         **{each: f"flowmx.{each}" for each in _LATER},
     },
+    others={"np": "nd", "numpy": "nd", "optim": "optimizer"},
 )
 
 

@@ -32,11 +32,13 @@ FLOORS: list[set[str]] = [
         "flowmx.markup",
         "flowmx.observability",
         "flowmx.progress",
+        "flowmx.scanning",
+        "flowmx.suggestions",
         "flowmx.tools",
         "flowmx.tools.script",
         "flowmx.tools.usage",
     },
-    {"flowmx.engine", "flowmx.comm"},
+    {"flowmx.engine", "flowmx.comm", "flowmx.program"},
     {"flowmx.devices"},
     {"flowmx.ops"},
     {
@@ -84,7 +86,14 @@ PREFIX = "flowmx."
 
 # What stands apart: it may import only itself and these.
 APART: dict[str, set[str]] = {
-    "flowmx.comm": {"flowmx.settings", "flowmx.errors", "flowmx.registry", "flowmx.tools.usage"}
+    "flowmx.comm": {
+        "flowmx.settings",
+        "flowmx.errors",
+        "flowmx.registry",
+        "flowmx.scanning",
+        "flowmx.suggestions",
+        "flowmx.tools.usage",
+    }
 }
 
 

@@ -8,7 +8,7 @@ import pytest
 
 import flowmx as mx
 from flowmx import autograd, gluon, nd
-from flowmx.errors import AutogradError, DeviceError, MXNetError
+from flowmx.errors import AutogradError, DeviceError, MXNetError, ShapeError
 from flowmx.gluon import nn
 from flowmx.ndarray import NDArray
 
@@ -173,6 +173,64 @@ def test_masks_as_symbols():
     masked = mx.sym.contrib.boolean_mask(mx.sym.var("d"), mx.sym.var("i"), axis=1)
     assert masked.list_arguments() == ["d", "i"]
     assert masked.infer_shape_partial(d=(3, 2), i=(2,))[1] == [(3, 0)]
+
+
+def bound_mask(request="write", **kwargs):
+    masked = mx.sym.contrib.boolean_mask(mx.sym.var("d") * 3, mx.sym.var("i"), axis=1) * 2
+    arrays = {"d": nd.arange(6).reshape((3, 2)), "i": nd.array([0, 1])}
+    grads = {"d": nd.ones((3, 2))}
+    return masked.bind(mx.cpu(), arrays, grads, {"d": request, "i": "null"}, **kwargs)
+
+
+def test_masks_in_bound_symbols():
+    executor = bound_mask()
+    assert executor.outputs == []
+    for mask, columns in (([0, 1], [1]), ([1, 1], [0, 1]), ([0, 0], [])):
+        (made,) = executor.forward(is_train=True, i=nd.array(mask))
+        expected = np.arange(6).reshape(3, 2)[:, columns] * 6
+        np.testing.assert_array_equal(made.asnumpy(), expected)
+        executor.backward(nd.array(expected))
+        grad = np.zeros((3, 2))
+        grad[:, columns] = expected * 6
+        np.testing.assert_array_equal(executor.grad_dict["d"].asnumpy(), grad)
+    assert executor.outputs[0].shape == (3, 0)
+    with pytest.raises(ShapeError, match=r"out_grad 0 has shape \(2,\), expected \(3, 0\)"):
+        executor.backward(nd.ones((2,)))
+    with pytest.raises(ShapeError, match="has no plan"):
+        _ = executor.plan
+
+
+def test_gradients_of_masks_are_added_up():
+    executor = bound_mask("add")
+    executor.backward()
+    executor.forward_backward()
+    np.testing.assert_array_equal(executor.grad_dict["d"].asnumpy(), [[1, 13]] * 3)
+
+
+def test_masks_in_bound_symbols_are_shown_to_monitors():
+    executor, seen = bound_mask(), []
+    executor.set_monitor_callback(lambda name, array: seen.append((name.rstrip("0123456789"), array.shape)))
+    executor.forward()
+    assert [shape for _, shape in seen] == [(3, 2), (3, 1), (3, 1)]
+
+
+def test_masks_of_the_wrong_length_are_refused_when_bound():
+    masked = mx.sym.contrib.boolean_mask(mx.sym.var("d"), mx.sym.var("i"))
+    with pytest.raises(ShapeError, match=r"index has shape \(2,\), expected \(3,\)"):
+        masked.bind(mx.cpu(), {"d": nd.ones((3, 2)), "i": nd.ones((2,))})
+    with pytest.raises(ShapeError, match="does not follow"):
+        masked.simple_bind(mx.cpu(), d=(3, 2), i=(3,))
+
+
+@pytest.mark.parametrize("draw", [mx.sym.random.uniform, mx.sym.random.normal, mx.sym.zeros, mx.sym.ones])
+def test_lengths_of_zero_are_decided_by_the_reader(draw):
+    made, x = draw(shape=(0, 3)), mx.sym.var("x")
+    assert made.infer_shape() == (None, None, None)
+    assert (made + x).infer_shape(x=(4, 3))[1] == [(4, 3)]
+    values = (made * x).eval(x=nd.ones((4, 3)))[0].asnumpy()
+    assert values.shape == (4, 3)
+    with pytest.raises(ShapeError, match=r"does not follow .*\(-1, 3\)"):
+        made.eval()
 
 
 # -- Gluon -------------------------------------------------------------------------------------------------

@@ -77,6 +77,13 @@ _NAMES_LEFT_OUT = {
 NAMES_LEFT_OUT = {f"mxnet.{name}": reason for reason, names in _NAMES_LEFT_OUT.items() for name in names.split()}
 
 
+NAMES_NOT_BROUGHT = [
+    "mxnet.gluon.model_zoo.vision.mobilenet.LinearBottleneck", "mxnet.gluon.model_zoo.vision.mobilenet.RELU6",
+    "mxnet.image.is_np_array", "mxnet.rnn.DataBatch", "mxnet.rnn.DataDesc", "mxnet.rnn.DataIter",
+]  # fmt: skip
+"""Names that MXNet's modules have but do not list in their ``__all__``, or only import."""
+
+
 def is_left_out(path: str) -> bool:
     return any(path == each or path.startswith(f"{each}.") for each in PATHS_LEFT_OUT)
 
@@ -100,6 +107,17 @@ def test_a_path_is_flowmx_own_module_with_its_names(path):
     assert module is sys.modules[f"flowmx{path.removeprefix('mxnet')}"]
     missing = {f"{path}.{name}" for name in RECORDED[path] if not is_there(path, name)}
     assert missing == {name for name in NAMES_LEFT_OUT if name.rpartition(".")[0] == path}
+
+
+@pytest.mark.parametrize("path", [path for path in RECORDED if path != "mxnet" and not is_left_out(path)])
+def test_an_import_of_all_names_brings_what_mxnets_brings(path):
+    brought = {}
+    exec(f"from {path} import *", brought)
+    there = {name for name in RECORDED[path] if is_there(path, name) and not excluded("nd.contrib", name)}
+    operators = set(dir(flowmx.nd.op)) if path in ("mxnet.ndarray", "mxnet.symbol") else set()
+    assert there - brought.keys() - operators == {
+        name.rpartition(".")[2] for name in NAMES_NOT_BROUGHT if name.rpartition(".")[0] == path
+    }
 
 
 @pytest.mark.parametrize("path", PATHS_LEFT_OUT)

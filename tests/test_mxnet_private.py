@@ -214,6 +214,23 @@ def test_an_executor_shows_its_device_and_its_graph():
     assert len(symbol.get_internals()) == len(executor.get_optimized_symbol().get_internals()) + 1
 
 
+@pytest.mark.parametrize("eliminate", [0, 1])
+def test_the_graph_of_an_executor_is_the_one_that_it_was_bound_with(eliminate, monkeypatch):
+    a, b = mx.sym.var("a"), mx.sym.var("b")
+    twice = [mx.sym.Dropout(a) + mx.sym.Dropout(a), (a + b) + (a + b), mx.sym.Group([a * 2 + b, a * 2 + b])]
+    monkeypatch.setenv("MXNET_ELIMINATE_COMMON_EXPR", str(eliminate))
+    arrays = {"a": mx.nd.ones(2), "b": mx.nd.ones(2)}
+    bound = [each.bind(mx.cpu(), {name: arrays[name] for name in each.list_arguments()}) for each in twice]
+    monkeypatch.undo()
+    # Random numbers are drawn twice, and two equal outputs are two arrays.
+    saved = [
+        len(each.get_internals()) - len(executor.get_optimized_symbol().get_internals())
+        for each, executor in zip(twice, bound, strict=True)
+    ]
+    assert saved == ([0, 1, 1] if eliminate else [0, 0, 0])
+    assert all((out.asnumpy() == 3).all() for out in bound[2].forward())
+
+
 def test_the_operator_of_a_symbol_alone():
     symbol = mx.sym.split(mx.sym.var("x") + 1, num_outputs=2, name="parts")
     alone = symbol._gen_atomic_symbol()
@@ -305,6 +322,28 @@ def test_a_group_of_executors_by_itself():
     params = {}
     group.get_params(params, {})
     assert values(params["fc_bias"]) == [0, 0]
+
+
+def test_groups_that_share_have_one_pool_of_what_is_no_parameter():
+    def group(symbol, shared=None):
+        return mx.module.executor_group.DataParallelExecutorGroup(
+            symbol,
+            [mx.cpu(0), mx.cpu(1)],
+            None,
+            [("data", (4, 3))],
+            None,
+            ["fc_weight", "fc_bias"],
+            True,
+            False,
+            shared,
+        )
+
+    first = group(linear())
+    assert [sorted(pool) for pool in first.shared_data_arrays] == [["data"]] * 2
+    second = group(mx.sym.FullyConnected(linear(), num_hidden=2, name="more"), first)
+    for one, other in zip(first.shared_data_arrays, second.shared_data_arrays, strict=True):
+        assert sorted(one) == sorted(other) == ["data", "more_bias", "more_weight"]
+        assert all(mx.test_utils.same_array(one[name], other[name]) for name in one)
 
 
 def test_batches_are_split_as_mxnet_splits_them():

@@ -73,7 +73,9 @@ WAITING = {
         _backward_CTCLoss SequenceLast _backward_SequenceLast SequenceReverse _backward_SequenceReverse
         _contrib_count_sketch _backward__contrib_count_sketch""",
     "the numbers say how much there is to do": """
-        ROIPooling _backward_ROIPooling _contrib_ROIAlign _backward_ROIAlign _contrib_box_nms
+        ROIPooling _backward_ROIPooling _contrib_ROIAlign _backward_ROIAlign _contrib_PSROIPooling
+        _backward_PSROIPooling _contrib_RROIAlign _backward_RROIAlign _contrib_DeformablePSROIPooling
+        _backward_DeformablePSROIPooling _contrib_Proposal _contrib_MultiProposal _contrib_box_nms
         _backward_contrib_box_nms _contrib_bipartite_matching _contrib_hawkesll _contrib_backward_hawkesll _histogram
         _sample_unique_zipfian _contrib_BilinearResize2D _backward_contrib_BilinearResize2D""",
     "a matrix may be singular, which is an error": "_linalg_trsm _linalg_potri",

@@ -76,9 +76,9 @@ def _add(module: ModuleType) -> None:
                 return own(name)
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         except AttributeError:
-            found = _MISSING if _is_own(module, name) else _elsewhere(path, name)
+            found: Any = _MISSING if _is_own(module, name) else _elsewhere(path, name)
             if found is not _MISSING:
-                return found
+                return found if name != "__all__" else sorted({*found, *_defined(module)})
             if "__file__" not in names and len(PATHS.get(path, ())) == 1:  # it is that module under another name
                 return getattr(importlib.import_module(PATHS[path][0]), name)  # whose error says more
             raise
@@ -114,6 +114,13 @@ def _starred(path: str) -> Iterator[str]:
     for source in PATHS[path]:
         if source != "flowmx.compat.common":
             yield from getattr(importlib.import_module(source), "__all__", ())
+
+
+def _defined(module: ModuleType) -> Iterator[str]:
+    """The public classes and functions that a module defines."""
+    for name, value in vars(module).items():
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__:
+            yield name
 
 
 def _below(path: str) -> Iterator[str]:

@@ -20,7 +20,6 @@ from flowmx.gluon.hybrid import Compiled, HybridBlock
 from flowmx.gluon.parameter import Parameter, _Deferred
 from flowmx.gluon.symbol_block import SymbolBlock
 from flowmx.gluon.trainer import Trainer
-from flowmx.graph.compiler import options_of
 from flowmx.graph.graph import Graph
 from flowmx.graph.node import Entry, Node
 from flowmx.graph.passes.simplify import merge_common
@@ -28,6 +27,7 @@ from flowmx.module import BucketingModule, Module
 from flowmx.name import NameManager
 from flowmx.ndarray import NDArray, views
 from flowmx.ndarray.recording import Leaf
+from flowmx.ops.registry.operators import lookup
 from flowmx.symbol import Symbol
 
 __all__ = ["MEMBERS"]
@@ -186,10 +186,14 @@ def _exec_bytes(module: Module) -> int:
 
 
 def _optimized(executor: Executor) -> Symbol:
-    """The symbol that is computed, after what is common to several nodes was merged."""
-    graph = Graph(tuple(executor._entries), {}, executor._shapes, executor._dtypes, False)
-    made = merge_common(graph, options_of(executor._device.context.device_type))
-    return Symbol(made.outputs)
+    """The symbol that is computed, after what is common to several nodes was merged; outputs are never one array."""
+    graph = Graph(tuple(executor._entries), {}, executor._shapes, executor._dtypes, True)
+    outputs: list[Entry] = []
+    for entry in merge_common(graph, executor._options).outputs:
+        node = entry.node
+        again = Node(lookup("_copy").create(), f"{node.name}_{entry.index}_copy", (entry,), node.attributes)
+        outputs.append(Entry(again, 0) if entry in outputs and node.op is not None else entry)
+    return Symbol(outputs)
 
 
 # -- arrays and symbols --------------------------------------------------------------------------------

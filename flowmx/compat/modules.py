@@ -109,6 +109,9 @@ class DataParallelExecutorGroup:
         grad_req: the gradient request, one for all arguments or by name.
         state_names: arguments that are neither inputs nor parameters.
         group2ctxs: for each device, those of the ``ctx_group``s.
+
+    Attributes:
+        shared_data_arrays: for each device, the arrays that are no parameters, by name; those of all groups that share.
     """
 
     def __init__(
@@ -127,10 +130,19 @@ class DataParallelExecutorGroup:
                 None if shared_group is None else shared_group._group, device_groups(group2ctxs, len(contexts)),
             ),
             state_names,
+            shared_group,
         )  # fmt: skip
 
-    def _take(self, group: ExecutorGroup, state_names: Sequence[str] | None) -> None:
+    def _take(
+        self, group: ExecutorGroup, state_names: Sequence[str] | None, shared: DataParallelExecutorGroup | None = None
+    ) -> None:
         self._group, self.state_names = group, list(state_names or ())
+        params = set(self.param_names)
+        self.shared_data_arrays: list[dict[str, NDArray]] = (
+            [{} for _ in group.execs] if shared is None else shared.shared_data_arrays
+        )
+        for pool, executor in zip(self.shared_data_arrays, group.execs, strict=True):
+            pool.update({name: array for name, array in executor.arg_dict.items() if name not in params})
 
     @classmethod
     def around(cls, group: ExecutorGroup, state_names: Sequence[str] = ()) -> DataParallelExecutorGroup:
@@ -213,15 +225,6 @@ class DataParallelExecutorGroup:
     def input_grad_arrays(self) -> list[list[NDArray]]:
         """For each input, its gradient on each device."""
         return self._group.input_grads()
-
-    @property
-    def shared_data_arrays(self) -> list[dict[str, NDArray]]:
-        """For each device, the arrays that are no parameters, by name."""
-        params = set(self.param_names)
-        return [
-            {name: array for name, array in executor.arg_dict.items() if name not in params}
-            for executor in self._group.execs
-        ]
 
     def set_params(
         self, arg_params: Mapping[str, Any], aux_params: Mapping[str, Any], allow_extra: bool = False

@@ -13,7 +13,7 @@ from flowmx.devices import Context
 from flowmx.engine import capture
 from flowmx.engine.runtime import engine
 from flowmx.engine.scheduler import Operation
-from flowmx.errors import ShapeError
+from flowmx.errors import ArgumentError, ShapeError
 from flowmx.ndarray import core, indexing, recording, views, writing
 from flowmx.ndarray.core import BaseArray, Storage, allocate
 from flowmx.ndarray.methods import Methods
@@ -368,9 +368,9 @@ def as_shape(shape: Any) -> Shape:
 
 
 def dense_only(name: str, stype: str | None) -> None:
-    """Raise ValueError for a storage type that does not exist here."""
+    """Raise ArgumentError for a storage type that does not exist here."""
     if stype not in (None, "default"):
-        raise ValueError(f"{name}: storage type is {stype!r}, but only 'default' exists here")
+        raise ArgumentError(f"{name}: storage type is {stype!r}, but only 'default' exists here")
 
 
 def on_context(ctx: Context | None) -> devices.Device:

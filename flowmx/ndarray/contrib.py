@@ -62,3 +62,4 @@ def rand_zipfian(
 
 
 __getattr__, __dir__ = prefixed(functions, "_contrib_", __all__)
+__all__ += sorted({*__dir__()} - {*__all__})

@@ -6,3 +6,4 @@ from flowmx.ndarray import functions
 from flowmx.ops.registry.namespaces import prefixed
 
 __getattr__, __dir__ = prefixed(functions, "_linalg_")
+__all__ = [*__dir__()]

@@ -160,6 +160,8 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"mx.nd.random has no function {name!r}")
 
 
+__all__ += [name.removeprefix("_random_") for name in dir(F) if name.startswith("_random_") and name.endswith("_like")]
+
+
 def __dir__() -> list[str]:
-    likes = (name for name in dir(F) if name.startswith("_random_") and name.endswith("_like"))
-    return sorted({*__all__, *(name.removeprefix("_random_") for name in likes)})
+    return sorted(__all__)
