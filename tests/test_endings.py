@@ -561,6 +561,24 @@ def test_what_comes_at_any_moment_of_the_engine_leaves_it_sound(blow, step, capf
         strike_at_each_moment(blow, step)
 
 
+def runs_at_push():
+    """True when a small operation runs at its push while nothing else is under way."""
+    runner, ran = type(mx.engine.engine.runner), []
+    usual = runner.run_at_push
+    a = mx.nd.zeros((2,))
+    a + 1  # the first push after a bulk looks for one
+    mx.engine.engine.wait_all(throw=False)
+    actor = devices.get(mx.cpu()).compute
+    while not actor.is_idle():  # the worker puts the last operation away
+        time.sleep(0)
+    runner.run_at_push = lambda self, op: (ran.append(op.name), usual(self, op))
+    try:
+        a + 1
+    finally:
+        runner.run_at_push = usual
+    return bool(ran)
+
+
 def strike_at_each_moment(blow, step):
     struck = 0
     for moment in range(random.randrange(step), 100_000, step):
@@ -585,6 +603,7 @@ def strike_at_each_moment(blow, step):
             actor = devices.get(device).compute
             with mx.engine.engine.lock:  # a handle says that it is done a moment before its worker lets go
                 assert (actor.slots, actor.running) == (1, 0), moment
+        assert runs_at_push(), moment
         mx.engine.engine.failures.clear()
         if not came:
             break

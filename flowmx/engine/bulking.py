@@ -88,12 +88,12 @@ def bulk(engine: Engine, size: int) -> Iterator[None]:
         raise ValueError(f"bulk: size is {size}, expected at least 1")
     scope = _Scope(engine, size)
     token = _scope.set(scope)
-    engine.use_bulks(_scope)
     try:
+        engine.use_bulks(_scope, scope)
         yield
     finally:
+        scope.closed = True  # first: tasks and operations begun inside may still see it, and an interrupt may come
         _scope.reset(token)
-        scope.closed = True  # tasks and operations begun inside may still see it
         scope.flush()
         engine.leave_bulks()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -34,7 +35,7 @@ class Pushing:
     Attributes:
         kind: the engine's kind.
         watches: who is shown each operation before it is pushed, by what for.
-        bulk_scope: the open bulk of this context; None while nobody uses any.
+        bulk_scope: the variable that holds the open bulk of a context; None while nobody uses any.
         open_bulks: the bulk scopes that hold an operation back; any wait lets them all go.
         read_settings: puts the settings of the environment in force.
     """
@@ -46,7 +47,7 @@ class Pushing:
         self.hosting = hosting
         self.kind = ""
         self.bulk_scope: ContextVar[Any] | None = None
-        self._bulks = 0
+        self._bulks: weakref.WeakSet[Any] = weakref.WeakSet()
         self.open_bulks: dict[Any, None] = {}
         self.watches: dict[str, Callable[[Operation], None]] = {}
         self._each_watch: tuple[Callable[[Operation], None], ...] = ()
@@ -132,6 +133,8 @@ class Pushing:
         if scope is not None and not scope.closed:
             scope.add(op)
             return True
+        if bulks is not None:
+            self.leave_bulks()  # the end of a scope may have been broken off by an interrupt
         return False
 
     def _adopt(self, op: Operation) -> None:
@@ -169,18 +172,18 @@ class Pushing:
 
     # -- bulks -----------------------------------------------------------------------------------------
 
-    def use_bulks(self, scope: ContextVar[Any]) -> None:
-        """Look for an open bulk at each push, until :meth:`leave_bulks` was called as often."""
+    def use_bulks(self, variable: ContextVar[Any], scope: Any) -> None:
+        """Look for an open bulk at each push, until this scope and all others are closed."""
         with self.books.lock:
-            self._bulks += 1
-            self.bulk_scope = scope
+            self._bulks.add(scope)
+            self.bulk_scope = variable
             self._find_out()
 
     def leave_bulks(self) -> None:
-        """End what :meth:`use_bulks` began: with the last one, pushes are as quick as before."""
+        """Look for open bulks no longer if all scopes are closed: pushes are as quick as before."""
         with self.books.lock:
-            self._bulks -= 1
-            if not self._bulks:
+            if all(scope.closed for scope in self._bulks):
+                self._bulks.clear()
                 self.bulk_scope = None
                 self._find_out()
 
