@@ -238,7 +238,8 @@ class HybridBlock(Block):
             if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
                 error.add_note(
                     f"{_NOTE} {type(self).__name__} {self.name!r}: hybrid_forward was called with symbols, which have "
-                    "no values and no shape; choose by values with F.where or F.contrib.cond, or do not hybridize it"
+                    "no values and no shape; choose by values with F.where or F.contrib.cond, leave lengths "
+                    "to reshape (0 keeps one, -1 infers it), or do not hybridize it"
                 )
             raise
 
