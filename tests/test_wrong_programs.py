@@ -399,8 +399,9 @@ WRONG = {
     "blocking_in_a_coroutine": Wrong(
         """
         async def main():
-            gate, x = threading.Event(), nd.zeros((3,))
-            mx.engine.push(gate.wait, writes=[x], name="load")
+            started, gate, x = threading.Event(), threading.Event(), nd.zeros((3,))
+            mx.engine.push(lambda: started.set() or gate.wait(30), writes=[x], name="load")
+            started.wait()  # else the reader would run it itself
             try:
                 x.asnumpy()  #!
             finally:

@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Coroutine, Generator
 from threading import get_ident
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from flowmx import settings
@@ -47,9 +47,15 @@ def run(coroutine: Any) -> Any:
         return runner.run(coroutine)
 
 
-def runs_in_plain_code(
-    function: Callable[P, Coroutine[Any, Any, T]],
-) -> Callable[P, Coroutine[Any, Any, T]]:
+@overload
+def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, _Done]: ...
+
+
+@overload
+def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Any]: ...
+
+
+def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Any]:
     """Let a coroutine function be called without an event loop too: it runs to its end then, and returns its result.
 
     So scripts of plain code call ``mod.fit(...)``, and coroutines ``await mod.fit(...)``. What has no result may
@@ -57,14 +63,14 @@ def runs_in_plain_code(
     """
 
     @functools.wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+    def called(*args: P.args, **kwargs: P.kwargs) -> Any:
         coroutine = function(*args, **kwargs)
         if _a_loop_runs():
             return coroutine
         result: Any = run(coroutine)
         if result is None:
             result = _Done()
-        return result  # type: ignore[no-any-return]
+        return result
 
     return called
 

@@ -97,7 +97,7 @@ class GraphJSON:
 
 
 def _beginning(text: str | bytes) -> str:
-    """What a text that is no graph begins with, and how a file is read, where it looks like a path."""
+    """The beginning of a text that is no graph, and how a file is read, where it looks like a path."""
     shown = text if isinstance(text, str) else text.decode("utf-8", "replace")
     hint = "; mx.sym.load(path) reads a file" if shown.endswith(".json") else ""
     return f"the text begins with {shown[:40]!r}{hint}"
