@@ -6,7 +6,6 @@ A program is a file of its own to Python: its report is what a terminal would sh
 
 import linecache
 import os
-import threading
 import traceback
 import warnings
 from dataclasses import dataclass
@@ -396,23 +395,6 @@ WRONG = {
         "attribute 'shape'",
         "leave lengths to reshape",
     ),
-    "blocking_in_a_coroutine": Wrong(
-        """
-        async def main():
-            started, gate, x = threading.Event(), threading.Event(), nd.zeros((3,))
-            mx.engine.push(lambda: started.set() or gate.wait(30), writes=[x], name="load")
-            started.wait()  # else the reader would run it itself
-            try:
-                x.asnumpy()  #!
-            finally:
-                gate.set()
-
-        mx.run(main())
-        """,
-        RuntimeError,
-        "waits for 'load'",
-        "await array",
-    ),
     "forgotten_await": Wrong(
         """
         async def train():
@@ -608,10 +590,10 @@ def report(name: str, program: str) -> tuple[BaseException | None, str]:
     source = dedent(program).strip("\n") + "\n"
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     names = {
-        "__name__": "__main__", "threading": threading, "np": np, "os": os, "mx": mx, "nd": mx.nd,
+        "__name__": "__main__", "np": np, "os": os, "mx": mx, "nd": mx.nd,
         "autograd": mx.autograd, "gluon": mx.gluon, "nn": mx.gluon.nn,
     }  # fmt: skip
-    with warnings.catch_warnings(record=True) as warned, mx.settings.override(blocking_in_loop="error"):
+    with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         try:
             exec(compile(source, filename, "exec"), names)
