@@ -1,0 +1,163 @@
+"""What is typed into a notebook or at a prompt whose loop runs: plain code, unless a statement awaits by itself."""
+
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+from textwrap import dedent
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.errors import EngineError
+
+SETUP = """
+import asyncio, warnings
+import numpy as np
+import flowmx as mx
+warnings.simplefilter("error")
+rows = np.random.default_rng(0).normal(size=(64, 4)).astype("float32")
+labels = (rows[:, 0] > 0).astype("float32")
+data = mx.io.NDArrayIter(rows, labels, 8)
+mod = mx.mod.Module(mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax"))
+"""
+
+
+RUN = """
+import json, sys
+import nbclient, nbformat
+cells = [nbformat.v4.new_code_cell(cell) for cell in json.load(sys.stdin)]
+notebook = nbformat.v4.new_notebook(cells=cells)
+nbclient.NotebookClient(notebook, timeout=120, allow_errors=True).execute()
+json.dump([cell.outputs for cell in notebook.cells[1:]], sys.stdout)
+"""
+
+
+def outputs(folder, *cells):
+    """What each cell of a notebook shows, all in one kernel, as the saved notebook has it."""
+    pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    ended = subprocess.run(
+        [sys.executable, "-c", RUN], input=json.dumps([dedent(cell).strip() for cell in (SETUP, *cells)]),
+        capture_output=True, text=True, timeout=240, cwd=folder,
+        env={**os.environ, "IPYTHONDIR": str(folder), "JUPYTER_RUNTIME_DIR": str(folder), "NO_COLOR": "1"},
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
+def text(shown):
+    """The text of a cell's outputs; an error is its message."""
+    kinds = {"stream": lambda it: it["text"], "error": lambda it: it["evalue"]}
+    return "".join(kinds.get(it["output_type"], lambda it: it["data"]["text/plain"])(it) for it in shown).strip()
+
+
+def test_a_notebook(tmp_path):
+    shown = outputs(
+        tmp_path,
+        "mod.fit(data, num_epoch=4, optimizer_params={'learning_rate': 0.5})",
+        "mod.score(data, 'acc')",
+        "def train():\n    data.reset()\n    mod.fit(data, num_epoch=1)\n    return 'trained'\ntrain()",
+        """
+        neighbour = asyncio.create_task(asyncio.sleep(0))
+        data.reset()
+        await mod.fit(data, num_epoch=2)
+        predicted = await mod.predict(data)
+        print(neighbour.done(), predicted.shape, mod.predict(data).shape)
+        """,
+        """
+        print(len(list(mod.iter_predict(data))), len([each async for each in mod.iter_predict(data)]))
+        store = mx.kv.create()
+        store.barrier()
+        await store.barrier()
+        """,
+        """
+        async def main():
+            data.reset()
+            await mod.fit(data, num_epoch=1)
+            return "ended"
+        mx.run(main())
+        """,
+        "async def other():\n    return mx.run(main())\nawait other()",
+        """
+        net = mx.gluon.nn.Dense(2)
+        net.initialize()
+        trainer = mx.gluon.Trainer(net.collect_params(), "sgd")
+        loss = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        estimator = mx.gluon.contrib.estimator.Estimator(net, loss, trainer=trainer, context=mx.cpu())
+        estimator.logger.disabled = True
+        loader = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(rows, labels), 8)
+        estimator.fit(loader, loader, epochs=1)
+        await estimator.fit(loader, epochs=1)
+        estimator.evaluate(loader)
+        estimator.val_metrics[0].num_inst
+        """,
+        """
+        def fail(param):
+            raise KeyError("a callback's")
+        data.reset()
+        mod.fit(data, num_epoch=1, batch_end_callback=fail)
+        """,
+        """
+        import os, signal, threading
+        def interrupt(param):
+            if param.epoch == param.nbatch == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+        data.reset()
+        try:
+            mod.fit(data, num_epoch=10**9, batch_end_callback=interrupt)
+        except KeyboardInterrupt:
+            print("interrupted")
+        """,
+    )
+    found = [text(each) for each in shown]
+    assert found[0] == ""
+    assert float(re.fullmatch(r"\[\('accuracy', ([\d.]+)\)\]", found[1])[1]) > 0.9
+    assert found[2:6] == ["'trained'", "True (64, 2) (64, 2)", "8 8", "'ended'"]
+    assert "write `await main(...)`" in found[6]
+    assert found[7:] == ["64", '"a callback\'s"', "interrupted"]
+
+
+def test_the_prompt_of_asyncio():
+    typed = SETUP + dedent("""
+        mod.fit(data, num_epoch=4, optimizer_params={"learning_rate": 0.5})
+        accuracy = mod.score(data, "acc")[0][1]
+        data.reset()
+        await mod.fit(data, num_epoch=1)
+        print("accurate", accuracy > 0.9, mod.predict(data).asnumpy().shape)
+        big = mx.nd.ones((1000, 1000))
+        print(mx.nd.dot(big, big).asnumpy().max())
+        async def main():
+            return (await mod.predict(data)).shape
+
+        print("ran", mx.run(main()))
+        """)
+    ended = subprocess.run([sys.executable, "-m", "asyncio"], input=typed, capture_output=True, text=True, timeout=120)
+    assert "Error" not in ended.stderr and "Warning" not in ended.stderr, ended.stderr
+    assert "accurate True (64, 2)" in ended.stdout and "1000.0" in ended.stdout and "ran (64, 2)" in ended.stdout
+
+
+async def test_run_in_a_coroutine_says_to_await():
+    async def main():
+        return 1
+
+    with pytest.raises(EngineError, match=r"write `await main\(\.\.\.\)`"):
+        mx.run(main())
+
+
+def test_a_callback_of_a_loop_is_never_blocked():
+    data = mx.io.NDArrayIter(np.zeros((8, 3), "float32"), np.zeros(8, "float32"), 4)
+    mod = mx.mod.Module(mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2), name="softmax"))
+
+    async def main():
+        given = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(lambda: given.set_result(mod.fit(data, num_epoch=1)))
+        coroutine = await given
+        assert not mod.binded
+        await coroutine
+        assert mod.binded
+
+    mx.run(main())
