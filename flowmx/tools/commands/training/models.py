@@ -7,6 +7,7 @@ from pathlib import Path
 
 from flowmx import symbol as sym
 from flowmx.gluon.model_zoo import vision
+from flowmx.suggestions import did_you_mean
 from flowmx.symbol import Symbol
 
 __all__ = ["SMALL", "make", "names"]
@@ -33,12 +34,17 @@ def make(model: str, shape: Shape, classes: int) -> Symbol:
     data = sym.var("data", shape=(0, *shape))
     if model in SMALL:
         return _with_loss(SMALL[model](data, classes))
+    if model.lower() not in names():
+        raise ValueError(
+            f"there is no model {model!r}, only {', '.join(names())}, and files that end with .json"
+            f"{did_you_mean(model, names())}"
+        )
     return _with_loss(vision.get_model(model, classes=classes)(data))
 
 
 def names() -> list[str]:
-    """The names of all models."""
-    return [*SMALL, *sorted(vision._MODELS)]
+    """The names of all models, in order."""
+    return sorted([*SMALL, *vision._MODELS])
 
 
 def _with_loss(scores: Symbol) -> Symbol:
