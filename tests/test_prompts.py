@@ -1,11 +1,13 @@
 """What is typed into a notebook or at a prompt whose loop runs: plain code, unless a statement awaits by itself."""
 
 import asyncio
+import code
 import json
 import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 from textwrap import dedent
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 
 import flowmx as mx
 from flowmx.errors import EngineError
+from tests import tutorial
 
 SETUP = """
 import asyncio, warnings
@@ -138,6 +141,59 @@ def test_the_prompt_of_asyncio():
     ended = subprocess.run([sys.executable, "-m", "asyncio"], input=typed, capture_output=True, text=True, timeout=120)
     assert "Error" not in ended.stderr and "Warning" not in ended.stderr, ended.stderr
     assert "accurate True (64, 2)" in ended.stdout and "1000.0" in ended.stdout and "ran (64, 2)" in ended.stdout
+
+
+ROOT = Path(__file__).parent.parent
+README = [
+    block
+    for block in tutorial.blocks((ROOT / "README.md").read_text(encoding="utf-8"))
+    if "dist_sync" not in block.code  # which says that it runs in a job alone
+]
+
+
+class Console(code.InteractiveConsole):
+    """A prompt that keeps the error of what is typed."""
+
+    error: BaseException | None = None
+
+    def showtraceback(self):
+        self.error = self.error or sys.exc_info()[1]
+
+    showsyntaxerror = _showtraceback = lambda self, *args, **kwargs: self.showtraceback()
+
+    def paste(self, text):
+        for line in f"{text}\n".split("\n"):
+            self.push(line)
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.mark.parametrize("block", README, ids=lambda block: f"line {block.line}")
+def test_a_block_of_the_readme_pasted_at_the_prompt_runs_by_itself(block):
+    if "sklearn" in block.code:
+        pytest.importorskip("sklearn")
+    Console({"__name__": "__main__"}).paste(block.code)
+
+
+def test_the_tour_pasted_at_the_prompt_runs():
+    console = Console({"__name__": "__main__"})
+    for block in tutorial.blocks((ROOT / "docs" / "tour.md").read_text(encoding="utf-8")):
+        console.paste(block.code)
+
+
+def test_the_readme_pasted_at_the_prompt_of_asyncio_runs():
+    pytest.importorskip("sklearn")
+    typed = "".join(f"{block.code}\n" for block in README) + "print('the', 'end')\n"
+    ended = subprocess.run([sys.executable, "-m", "asyncio"], input=typed, capture_output=True, text=True, timeout=120)
+    assert "Error" not in ended.stderr and "Warning" not in ended.stderr, ended.stderr
+    assert ended.stdout.count("after the fetch") == 1 and "the end" in ended.stdout
+
+
+def test_the_readme_in_a_notebook_runs(tmp_path):
+    pytest.importorskip("sklearn")
+    for block, shown in zip(README, outputs(tmp_path, *(block.code for block in README)), strict=True):
+        wrong = [it for it in shown if it["output_type"] == "error" or it.get("name") == "stderr"]
+        assert not wrong, f"README.md:{block.line}: {text(wrong)}"
 
 
 async def test_run_in_a_coroutine_says_to_await():
