@@ -124,6 +124,24 @@ def test_a_notebook(tmp_path):
     assert found[7:] == ["64", '"a callback\'s"', "interrupted"]
 
 
+def test_a_saved_notebook_has_one_line_of_progress(tmp_path):
+    shown = outputs(
+        tmp_path,
+        """
+        from flowmx.progress import Bar
+        bar = mx.callback.ProgressBar(7, length=10)
+        mod.fit(data, num_epoch=2, batch_end_callback=bar)
+        with Bar(3, "packing") as progress:
+            for _ in range(3):
+                progress.step()
+        """,
+    )
+    lines = [it["data"]["text/plain"] for it in shown[0] if it["output_type"] == "display_data"]
+    assert lines[:2] == ["[==========] 100%"] * 2
+    assert lines[2].startswith("packing  [####################] 3/3")
+    assert len(lines) == len(shown[0]) == 3
+
+
 def test_the_prompt_of_asyncio():
     typed = SETUP + dedent("""
         mod.fit(data, num_epoch=4, optimizer_params={"learning_rate": 0.5})
