@@ -138,7 +138,7 @@ class Speedometer:
 class ProgressBar:
     """A ``batch_end_callback`` that shows how far the epoch is.
 
-    On a terminal and in a notebook the bar is drawn in place (on the standard error stream), no longer than the line is;
+    On a terminal and in a notebook the bar is drawn in place (on the standard error stream), no longer than the line;
     a saved notebook has one line for each epoch. Elsewhere the bar is logged.
 
     Args:

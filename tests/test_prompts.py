@@ -1,4 +1,4 @@
-"""What is typed into a notebook or at a prompt whose loop runs: plain code, unless a statement awaits by itself."""
+"""Notebooks and prompts on whose loop statements run: they are plain code, unless a statement awaits by itself."""
 
 import asyncio
 import code
@@ -40,7 +40,7 @@ json.dump([cell.outputs for cell in notebook.cells[1:]], sys.stdout)
 
 
 def outputs(folder, *cells):
-    """What each cell of a notebook shows, all in one kernel, as the saved notebook has it."""
+    """The outputs of the cells of a notebook, all run in one kernel, as the saved notebook has them."""
     pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
     ended = subprocess.run(

@@ -140,7 +140,7 @@ def _check_free(prefix: Path, network: Symbol, epochs: int) -> None:
 
 
 def _structure(network: Symbol) -> tuple[object, ...]:
-    """What makes networks the same: operators, how they are connected, and the names of the variables alone."""
+    """A network without the names of its operators, which differ between two that are made alike."""
     graph = json.loads(network.tojson())
     nodes = [
         (node["op"], node["name"] if node["op"] == "null" else "", node.get("attrs"), node["inputs"])
