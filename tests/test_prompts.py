@@ -46,7 +46,10 @@ def outputs(folder, *cells):
     ended = subprocess.run(
         [sys.executable, "-c", RUN], input=json.dumps([dedent(cell).strip() for cell in (SETUP, *cells)]),
         capture_output=True, text=True, timeout=240, cwd=folder,
-        env={**os.environ, "IPYTHONDIR": str(folder), "JUPYTER_RUNTIME_DIR": str(folder), "NO_COLOR": "1"},
+        env={
+            **os.environ, **dict.fromkeys(("IPYTHONDIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"), str(folder)),
+            "JUPYTER_PREFER_ENV_PATH": "1", "NO_COLOR": "1",
+        },
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     return json.loads(ended.stdout)
