@@ -273,11 +273,11 @@ class NetworkClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
                 f"NetworkClassifier: classes is {classes!r}, expected those of the first call: {self.classes_}"
             )
         numbers = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
-        unknown = y[self.classes_[numbers] != y]
-        if len(unknown):
+        unknown = y[self.classes_[numbers] != y].tolist()
+        if unknown:
             raise ValueError(
-                f"NetworkClassifier: y holds {unknown[:1].tolist()[0]!r}, which is none of the classes {self.classes_}: name all of "
-                "them at the first partial_fit, with classes="
+                f"NetworkClassifier: y holds {unknown[0]!r}, which is none of the classes {self.classes_}: "
+                "name all of them at the first partial_fit, with classes="
             )
         return numbers.astype(np.float32), len(self.classes_)
 
