@@ -15,7 +15,7 @@ CHECKED := $(wildcard tests examples benchmarks)
 # Tests start hundreds of interpreters: each would compile flowmx anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help venv train test lint types pytest format soak clients bench docs clean
+.PHONY: help venv train test lint types pytest format soak clients editor bench docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  \1\t/' | expand -t 12
@@ -64,6 +64,13 @@ pytest: $(VENV)/.dev ## run the tests alone, in as many processes as there are c
 
 soak: $(VENV)/.dev ## run the long random tests
 	$(BIN)/pytest -m soak --timeout 3600
+
+$(VENV)/.editor: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet 'pyright[nodejs]>=1.1.400'
+	@touch $@
+
+editor: $(VENV)/.editor ## check what editors say of programs that use flowmx: mypy and pyright, both strict
+	$(BIN)/pytest tests/test_editor.py
 
 clients: $(VENV)/.dev ## run packages that were written for MXNet, beside the real one (makes environments in build/)
 	$(BIN)/python -m tests.clients

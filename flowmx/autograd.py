@@ -248,11 +248,11 @@ class Function:
 
         return gradient
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """Compute the outputs from the inputs."""
         raise NotImplementedError(f"{type(self).__name__} must define forward")
 
-    def backward(self, *output_grads: Any) -> Any:
+    def backward(self, *output_grads: Any, **options: Any) -> Any:
         """Compute a gradient for each input from those of the outputs."""
         raise NotImplementedError(f"{type(self).__name__} must define backward")
 

@@ -135,7 +135,9 @@ class FeedForward:
     # -- predicting ------------------------------------------------------------------------------------
 
     @runs_in_plain_code
-    async def predict(self, X: Any, num_batch: int | None = None, return_data: bool = False, reset: bool = True) -> Any:
+    async def predict(
+        self, X: Any, num_batch: int | None = None, return_data: bool = False, reset: bool = True
+    ) -> object:
         """The outputs for all inputs, as NumPy arrays: one, or a list where there are several.
 
         Args:

@@ -104,7 +104,7 @@ class CustomOpProp:
         """Names of the auxiliary states."""
         return []
 
-    def infer_shape(self, in_shape: list[Any]) -> Any:
+    def infer_shape(self, in_shape: list[Any], /) -> Any:
         """The shapes of arguments, outputs and (may be left out) auxiliary states.
 
         Args:
@@ -113,7 +113,7 @@ class CustomOpProp:
         """
         return in_shape, [in_shape[0]] * len(self.list_outputs()), []
 
-    def infer_type(self, in_type: list[Any]) -> Any:
+    def infer_type(self, in_type: list[Any], /) -> Any:
         """The dtypes, likewise: NumPy's types, None where unknown."""
         return in_type, [in_type[0]] * len(self.list_outputs()), [in_type[0]] * len(self.list_auxiliary_states())
 
@@ -121,7 +121,7 @@ class CustomOpProp:
         """Select the numbered arrays that the backward pass needs."""
         return [*(out_grad if self.need_top_grad_ else []), *in_data, *out_data]
 
-    def create_operator(self, ctx: Any, in_shapes: list[list[int]], in_dtypes: list[Any]) -> Any:
+    def create_operator(self, ctx: Any, in_shapes: list[list[int]], in_dtypes: list[Any], /) -> Any:
         """The object that computes, for arguments of these shapes and dtypes on a device."""
         return CustomOp()
 

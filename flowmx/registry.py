@@ -80,7 +80,8 @@ class Registry(Generic[T]):
             importlib.import_module(self.coming[name.lower()])
         cls = self.classes.get(name.lower())
         if cls is None:
-            hint = did_you_mean(name, self.classes) or f"; there are {', '.join(sorted(self.classes))}"
+            known = sorted({*self.classes, *self.coming})
+            hint = did_you_mean(name, known) or f"; there are {', '.join(known)}"
             raise ArgumentError(
                 f"there is no {self.nickname} {name!r}{hint} (your own must be registered with "
                 f"@mx.{self.nickname}.register)"

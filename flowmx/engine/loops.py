@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Generator
 from pathlib import Path
 from threading import get_ident
 from types import FrameType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from flowmx import settings
@@ -121,9 +121,15 @@ def _run_beside(coroutine: Coroutine[Any, Any, T]) -> T:
             raise
 
 
-def runs_in_plain_code(
-    function: Callable[P, Coroutine[Any, Any, T]],
-) -> Callable[P, Coroutine[Any, Any, T]]:
+@overload
+def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Done]: ...
+
+
+@overload
+def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Any]: ...
+
+
+def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Any]:
     """Let a coroutine function be called by plain code too: it runs to its end then, and returns its result.
 
     So scripts and cells of notebooks call ``mod.fit(...)``, and coroutines ``await mod.fit(...)``. What has no result
@@ -131,14 +137,14 @@ def runs_in_plain_code(
     """
 
     @functools.wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+    def called(*args: P.args, **kwargs: P.kwargs) -> Any:
         coroutine = function(*args, **kwargs)
         if not in_plain_code():
             return coroutine
         result: Any = run(coroutine)
         if result is None:
             result = Done()
-        return result  # type: ignore[no-any-return]
+        return result
 
     return called
 

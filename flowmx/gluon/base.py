@@ -19,10 +19,13 @@ from flowmx.gluon.scope import Scope, named
 from flowmx.gluon.utils import HookHandle, Hooks, brief_list, indented
 from flowmx.ndarray.creation import load_named
 from flowmx.suggestions import refuse_unknown
+from flowmx.symbol import Symbol
 
 __all__ = ["Block"]
 
 B = TypeVar("B", bound="Block")
+A = TypeVar("A", bound="nd.NDArray | Symbol")
+"""The kind that a layer is given, and returns: arrays or symbols."""
 
 
 class Block:
@@ -219,7 +222,7 @@ class Block:
             raise
         return out
 
-    def forward(self, *args: Any) -> Any:
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs; a subclass overrides it."""
         raise NotImplementedError(f"{type(self).__name__} must define forward()")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
@@ -17,7 +17,7 @@ from flowmx.cached_op import CachedOp
 from flowmx.cached_op.observed import OpHook, observed
 from flowmx.devices import Context, current_context
 from flowmx.errors import ArgumentKindError
-from flowmx.gluon.base import Block
+from flowmx.gluon.base import A, Block
 from flowmx.gluon.parameter import DeferredInitializationError, Parameter, _is_known
 from flowmx.gluon.parameter_dict import ParameterDict
 from flowmx.graph.nesting import Format, flatten, regroup
@@ -238,7 +238,8 @@ class HybridBlock(Block):
             if not any(note.startswith(_NOTE) for note in getattr(error, "__notes__", ())):
                 error.add_note(
                     f"{_NOTE} {type(self).__name__} {self.name!r}: hybrid_forward was called with symbols, which have "
-                    "no values and no shape; choose by values with F.where or F.contrib.cond, or do not hybridize it"
+                    "no values and no shape; choose by values with F.where or F.contrib.cond, leave lengths "
+                    "to reshape (0 keeps one, -1 infers it), or do not hybridize it"
                 )
             raise
 
@@ -425,3 +426,11 @@ def _attribute(attribute: str, traced: Traced, args: Sequence[Any]) -> Mapping[s
     arrays = [each for each in _leaves(args) if each is not None]
     used = set(traced.symbol.list_inputs())
     return {name: getattr(each, attribute) for name, each in zip(traced.inputs, arrays, strict=True) if name in used}
+
+
+class Layer(HybridBlock):
+    """A hybrid block that makes one array of an array, and a symbol of a symbol, as type checkers are to know."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, x: A, /, *args: Any) -> A: ...

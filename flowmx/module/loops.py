@@ -120,7 +120,7 @@ class Loops:
         reset: bool = True,
         always_output_list: bool = False,
         sparse_row_id_fn: Any = None,
-    ) -> Any:
+    ) -> NDArray | list[NDArray] | list[list[NDArray]]:
         """Predict all of ``eval_data``.
 
         Args:

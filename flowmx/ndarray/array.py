@@ -155,7 +155,10 @@ class NDArray(Methods, Arithmetic):
         if self.size == 0:
             return False
         if self.size != 1:
-            raise ValueError(f"the truth of an array of shape {self._shape} is ambiguous: use .sum() or compare first")
+            raise ValueError(
+                f"the truth of an array of shape {self._shape} is ambiguous, expected one element: ask .min() (are all "
+                "true?), .max() (is any?) or .sum() of it"
+            )
         return bool(self.asscalar())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:

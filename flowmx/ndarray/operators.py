@@ -99,8 +99,13 @@ class Arithmetic(BaseArray):
     __imod__ = _in_place("broadcast_mod", "_mod_scalar")
     __ipow__ = _in_place("broadcast_power", "_power_scalar")
 
-    __eq__ = _binary("broadcast_equal", "_equal_scalar")  # type: ignore[assignment]
-    __ne__ = _binary("broadcast_not_equal", "_not_equal_scalar")  # type: ignore[assignment]
+    if TYPE_CHECKING:  # which would take them for those of any object, that answer with a bool
+
+        def __eq__(self, other: Any) -> NDArray: ...  # type: ignore[override]
+        def __ne__(self, other: Any) -> NDArray: ...  # type: ignore[override]
+    else:
+        __eq__ = _binary("broadcast_equal", "_equal_scalar")
+        __ne__ = _binary("broadcast_not_equal", "_not_equal_scalar")
     __gt__ = _binary("broadcast_greater", "_greater_scalar")
     __ge__ = _binary("broadcast_greater_equal", "_greater_equal_scalar")
     __lt__ = _binary("broadcast_lesser", "_lesser_scalar")

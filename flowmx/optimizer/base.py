@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
@@ -73,6 +74,8 @@ class Optimizer(Recorded):
         if lr_scheduler is None and learning_rate is None:
             learning_rate = 0.01
         self.rescale_grad = rescale_grad
+        if learning_rate is not None:
+            _check_rate(learning_rate)
         self.lr_scheduler = lr_scheduler
         self.lr = learning_rate
         if lr_scheduler is not None and learning_rate not in (None, getattr(lr_scheduler, "base_lr", None)):
@@ -221,6 +224,7 @@ class Optimizer(Recorded):
                 "set_learning_rate: this optimizer has an lr_scheduler, which decides the learning rate; set "
                 "optimizer.lr_scheduler.base_lr, or make the optimizer without one"
             )
+        _check_rate(lr)
         self.lr = lr
 
     def set_lr_mult(self, args_lr_mult: Mapping[Index, float]) -> None:
@@ -377,6 +381,16 @@ def from_config(config: Mapping[str, Any], before: Optimizer | None = None) -> O
 
 
 _warned: set[tuple[str, int]] = set()
+
+
+def _check_rate(lr: Any) -> None:
+    """Refuse a learning rate that is no number; warn of one with which nothing is learnt."""
+    if isinstance(lr, (str, bytes)):
+        raise TypeError(f"learning_rate is {lr!r}, expected a number")
+    if isinstance(lr, (int, float)) and not 0 <= lr < math.inf:
+        warn_user(
+            f"learning_rate is {lr}, expected a number from 0 up: the weights move away from what is learnt", _warned
+        )
 
 
 def _is_half(weight: NDArray) -> bool:

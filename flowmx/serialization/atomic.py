@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Iterable
+from io import BufferedWriter
 from pathlib import Path
 
 from flowmx.errors import raised_as_mxnet
@@ -20,7 +21,7 @@ def replace_file(path: str | os.PathLike[str], chunks: Iterable[bytes | memoryvi
     target = Path(os.path.realpath(path))  # a link stays a link
     scratch = target.with_name(f".flowmx-{secrets.token_hex(8)}.tmp")
     try:
-        with scratch.open("xb") as file:
+        with _opened(scratch, path) as file:
             for chunk in chunks:
                 file.write(chunk)
             file.flush()
@@ -30,6 +31,15 @@ def replace_file(path: str | os.PathLike[str], chunks: Iterable[bytes | memoryvi
         scratch.unlink(missing_ok=True)
         raise
     _sync_directory(target.parent)
+
+
+def _opened(scratch: Path, path: str | os.PathLike[str]) -> BufferedWriter:
+    """A new file in the place of another, which is what an error names."""
+    try:
+        return scratch.open("xb")
+    except OSError as error:
+        why = f"{error.strerror}: the folder {str(scratch.parent)!r} can not be written to"
+        raise OSError(error.errno, why, os.fspath(path)) from None
 
 
 def _sync_directory(path: Path) -> None:

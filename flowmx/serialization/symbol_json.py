@@ -96,6 +96,13 @@ class GraphJSON:
         return value if isinstance(value, int) else _OLDEST_VERSION
 
 
+def _beginning(text: str | bytes) -> str:
+    """The beginning of a text that is no graph, and how a file is read, where it looks like a path."""
+    shown = text if isinstance(text, str) else text.decode("utf-8", "replace")
+    hint = "; mx.sym.load(path) reads a file" if shown.endswith(".json") else ""
+    return f"the text begins with {shown[:40]!r}{hint}"
+
+
 def parse(text: str | bytes) -> GraphJSON:
     """Return the graph in the text of a ``-symbol.json`` file, of any version since 0.8.
 
@@ -114,7 +121,7 @@ def parse(text: str | bytes) -> GraphJSON:
     except (RecursionError, Excess) as error:
         raise SymbolFormatError(f"the JSON is too large a structure, or nested too deeply: {error}") from None
     except ValueError as error:
-        raise SymbolFormatError(f"not JSON: {error}") from None
+        raise SymbolFormatError(f"not JSON: {error}; {_beginning(text)}") from None
     try:
         return _graph(document, "graph")
     except RecursionError:

@@ -77,15 +77,18 @@ def unchecked(values: Any, position: int) -> Any:
     return getattr(values, "unchecked", values.__getitem__)(position)
 
 
-def expect_shape(op: Operator, name: str, given: ShapeOrNone, expected: ShapeOrNone) -> ShapeOrNone:
-    """Merge two partly known shapes of an input.
+def expect_shape(
+    op: Operator, name: str, given: ShapeOrNone, expected: ShapeOrNone, data: ShapeOrNone = None
+) -> ShapeOrNone:
+    """Merge two partly known shapes of an input, of which one follows from that of the data, if that is given.
 
     Raises:
         ShapeError: they contradict each other.
     """
     both = merge(given, expected)
     if both is False:
-        raise ShapeError(f"{op.name}: input {name} has shape {given}, expected {expected}")
+        why = "" if data is None else f" for data of shape {data}"
+        raise ShapeError(f"{op.name}: input {name} has shape {given}, expected {expected}{why}")
     return both  # type: ignore[no-any-return]
 
 

@@ -127,7 +127,7 @@ class Convolution(Linear, makes_channels_last=True, precision=Precision.LOW):
             return shapes, [None]
         channels = _channels(self, data)
         inputs = channels // self.num_group if channels >= 0 else -1
-        weight = expect_shape(self, "weight", weight, (self.num_filter, inputs, *self.kernel))
+        weight = expect_shape(self, "weight", weight, (self.num_filter, inputs, *self.kernel), data)
         bias = [expect_shape(self, "bias", each, (self.num_filter,)) for each in bias]
         return [data, weight, *bias], [self.convolved(data)]
 
@@ -261,7 +261,7 @@ class Deconvolution(Linear, makes_channels_last=True, precision=Precision.LOW):
     def infer_shape(self, shapes: list[ShapeOrNone]) -> tuple[list[ShapeOrNone], list[ShapeOrNone]]:
         data, weight, *bias = shapes
         filters = self.num_filter // self.num_group
-        weight = expect_shape(self, "weight", weight, (_channels(self, data), filters, *self.kernel))
+        weight = expect_shape(self, "weight", weight, (_channels(self, data), filters, *self.kernel), data)
         bias = [expect_shape(self, "bias", each, (self.num_filter,)) for each in bias]
         out = None if data is None else (data[0], self.num_filter, *self.fitted(data[2:])[1])
         return [data, weight, *bias], [out]

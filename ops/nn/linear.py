@@ -86,7 +86,7 @@ class FullyConnected(Linear, precision=Precision.LOW):
         expect_rank(self, "data", data, 1)
         units = product(data[1:]) if self.flatten else data[-1]
         result = (data[0], self.num_hidden) if self.flatten else (*data[:-1], self.num_hidden)
-        weight = expect_shape(self, "weight", weight, (self.num_hidden, units))
+        weight = expect_shape(self, "weight", weight, (self.num_hidden, units), data)
         bias = [expect_shape(self, "bias", each, (self.num_hidden,)) for each in bias]
         return [data, weight, *bias], [result]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.hybrid import Layer
 
 __all__ = ["Loss"]
 
 
-class Loss(HybridBlock):
+class Loss(Layer):
     """Base of the losses.
 
     Args:

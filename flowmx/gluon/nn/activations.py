@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from flowmx import initializer
-from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.hybrid import Layer
 
 __all__ = ["ELU", "GELU", "SELU", "Activation", "LeakyReLU", "PReLU", "Swish"]
 
 
-class Activation(HybridBlock):
+class Activation(Layer):
     """An activation by name.
 
     Args:
@@ -32,7 +32,7 @@ class Activation(HybridBlock):
         return f"{type(self).__name__}({self._act_type})"
 
 
-class LeakyReLU(HybridBlock):
+class LeakyReLU(Layer):
     """``x`` where it is positive, else ``alpha * x``.
 
     Args:
@@ -56,7 +56,7 @@ class LeakyReLU(HybridBlock):
         return f"{type(self).__name__}({self._alpha})"
 
 
-class PReLU(HybridBlock):
+class PReLU(Layer):
     """A leaky ReLU whose slope is learned.
 
     He et al., Delving Deep into Rectifiers, ICCV 2015.
@@ -76,7 +76,7 @@ class PReLU(HybridBlock):
         return F.LeakyReLU(x, gamma=alpha, act_type="prelu", name="fwd")
 
 
-class ELU(HybridBlock):
+class ELU(Layer):
     """``x`` where it is positive, else ``alpha * (exp(x) - 1)``.
 
     Clevert et al., Fast and Accurate Deep Network Learning by Exponential Linear Units, ICLR 2016.
@@ -94,21 +94,21 @@ class ELU(HybridBlock):
         return F.LeakyReLU(x, act_type="elu", slope=self._alpha)
 
 
-class SELU(HybridBlock):
+class SELU(Layer):
     """The scaled exponential linear unit (Klambauer et al., Self-Normalizing Neural Networks, NIPS 2017)."""
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LeakyReLU(x, act_type="selu", name="fwd")
 
 
-class GELU(HybridBlock):
+class GELU(Layer):
     """``x`` times the normal distribution function of ``x`` (Hendrycks and Gimpel, 2016)."""
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.LeakyReLU(x, act_type="gelu", name="fwd")
 
 
-class Swish(HybridBlock):
+class Swish(Layer):
     """``x * sigmoid(beta * x)`` (Ramachandran et al., Searching for Activation Functions, 2017).
 
     Args:

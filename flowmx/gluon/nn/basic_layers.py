@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowmx import ndarray as nd
 from flowmx import symbol as sym
-from flowmx.gluon.base import Block
-from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.base import A, Block
+from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.gluon.nn.activations import Activation
 
 __all__ = ["Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSequential", "Lambda", "Sequential"]
@@ -17,6 +17,10 @@ __all__ = ["Dense", "Dropout", "Embedding", "Flatten", "HybridLambda", "HybridSe
 
 class _Stack(Block):
     """Children in a row, each computing from the one before."""
+
+    if TYPE_CHECKING:  # nearly all give one array
+
+        def __call__(self, x: A, /) -> A: ...
 
     def add(self, *blocks: Block) -> None:
         """Put blocks at the end."""
@@ -88,7 +92,7 @@ class HybridSequential(_Stack, HybridBlock):
         return self._through(x, args)
 
 
-class Dense(HybridBlock):
+class Dense(Layer):
     """``activation(x · weightᵀ + bias)``.
 
     Args:
@@ -130,7 +134,7 @@ class Dense(HybridBlock):
         return f"{type(self).__name__}({inputs or None} -> {units}, {self.act or 'linear'})"
 
 
-class Dropout(HybridBlock):
+class Dropout(Layer):
     """Dropout: training zeroes random elements with probability ``rate``, and scales the others by 1/(1 - rate).
 
     Args:
@@ -152,7 +156,7 @@ class Dropout(HybridBlock):
         return f"{type(self).__name__}(p = {self._rate}, axes={self._axes})"
 
 
-class Embedding(HybridBlock):
+class Embedding(Layer):
     """Rows of a table, by index.
 
     Args:
@@ -182,7 +186,7 @@ class Embedding(HybridBlock):
         return "{}({input_dim} -> {output_dim}, {dtype})".format(type(self).__name__, **self._kwargs)
 
 
-class Flatten(HybridBlock):
+class Flatten(Layer):
     """Collapses all axes but the first."""
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:

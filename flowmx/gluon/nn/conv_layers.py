@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from flowmx import symbol as sym
-from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.hybrid import Layer
 from flowmx.gluon.nn.activations import Activation
 
 __all__ = [
@@ -23,7 +23,7 @@ __all__ = [
 Lengths = int | Sequence[int]
 
 
-class _Spatial(HybridBlock):
+class _Spatial(Layer):
     """A layer that works along so many axes of its input."""
 
     axes: ClassVar[int]
@@ -323,7 +323,7 @@ class GlobalAvgPool3D(_GlobalPool):
     axes, layouts, pool_type = 3, ("NCDHW", "NDHWC"), "avg"
 
 
-class ReflectionPad2D(HybridBlock):
+class ReflectionPad2D(Layer):
     """Puts mirrored pixels around images, (batch, channels, height, width).
 
     Args:

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from flowmx.gluon.hybrid import HybridBlock
+from flowmx.gluon.hybrid import HybridBlock, Layer
 from flowmx.ops.registry.dtypes import as_dtype
 
 __all__ = ["BatchNorm", "BatchNormReLU", "GroupNorm", "InstanceNorm", "LayerNorm"]
 
 
-class BatchNorm(HybridBlock):
+class BatchNorm(Layer):
     """Normalizes over the batch in training, and by running statistics in prediction.
 
     Ioffe and Szegedy, Batch Normalization, ICML 2015.
@@ -68,7 +68,7 @@ class BatchNormReLU(BatchNorm):
         return F.contrib.BatchNormWithReLU(x, gamma, beta, running_mean, running_var, name="fwd", **self._kwargs)
 
 
-class LayerNorm(HybridBlock):
+class LayerNorm(Layer):
     """Normalizes each instance over one axis (Ba et al., Layer Normalization, 2016).
 
     Args:
@@ -101,7 +101,7 @@ class LayerNorm(HybridBlock):
         return _norm_text(self, self._kwargs)
 
 
-class InstanceNorm(HybridBlock):
+class InstanceNorm(Layer):
     """Normalizes each channel of each instance (Ulyanov et al., Instance Normalization, 2016).
 
     Args:
@@ -135,7 +135,7 @@ class InstanceNorm(HybridBlock):
         return _norm_text(self, self._kwargs)
 
 
-class GroupNorm(HybridBlock):
+class GroupNorm(Layer):
     """Normalizes groups of channels of each instance (Wu and He, Group Normalization, ECCV 2018).
 
     Args:

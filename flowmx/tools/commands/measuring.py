@@ -150,7 +150,8 @@ def _network(name: str, shape: tuple[int, ...]) -> Block:
     if name in SMALL:
         data = sym.var("data")
         return SymbolBlock(SMALL[name](data, _CLASSES), [data])
-    return vision.get_model(name, classes=_CLASSES)
+    net: Block = vision.get_model(name, classes=_CLASSES)
+    return net
 
 
 def memory(options: Options) -> list[Figure]:

@@ -92,7 +92,7 @@ _MODELS: dict[str, Callable[..., HybridBlock]] = {
 }  # fmt: skip
 
 
-def get_model(name: str, **kwargs: Any) -> HybridBlock:
+def get_model(name: str, **kwargs: Any) -> Any:
     """A model by its name.
 
     Args:

@@ -11,7 +11,8 @@ from flowmx.gluon.model_zoo import model_store
 from flowmx.gluon.model_zoo.model_store import Root
 from flowmx.gluon.parameter import Contexts
 
-Maker = Callable[..., HybridBlock]
+Maker = Callable[..., Any]
+"""Makes a network of a class of its own, with ``features`` and ``output``."""
 N = TypeVar("N", bound=HybridBlock)
 
 
@@ -41,7 +42,7 @@ def maker(function_name: str, make: Maker, *sizes: Any, doc: str, **fixed: Any) 
         **fixed: further arguments of it.
     """
 
-    def function(**kwargs: Any) -> HybridBlock:
+    def function(**kwargs: Any) -> Any:
         return make(*sizes, **{**kwargs, **fixed})
 
     function.__name__ = function.__qualname__ = function_name

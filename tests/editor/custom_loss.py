@@ -1,0 +1,21 @@
+"""A loss of one's own, beside one of Gluon's."""
+
+from typing import Any
+
+from flowmx import gluon, nd
+
+
+class Huber(gluon.loss.Loss):
+    def __init__(self, rho: float = 1.0) -> None:
+        super().__init__(None, 0)
+        self.rho = rho
+
+    def hybrid_forward(self, F: Any, pred: Any, label: Any) -> Any:
+        error = F.abs(pred - label)
+        return F.mean(F.where(error < self.rho, error**2 / 2, self.rho * (error - self.rho / 2)), axis=0, exclude=True)
+
+
+pred, label = nd.array([[0.0], [3.0]]), nd.array([[1.0], [0.0]])
+mine = Huber()(pred, label)
+theirs = gluon.loss.HuberLoss()(pred, label)
+assert mine.asnumpy().tolist() == theirs.asnumpy().tolist()
