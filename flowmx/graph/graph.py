@@ -232,7 +232,8 @@ def written(nodes: Iterable[Node], train: bool = True) -> set[Node]:
     found: set[Node] = set()
     for node in nodes:
         if node.op is not None:
-            moved = node.op.moved(train) if train or not node.op.subgraphs else ()  # a loop's updates are states, too
+            # A loop's updates are states, too.
+            moved = node.op.moved_inputs(train) if train or not node.op.subgraphs else ()
             found.update(node.inputs[position].node for position in moved)
     return found
 
@@ -253,7 +254,7 @@ def predecessors(nodes: Sequence[Node]) -> list[list[int]]:
     for position, node in enumerate(nodes):
         assert node.op is not None
         needs = {at[entry.node] for entry in node.inputs if entry.node in at}
-        written = {node.inputs[i].node for i in node.op.moved(train=True)}
+        written = {node.inputs[i].node for i in node.op.moved_inputs(train=True)}
         for entry in node.inputs:
             if entry.node.is_variable:
                 if entry.node in last:

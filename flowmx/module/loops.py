@@ -142,7 +142,8 @@ class Loops:
         if isinstance(eval_data, (NDArray, np.ndarray)):
             array = eval_data if isinstance(eval_data, NDArray) else nd.array(eval_data)
             self.forward(DataBatch([array]), is_train=False)
-            return await self.get_outputs()[0].copy()
+            output: NDArray = await self.get_outputs()[0].copy()
+            return output
         found = [outputs async for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, sparse_row_id_fn)]
         for outputs in found:
             for out in outputs:

@@ -464,7 +464,7 @@ def invoke(
     if traits.uses_random:
         writes += (device.generator,)
     if op.auxiliary or op.updates:
-        writes += tuple([inputs[position]._storage for position in op.moved(mode.training)])
+        writes += tuple([inputs[position]._storage for position in op.moved_inputs(mode.training)])
     origin = capture(depth)
     forward = _forward(op, device) if spec.nbytes or op.writes_more() else _nothing
     work = Operation(
