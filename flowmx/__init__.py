@@ -71,7 +71,7 @@ from flowmx.util import (
 )
 
 if TYPE_CHECKING:
-    from flowmx import amp, contrib, image, onnx, recordio, rnn, serve, test_utils
+    from flowmx import amp, contrib, image, onnx, recordio, rnn, serve, sklearn, test_utils
     from flowmx import image as img
     from flowmx.observability import dashboard
     from flowmx.tools import plan
@@ -85,11 +85,12 @@ __all__ = [
     "is_np_array", "is_np_shape", "kv", "kvstore", "log", "lr_scheduler", "metric", "mod", "model", "module", "mon",
     "monitor", "name", "nd", "ndarray", "np_array", "np_shape", "num_gpus", "onnx", "operator", "optimizer", "plan",
     "profiler", "random", "recordio", "registry", "rnd", "rnn", "run", "runtime", "safety", "serve", "set_np_shape",
-    "sim", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization", "viz",
+    "sim", "sklearn", "sym", "symbol", "test_utils", "use_np", "use_np_array", "use_np_shape", "util", "visualization",
+    "viz",
 ]  # fmt: skip
 
 _LATER = {
-    *("amp", "contrib", "image", "onnx", "recordio", "rnn", "serve", "test_utils"),
+    *("amp", "contrib", "image", "onnx", "recordio", "rnn", "serve", "sklearn", "test_utils"),
     *(path for path in PATHS if "." not in path),
 }
 __getattr__, __dir__ = later(

@@ -10,12 +10,13 @@ import contextvars
 import functools
 import logging
 import math
+import shutil
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
-from flowmx.progress import is_live
+from flowmx.progress import Line, is_live
 
 __all__ = [
     "LogValidationMetricsCallback", "ProgressBar", "Speedometer", "do_checkpoint", "log_train_metric",
@@ -137,7 +138,8 @@ class Speedometer:
 class ProgressBar:
     """A ``batch_end_callback`` that shows how far the epoch is.
 
-    On a terminal and in a notebook the bar is drawn in place (on the standard error stream); elsewhere it is logged.
+    On a terminal and in a notebook the bar is drawn in place (on the standard error stream), no longer than the line;
+    a saved notebook has one line for each epoch. Elsewhere the bar is logged.
 
     Args:
         total: batches in an epoch.
@@ -147,15 +149,21 @@ class ProgressBar:
     def __init__(self, total: int, length: int = 80) -> None:
         self.total = total
         self.bar_len = length
+        self._line: Line | None = None
 
     def __call__(self, param: Any) -> None:
         """Show the bar."""
         done = min(1.0, param.nbatch / self.total) if self.total else 1.0
-        filled = round(self.bar_len * done)
-        line = f"[{'=' * filled}{'-' * (self.bar_len - filled)}] {math.ceil(100 * done)}%"
-        if is_live(sys.stderr):
-            sys.stderr.write(f"\r{line}" + ("\n" if done == 1 else ""))
-            sys.stderr.flush()
+        live = is_live(sys.stderr)
+        length = min(self.bar_len, shutil.get_terminal_size().columns - len("[] 100% ")) if live else self.bar_len
+        filled = round(length * done)
+        line = f"[{'=' * filled}{'-' * (length - filled)}] {math.ceil(100 * done)}%"
+        if live:
+            self._line = self._line or Line(sys.stderr)
+            self._line.draw(line)
+            if done == 1:
+                self._line.end()
+                self._line = None
         else:
             logging.info(line)
 

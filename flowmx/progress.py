@@ -1,4 +1,4 @@
-"""Progress bars of plain text: a live line on a terminal, a line now and then elsewhere.
+"""Progress bars of plain text: a live line on a terminal and in a notebook, a line now and then elsewhere.
 
 They are written to the error output, so that what a command prints stays data.
 """
@@ -10,10 +10,11 @@ import re
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from types import TracebackType
-from typing import TextIO
+from typing import Any, TextIO
 
-__all__ = ["Bar", "is_live"]
+__all__ = ["Bar", "Line", "is_live"]
 
 _REDRAW, _LINE_EVERY = 0.1, 10.0
 """Seconds between two drawings on a terminal, and between two lines elsewhere."""
@@ -24,6 +25,62 @@ def is_live(stream: TextIO) -> bool:
     if type(stream).__module__.startswith("ipykernel"):
         return True
     return stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Line:
+    """A live line: on a terminal it is overwritten, in a notebook it is one output, of which the last content is saved.
+
+    Args:
+        stream: where it is written, one that :func:`is_live`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._width = 0
+        self._display = _display() if type(stream).__module__.startswith("ipykernel") else None
+        self._shown: Any = None
+        self._coloured = self._display is None and not os.environ.get("NO_COLOR")
+
+    def draw(self, text: str) -> None:
+        """Show a text in the place of the one before."""
+        if self._display is not None:
+            content = {"text/plain": text}
+            if self._shown is None:
+                self._shown = self._display(content, raw=True, display_id=True)
+            else:
+                self._shown.update(content, raw=True)
+            return
+        text = text[: max(20, shutil.get_terminal_size().columns - 1)]
+        self._over(text)
+        self._width = len(text)
+
+    def say(self, text: str) -> None:
+        """Write a line that stays."""
+        if self._display is not None:
+            self._stream.write(f"{text}\n")
+            self._stream.flush()
+        else:
+            self._over(text, "\n")
+            self._width = 0
+
+    def end(self) -> None:
+        """Leave the line as it is; the next one comes below."""
+        self._shown = None
+        if self._display is None:
+            self._stream.write("\n")
+            self._stream.flush()
+            self._width = 0
+
+    def _over(self, text: str, end: str = "") -> None:
+        shown = re.sub(r"\[(#+)", "[\x1b[32m\\1\x1b[0m", text, count=1) if self._coloured else text
+        self._stream.write(f"\r{shown}{' ' * (self._width - len(text))}{end}")
+        self._stream.flush()
+
+
+def _display() -> Callable[..., Any] | None:
+    """The function that shows an output in a notebook; None outside of one."""
+    found: Callable[..., Any] | None = getattr(sys.modules.get("IPython.display"), "display", None)
+    return found
 
 
 class Bar:
@@ -44,23 +101,22 @@ class Bar:
         self.total, self.what = total, what
         self.done, self.note = 0, ""
         self._stream = sys.stderr if stream is None else stream
-        self._live = is_live(self._stream)
-        self._coloured = self._live and not os.environ.get("NO_COLOR")
+        self._line = Line(self._stream) if is_live(self._stream) else None
         self._started = self._drawn = time.monotonic()
-        self._width = 0
 
     def step(self, count: int = 1, note: str | None = None) -> None:
         """Advance by so many steps; ``note`` replaces the text behind the bar."""
         self.done += count
         self.note = self.note if note is None else note
-        if time.monotonic() - self._drawn >= (_REDRAW if self._live else _LINE_EVERY):
+        if time.monotonic() - self._drawn >= (_LINE_EVERY if self._line is None else _REDRAW):
             self._draw()
 
     def say(self, text: str) -> None:
         """Write a line that stays, above the bar."""
-        self._stream.write(self._over(text) + "\n")
-        self._stream.flush()
-        self._width = 0
+        if self._line is not None:
+            self._line.say(text)
+        else:
+            self._write(text)
 
     def line(self) -> str:
         """The bar as text, without colours."""
@@ -74,10 +130,8 @@ class Bar:
     def close(self) -> None:
         """Draw it for the last time."""
         self._draw()
-        if self._live:
-            self._stream.write("\n")
-            self._stream.flush()
-            self._width = 0
+        if self._line is not None:
+            self._line.end()
 
     def __enter__(self) -> Bar:
         return self
@@ -92,26 +146,19 @@ class Bar:
             return str(self.done)
         part = min(1.0, self.done / self.total)
         filled = "#" * int(20 * part)
-        bar = f"[{filled:20}] " if self._live else ""
+        bar = f"[{filled:20}] " if self._line is not None else ""
         return f"{bar}{self.done}/{self.total}"
 
     def _draw(self) -> None:
         self._drawn = time.monotonic()
-        text = self.line()
-        if self._live:
-            text = text[: max(20, shutil.get_terminal_size().columns - 1)]
-            self._stream.write(self._over(text))
-            self._width = len(text)
+        if self._line is not None:
+            self._line.draw(self.line())
         else:
-            self._stream.write(text + "\n")
-        self._stream.flush()
+            self._write(self.line())
 
-    def _over(self, text: str) -> str:
-        """A text over the live line that is there."""
-        if not self._live:
-            return text
-        shown = re.sub(r"\[(#+)", "[\x1b[32m\\1\x1b[0m", text, count=1) if self._coloured else text
-        return f"\r{shown}{' ' * (self._width - len(text))}"
+    def _write(self, text: str) -> None:
+        self._stream.write(f"{text}\n")
+        self._stream.flush()
 
 
 def _clock(seconds: float) -> str:

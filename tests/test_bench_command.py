@@ -49,6 +49,7 @@ def test_the_best_run_counts(monkeypatch):
         (["speed"], 2, "there is no measure 'speed', only tiny"),
         (["model", "--batch", "0"], 1, "--batch is 0"),
         (["--model", "resnet19"], 1, "there is no model 'resnet19'"),
+        (["--model", "lenett"], 1, "did you mean 'lenet'?"),
         (["--shape", "a"], 2, "expected sizes"),
     ],
 )

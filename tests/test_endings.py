@@ -22,8 +22,9 @@ import pytest
 
 import flowmx as mx
 from flowmx import devices
-from flowmx.engine import State
-from flowmx.errors import EngineError
+from flowmx.engine import State, pushing
+from flowmx.engine.scheduler import Operation
+from flowmx.errors import EngineError, OperationCancelled
 from tests.interruptions import strike
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="written for systems with fork and signals")
@@ -609,6 +610,34 @@ def strike_at_each_moment(blow, step):
             break
         struck += 1
     assert struck > 700 / step
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_what_two_interrupts_in_a_row_break_off_holds_nothing_up(pushes, monkeypatch):
+    """The second one comes before what the first one broke off could be ended."""
+    a, b = mx.nd.zeros((2,)), mx.nd.zeros((2,))
+    mx.nd.waitall()
+    actor = devices.get(mx.cpu()).compute
+    while not actor.is_idle():
+        time.sleep(0)
+
+    def broken_off(*_):
+        raise KeyboardInterrupt
+
+    def work():
+        if pushes:
+            mx.engine.push(int, writes=[b])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pushing, "again", broken_off)
+    with pytest.raises(KeyboardInterrupt):
+        mx.engine.engine.enqueue(Operation(work, (), (), (a._storage,), actor, "work", light=True))
+    monkeypatch.undo()
+    with pytest.raises(OperationCancelled, match="'work' was interrupted"):
+        (a + 1).asnumpy()
+    assert (b + 1).asnumpy().tolist() == [1, 1]
+    mx.engine.engine.wait_all(throw=False)
+    mx.engine.engine.failures.clear()
 
 
 @pytest.mark.timeout(60)

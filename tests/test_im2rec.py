@@ -40,6 +40,13 @@ def test_writes_what_mxnets_script_writes(calls, root):
     assert recorded.outcome(root.parent / "out") == TOLD[str(calls)]
 
 
+def test_a_list_with_the_name_of_the_folder_of_images_is_found(root):
+    command = ["im2rec", str(root), str(root)]
+    assert cli.main([*command, "--list", "--recursive"]) == 0
+    assert cli.main([*command, "--pass-through"]) == 0
+    assert root.with_suffix(".rec").stat().st_size > 0
+
+
 def test_says_how_far_it_is(root, capsys):
     im2rec(root, "--list", "--recursive")
     im2rec(root, "--pass-through")

@@ -113,7 +113,9 @@ SIZES_OF_NARROW = {"alexnet": 64, "squeezenet": 48, "inception": 80}
 def images_through(made, size):
     """Images of this size through a model; their number changes."""
     steps = Step("predict", 6), Step("train", 6), Step("predict", 7)
-    return Network(made, (Input((3, size, size)),), steps, whole=True, draws=True)
+    # A longer step makes the numbers of narrow networks with many layers grow beyond all bounds.
+    slowly = ("sgd", {"learning_rate": 1e-4})
+    return Network(made, (Input((3, size, size)),), steps, whole=True, draws=True, optimizer=slowly)
 
 
 def size_of(name, sizes, otherwise):

@@ -144,6 +144,8 @@ def test_models(tmp_path):
         models.make(str(tmp_path / "other.json"), (4,), 3)
     with pytest.raises(ValueError, match="there is no model 'resnet19'"):
         models.make("resnet19", (3, 32, 32), 2)
+    with pytest.raises(ValueError, match=r"only .*lenet, mlp, .*did you mean 'lenet'\?"):
+        models.make("lennet", (1, 8, 8), 10)
     assert {"lenet", "resnet18_v1"} <= set(models.names())
 
 
@@ -294,3 +296,18 @@ def test_rows_that_fill_up_the_last_batch_do_not_count():
     scores = np.eye(2, dtype=np.float32)[[0, 0, 0, 1, 1]]
     batches = mx.io.NDArrayIter(scores, np.array([0, 0, 0, 0, 0]), 4)
     assert mx.run(fitting.accuracy(module, batches)) == pytest.approx(3 / 5)
+
+
+def test_a_folder_holds_one_model(tmp_path, capsys):
+    out = tmp_path / "out"
+    options = ["train", "--data", "digits", "--out", str(out), "--batch-size", "512", "--model"]
+    assert cli.main([*options, "mlp", "--epochs", "2"]) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    assert cli.main([*options, "lenet", "--epochs", "3"]) == 1
+    said = capsys.readouterr().err
+    assert "is of another network" in said and "--out" in said
+    assert cli.main([*options, "mlp", "--epochs", "1"]) == 1
+    assert "model-0002.params" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert cli.main([*options, "mlp", "--epochs", "3"]) == 0
+    assert (out / "model-0003.params").exists()

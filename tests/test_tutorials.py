@@ -23,13 +23,6 @@ LEFT_OUT = {"README": ("dist_sync",)}
 """Blocks that need the processes of a job."""
 
 GIVEN = {
-    "README": """
-import numpy as np
-rows, labels = np.zeros((8, 784), "float32"), np.zeros(8, "float32")
-import flowmx as mx
-train_iter, test_iter = (mx.io.NDArrayIter(rows, labels, 4) for _ in range(2))
-step, loss, image = None, None, np.zeros((1, 28, 28), "float32")
-""",
     "checkpoints": """
 import numpy as np
 import flowmx as mx
@@ -65,7 +58,9 @@ def alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", [*TUTORIALS, *PAGES], ids=lambda page: page.stem)
 @pytest.mark.usefixtures("alone")
 def test_the_code_of_a_page_runs(page):
-    pytest.importorskip({"gluon": "sklearn", "data": "PIL", "onnx": "onnx"}.get(page.stem, "numpy"))
+    pytest.importorskip(
+        {"README": "sklearn", "gluon": "sklearn", "data": "PIL", "onnx": "onnx"}.get(page.stem, "numpy")
+    )
     tutorial.run(page, GIVEN.get(page.stem, ""), LEFT_OUT.get(page.stem, ()))
 
 

@@ -36,14 +36,19 @@ def state(found: list[tuple[Context, Any]]) -> dict[str, Any]:
 
 def set_state(state: Mapping[str, Any]) -> None:
     """Let all generators go on from where they stood; what is pushed from here on draws from there."""
+    set_own_state(state)
+    version, numbers, normal = state["python"]
+    random.setstate((version, tuple(numbers), normal))
+    np.random.set_state(state["numpy"])
+
+
+def set_own_state(state: Mapping[str, Any]) -> None:
+    """As :func:`set_state`, but leave Python's and NumPy's generators alone."""
     generator.seed_new(state["seed"])
     for kind, number, bits in state["devices"]:
         stream = devices.get(Context(kind, number)).generator
         engine.push(_writer(stream, bits), writes=[stream], name="set generator")
     rng.set_state(state["image"])
-    version, numbers, normal = state["python"]
-    random.setstate((version, tuple(numbers), normal))
-    np.random.set_state(state["numpy"])
 
 
 def _reader(stream: generator.Generator) -> Any:

@@ -12,8 +12,8 @@ from flowmx.symbol import contrib as sym
 from flowmx.symbol import contrib as symbol
 
 if TYPE_CHECKING:
-    from flowmx.contrib import text
+    from flowmx.contrib import text, torch
 
-__all__ = ["amp", "nd", "ndarray", "onnx", "sym", "symbol", "text"]
+__all__ = ["amp", "nd", "ndarray", "onnx", "sym", "symbol", "text", "torch"]
 
-__getattr__, __dir__ = later(__name__, {"text": "flowmx.contrib.text"})
+__getattr__, __dir__ = later(__name__, {"text": "flowmx.contrib.text", "torch": "flowmx.contrib.torch"})

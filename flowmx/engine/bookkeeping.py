@@ -6,15 +6,18 @@ or a signal handler may come in the middle of anything; every method may be call
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from time import monotonic
+from types import FrameType
 from typing import Any
 
 from flowmx.engine.failure import Failure, failure_of
 from flowmx.engine.origin import Origin
 from flowmx.engine.scheduler import DONE, READY, WAITING, Operation, Scheduler
+from flowmx.errors import OperationCancelled
 
 _MOST_FAILURES = 64
 
@@ -57,6 +60,28 @@ class Books:
             scheduler.settle()
         elif scheduler.step is not None:
             scheduler.settle()
+        if self.adopted:
+            self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        """End adopted operations that nobody runs: an interrupt broke one off, and the next one what was to end it.
+
+        Whoever runs an operation at its push holds the lock, so the call that pushes it is on this thread's stack.
+        """
+        running = set()
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_name == "enqueue":
+                running.add(frame.f_locals.get("op"))
+            frame = frame.f_back
+        for op in [op for op in list(self.adopted) if op not in running]:
+            waiters: list[Callable[[], None]] = []
+            self.finish(
+                op, Failure(OperationCancelled(f"operation {op.name!r} was interrupted at its push"), op), waiters
+            )
+            self.adopted.pop(op, None)
+            for waiter in waiters:
+                waiter()
 
     def oldest(self) -> Operation | None:
         """The operation that has been pending for the longest time."""

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
 import functools
+import inspect
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Generator
+from pathlib import Path
 from threading import get_ident
+from types import FrameType
 from typing import Any, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 from flowmx import settings
+from flowmx.errors import EngineError
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,22 +40,89 @@ def new_event_loop(use_uvloop: bool = True) -> asyncio.AbstractEventLoop:
     return asyncio.new_event_loop()
 
 
+# -- plain code --------------------------------------------------------------------------------------------
+
+_HOSTS = frozenset({"IPython", "ipykernel", "marimo"})
+_PROMPT = str(Path(asyncio.__file__).with_name("__main__.py"))
+"""Packages, and the file of ``python -m asyncio``, that run on a loop of theirs what a person types."""
+
+_COROUTINE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
+
+def in_plain_code() -> bool:
+    """Tell whether what calls this is plain code, which may block: no coroutine, and no callback of an event loop.
+
+    What is typed into a notebook's cell or at a prompt is plain code although a loop runs below it, statement by
+    statement; with an ``await`` of its own, Python makes a coroutine of the statement.
+    """
+    if asyncio._get_running_loop() is None:
+        return True
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package in _HOSTS or frame.f_code.co_filename == _PROMPT:
+            return True
+        if frame.f_code.co_flags & _COROUTINE or package == "asyncio":
+            return False
+        frame = frame.f_back
+    return False
+
+
 def run(coroutine: Any) -> Any:
     """Run a coroutine from plain code to its end, on uvloop where it is there; returns its result.
 
     What is no coroutine is returned: plain code that calls a function decorated with :func:`runs_in_plain_code` has its
     result already.
+
+    Raises:
+        EngineError: it is called in a coroutine, which awaits others.
     """
     if not asyncio.iscoroutine(coroutine):
         return coroutine
+    if asyncio._get_running_loop() is None:
+        return _run_here(coroutine)
+    if in_plain_code():
+        return _run_beside(coroutine)
+    coroutine.close()
+    name = getattr(coroutine, "__name__", "coroutine")
+    raise EngineError(f"run: an event loop runs here already: write `await {name}(...)` instead of `run({name}(...))`")
+
+
+def _run_here(coroutine: Coroutine[Any, Any, T]) -> T:
     config = settings.get()
     with asyncio.Runner(loop_factory=lambda: new_event_loop(config.uvloop)) as runner:
         running[runner.get_loop()] = get_ident()
         return runner.run(coroutine)
 
 
+def _run_beside(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in another thread, since a loop runs in this one; what interrupts the wait here cancels it."""
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    started: Future[asyncio.Task[T]] = Future()
+
+    async def begun() -> T:
+        task: Any = asyncio.current_task()
+        started.set_result(task)
+        return await coroutine
+
+    def cancel(started: Future[asyncio.Task[T]]) -> None:
+        task = started.result()
+        with contextlib.suppress(RuntimeError):  # its loop has closed meanwhile
+            task.get_loop().call_soon_threadsafe(task.cancel)
+
+    with ThreadPoolExecutor(1, "flowmx-run") as thread:
+        ended = thread.submit(contextvars.copy_context().run, _run_here, begun())
+        try:
+            return ended.result()
+        except BaseException:
+            if not ended.done():
+                started.add_done_callback(cancel)
+            raise
+
+
 @overload
-def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, _Done]: ...
+def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, Done]: ...
 
 
 @overload
@@ -56,26 +130,26 @@ def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, T]]) -> Callabl
 
 
 def runs_in_plain_code(function: Callable[P, Coroutine[Any, Any, Any]]) -> Callable[P, Any]:
-    """Let a coroutine function be called without an event loop too: it runs to its end then, and returns its result.
+    """Let a coroutine function be called by plain code too: it runs to its end then, and returns its result.
 
-    So scripts of plain code call ``mod.fit(...)``, and coroutines ``await mod.fit(...)``. What has no result may
-    also be given to ``asyncio.run``, which finds it done.
+    So scripts and cells of notebooks call ``mod.fit(...)``, and coroutines ``await mod.fit(...)``. What has no result
+    may also be awaited, or given to ``asyncio.run``, which finds it done.
     """
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> Any:
         coroutine = function(*args, **kwargs)
-        if _a_loop_runs():
+        if not in_plain_code():
             return coroutine
         result: Any = run(coroutine)
         if result is None:
-            result = _Done()
+            result = Done()
         return result
 
     return called
 
 
-class _Done(Coroutine[Any, Any, None]):
+class Done(Coroutine[Any, Any, None]):
     """An awaitable for a coroutine that has ended; it need not be awaited."""
 
     def __await__(self) -> Generator[Any, Any, None]:
@@ -91,16 +165,11 @@ class _Done(Coroutine[Any, Any, None]):
     def close(self) -> None:
         """Do nothing: the coroutine has ended."""
 
+    def _ipython_display_(self) -> None:
+        """Show nothing under a notebook's cell."""
+
     def __repr__(self) -> str:
         return "done"
-
-
-def _a_loop_runs() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 class LoopThread:

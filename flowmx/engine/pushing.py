@@ -47,7 +47,7 @@ class Pushing:
         self.hosting = hosting
         self.kind = ""
         self.bulk_scope: ContextVar[Any] | None = None
-        self._bulks: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._bulks: dict[int, weakref.ref[Any]] = {}
         self.open_bulks: dict[Any, None] = {}
         self.watches: dict[str, Callable[[Operation], None]] = {}
         self._each_watch: tuple[Callable[[Operation], None], ...] = ()
@@ -175,14 +175,15 @@ class Pushing:
     def use_bulks(self, variable: ContextVar[Any], scope: Any) -> None:
         """Look for an open bulk at each push, until this scope and all others are closed."""
         with self.books.lock:
-            self._bulks.add(scope)
+            self._bulks[id(scope)] = weakref.ref(scope)
             self.bulk_scope = variable
             self._find_out()
 
     def leave_bulks(self) -> None:
         """Look for open bulks no longer if all scopes are closed: pushes are as quick as before."""
         with self.books.lock:
-            if all(scope.closed for scope in self._bulks):
+            scopes = [reference() for reference in list(self._bulks.values())]  # in one step: more may come meanwhile
+            if all(scope is None or scope.closed for scope in scopes):
                 self._bulks.clear()
                 self.bulk_scope = None
                 self._find_out()

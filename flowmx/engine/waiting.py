@@ -21,7 +21,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from flowmx.engine.bookkeeping import Books
-from flowmx.engine.loops import running
+from flowmx.engine.loops import in_plain_code, running
 from flowmx.engine.origin import user_frame
 from flowmx.engine.running import Runner, again
 from flowmx.engine.scheduler import DONE, RUNNING, Marks, Operation, Token, Variable
@@ -460,7 +460,7 @@ class Waiting:
     def _warn_of_blocking(self, kind: str, what: str, instead: str = _AWAIT_IT) -> None:
         """Something blocks inside a coroutine: warn once per place, or raise."""
         mode = self._blocking_in_loop
-        if mode == "allow" or _in_notebook():
+        if mode == "allow" or _in_notebook() or in_plain_code():
             return
         frame = user_frame(_PRIVATE_FRAMES_HIDDEN)
         place = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else ("?", 0)

@@ -111,6 +111,7 @@ class Parameter:
         self._used = {}
         if self._arrays is not None and self._grads is not None:  # copies of arrays are no variables of autograd
             autograd.mark_variables(list(self._arrays.values()), list(self._grads.values()), self._grad_req)
+            self._used = {ctx: grad.variable.version for ctx, grad in self._grads.items()}  # not those of zeros
 
     def __repr__(self) -> str:
         return f"{type(self).__name__} {self.name} (shape={self.shape}, dtype={self.dtype})"

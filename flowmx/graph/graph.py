@@ -232,9 +232,9 @@ def written(nodes: Iterable[Node], train: bool = True) -> set[Node]:
     found: set[Node] = set()
     for node in nodes:
         if node.op is not None:
-            states = range(node.auxiliary_from(), len(node.inputs)) if train else ()
-            updates = node.op.updates if train or not node.op.subgraphs else ()  # a loop's are states, too
-            found.update(node.inputs[position].node for position in (*updates, *states))
+            # A loop's updates are states, too.
+            moved = node.op.moved_inputs(train) if train or not node.op.subgraphs else ()
+            found.update(node.inputs[position].node for position in moved)
     return found
 
 
@@ -254,9 +254,7 @@ def predecessors(nodes: Sequence[Node]) -> list[list[int]]:
     for position, node in enumerate(nodes):
         assert node.op is not None
         needs = {at[entry.node] for entry in node.inputs if entry.node in at}
-        written = {
-            node.inputs[i].node for i in (*node.op.updates, *range(node.auxiliary_from(), len(node.inputs)))
-        }  # fmt: skip
+        written = {node.inputs[i].node for i in node.op.moved_inputs(train=True)}
         for entry in node.inputs:
             if entry.node.is_variable:
                 if entry.node in last:

@@ -14,7 +14,7 @@ from flowmx.devices import Device
 from flowmx.graph import infer
 from flowmx.graph.compiler import compile_graph, graph_of, options_of
 from flowmx.graph.graph import written
-from flowmx.graph.node import Entry, topological
+from flowmx.graph.node import Entry, auxiliary_nodes, topological
 from flowmx.graph.running.pool import Pool
 from flowmx.graph.running.results import Results
 from flowmx.graph.running.steps import run_steps
@@ -30,7 +30,7 @@ class Body:
     Attributes:
         entries: its outputs.
         variables: its inputs, in the order of ``list_inputs``.
-        auxiliary: positions of inputs that an operator inside writes, such as the statistics of a BatchNorm.
+        auxiliary: positions of inputs that an operator inside may write, such as the statistics of a BatchNorm.
         random, detached: whether something inside draws random numbers, or is the user's own code.
     """
 
@@ -38,7 +38,7 @@ class Body:
         self.entries = tuple(entries)
         self.nodes = topological(entries)
         self.variables = [node for node in self.nodes if node.is_variable]
-        states = written(self.nodes)
+        states = {*written(self.nodes), *auxiliary_nodes(self.nodes)}
         self.auxiliary = tuple(i for i, node in enumerate(self.variables) if node in states)
         ops = [node.op for node in self.nodes if node.op is not None]
         self.random = any(op.traits.uses_random for op in ops)

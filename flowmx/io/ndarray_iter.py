@@ -9,6 +9,7 @@ import numpy as np
 
 from flowmx import ndarray as nd
 from flowmx import random
+from flowmx.data import tables
 from flowmx.data.batch_order import check_last_batch, check_state
 from flowmx.io.base import DataBatch, DataDesc, DataIter
 from flowmx.ndarray import NDArray
@@ -19,7 +20,9 @@ class NDArrayIter(DataIter):
 
     Args:
         data: the inputs: an array (NumPy's, or ours), a list of arrays, or a dict by name. NumPy arrays become
-            float32, as everywhere in MXNet. Inputs come in the order of their names.
+            float32, as everywhere in MXNet. Inputs come in the order of their names. A table of pandas, polars, Arrow
+            or ``datasets`` is one array, (n, columns), and a column of theirs one of (n,); ``{name: table[name], ...}``
+            makes each column an input of that name.
         label: the labels, likewise.
         batch_size: instances in a batch.
         shuffle: draw the order of the instances from the generator that ``mx.random.seed`` seeds.
@@ -30,9 +33,9 @@ class NDArrayIter(DataIter):
         layout: says which axis the instances are on: that of the N.
 
     Raises:
-        ValueError: no data, an unknown ``last_batch_handle``, an array with fewer instances than the first,
-            or fewer instances than a batch where the rest is discarded.
-        TypeError: ``data`` or ``label`` is something else.
+        ValueError: no data, an unknown ``last_batch_handle``, an array with fewer instances than the first, missing
+            values in a table, or fewer instances than a batch where the rest is discarded.
+        TypeError: ``data`` or ``label`` is something else, or a table's column holds no numbers.
 
     Example:
         >>> batches = mx.io.NDArrayIter(numpy.zeros((10, 4)), numpy.zeros(10), batch_size=3)
@@ -226,7 +229,7 @@ def named_arrays(argument: str, given: Any, default_name: str) -> list[tuple[str
     """
     if given is None:
         return []
-    if isinstance(given, (np.ndarray, NDArray)):
+    if isinstance(given, (np.ndarray, NDArray)) or tables.is_table(given):
         given = [given]
     if isinstance(given, (list, tuple)):
         names = [default_name] if len(given) == 1 else [f"_{i}_{default_name}" for i in range(len(given))]
@@ -237,6 +240,8 @@ def named_arrays(argument: str, given: Any, default_name: str) -> list[tuple[str
         )
     named = []
     for name, value in sorted(given.items()):
+        if tables.is_table(value):
+            value = tables.as_array(f"NDArrayIter: {name!r}", value)
         try:
             named.append((name, value if isinstance(value, NDArray) else nd.array(value)))
         except (TypeError, ValueError) as error:

@@ -142,12 +142,12 @@ class Loops:
         if isinstance(eval_data, (NDArray, np.ndarray)):
             array = eval_data if isinstance(eval_data, NDArray) else nd.array(eval_data)
             self.forward(DataBatch([array]), is_train=False)
-            out: NDArray = await self.get_outputs()[0].copy()
-            return out
+            output: NDArray = await self.get_outputs()[0].copy()
+            return output
         found = [outputs async for outputs, _, _ in self.iter_predict(eval_data, num_batch, reset, sparse_row_id_fn)]
         for outputs in found:
-            for each in outputs:
-                await each
+            for out in outputs:
+                await out
         if not merge_batches or not found:
             return found
         if len({len(outputs) for outputs in found}) > 1:
@@ -156,8 +156,8 @@ class Loops:
                 "merge_batches=False"
             )
         merged = [parts[0] if len(parts) == 1 else nd.op.concat(*parts, dim=0) for parts in zip(*found, strict=True)]
-        for each in merged:
-            await each
+        for out in merged:
+            await out
         return merged[0] if len(merged) == 1 and not always_output_list else merged
 
     def _check_ready(self, name: str) -> None:

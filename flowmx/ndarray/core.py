@@ -463,10 +463,8 @@ def invoke(
     traits = op.traits
     if traits.uses_random:
         writes += (device.generator,)
-    if op.auxiliary and mode.training:
-        writes += tuple([each._storage for each in inputs[len(inputs) - len(op.auxiliary) :]])
-    for position in op.updates:
-        writes += (inputs[position]._storage,)
+    if op.auxiliary or op.updates:
+        writes += tuple([inputs[position]._storage for position in op.moved_inputs(mode.training)])
     origin = capture(depth)
     forward = _forward(op, device) if spec.nbytes or op.writes_more() else _nothing
     work = Operation(

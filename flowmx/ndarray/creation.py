@@ -211,11 +211,12 @@ def save(
 def load(fname: str | os.PathLike[str]) -> Saved:
     """Read a ``.params`` or safetensors file: a dict of arrays if they have names, else a list; on the CPU.
 
+    A state dict that ``torch.save`` wrote is read too, without torch and without running what else such files may hold.
     Files of every version of MXNet since 0.8 are read; sparse arrays in them come back dense, and a line in the log
     says so.
 
     Raises:
-        FileFormatError: the file is damaged, or of neither format.
+        FileFormatError: the file is damaged, or of none of the formats.
         OSError: the file can not be read.
     """
     return _arrays(formats.load(fname))

@@ -1,4 +1,4 @@
-"""Files of arrays in either format: MXNet's ``.params``, or safetensors."""
+"""Files of arrays in any format: MXNet's ``.params``, safetensors, or PyTorch's (which are only read)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias, cast
 import numpy.typing as npt
 
 from flowmx.errors import raised_as_mxnet
-from flowmx.serialization import params, safetensors
+from flowmx.serialization import params, safetensors, torch
 from flowmx.serialization.reading import Array, read_whole
 
 __all__ = ["Loaded", "load", "loads", "save"]
@@ -43,7 +43,7 @@ def save(path: str | os.PathLike[str], arrays: params.Arrays, format: str | None
 
 @raised_as_mxnet(OSError)
 def load(path: str | os.PathLike[str]) -> Loaded:
-    """Read a file of either format, detected from its content: a dict if the arrays have names, else a list.
+    """Read a file of any of the formats, detected from its content: a dict if the arrays have names, else a list.
 
     Raises:
         FileFormatError: The file is damaged, or of another format.
@@ -52,12 +52,16 @@ def load(path: str | os.PathLike[str]) -> Loaded:
     if not Path(path).is_file():  # missing, or a pipe, which can be read but once
         return loads(read_whole(path), source=os.fspath(path))
     with Path(path).open("rb") as file:
-        is_safetensors = _is_safetensors(file.read(9))
-    return safetensors.load(path) if is_safetensors else params.load(path)
+        start = file.read(9)
+    if _is_torch(start):
+        return torch.load(path)
+    return safetensors.load(path) if _is_safetensors(start) else params.load(path)
 
 
 def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>") -> Loaded:
-    """The arrays in the content of a file of either format; raises as `load` does."""
+    """The arrays in the content of a file of any of the formats; raises as `load` does."""
+    if _is_torch(bytes(data[:9])):
+        return torch.loads(data, source=source)
     if _is_safetensors(bytes(data[:9])):
         return safetensors.loads(data, source=source)
     return params.loads(data, source=source)
@@ -66,3 +70,7 @@ def loads(data: bytes | bytearray | memoryview, *, source: str = "<bytes>") -> L
 def _is_safetensors(start: bytes) -> bool:
     # After the length of safetensors' header comes its bracket; in a .params file there are zeros.
     return start[8:9] == b"{"
+
+
+def _is_torch(start: bytes) -> bool:
+    return start[:4] == b"PK\x03\x04"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from flowmx import symbol as sym
 from flowmx.gluon import Block, HybridBlock, SymbolBlock
 from flowmx.model import read_params
+from flowmx.ops.registry.parameters import literal
 from flowmx.serve.inputs import Input
 from flowmx.symbol import Symbol
 
@@ -139,7 +139,7 @@ def _known(symbol: Symbol, free: Sequence[str]) -> dict[str, tuple[int | None, .
     texts = {name: attributes.get(name, {}).get("__shape__") for name in free if not name.endswith(_LABEL)}
     if not texts or None in texts.values():
         return None
-    shapes = {name: ast.literal_eval(str(text)) for name, text in texts.items()}
+    shapes = {name: literal(str(text)) for name, text in texts.items()}
     return {name: tuple(size or None for size in sizes[1:]) for name, sizes in shapes.items()}
 
 

@@ -323,6 +323,11 @@ class Operator:
         """True where the forward writes besides its outputs, so that it runs even where these have no elements."""
         return bool(self.updates or self.auxiliary)
 
+    def moved_inputs(self, train: bool) -> tuple[int, ...]:
+        """Positions of the inputs that the forward really writes in this mode; ``auxiliary`` are those that it may."""
+        count = len(self.inputs())
+        return (*self.updates, *(range(count, count + len(self.auxiliary)) if train else ()))
+
     def draws(self, train: bool) -> bool:
         """True where the forward really draws random numbers in this mode; ``uses_random`` is that it may."""
         return self.traits.uses_random

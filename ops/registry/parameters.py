@@ -12,6 +12,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
+import threading
 import types
 import typing
 from typing import Any, Literal, NamedTuple
@@ -24,6 +25,8 @@ from flowmx.ops.registry.dtypes import DType, as_dtype, name_of
 Shape = tuple[int, ...]
 MISSING: Any = type("MISSING", (), {"__repr__": lambda self: "MISSING"})()
 """In place of a default where there is none."""
+_parsing = threading.RLock()
+"""Held around Python's parser, which until 3.13 may raise SystemError where two threads are in it."""
 
 
 class Declared(NamedTuple):
@@ -149,10 +152,18 @@ def _to_str(value: Any) -> str:
     return value
 
 
+def literal(text: str) -> Any:
+    """The numbers, texts and tuples that a text of Python stands for.
+
+    Raises:
+        ValueError, SyntaxError: it is no such text.
+    """
+    with _parsing:
+        return ast.literal_eval(text)
+
+
 def _literal(value: Any) -> Any:
-    if isinstance(value, str):
-        return ast.literal_eval(value.strip().replace("L", ""))
-    return value
+    return literal(value.strip().replace("L", "")) if isinstance(value, str) else value
 
 
 def _to_shape(value: Any) -> Shape:

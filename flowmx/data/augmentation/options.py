@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar, get_type_hints
 
 from flowmx.errors import ParameterError
+from flowmx.ops.registry.parameters import literal
 from flowmx.suggestions import did_you_mean
 
 T = TypeVar("T")
@@ -198,7 +198,7 @@ def _read(name: str, value: Any, kind: Any) -> Any:
 
 
 def _integers(value: Any) -> tuple[int, ...]:
-    parsed = ast.literal_eval(value) if isinstance(value, str) else value
+    parsed = literal(value) if isinstance(value, str) else value
     return tuple(int(each) for each in (parsed if isinstance(parsed, (list, tuple)) else [parsed]))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from flowmx import recordio
+from flowmx.data import tables
 from flowmx.data.sharding import share
 from flowmx.errors import ArgumentError
 from flowmx.gluon.data.sampler import FilterSampler, Sampler, SequentialSampler
@@ -108,15 +109,22 @@ class ArrayDataset(Dataset):
 
     Args:
         *args: the arrays; of one alone a sample is the element itself. The elements of a 1-D NDArray are NumPy's
-            numbers.
+            numbers. The elements of a table of pandas, polars or Arrow are its rows, as arrays.
 
     Raises:
-        ValueError: there are none, or their lengths differ.
+        ValueError: there are none, their lengths differ, or a table has missing values.
+        TypeError: a column of a table holds no numbers.
     """
 
     def __init__(self, *args: Any) -> None:
         if not args:
             raise ValueError("ArrayDataset: no arrays were given, expected at least one")
+        args = tuple(
+            tables.as_array(f"ArrayDataset: argument {at}", each)
+            if tables.is_table(each) and not tables.is_dataset(each)
+            else each
+            for at, each in enumerate(args)
+        )
         lengths = [len(each) for each in args]
         if len(set(lengths)) > 1:
             raise ArgumentError(f"ArrayDataset: the arrays have lengths {lengths}, expected equal ones")

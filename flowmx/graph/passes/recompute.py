@@ -143,7 +143,7 @@ def _copy(rewriter: Rewriter, node: Node, copies: dict[Entry, Entry]) -> None:
     inputs = tuple([copies.get(entry, entry) for entry in node.inputs])
     if op.name in AGAIN:
         cls = AGAIN[op.name]
-        stateless = rewriter.graph.train and bool(op.auxiliary) and not getattr(op, "use_global_stats", False)
+        stateless = bool(op.moved_inputs(rewriter.graph.train))
         op = cls.create(**bound(op), stateless=stateless)
         inputs += tuple([Entry(node, index) for index in cls.outputs_read])
     made = Node(op, f"{node.name} again", inputs, {**node.attributes, LATE: "1"}, None, node.origin)

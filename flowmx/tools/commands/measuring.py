@@ -11,7 +11,7 @@ from flowmx import autograd, initializer, ndarray
 from flowmx import symbol as sym
 from flowmx.gluon import Block, SymbolBlock, Trainer, loss
 from flowmx.gluon.model_zoo import vision
-from flowmx.tools.commands.training.models import SMALL
+from flowmx.tools.commands.training.models import SMALL, known, scores
 
 __all__ = ["MEASURES", "Figure", "Options"]
 
@@ -142,7 +142,7 @@ def _trains(net: Block, data: Any, label: Any) -> Callable[[], Any]:
 
 
 def _named(options: Options) -> tuple[str, tuple[int, ...]]:
-    name = options.model or "lenet"
+    name = known(options.model or "lenet")
     return name, options.shape or _SHAPES.get(name, (3, 224, 224))
 
 
@@ -157,9 +157,7 @@ def _network(name: str, shape: tuple[int, ...]) -> Block:
 def memory(options: Options) -> list[Figure]:
     """Measure the bytes of the model's memory plan (parameters excluded), and the process's peak memory."""
     name, shape = _named(options)
-    data = sym.var("data")
-    scores = SMALL[name](data, _CLASSES) if name in SMALL else vision.get_model(name, classes=_CLASSES)(data)
-    network = sym.SoftmaxOutput(scores, name="softmax")
+    network = sym.SoftmaxOutput(scores(name, sym.var("data"), _CLASSES), name="softmax")
     rows = []
     for size in options.batches:
         found = network.memory_estimate(data=(size, *shape))

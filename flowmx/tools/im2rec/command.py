@@ -63,17 +63,25 @@ def _make_lists(given: argparse.Namespace, prefix: str, root: str) -> int:
 
 
 def _lists(prefix: str) -> list[Path]:
-    """The lists whose path begins with the prefix (or that are in the folder that it is).
+    """The lists whose path begins with the prefix; where it is a folder, those in it, and those of its own name.
 
     Raises:
         ValueError: there is none.
     """
-    folder = Path(prefix) if Path(prefix).is_dir() else Path(prefix).parent
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = [path for path in files if str(path).startswith(prefix) and path.suffix == ".lst" and path.is_file()]
+    inside, beside = Path(prefix), Path(prefix).parent
+    if inside.is_dir():
+        found = [*inside.glob("*.lst"), *(path for path in beside.glob("*.lst") if _is_of(path.stem, inside.name))]
+    else:
+        found = [path for path in beside.glob("*.lst") if path.name.startswith(inside.name)]
+    found = sorted(path for path in found if path.is_file())
     if not found:
         raise ValueError(f"im2rec: there is no list {prefix}*.lst: make one first with --list")
     return found
+
+
+def _is_of(stem: str, name: str) -> bool:
+    """Tell whether a list is one that ``--list`` writes beside a folder of this name."""
+    return stem == name or stem.startswith(f"{name}_")
 
 
 def pack_list(path: Path, options: Options, processes: int, say: Callable[[str], None]) -> int:

@@ -66,6 +66,9 @@ class BatchStatistics(Normalization, in_place=((0, 0),), mode_matters=True, keep
         super().forward(run, inputs, outputs)
         outputs[3][...] = self._by_batch(run, inputs[0])
 
+    def moved_inputs(self, train: bool) -> tuple[int, ...]:
+        return super().moved_inputs(train and not self.use_global_stats)
+
     def _by_batch(self, run: Run, data: Array) -> bool:
         """True where the batch's statistics are used; an empty batch has none."""
         return run.train and not self.use_global_stats and data.size > 0

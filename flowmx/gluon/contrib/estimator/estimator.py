@@ -1,7 +1,8 @@
 """An estimator: a model, its loss, metrics and trainer, trained and evaluated without a loop of one's own.
 
-``fit`` and ``evaluate`` are plain functions, as in MXNet; ``fit_async`` and ``evaluate_async`` do the same in a
-coroutine. Both run one coroutine: what it awaits is there at once in the plain form.
+Plain code calls ``fit`` and ``evaluate``, as in MXNet; a coroutine awaits them, or ``fit_async`` and
+``evaluate_async``, which are coroutines everywhere. All run one coroutine; what it awaits is there at once in plain
+code.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Protocol
 
 from flowmx import engine
 from flowmx.devices import Context, cpu, gpu, num_gpus
+from flowmx.engine.loops import Done, runs_in_plain_code
 from flowmx.gluon.contrib.estimator import events
 from flowmx.gluon.contrib.estimator.batch_processor import BatchProcessor
 from flowmx.gluon.contrib.estimator.event_handler import (
@@ -135,8 +137,8 @@ class Estimator:
     def fit(
         self, train_data: Any, val_data: Any = None, epochs: int | None = None, event_handlers: Any = None,
         batches: int | None = None, batch_axis: int = 0,
-    ) -> None:  # fmt: skip
-        """Train, for a number of epochs or of batches; blocks until it is done.
+    ) -> Coroutine[Any, Any, None]:  # fmt: skip
+        """Train, for a number of epochs or of batches: in plain code until it is done; a coroutine awaits it.
 
         Args:
             train_data: gives batches (data, label), such as a ``gluon.data.DataLoader``; or a ``mx.io.DataIter``.
@@ -149,9 +151,10 @@ class Estimator:
         Raises:
             ValueError: neither epochs nor batches are given, or both; or the data can not be iterated.
         """
-        _finished(
-            self._within(_Blocking(), self._fit, train_data, val_data, epochs, event_handlers, batches, batch_axis)
-        )
+        given = (train_data, val_data, epochs, event_handlers, batches, batch_axis)
+        if asyncio._get_running_loop() is not None:
+            return runs_in_plain_code(self.fit_async)(*given)
+        return _finished(self._within(_Blocking(), self._fit, *given))
 
     async def fit_async(
         self, train_data: Any, val_data: Any = None, epochs: int | None = None, event_handlers: Any = None,
@@ -160,8 +163,10 @@ class Estimator:
         """As :meth:`fit`, in a coroutine: gives way to other tasks, and takes data that is to be iterated by it too."""
         await self._within(_Awaiting(), self._fit, train_data, val_data, epochs, event_handlers, batches, batch_axis)
 
-    def evaluate(self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None) -> None:
-        """Evaluate, into :attr:`val_metrics`; blocks until it is done.
+    def evaluate(
+        self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None
+    ) -> Coroutine[Any, Any, None]:  # fmt: skip
+        """Evaluate, into :attr:`val_metrics`: in plain code until it is done; a coroutine awaits it.
 
         Args:
             val_data: as for :meth:`fit`.
@@ -171,7 +176,10 @@ class Estimator:
         Raises:
             ValueError: the data can not be iterated.
         """
-        _finished(self._within(_Blocking(), self._evaluate, val_data, batch_axis, event_handlers))
+        given = (val_data, batch_axis, event_handlers)
+        if asyncio._get_running_loop() is not None:
+            return runs_in_plain_code(self.evaluate_async)(*given)
+        return _finished(self._within(_Blocking(), self._evaluate, *given))
 
     async def evaluate_async(self, val_data: Any, batch_axis: int = 0, event_handlers: Any = None) -> None:
         """As :meth:`evaluate`, in a coroutine."""
@@ -285,6 +293,8 @@ class _Blocking:
         return None
 
     async def result(self, value: Any) -> Any:
+        if isinstance(value, Done):  # plain code's evaluation
+            return None
         return engine.run(_awaited(value)) if inspect.isawaitable(value) and not hasattr(value, "asnumpy") else value
 
 
@@ -323,12 +333,12 @@ async def _awaited(value: Any) -> Any:
     return await value
 
 
-def _finished(coroutine: Coroutine[Any, Any, None]) -> None:
+def _finished(coroutine: Coroutine[Any, Any, None]) -> Done:
     """Run a coroutine that never waits for a loop."""
     try:
         coroutine.send(None)
     except StopIteration:
-        return
+        return Done()
     coroutine.close()
     raise RuntimeError("Estimator: something waited for an event loop in a plain function: use the form with _async")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flowmx import initializer, lr_scheduler
+from flowmx import symbol as sym
 from flowmx.devices import cpu
 from flowmx.engine import run
 from flowmx.io import DataIter
@@ -17,6 +19,7 @@ from flowmx.metric import Accuracy
 from flowmx.model import BatchEndParam
 from flowmx.module import Module
 from flowmx.progress import Bar
+from flowmx.symbol import Symbol
 from flowmx.tools.commands.training import models
 from flowmx.tools.commands.training.data import Data, Wanted, load
 
@@ -74,6 +77,7 @@ def fit(given: argparse.Namespace) -> int:
 
     Raises:
         ValueError: an option is out of range, or does not fit the others.
+        FileExistsError: the folder has a model already that this one would get mixed up with.
         OSError: a file can not be read or written.
     """
     logging.getLogger().setLevel(logging.WARNING)
@@ -83,10 +87,14 @@ def fit(given: argparse.Namespace) -> int:
     data = load(
         Wanted(given.data, given.validation, given.batch_size, given.shape, given.classes, given.held_out, seed)
     )
-    module = Module(models.make(given.model, data.shape, data.classes), context=given.device or [cpu()])
+    network = models.make(given.model, data.shape, data.classes)
+    prefix = Path(given.out) / "model"
+    _check_free(prefix, network, given.epochs)
+    module = Module(network, context=given.device or [cpu()])
     progress = Progress(module, data, given.epochs, given.batch_size)
     run(_train(module, data, progress, given))
-    prefix = _save(module, given)
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    module.save_checkpoint(str(prefix), given.epochs)
     reached = "" if progress.accuracy is None else f"validation accuracy {progress.accuracy:.4f}; "
     sys.stdout.write(f"{reached}model: {prefix} (flowmx serve {prefix.parent})\n")
     return 0
@@ -113,9 +121,29 @@ def _optimizer(given: argparse.Namespace, batches: int | None) -> dict[str, Any]
     return found
 
 
-def _save(module: Module, given: argparse.Namespace) -> Path:
-    folder = Path(given.out)
-    folder.mkdir(parents=True, exist_ok=True)
-    prefix = folder / "model"
-    module.save_checkpoint(str(prefix), given.epochs)
-    return prefix
+def _check_free(prefix: Path, network: Symbol, epochs: int) -> None:
+    """Refuse a folder where a symbol would come to stand beside the parameters of another, or behind later ones.
+
+    Raises:
+        FileExistsError: it has a model of another network, or one of more epochs.
+    """
+    instead = "name another folder with --out, or remove that model"
+    found = prefix.with_name(f"{prefix.name}-symbol.json")
+    if found.exists() and _structure(sym.load(found)) != _structure(network):
+        raise FileExistsError(f"{found} is of another network: {instead}")
+    for path in sorted(prefix.parent.glob(f"{prefix.name}-*.params"), reverse=True):
+        done = path.stem.rpartition("-")[2]
+        if done.isdigit() and int(done) > epochs:
+            raise FileExistsError(f"{path} is of {int(done)} epochs and would be taken for the result: {instead}")
+        if not found.exists():
+            raise FileExistsError(f"{path} has no symbol beside it, and may be of another network: {instead}")
+
+
+def _structure(network: Symbol) -> tuple[object, ...]:
+    """A network without the names of its operators, which differ between two that are made alike."""
+    graph = json.loads(network.tojson())
+    nodes = [
+        (node["op"], node["name"] if node["op"] == "null" else "", node.get("attrs"), node["inputs"])
+        for node in graph["nodes"]
+    ]
+    return nodes, graph["heads"]

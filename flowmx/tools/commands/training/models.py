@@ -7,9 +7,10 @@ from pathlib import Path
 
 from flowmx import symbol as sym
 from flowmx.gluon.model_zoo import vision
+from flowmx.suggestions import did_you_mean
 from flowmx.symbol import Symbol
 
-__all__ = ["SMALL", "make", "names"]
+__all__ = ["SMALL", "known", "make", "names", "scores"]
 
 Shape = tuple[int, ...]
 
@@ -31,14 +32,41 @@ def make(model: str, shape: Shape, classes: int) -> Symbol:
     if model.endswith(".json"):
         return _from_file(model, shape)
     data = sym.var("data", shape=(0, *shape))
-    if model in SMALL:
-        return _with_loss(SMALL[model](data, classes))
-    return _with_loss(vision.get_model(model, classes=classes)(data))
+    return _with_loss(scores(model, data, classes))
+
+
+def scores(model: str, data: Symbol, classes: int) -> Symbol:
+    """The scores of a model, by its name, for data.
+
+    Args:
+        model: its name.
+        data: the input.
+        classes: the number of classes.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    name = known(model)
+    if name in SMALL:
+        return SMALL[name](data, classes)
+    found: Symbol = vision.get_model(name, classes=classes)(data)
+    return found
+
+
+def known(model: str) -> str:
+    """The name of a model in lower case.
+
+    Raises:
+        ValueError: there is no such model.
+    """
+    if model.lower() not in names():
+        raise ValueError(f"there is no model {model!r}, only {', '.join(names())}{did_you_mean(model, names())}")
+    return model.lower()
 
 
 def names() -> list[str]:
-    """The names of all models."""
-    return [*SMALL, *sorted(vision._MODELS)]
+    """The names of all models, in order."""
+    return sorted([*SMALL, *vision._MODELS])
 
 
 def _with_loss(scores: Symbol) -> Symbol:

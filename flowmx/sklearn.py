@@ -1,0 +1,377 @@
+"""``mx.sklearn``: scikit-learn estimators that train Gluon networks.
+
+They go wherever scikit-learn's own go: pipelines, searches over parameters, cross-validation, ``clone``, pickles and
+joblib. Training blocks, as scikit-learn's does: in a coroutine, ``await asyncio.to_thread(model.fit, X, y)``.
+
+Example:
+    >>> from sklearn.datasets import load_digits
+    >>> X, y = load_digits(return_X_y=True)
+    >>> model = mx.sklearn.NetworkClassifier(hidden_layer_sizes=(64,), max_iter=20, random_state=0)
+    >>> model.fit(X / 16, y).score(X / 16, y) > 0.98
+    True
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from flowmx import autograd, gluon, initializer, random
+from flowmx import ndarray as nd
+from flowmx.checkpoint import generators
+from flowmx.devices import Context, current_context
+from flowmx.gluon import nn
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.utils import assert_all_finite, check_array, check_consistent_length, check_random_state, column_or_1d
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError("mx.sklearn needs scikit-learn 1.6 or newer: pip install 'flowmx[sklearn]'") from error
+
+__all__ = ["NetworkClassifier", "NetworkRegressor"]
+
+Array = npt.NDArray[Any]
+E = TypeVar("E", bound="_Network")
+
+
+class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
+    """What both estimators share: a network, and its training by mini-batches."""
+
+    def __init__(
+        self, net: gluon.Block | Callable[[int], gluon.Block] | None = None, *,
+        hidden_layer_sizes: Sequence[int] | int = (100,), activation: str = "relu", loss: gluon.loss.Loss | None = None,
+        optimizer: str = "adam", learning_rate: float = 0.001, optimizer_params: Mapping[str, Any] | None = None,
+        max_iter: int = 200, batch_size: int = 32, shuffle: bool = True, ctx: Context | None = None,
+        random_state: Any = None,
+    ) -> None:  # fmt: skip
+        self.net = net
+        self.hidden_layer_sizes = hidden_layer_sizes
+        self.activation = activation
+        self.loss = loss
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.optimizer_params = optimizer_params
+        self.max_iter = max_iter
+        self.batch_size = batch_size
+        self.shuffle = shuffle
+        self.ctx = ctx
+        self.random_state = random_state
+
+    def fit(self: E, X: Any, y: Any) -> E:
+        """Train anew, by ``max_iter`` passes over the data.
+
+        Args:
+            X: the inputs, (n, features); of any other shape behind n where ``net`` takes it.
+            y: the targets, (n,).
+
+        Raises:
+            ValueError: parameters or data are not as expected, or the loss is no longer finite.
+        """
+        self._check_parameters()
+        X = self._checked(X, reset=True)
+        targets, width = self._targets(X, y, None)
+        self._start(width)
+        self._train(X, targets, self.max_iter)
+        return self
+
+    def _partial_fit(self: E, X: Any, y: Any, classes: Any) -> E:
+        first = not hasattr(self, "net_")
+        if first:
+            self._check_parameters()
+        X = self._checked(X, reset=first)
+        targets, width = self._targets(X, y, classes, first)
+        if first:
+            self._start(width)
+        self._train(X, targets, 1)
+        return self
+
+    # -- what the two differ in ------------------------------------------------------------------------
+
+    def _targets(self, X: Array, y: Any, classes: Any, first: bool = True) -> tuple[Array, int]:
+        """The targets as the loss takes them, and the number of the network's outputs."""
+        raise NotImplementedError
+
+    def _loss(self) -> gluon.loss.Loss:
+        raise NotImplementedError
+
+    # -- training --------------------------------------------------------------------------------------
+
+    def _check_parameters(self) -> None:
+        name = type(self).__name__
+        for each in ("max_iter", "batch_size"):
+            value = getattr(self, each)
+            if not isinstance(value, (int, np.integer)) or value < 1:
+                raise ValueError(f"{name}: {each} is {value!r}, expected a whole number of at least 1")
+        if not self.learning_rate > 0:
+            raise ValueError(f"{name}: learning_rate is {self.learning_rate!r}, expected a number above 0")
+        if self.net is not None and not callable(self.net):
+            raise TypeError(
+                f"{name}: net is {type(self.net).__name__}, expected a gluon.Block, a function from the number of "
+                "outputs to one, or None for a multilayer perceptron"
+            )
+        sizes = np.atleast_1d(self.hidden_layer_sizes)
+        if self.net is None and any(size != int(size) or size < 1 for size in sizes):
+            raise ValueError(f"{name}: hidden_layer_sizes is {self.hidden_layer_sizes!r}, expected sizes of at least 1")
+
+    def _checked(self, X: Any, reset: bool) -> Array:
+        X = validate_data(self, X, reset=reset, dtype=[np.float32, np.float64], allow_nd=self.net is not None)
+        return np.ascontiguousarray(X, dtype=np.float32)
+
+    def _start(self, width: int) -> None:
+        """Make the network, with first values, and its trainer."""
+        self._random_state: np.random.RandomState = check_random_state(self.random_state)
+        self._context = current_context() if self.ctx is None else self.ctx
+        self._width = width
+        self.loss_curve_: list[float] = []
+        self.n_iter_ = 0
+        if isinstance(self.net, gluon.Block):
+            net = copy.deepcopy(self.net)  # a parameter of an estimator stays as it was given
+        else:
+            net = self._perceptron(width) if self.net is None else self.net(width)
+        fresh = [each for each in net.collect_params().values() if each._arrays is None and each._deferred is None]
+        for each in fresh:
+            each.initialize(None, self._context, initializer.Xavier())
+        net.collect_params().reset_ctx(self._context)
+        self.net_ = net
+        self._trainer: gluon.Trainer | None = None
+
+    def _perceptron(self, width: int) -> gluon.HybridBlock:
+        net = nn.HybridSequential()
+        for size in np.atleast_1d(self.hidden_layer_sizes):
+            net.add(nn.Dense(int(size), activation=None if self.activation == "identity" else self.activation))
+        net.add(nn.Dense(width))
+        net.hybridize()
+        return net
+
+    def _train(self, X: Array, targets: Array, epochs: int) -> None:
+        loss_of = self._loss()
+        with _numbers(int(self._random_state.randint(2**31 - 1))), self._context:
+            if self._trainer is None:
+                self._check_width(self.net_(nd.array(X[:1])))  # which completes the parameters' shapes
+                options = {"learning_rate": self.learning_rate, **(self.optimizer_params or {})}
+                self._trainer = gluon.Trainer(self.net_.collect_params(), self.optimizer, options)
+            for _ in range(epochs):
+                self._epoch(X, targets, loss_of, self._trainer)
+
+    def _epoch(self, X: Array, targets: Array, loss_of: gluon.loss.Loss, trainer: gluon.Trainer) -> None:
+        order = self._random_state.permutation(len(X)) if self.shuffle else np.arange(len(X))
+        total: Any = 0
+        for start in range(0, len(X), self.batch_size):
+            rows = order[start : start + self.batch_size]
+            with autograd.record():
+                loss = loss_of(self.net_(nd.array(X[rows])), nd.array(targets[rows]))
+            loss.backward()
+            trainer.step(len(rows))
+            total = total + loss.sum()
+        mean = float(total.asscalar()) / len(X)
+        if not math.isfinite(mean):
+            raise ValueError(
+                f"{type(self).__name__}: the mean loss of epoch {self.n_iter_ + 1} is {mean}, expected a finite "
+                f"number: scale the data, or lower learning_rate, which is {self.learning_rate}"
+            )
+        self.loss_curve_.append(mean)
+        self.n_iter_ += 1
+
+    def _check_width(self, out: Any) -> None:
+        if not isinstance(out, nd.NDArray) or out.shape != (1, self._width):
+            found = f"shape {out.shape}" if isinstance(out, nd.NDArray) else type(out).__name__
+            raise ValueError(
+                f"{type(self).__name__}: net gives {found} for one sample, expected (1, {self._width}): a score for "
+                "each class, or a number for each target"
+            )
+
+    def _outputs(self, X: Any) -> Array:
+        """What the network gives, (n, outputs), float64.
+
+        Batches are filled up to one size: so nothing is compiled anew, and a sample's result does not depend on those
+        beside it.
+        """
+        check_is_fitted(self, "net_")
+        X = self._checked(X, reset=False)
+        found = []
+        with self._context:
+            for start in range(0, len(X), self.batch_size):
+                batch = X[start : start + self.batch_size]
+                filled = np.zeros((self.batch_size, *X.shape[1:]), np.float32)
+                filled[: len(batch)] = batch
+                found.append(self.net_(nd.array(filled))[: len(batch)])
+            return np.concatenate([each.asnumpy() for each in found]).astype(np.float64)
+
+
+class NetworkClassifier(ClassifierMixin, _Network):  # type: ignore[misc]
+    """A scikit-learn classifier that trains a Gluon network.
+
+    Args:
+        net: the network: a block, of which each fit trains a copy, from its values where it has some; a function from
+            the number of classes to a block; None for a multilayer perceptron. It gives a score for each class, without
+            softmax.
+        hidden_layer_sizes: of the perceptron.
+        activation: of its hidden layers: ``"relu"``, ``"tanh"``, ``"sigmoid"``, ... or ``"identity"``.
+        loss: of scores (n, classes) and numbers of classes (n,), a number for each sample (default: cross-entropy).
+        optimizer: its name in :mod:`flowmx.optimizer`.
+        learning_rate: its step size.
+        optimizer_params: its other arguments.
+        max_iter: passes over the data that :meth:`fit` makes.
+        batch_size: samples in a step.
+        shuffle: a new order of the samples for each pass.
+        ctx: the device (default: the current one).
+        random_state: what first values, dropout and orders are drawn from, as for scikit-learn's estimators: an int
+            gives the same network every time; ``mx.random.seed`` changes nothing, and its numbers are left alone.
+
+    Attributes:
+        classes_: the labels, sorted.
+        net_: the trained network.
+        loss_curve_: the mean loss of each pass.
+        n_iter_: the number of passes.
+        n_features_in_: the length of the inputs' second axis.
+    """
+
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> NetworkClassifier:
+        """Train on by one pass over these samples.
+
+        Args:
+            X: the inputs.
+            y: their labels.
+            classes: all labels that will come, at the first call (default: those in ``y``).
+
+        Raises:
+            ValueError: a label is none of the classes.
+        """
+        return self._partial_fit(X, y, classes)
+
+    def predict_proba(self, X: Any) -> Array:
+        """The probability of each class, (n, classes), in the order of ``classes_``."""
+        scores = self._outputs(X)
+        powers = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(powers / powers.sum(axis=1, keepdims=True))
+
+    def predict_log_proba(self, X: Any) -> Array:
+        """The logarithms of :meth:`predict_proba`."""
+        scores = self._outputs(X)
+        scores -= scores.max(axis=1, keepdims=True)
+        return np.asarray(scores - np.log(np.exp(scores).sum(axis=1, keepdims=True)))
+
+    def predict(self, X: Any) -> Array:
+        """The likeliest label of each sample, (n,)."""
+        best = self._outputs(X).argmax(axis=1)
+        return np.asarray(self.classes_[best])
+
+    def _targets(self, X: Array, y: Any, classes: Any, first: bool = True) -> tuple[Array, int]:
+        y = _labels(self, X, y)
+        if first:
+            self.classes_ = np.unique(y if classes is None else classes)
+        elif classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(
+                f"NetworkClassifier: classes is {classes!r}, expected those of the first call: {self.classes_}"
+            )
+        numbers = np.searchsorted(self.classes_, y).clip(max=len(self.classes_) - 1)
+        unknown = y[self.classes_[numbers] != y].tolist()
+        if unknown:
+            raise ValueError(
+                f"NetworkClassifier: y holds {unknown[0]!r}, which is none of the classes {self.classes_}: "
+                "name all of them at the first partial_fit, with classes="
+            )
+        return numbers.astype(np.float32), len(self.classes_)
+
+    def _loss(self) -> gluon.loss.Loss:
+        return gluon.loss.SoftmaxCrossEntropyLoss() if self.loss is None else self.loss
+
+
+class NetworkRegressor(RegressorMixin, _Network):  # type: ignore[misc]
+    """A scikit-learn regressor that trains a Gluon network.
+
+    Args:
+        net: as for :class:`NetworkClassifier`; it gives a number for each target.
+        hidden_layer_sizes: as there.
+        activation: as there.
+        loss: of predictions and targets (n, targets), a number for each sample (default: half the squared error).
+        optimizer: as there.
+        learning_rate: as there.
+        optimizer_params: as there.
+        max_iter: as there.
+        batch_size: as there.
+        shuffle: as there.
+        ctx: as there.
+        random_state: as there.
+
+    Attributes:
+        net_: the trained network.
+        loss_curve_: the mean loss of each pass.
+        n_iter_: the number of passes.
+        n_features_in_: the length of the inputs' second axis.
+    """
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def partial_fit(self, X: Any, y: Any) -> NetworkRegressor:
+        """Train on by one pass over these samples.
+
+        Args:
+            X: the inputs.
+            y: their targets.
+
+        Raises:
+            ValueError: the number of targets differs from before.
+        """
+        return self._partial_fit(X, y, None)
+
+    def predict(self, X: Any) -> Array:
+        """The targets, float64 of shape (n,), or (n, targets) where it was trained on such."""
+        found = self._outputs(X)
+        return found[:, 0] if self._is_flat else found
+
+    def _targets(self, X: Array, y: Any, classes: Any, first: bool = True) -> tuple[Array, int]:
+        y = _numbers_of(self, X, y)
+        targets = y.reshape(len(y), -1).astype(np.float32)
+        if not first and targets.shape[1] != self._width:
+            raise ValueError(f"NetworkRegressor: y has {targets.shape[1]} targets, expected {self._width} as before")
+        self._is_flat = y.ndim == 1
+        return targets, targets.shape[1]
+
+    def _loss(self) -> gluon.loss.Loss:
+        return gluon.loss.L2Loss() if self.loss is None else self.loss
+
+
+def _labels(model: Any, X: Array, y: Any) -> Array:
+    _refuse_none(model, y)
+    y = column_or_1d(y, warn=True)
+    assert_all_finite(y, input_name="y")
+    check_classification_targets(y)
+    check_consistent_length(X, y)
+    return np.asarray(y)
+
+
+def _numbers_of(model: Any, X: Array, y: Any) -> Array:
+    _refuse_none(model, y)
+    y = check_array(y, ensure_2d=False, dtype=np.float64, input_name="y")
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = column_or_1d(y, warn=True)
+    check_consistent_length(X, y)
+    return np.asarray(y)
+
+
+def _refuse_none(model: Any, y: Any) -> None:
+    if y is None:
+        raise ValueError(f"{type(model).__name__} requires y to be passed, but the target y is None")
+
+
+@contextmanager
+def _numbers(seed: int) -> Iterator[None]:
+    """Have all devices draw from a seed, and go on afterwards as if nothing had been drawn."""
+    before = generators.state([(context, read.wait()) for context, read in generators.push()])
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        generators.set_own_state(before)

@@ -1,0 +1,188 @@
+"""Files of PyTorch: what `tests/fixtures/record_torch.py` wrote with the real one, and files that mean harm."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import flowmx as mx
+from flowmx.contrib.torch import load_state_dict
+from flowmx.errors import MismatchError
+from flowmx.gluon import nn, rnn
+from flowmx.serialization.torch import TorchFormatError, loads
+
+FILES = Path(__file__).parent / "fixtures" / "torch"
+EXPECTED = np.load(FILES / "expected.npz")
+NAMES = ("bfloat16", "float16", "float64", "int8", "int16", "int32", "int64", "uint8", "bool")
+
+
+class Recurrent(mx.gluon.Block):
+    def __init__(self, kind):
+        super().__init__()
+        self.words = nn.Embedding(7, 4)
+        self.layers = kind(3, num_layers=2, bidirectional=True)
+        self.norm = nn.LayerNorm()
+        self.out = nn.Dense(2, flatten=False)
+
+    def forward(self, x):
+        return self.out(self.norm(self.layers(self.words(x))))
+
+
+def convolutional():
+    net = nn.HybridSequential()
+    net.add(
+        nn.Conv2D(4, 3), nn.BatchNorm(), nn.Activation("relu"), nn.Conv2DTranspose(3, 2, activation="relu"),
+        nn.Dense(5, activation="relu"), nn.Dense(3, use_bias=False),
+    )  # fmt: skip
+    return net
+
+
+@pytest.mark.parametrize("ending", ["pt", "safetensors"])
+@pytest.mark.parametrize(
+    ("name", "make", "data"),
+    [
+        ("convolutional", convolutional, "image"),
+        ("lstm", lambda: Recurrent(rnn.LSTM), "words"),
+        ("gru", lambda: Recurrent(rnn.GRU), "words"),
+    ],
+)
+def test_a_network_gives_what_pytorch_gave(name, make, data, ending):
+    net = make()
+    load_state_dict(net, FILES / f"{name}.{ending}")
+    found = net(mx.nd.array(EXPECTED[data])).asnumpy()
+    np.testing.assert_allclose(found, EXPECTED[name], rtol=1e-5, atol=1e-6)
+
+
+def test_both_formats_hold_the_same():
+    one, other = (mx.nd.load(FILES / f"lstm.{ending}") for ending in ("pt", "safetensors"))
+    assert one.keys() == other.keys()
+    assert all((one[name].asnumpy() == other[name].asnumpy()).all() for name in one)
+
+
+def test_every_dtype_and_dicts_in_dicts():
+    found = mx.nd.load(FILES / "dtypes.pt")
+    assert list(found) == ["net.w", "net.p", *NAMES]
+    assert found["net.w"].asnumpy().tolist() == [[0, 3], [1, 4], [2, 5]]
+    for name in NAMES:
+        assert np.dtype(found[name].dtype).name == name
+        assert found[name].astype("float32").asnumpy().tolist() == ([1, 0, 1] if name == "bool" else [1, 0, 2])
+    again = mx.nd.load_frombuffer((FILES / "dtypes.pt").read_bytes())
+    assert again.keys() == found.keys()
+
+
+def test_parameters_of_the_same_names_are_loaded_as_they_are(tmp_path):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2))
+    state = {name: value for name, value in mx.nd.load(FILES / "lstm.pt").items() if name.startswith("out")}
+    load_state_dict(net, state, names={"out": "0"})
+    other = nn.HybridSequential()
+    other.register_child(nn.Dense(2, in_units=6), "out")
+    other.load_parameters(FILES / "lstm.pt", ignore_extra=True)
+    assert (other._children["out"].weight.data().asnumpy() == net[0].weight.data().asnumpy()).all()
+
+
+def test_what_does_not_match_is_told_layer_by_layer():
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 5, in_channels=2), nn.BatchNorm(in_channels=4), nn.Conv2DTranspose(3, 2, use_bias=False))
+    net.initialize()
+    before = net[1].gamma.data().asnumpy()
+    with pytest.raises(MismatchError) as caught:
+        load_state_dict(net, FILES / "convolutional.pt")
+    lines = str(caught.value).splitlines()
+    assert "'0' (weight (4, 2, 3, 3), bias (4,)) and Conv2D '0': 'weight' has shape" in lines[1]
+    assert lines[1].endswith("expected (4, 2, 5, 5)")
+    assert lines[2].endswith("and Conv2DTranspose '2': 'bias' is in the state dict alone")
+    assert lines[3] == "  '6' (weight (5, 75), bias (5,)): no layer of the network is left for it"
+    assert "names=" in lines[-1] and len(lines) == 6
+    assert (net[1].gamma.data().asnumpy() == before).all()
+    with pytest.raises(KeyError, match="names has 'fc', and the state dict has 0, 1"):
+        load_state_dict(net, FILES / "convolutional.pt", names={"fc": "0"})
+
+
+# -- harm ------------------------------------------------------------------------------------------------------
+
+
+def archive(content, storages=None, compression=zipfile.ZIP_STORED):
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w", compression) as file:
+        file.writestr("archive/data.pkl", content)
+        for name, data in (storages or {}).items():
+            file.writestr(f"archive/data/{name}", data)
+    return made.getvalue()
+
+
+def archive_of_text():
+    made = io.BytesIO()
+    with zipfile.ZipFile(made, "w") as file:
+        file.writestr("word/document.xml", "<a/>")
+    return made.getvalue()
+
+
+class Harm:
+    def __init__(self, function, *args):
+        self.call = function, args
+
+    def __reduce__(self):
+        return self.call
+
+
+def test_a_module_is_refused_by_name():
+    with pytest.raises(
+        TorchFormatError, match=r"module.pt.*torch.nn.modules.linear.Linear, which is not called.*state"
+    ):
+        mx.nd.load(FILES / "module.pt")
+
+
+@pytest.mark.parametrize(
+    ("harm", "name"),
+    [
+        (Harm(os.system, "true"), "posix.system|nt.system"),
+        (Harm(eval, "1"), "builtins.eval"),
+        (Harm(getattr, "a", "b"), "builtins.getattr"),
+        (Harm(np.empty, 3), "numpy.*empty"),
+    ],
+)
+def test_nothing_is_called_that_builds_no_tensors(harm, name):
+    with pytest.raises(TorchFormatError, match=name):
+        loads(archive(pickle.dumps({"a": harm})))
+
+
+def test_every_cut_and_many_damages_end_in_one_error():
+    content = (FILES / "gru.pt").read_bytes()
+    generator = np.random.default_rng(0)
+    damaged = [content[:size] for size in range(0, len(content), 97)]
+    for _ in range(300):
+        copy = bytearray(content)
+        for at in generator.integers(0, len(copy), 3):
+            copy[at] ^= 1 << generator.integers(8)
+        damaged.append(bytes(copy))
+    for each in damaged:
+        with contextlib.suppress(TorchFormatError):  # and nothing else is raised, nor warned of
+            loads(each)
+
+
+def test_a_zip_of_something_else_says_so():
+    with pytest.raises(TorchFormatError, match=r"expected a file of torch.save, with one data.pkl"):
+        loads(archive_of_text())
+
+
+def test_compressed_files_and_lists_are_refused():
+    with pytest.raises(TorchFormatError, match=r"is compressed, which torch.save never does"):
+        loads(archive(pickle.dumps({}) + bytes(10**6), compression=zipfile.ZIP_DEFLATED))
+    with pytest.raises(TorchFormatError, match=r"expected a dict of tensors .*found list"):
+        loads(archive(pickle.dumps([1])))
+
+
+def test_references_to_one_thing_do_not_fill_the_memory():
+    nested = {}
+    for _ in range(15):
+        nested = {str(i): nested for i in range(10)}
+    with pytest.raises(TorchFormatError, match="more tensors than the file has room for"):
+        loads(archive(pickle.dumps(nested)))
