@@ -180,6 +180,11 @@ def test_compressed_files_and_lists_are_refused():
         loads(archive(pickle.dumps([1])))
 
 
+def test_a_note_of_a_great_number_does_not_fill_the_memory():
+    with pytest.raises(TorchFormatError, match="a note with the number 2147483647"):
+        loads(archive(b"\x80\x02}r" + (2**31 - 1).to_bytes(4, "little") + b"."))
+
+
 def test_references_to_one_thing_do_not_fill_the_memory():
     nested = {}
     for _ in range(15):

@@ -10,6 +10,7 @@ import io
 import math
 import os
 import pickle
+import pickletools
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from flowmx.serialization.reading import Array, FileFormatError, read_whole
 __all__ = ["TorchFormatError", "load", "loads"]
 
 _SHARED = 16  # parameters may share memory: so many times the file's size may be read
+_NOTES = frozenset({"PUT", "BINPUT", "LONG_BINPUT"})
 _DTYPES = {
     "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
     "BoolStorage": np.dtype(np.uint8),  # not every byte is a bool
@@ -100,9 +102,18 @@ _KNOWN: dict[tuple[str, str], Any] = {
 }
 
 
+def _check_notes(content: bytes) -> None:
+    """Refuse numbers of notes beyond the file's size: the unpickler makes room for all numbers below."""
+    for opcode, number, _ in pickletools.genops(content):
+        if opcode.name in _NOTES and not 0 <= number <= len(content):
+            raise ValueError(f"a note with the number {number}")
+
+
 class _Unpickler(pickle.Unpickler):
     def __init__(self, file: zipfile.ZipFile, top: str) -> None:
-        super().__init__(io.BytesIO(file.read(f"{top}data.pkl")))
+        content = file.read(f"{top}data.pkl")
+        _check_notes(content)
+        super().__init__(io.BytesIO(content))
         self._file, self._top = file, top
         self._storages: dict[str, Array] = {}
 
