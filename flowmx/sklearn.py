@@ -43,7 +43,7 @@ E = TypeVar("E", bound="_Network")
 
 
 class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no types
-    """What both estimators share: a network, and its training by mini-batches."""
+    """The base of both estimators: a network, and its training by mini-batches."""
 
     def __init__(
         self, net: gluon.Block | Callable[[int], gluon.Block] | None = None, *,
@@ -189,7 +189,7 @@ class _Network(BaseEstimator):  # type: ignore[misc]  # scikit-learn has no type
             )
 
     def _outputs(self, X: Any) -> Array:
-        """What the network gives, (n, outputs), float64.
+        """The network's outputs, (n, outputs), float64.
 
         Batches are filled up to one size: so nothing is compiled anew, and a sample's result does not depend on those
         beside it.

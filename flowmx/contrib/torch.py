@@ -134,7 +134,7 @@ def _pairs(
 
 
 def _renamed(block: Block, name: str) -> str:
-    """What Gluon calls a parameter of a layer."""
+    """A layer's parameter by Gluon's name for it."""
     if isinstance(block, _NORMS):
         return _IN_NORMS.get(name, name)
     if isinstance(block, nn.PReLU):

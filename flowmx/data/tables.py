@@ -109,7 +109,7 @@ def _column(where: str, column: Any) -> Array:
 
 
 def _missing(column: Any) -> int:
-    """How many values a column says it lacks."""
+    """The number of values that a column says it lacks."""
     if hasattr(column, "isna"):  # pandas
         return int(column.isna().sum())
     nulls = getattr(column, "null_count", 0)  # a method of polars', an attribute of Arrow's

@@ -105,7 +105,7 @@ _KNOWN: dict[tuple[str, str], Any] = {
 def _check_notes(content: bytes) -> None:
     """Refuse numbers of notes beyond the file's size: the unpickler makes room for all numbers below."""
     for opcode, number, _ in pickletools.genops(content):
-        if opcode.name in _NOTES and not 0 <= number <= len(content):
+        if opcode.name in _NOTES and not (isinstance(number, int) and 0 <= number <= len(content)):
             raise ValueError(f"a note with the number {number}")
 
 
@@ -196,7 +196,7 @@ def _check(file: zipfile.ZipFile, size: int) -> None:
 
 
 class _Budget:
-    """What a file of some size can hold, so that references to one thing many times do not fill the memory."""
+    """The room of a file of some size, so that references to one thing many times do not fill the memory."""
 
     def __init__(self, size: int) -> None:
         self._entries, self._bytes = size, _SHARED * size
