@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -13,6 +12,7 @@ import pytest
 
 from flowmx import settings
 from flowmx.observability.doctor.command import main as doctor
+from tests.ports import free_port
 
 pytestmark = pytest.mark.soak
 
@@ -37,9 +37,7 @@ WORKER = """
 @contextlib.contextmanager
 def job(tmp_path, **variables):
     """A scheduler, a server and two workers, which are there; gives the processes by name."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     (tmp_path / "worker.py").write_text(textwrap.dedent(WORKER))
     common = {
         **os.environ, "FLOWMX_RUNTIME_FOLDER": str(tmp_path), "FLOWMX_SCHEDULER": f"127.0.0.1:{port}",

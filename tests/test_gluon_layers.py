@@ -125,7 +125,7 @@ def test_layouts_and_lists_say_the_same(cell):
     merged, _ = cell.unroll(3, x, merge_outputs=True)
     listed, _ = cell.unroll(3, [x[:, t] for t in range(3)])
     assert isinstance(listed, list)
-    np.testing.assert_allclose(mx.nd.stack(*listed, axis=1).asnumpy(), merged.asnumpy(), rtol=1e-5)
+    np.testing.assert_allclose(mx.nd.stack(*listed, axis=1).asnumpy(), merged.asnumpy(), rtol=1e-5, atol=1e-6)
     one, _ = cell.unroll(1, x[:, :1])
     np.testing.assert_allclose(one[0].asnumpy(), merged[:, 0].asnumpy(), rtol=1e-5, atol=1e-6)
 

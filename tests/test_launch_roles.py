@@ -2,11 +2,12 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
+
+from tests.ports import free_port
 
 PROGRAM = """
 print("the program begins", flush=True)
@@ -30,12 +31,6 @@ NAMES = {
     },
     "flowmx's": {"role": "FLOWMX_ROLE", "workers": "FLOWMX_NUM_WORKERS", "servers": "FLOWMX_NUM_SERVERS"},
 }
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def environ(names, role, port):

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 
 import kubernetes_validate
@@ -14,6 +13,7 @@ from flowmx.comm.launch.plan import Plan
 from flowmx.kvstore.launching import slot
 from flowmx.kvstore.launching.kubernetes import Pods, manifest
 from flowmx.kvstore.launching.slot import Numbered, first_host, name_of, numbered, workers_of
+from tests.ports import free_port
 
 PROGRAM = """
 import flowmx as mx
@@ -25,12 +25,6 @@ kv.pull(3, out=out)
 print("worker", kv.rank, "of", kv.num_workers, "has", float(out.asnumpy()[0]), flush=True)
 """
 KUBERNETES = ["1.29", "1.31", "1.37"]
-
-
-def free_port():
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 async def ended(*processes):

@@ -7,7 +7,6 @@ import contextlib
 import json
 import random
 import signal
-import socket
 import time
 import uuid
 from collections import Counter
@@ -23,6 +22,7 @@ from tests.chaos.ledgers import check
 from tests.chaos.plan import Event, Plan
 from tests.chaos.proxy import Proxy
 from tests.chaos.zygote import Process, Zygote
+from tests.ports import free_ports
 
 __all__ = ["TIMEOUT", "Outcome", "run"]
 
@@ -177,7 +177,7 @@ class _Run:
         self.writers = 0
         self.over = False
         self.tasks: set[asyncio.Task[None]] = set()
-        self.ports = _free_ports(1 + plan.servers)
+        self.ports = free_ports(1 + plan.servers)
         self.servers = [f"server {rank}" for rank in range(plan.servers)]
         self.workers = [f"worker {rank}" for rank in range(plan.workers)]
         self.nodes = {name: uuid.uuid4().hex for name in self.servers}
@@ -360,14 +360,3 @@ class _Run:
 
 
 _HAPPENS = {"kill": _Run._kill, "pause": _Run._pause, "cut": _Run._cut, "swallow": _Run._swallow, "hold": _Run._hold}
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now; below those that the system gives to connections."""
-    found = []
-    with contextlib.ExitStack() as stack:
-        for _ in range(count):
-            taken = stack.enter_context(socket.socket())
-            taken.bind(("127.0.0.1", 0))
-            found.append(taken.getsockname()[1])
-    return found
