@@ -88,8 +88,8 @@ async def test_each_request_of_a_batch_has_it_in_its_trace(spans):
             await model([[1, 2], [3, 4]])
 
     with settings.override(traces="requests"):
-        model = predictor()
-    await asyncio.gather(ask(model), ask(model))  # they wait until it is warm, and then are one batch
+        model = predictor(max_latency=60)
+    await asyncio.gather(ask(model), ask(model))  # the first waits for the second, which fills the batch
     await model.drain()
     asking = [span for span in spans() if span.name == "asks"]
     batches = [span for span in spans() if span.name == "batch of model"]
