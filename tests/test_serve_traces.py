@@ -87,15 +87,20 @@ async def test_each_request_of_a_batch_has_it_in_its_trace(spans):
         with trace.get_tracer("client").start_as_current_span("asks"):
             await model([[1, 2], [3, 4]])
 
-    with settings.override(traces="requests"):
-        model = predictor(max_latency=60)
-    await asyncio.gather(ask(model), ask(model))  # the first waits for the second, which fills the batch
-    await model.drain()
-    asking = [span for span in spans() if span.name == "asks"]
-    batches = [span for span in spans() if span.name == "batch of model"]
-    assert {span.parent.span_id for span in batches} == {span.context.span_id for span in asking}
-    assert [span.attributes["flowmx.batch.rows"] for span in batches] == [4, 4]
-    first, second = batches
+    shared = []
+    for _ in range(20):  # mostly the first time: the first request waits for the second, but not for long
+        with settings.override(traces="requests"):
+            model = predictor()
+        await asyncio.gather(ask(model), ask(model))
+        await model.drain()
+        batches = [span for span in spans() if span.name == "batch of model"]
+        shared = [span for span in batches if span.attributes["flowmx.batch.rows"] == 4]
+        if shared:
+            break
+    asking = [span.context.span_id for span in spans() if span.name == "asks"]
+    assert {span.parent.span_id for span in batches} == set(asking)
+    first, second = shared
+    assert {span.parent.span_id for span in shared} == set(asking[-2:])
     assert [link.context.span_id for link in second.links] == [first.context.span_id]
     assert not first.links
 
